@@ -1,0 +1,7 @@
+"""Pieces that make deep-learning training fast on a GPU, and the lab that shows that they do.
+
+Each room works without the others: `helpers.lab` measures, records and prints; the rooms named after a
+chapter hold that chapter's library and its experiments. Importing any of them does no work.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,45 @@
+"""How anything here is timed, weighed, recorded, drawn and printed.
+
+    from helpers.lab import bench, compare, peak_memory, saved_bytes
+
+Measuring needs torch, numpy, pandas and tqdm. `figures`, `notebook` and `report` need matplotlib and
+Jupyter too, so they are loaded when they are first used.
+"""
+
+import importlib
+
+from . import records
+from .experiment import Experiment, experiment
+from .machine import device, environment
+from .memory import Memory, peak_memory, saved_bytes
+from .runner import measure
+from .timing import Comparison, Disagreement, Timing, bench, compare, phases
+
+__all__ = [
+    "Comparison",
+    "Disagreement",
+    "Experiment",
+    "Memory",
+    "Timing",
+    "bench",
+    "compare",
+    "device",
+    "environment",
+    "experiment",
+    "figures",
+    "measure",
+    "notebook",
+    "peak_memory",
+    "phases",
+    "records",
+    "report",
+    "saved_bytes",
+]
+
+_LOADED_WHEN_USED = ("figures", "notebook", "report")
+
+
+def __getattr__(name: str):
+    if name in _LOADED_WHEN_USED:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

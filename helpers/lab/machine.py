@@ -1,0 +1,136 @@
+"""Which machine this is: the device, its name, and everything a record must say about its origin.
+
+Nothing here initialises CUDA at import. `environment()` costs one call of `nvidia-smi` and one of
+`git` (tens of milliseconds), so it is called once for a run, not once for a row.
+"""
+
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+# Optional peers: the name users install -> the module they import.
+PEERS = {
+    "apex": "apex",
+    "liger-kernel": "liger_kernel",
+    "torchao": "torchao",
+    "transformers": "transformers",
+    "triton": "triton",
+}
+
+
+def device() -> torch.device:
+    """The device that is measured: the current CUDA device if there is one, else the CPU."""
+    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+def device_name() -> str:
+    """`NVIDIA H200`, or the processor's name after `CPU `."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "CPU " + _cpu_name()
+
+
+def slug(name: str) -> str:
+    """A device's name as its folder under `data/results`: lower case with dashes."""
+    name = re.sub(r"\((r|tm)\)", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def project_root() -> Path:
+    """The folder with `notebooks/` and `data/`: the checkout that this package lies in, else the current folder.
+
+    `$HELPERS_ROOT` overrides both.
+    """
+    if "HELPERS_ROOT" in os.environ:
+        return Path(os.environ["HELPERS_ROOT"]).resolve()
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout if (checkout / "notebooks").is_dir() else Path.cwd()
+
+
+def installed(peer: str) -> str | None:
+    """The version of an optional peer, or None. Looks at what is installed and imports nothing.
+
+    The package index has an unrelated project called `apex`; only NVIDIA's, which has `apex.optimizers`, counts.
+    """
+    spec = importlib.util.find_spec(PEERS.get(peer, peer))
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or [])
+    if peer == "apex" and not any((Path(folder) / "optimizers").is_dir() for folder in folders):
+        return None
+    try:
+        return importlib.metadata.version(peer)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown version"
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """What is measured on, by what: GPU, driver, versions, CPU, optional peers, date and commit."""
+    on_gpu = torch.cuda.is_available()
+    facts = {
+        "gpu": device_name(),
+        "gpu_memory_gib": f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.1f}" if on_gpu else "",
+        "driver": _driver() if on_gpu else "none",
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda or "none"),
+        "cudnn": str(torch.backends.cudnn.version()) if on_gpu else "none",
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cpu_cores": str(os.cpu_count()),
+        "platform": platform.platform(terse=True),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+    }
+    facts |= {peer: installed(peer) or "not installed" for peer in PEERS}
+    return facts
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the code that measures, with `+` if the work tree differs from it.
+
+    A copy without its history is named by a hash of the package's sources: `source-1a2b3c4d5e6f`.
+    """
+    package = Path(__file__).resolve().parents[1]
+    try:
+        head = _output("git", "-C", str(package), "rev-parse", "--short=10", "HEAD")
+        changed = _output("git", "-C", str(package), "status", "--porcelain", "--", str(package))
+        return head + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        digest = hashlib.sha256()
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+        return "source-" + digest.hexdigest()[:12]
+
+
+def _driver() -> str:
+    try:
+        lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        return lines[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,178 @@
+"""Measurements on disk: `<results>/<gpu>/<chapter>/<table>.csv`, one row a measurement.
+
+A row carries its configuration, its metrics and where it comes from, and ends in a checksum of its other
+cells: a cell that was cut off, garbled or typed by hand is found and named, never averaged in. A file is
+replaced whole (written beside, then renamed), so a kill leaves the old file or the new one. Adding rows costs
+a rewrite of the table, which has at most some hundred rows.
+"""
+
+import contextlib
+import csv
+import io
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .machine import project_root
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two measurements at once are not guarded against each other
+    fcntl = None
+
+PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
+STATUS = "status"
+CHECKSUM = "checksum"
+
+Row = dict[str, Any]
+
+
+class RecordError(Exception):
+    """A record file that cannot be trusted: says which file, which row and what is wrong with it."""
+
+
+def folder(results: Path | str | None = None) -> Path:
+    """Where records lie: `results`, else `$HELPERS_RESULTS`, else the project's `data/results`."""
+    if results is None:
+        results = os.environ.get("HELPERS_RESULTS") or project_root() / "data" / "results"
+    return Path(results)
+
+
+def path(gpu: str, chapter: str, table: str, results: Path | str | None = None) -> Path:
+    """The file of a table; `gpu` is the device's folder name, as `machine.slug` makes it."""
+    return folder(results) / gpu / chapter / f"{table}.csv"
+
+
+def devices(results: Path | str | None = None, *, cpu: bool = False) -> list[str]:
+    """The folder names of the GPUs (or CPUs) that have records, sorted."""
+    root = folder(results)
+    names = sorted(p.name for p in root.iterdir() if p.is_dir() and any(p.rglob("*.csv"))) if root.is_dir() else []
+    return [name for name in names if name.startswith("cpu-") == cpu]
+
+
+def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) -> pd.DataFrame:
+    """A table as it was measured; empty if there is none. Raises `RecordError` if it is damaged."""
+    rows = read_rows(path(gpu, chapter, table, results))
+    frame = pd.DataFrame(rows).drop(columns=CHECKSUM, errors="ignore")
+    for column in frame.columns:
+        if column in PROVENANCE or column == STATUS:
+            continue
+        filled = frame[column] != ""
+        numbers = pd.to_numeric(frame[column].where(filled), errors="coerce")
+        if numbers.notna().equals(filled):  # every cell that holds something holds a number
+            frame[column] = numbers
+    return frame
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a record file as text, checked; an absent file has none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{file}: cannot be read ({error})") from error
+    lines = list(csv.reader(io.StringIO(text)))
+    header = lines[0] if lines else []
+    missing = [name for name in [*PROVENANCE, STATUS, CHECKSUM] if name not in header]
+    if missing:
+        raise _damaged(file, 1, f"the header lacks {', '.join(missing)}")
+    if not text.endswith("\n"):
+        raise _damaged(file, len(lines), "the last line is cut off")
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) != len(header):
+            raise _damaged(file, number, f"{len(cells)} cells where the header has {len(header)}")
+        row = dict(zip(header, cells, strict=True))
+        if row[CHECKSUM] != checksum(row):
+            raise _damaged(file, number, "its cells do not match its checksum")
+        rows.append(row)
+    return rows
+
+
+def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> None:
+    """Add rows to a record file; rows that agree with a new one in all `identity` columns give way to it.
+
+    Raises `RecordError`, and leaves the file as it is, if what is there is damaged.
+    """
+    new = [{name: cell(value) for name, value in row.items()} for row in rows]
+    identity = list(identity)
+    replaced = {key(row, identity) for row in new} if identity else set()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(file.parent):
+        kept = [row for row in read_rows(file) if key(row, identity) not in replaced]
+        _write(file, kept + new)
+
+
+def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
+    """What a row is about, as text that compares equal whether it was just measured or read from a file."""
+    return tuple(cell(row.get(name, "")) for name in identity)
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a file: numbers with six significant digits, None and NaN empty."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())
+
+
+def checksum(row: Mapping[str, str]) -> str:
+    """Eight hex digits over the row's filled cells with their columns' names, in whatever order they stand."""
+    filled = sorted(f"{name}={value}" for name, value in row.items() if name != CHECKSUM and value != "")
+    return f"{zlib.crc32(chr(10).join(filled).encode()):08x}"
+
+
+def summary(results: Path | str | None = None) -> pd.DataFrame:
+    """What was recorded on which GPU: driver, torch, CUDA, first and last date, number of rows."""
+    columns = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
+    lines = []
+    for gpu in devices(results):
+        files = sorted((folder(results) / gpu).rglob("*.csv"))
+        rows = [row for file in files for row in read_rows(file)]
+        if rows:
+            said = {name: ", ".join(sorted({row[name] for row in rows})) for name in columns[:4]}
+            dates = sorted(row["date"] for row in rows)
+            lines.append(said | {"first_date": dates[0], "last_date": dates[-1], "rows": len(rows)})
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _write(file: Path, rows: list[dict[str, str]]) -> None:
+    measured = list(dict.fromkeys(name for row in rows for name in row))
+    last = [STATUS, *PROVENANCE, CHECKSUM]
+    header = [name for name in measured if name not in last] + last
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row | {CHECKSUM: checksum(row)} for row in rows)
+    beside = file.with_name(f".{file.name}.new")
+    with open(beside, "w", encoding="utf-8") as stream:
+        stream.write(text.getvalue())
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(beside, file)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One writer at a time in a folder; the lock ends with the process, so a kill leaves none behind."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _damaged(file: Path, row: int, reason: str) -> RecordError:
+    return RecordError(
+        f"{file}, line {row}: {reason}. Nothing was changed: restore the file, or delete that line and measure again"
+    )

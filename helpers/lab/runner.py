@@ -1,0 +1,90 @@
+"""Run experiments and record them: resumable, within a budget, one configuration after another."""
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import records
+from .experiment import NOT_INSTALLED, Experiment
+from .machine import device_name, environment, installed, slug
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call of `measure` came, in configurations."""
+
+    measured: int
+    fresh: int
+    left: int
+
+
+def measure(
+    experiments: Iterable[Experiment],
+    preset: str = "full",
+    *,
+    budget: float | None = None,
+    results: Path | str | None = None,
+    refresh: bool = False,
+) -> Progress:
+    """Measure every configuration that has no fresh record, and record it as soon as it is done.
+
+    After `budget` seconds no configuration is started, nor one whose forerunner in the table took longer than
+    what is left; a call with the same arguments goes on there. `refresh` measures what is fresh, too.
+    """
+    began, gpu = time.perf_counter(), slug(device_name())
+    work = [(e, config) for e in experiments for config in e.configurations(preset)]
+    stored = {(e.chapter, e.table): records.read_rows(_file(gpu, e, results)) for e, _ in work}  # a damaged file stops here
+    todo = [(e, config) for e, config in work if refresh or not is_fresh(e, config, preset, stored[e.chapter, e.table])]
+    took: dict[tuple[str, str], float] = {}
+    measured = 0
+    with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
+        for e, config in todo:
+            left = float("inf") if budget is None else budget - (time.perf_counter() - began)
+            if left <= took.get((e.chapter, e.table), 0.0):
+                break
+            bar.set_description(f"{e.chapter}/{e.table}")
+            start = time.perf_counter()
+            rows = [row | provenance(e, preset) for row in e.rows(config)]
+            file = _file(gpu, e, results)
+            records.replace(file, rows, [*e.identity(preset), "preset"])
+            took[e.chapter, e.table] = time.perf_counter() - start
+            measured += 1
+            bar.update()
+    return Progress(measured, len(work) - len(todo), len(todo) - measured)
+
+
+def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[records.Row]) -> bool:
+    """Whether rows about this configuration exist, by this method and release of torch, with no peer to add."""
+    identity = [*e.identity(preset), "preset"]
+    wanted = records.key(config | {"preset": preset}, identity)
+    about = [row for row in rows if records.key(row, identity) == wanted]
+    release = _release(environment()["torch"])
+    return bool(about) and all(
+        row["method"] == str(e.version)
+        and _release(row["torch"]) == release
+        and not _now_installed(row[records.STATUS])
+        for row in about
+    )
+
+
+def provenance(e: Experiment, preset: str) -> records.Row:
+    """Where a row comes from."""
+    known = environment()
+    origin = {name: known[name] for name in records.PROVENANCE if name in known}
+    return origin | {"preset": preset, "method": e.version}
+
+
+def _now_installed(status: str) -> bool:
+    return status.startswith(NOT_INSTALLED) and installed(status.removeprefix(NOT_INSTALLED)) is not None
+
+
+def _release(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]
+
+
+def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:
+    return records.path(gpu, e.chapter, e.table, results)

@@ -1,0 +1,217 @@
+"""How long something takes: warmed up, synchronised, repeated, with its spread.
+
+A GPU works on its own clock: a Python call returns when the work is queued, not when it is done. On CUDA
+every repetition is therefore put between two CUDA events, all repetitions are queued, and the host waits
+once at the end; the times are the device's. On the CPU the host's clock is right.
+
+What is timed is what a training loop would see: kernels and the gaps between them when Python is too slow
+to fill the queue. Inputs are not evicted from the cache between repetitions.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from .machine import device
+
+# Below this, two ways count as equally fast.
+NO_DIFFERENCE = 0.03
+
+# How far outputs may be apart, as ‖a − b‖ / ‖b‖, when nothing else is asked for.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+class Disagreement(AssertionError):
+    """A way that is to be timed does not compute what the reference computes."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of repeated runs: the median, the 20th and 80th percentile, how many."""
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    n: int
+
+    @classmethod
+    def of(cls, samples_ms: list[float]) -> "Timing":
+        p20, median, p80 = np.percentile(samples_ms, [20, 50, 80])
+        return cls(float(median), float(p20), float(p80), len(samples_ms))
+
+    def row(self) -> dict[str, float]:
+        return {"median_ms": self.median_ms, "p20_ms": self.p20_ms, "p80_ms": self.p80_ms, "n": self.n}
+
+
+def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2) -> Timing:
+    """Time `fn()`: at least `repeat` runs, and more of them until `seconds` are filled (1,000 at most)."""
+    return phases(_once(fn), repeat=repeat, warmup=warmup, seconds=seconds)["run"]
+
+
+def phases(
+    step: Callable[[], Iterator[str]], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2
+) -> dict[str, Timing]:
+    """Time the phases of a step, each apart. `step` is a generator function that names a phase when it is over:
+
+        def step():
+            loss = model(batch); yield "forward"
+            loss.backward();     yield "backward"
+
+    What follows the last `yield` is not timed.
+    """
+    for _ in range(max(warmup, 1)):
+        began = time.perf_counter()
+        _run(step)
+        _synchronize()
+        once = time.perf_counter() - began
+    count = min(max(repeat, int(seconds / max(once, 1e-7))), max(repeat, 1000))
+    runs = [_run(step) for _ in range(count)]
+    _synchronize()
+    samples = [_durations(run) for run in runs]
+    return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ways of doing the same thing, timed in turn A B C A B C …, so that drift hits all of them alike."""
+
+    samples_ms: dict[str, list[float]]
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def timing(self, way: str) -> Timing:
+        return Timing.of(self.samples_ms[way])
+
+    def ratio(self, way: str, to: str) -> tuple[float, float, float]:
+        """Median, 20th and 80th percentile of time(way) / time(to), taken round by round."""
+        ratios = np.array(self.samples_ms[way]) / np.array(self.samples_ms[to])
+        p20, median, p80 = np.percentile(ratios, [20, 50, 80])
+        return float(median), float(p20), float(p80)
+
+    def table(self, to: str | None = None) -> pd.DataFrame:
+        """One row a way; the ratio is to `to` (the first way if not given)."""
+        to = to or next(iter(self.samples_ms))
+        rows = []
+        for way in self.samples_ms:
+            median, p20, p80 = self.ratio(way, to)
+            verdict = "same" if abs(median - 1) < NO_DIFFERENCE else ("slower" if median > 1 else "faster")
+            rows.append(
+                {"way": way}
+                | self.timing(way).row()
+                | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80, "verdict": verdict}
+                | ({"error": self.errors[way]} if way in self.errors else {})
+            )
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html(index=False)
+
+
+def compare(
+    ways: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 20,
+    warmup: int = 3,
+    tolerance: float | None = None,
+    check: bool = True,
+) -> Comparison:
+    """Check that all `ways` return what the first returns, then time them interleaved in this process.
+
+    A way may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs,
+    gradients). `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it follows the reference's dtype.
+    Raises `Disagreement`, which names the way and the error. `check=False` is for ways that return nothing.
+    """
+    errors = check_agreement(ways, tolerance) if check else {}
+    for fn in ways.values():
+        for _ in range(max(warmup, 1)):
+            fn()
+    _synchronize()
+    runs: dict[str, list] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, fn in ways.items():
+            runs[way].append(_run(_once(fn)))
+    _synchronize()
+    return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)
+
+
+def check_agreement(ways: Mapping[str, Callable[[], Any]], tolerance: float | None = None) -> dict[str, float]:
+    """The largest relative error of each way's tensors against the first way's; raises `Disagreement`."""
+    names = list(ways)
+    reference = [t.detach().clone() for t in tensors(ways[names[0]]())]
+    if not reference:
+        raise Disagreement(f"{names[0]!r} returns no tensor to compare with; return one, or pass check=False")
+    errors = {names[0]: 0.0}
+    for name in names[1:]:
+        found = tensors(ways[name]())
+        if [t.shape for t in found] != [t.shape for t in reference]:
+            shapes = [tuple(t.shape) for t in found], [tuple(t.shape) for t in reference]
+            raise Disagreement(f"{name!r} returns shapes {shapes[0]}, the reference {names[0]!r} {shapes[1]}")
+        worst = 0.0
+        for ours, theirs in zip(found, reference, strict=True):
+            error = relative_error(ours, theirs)
+            allowed = TOLERANCE.get(theirs.dtype, 0.0) if tolerance is None else tolerance
+            if not error <= allowed:  # a NaN is never within bounds
+                raise Disagreement(
+                    f"{name!r} differs from {names[0]!r} by {error:.3g} of its norm; at most {allowed:g} is allowed"
+                )
+            worst = max(worst, error)
+        errors[name] = worst
+    return errors
+
+
+def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
+    """‖found − reference‖ / ‖reference‖ in fp64; the plain norm of `found` if the reference is all zeros."""
+    reference, found = reference.detach().double(), found.detach().double()
+    norm = reference.norm()
+    return float((found - reference).norm() / (norm if norm > 0 else 1.0))
+
+
+def tensors(nested: Any) -> list[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(nested, torch.Tensor):
+        return [nested]
+    if isinstance(nested, Mapping):
+        nested = nested.values()
+    if isinstance(nested, (str, bytes)) or not hasattr(nested, "__iter__"):
+        return []
+    return [tensor for item in nested for tensor in tensors(item)]
+
+
+def _once(fn: Callable[[], Any]) -> Callable[[], Iterator[str]]:
+    def step() -> Iterator[str]:
+        fn()
+        yield "run"
+
+    return step
+
+
+def _run(step: Callable[[], Iterator[str]]) -> list[tuple[str, Any]]:
+    """One repetition: a mark at its start and one after each phase (events on CUDA, host times elsewhere)."""
+    marks = [("", _mark())]
+    for name in step():
+        marks.append((name, _mark()))
+    return marks
+
+
+def _mark() -> Any:
+    if device().type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
+    pairs = zip(marks[:-1], marks[1:], strict=True)
+    if device().type == "cuda":
+        return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
+    return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}
+
+
+def _synchronize() -> None:
+    if device().type == "cuda":
+        torch.cuda.synchronize()

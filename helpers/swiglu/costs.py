@@ -1,0 +1,95 @@
+"""What the layer must cost, derived: bytes kept, peak bytes, operations. Compared with what is measured.
+
+T is tokens (batch × sequence length), d the hidden and I the intermediate size.
+"""
+
+from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO
+from .packing import groups
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+def kept_bytes(level: int, tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
+    """What a layer keeps for backward besides its weights: its input, and what the level adds."""
+    return tokens * hidden * itemsize + _kept_hidden(level, tokens * intermediate, itemsize)
+
+
+def plain_bytes(tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
+    """What autograd keeps for the plain module: x, xW, SiLU(xW), xV and their product."""
+    return tokens * (4 * intermediate + hidden) * itemsize
+
+
+def matmul_flops(level: int | None, tokens: int, hidden: int, intermediate: int) -> int:
+    """Operations of forward + backward: nine products of 2·T·d·I, eleven where two are computed again."""
+    products = 11 if level == KEEP_INPUT else 9
+    return products * 2 * tokens * hidden * intermediate
+
+
+def task_saving_bytes(tokens: int, intermediate: int, layers: int, itemsize: int) -> int:
+    """What the task's two levels differ by at the peak: 3(L−1)·T·I.
+
+    Level 0 holds three tensors of T·I for each of L layers when backward starts; level 1 holds the three of
+    the layer that it is computing again, and none for the other L − 1.
+    """
+    return 3 * (layers - 1) * tokens * intermediate * itemsize
+
+
+def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: int, itemsize: int) -> int:
+    """The peak of one training step of a stack, by replaying what the kernels' code allocates and frees.
+
+    On top of what exists before: weights, their gradients (which persist), the input with its gradient and the
+    output's gradient. Exact to the byte but for the allocator's rounding.
+    """
+    wide, narrow = tokens * intermediate * itemsize, tokens * hidden * itemsize  # (T, I) and (T, d)
+    weight = hidden * intermediate * itemsize
+    kept = _kept_hidden(level, tokens * intermediate, itemsize)
+    ledger = _Ledger()
+    for _ in range(layers):
+        ledger.add(2 * wide)  # g, u
+        ledger.add({KEEP_ALL: 2 * wide, KEEP_INPUT: 0, KEEP_TWO: wide, KEEP_8BIT: kept}[level])
+        ledger.free({KEEP_ALL: 0, KEEP_INPUT: wide, KEEP_TWO: 0, KEEP_8BIT: wide}[level])  # u, where z is over g
+        ledger.add(narrow)  # y
+        ledger.free(wide)  # z
+    for layer in reversed(range(layers)):
+        ledger.add(2 * wide if level == KEEP_INPUT else 0)  # g, u again
+        ledger.add(wide)  # ∂L/∂z, later z
+        ledger.add(2 * wide if level == KEEP_8BIT else 0)  # ∂L/∂g, ∂L/∂u; elsewhere they are over g and u
+        ledger.add(weight)  # ∂L/∂U
+        ledger.free(wide)  # z
+        ledger.add(2 * weight)  # ∂L/∂W, ∂L/∂V
+        ledger.add(narrow)  # ∂L/∂x
+        ledger.free(2 * wide if level in (KEEP_INPUT, KEEP_8BIT) else 0)  # ∂L/∂g, ∂L/∂u
+        ledger.free(kept + 3 * weight)  # what was kept; the weights' gradients, once they are added up
+        ledger.free(narrow if layer > 0 else 0)  # x, the output of the layer below
+        ledger.free(narrow if layer < layers - 1 else 0)  # ∂L/∂y, which the layer above had made
+    return ledger.peak
+
+
+def peak_saving_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: int, itemsize: int) -> int:
+    """How much lower a level's peak is than level 0's."""
+    shape = (tokens, hidden, intermediate, layers, itemsize)
+    return peak_bytes(KEEP_ALL, *shape) - peak_bytes(level, *shape)
+
+
+def _kept_hidden(level: int, elements: int, itemsize: int) -> int:
+    """What a level keeps besides x, from so many elements of xW."""
+    return {
+        KEEP_ALL: 3 * elements * itemsize,
+        KEEP_INPUT: 0,
+        KEEP_TWO: 2 * elements * itemsize,
+        KEEP_8BIT: 2 * (elements + 4 * groups(elements)),
+    }[level]
+
+
+class _Ledger:
+    """Bytes that are allocated, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+
+    def add(self, size: int) -> None:
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def free(self, size: int) -> None:
+        self.allocated -= size

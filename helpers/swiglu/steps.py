@@ -1,0 +1,111 @@
+"""Forward and backward of the layer, step by step, on tensors that are already checked and of one dtype.
+
+    g = xW    u = xV    z = SiLU(g) ⊙ u    y = zU                                   3 matrix products
+
+With l = ∂L/∂y, and σ the logistic function:
+
+    ∂L/∂z = l Uᵀ
+    ∂L/∂g = ∂L/∂z ⊙ u ⊙ σ(g) (1 + g (1 − σ(g)))       ∂L/∂u = ∂L/∂z ⊙ SiLU(g)
+    ∂L/∂U = zᵀ l     ∂L/∂W = xᵀ ∂L/∂g     ∂L/∂V = xᵀ ∂L/∂u
+    ∂L/∂x = ∂L/∂g Wᵀ + ∂L/∂u Vᵀ                                                     6 matrix products
+
+Level 1 adds two products, to compute g and u again. What nobody asks a gradient of is not computed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import plain
+from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO
+
+TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def kernels_for(tensor: Tensor):
+    """The module with the elementwise parts for this tensor: Triton's on a GPU that has it, else plain torch's."""
+    if tensor.is_cuda and tensor.dtype in TRITON_DTYPES:
+        try:
+            from . import triton_kernels
+        except ImportError:  # a CUDA build of torch without Triton (Windows)
+            return plain
+        return triton_kernels
+    return plain
+
+
+def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Tensor, list[Tensor]]:
+    """The output, and what `level` keeps besides x and the weights."""
+    rows = x.reshape(-1, x.shape[-1])  # (T, d)
+    kernels = kernels_for(rows)
+    g, u = rows @ W, rows @ V  # (T, I)
+    if level == KEEP_ALL:
+        s, z = kernels.activate_keeping(g, u)
+        kept = [g, s, u]
+    elif level == KEEP_INPUT:
+        z, kept = kernels.activate(g, u, overwrite=True), []
+    elif level == KEEP_TWO:
+        z, kept = kernels.activate(g, u), [g, u]
+    else:
+        z, kept = kernels.activate_packing(g, u)
+    del g, u
+    return (z @ U).view(*x.shape[:-1], U.shape[1]), kept
+
+
+def backward(
+    l: Tensor,
+    x: Tensor | None,
+    W: Tensor | None,
+    V: Tensor | None,
+    U: Tensor | None,
+    kept: list[Tensor],
+    level: int,
+    needs: list[bool],
+    x_shape: Sequence[int],
+    overwrite: bool = False,
+) -> list[Tensor | None]:
+    """The gradients of x, W, V, U that are needed (`needs`), None for the others.
+
+    `overwrite`: nobody will look at `kept` again, so gradients may be written over it. Every product is freed
+    as soon as the next one is there: at the peak there are three tensors of z's size and one weight gradient,
+    or two and three.
+    """
+    need_x, need_W, need_V, need_U = needs
+    rows = None if x is None else x.reshape(-1, x.shape[-1])  # (T, d)
+    l = l.reshape(-1, l.shape[-1])  # (T, d)
+    if level == KEEP_INPUT:
+        kept, overwrite = [rows @ W, rows @ V], True
+    dx = dW = dV = dU = None
+    if not (need_x or need_W or need_V):
+        return [None, None, None, _hidden(kept, level, l.dtype).t() @ l]
+    dg, du, z = _elementwise(l @ U.t(), kept, level, overwrite)  # (T, I)
+    del kept
+    if need_U:
+        dU = z.t() @ l
+    del z
+    if need_W:
+        dW = rows.t() @ dg
+    if need_V:
+        dV = rows.t() @ du
+    if need_x:
+        dx = dg @ W.t()
+        dx = dx.addmm_(du, V.t()).view(x_shape)
+    return [dx, dW, dV, dU]
+
+
+def _elementwise(dz: Tensor, kept: list[Tensor], level: int, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
+    kernels = kernels_for(dz)
+    if level == KEEP_ALL:
+        return kernels.differentiate_kept(dz, *kept, overwrite)
+    if level == KEEP_8BIT:
+        return kernels.differentiate_packed(dz, kept)
+    return kernels.differentiate(dz, *kept, overwrite)
+
+
+def _hidden(kept: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
+    """z alone, for a layer of which only U learns."""
+    if level == KEEP_8BIT:
+        packed_g, packed_u, scale_g, scale_u = kept
+        kept = [plain.unpack(packed_g, scale_g, dtype), plain.unpack(packed_u, scale_u, dtype)]
+    g, u = kept[0], kept[-1]
+    return kernels_for(g).activate(g, u)
