@@ -18,13 +18,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes allocated before a call and at its peak.
+    """Bytes allocated before a call, at its peak, and after it while its result is still held.
 
-    The CPU's allocator keeps no total, so on the CPU `before_bytes` is 0 and the peak counts from the call on.
+    The CPU's allocator keeps no total, so on the CPU `before_bytes` is 0 and all counts from the call on.
     """
 
     before_bytes: int
     peak_bytes: int
+    after_bytes: int
 
     @property
     def peak_gib(self) -> float:
@@ -34,6 +35,11 @@ class Memory:
     def added_bytes(self) -> int:
         """What the call needs on top of what was there."""
         return self.peak_bytes - self.before_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the call's result holds on to: itself, and whatever its backward needs."""
+        return self.after_bytes - self.before_bytes
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:
@@ -46,10 +52,12 @@ def peak_memory(fn: Callable[[], Any]) -> Memory:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        fn()
+        result = fn()
         torch.cuda.synchronize()
-        return Memory(before, torch.cuda.max_memory_allocated())
-    return Memory(0, _peak_on_cpu(fn))
+        found = Memory(before, torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())
+        del result
+        return found
+    return _memory_on_cpu(fn)
 
 
 def saved_bytes(fn: Callable[[], Any], *, without: Iterable[torch.Tensor] = ()) -> int:
@@ -73,21 +81,22 @@ def saved_bytes(fn: Callable[[], Any], *, without: Iterable[torch.Tensor] = ()) 
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def _peak_on_cpu(fn: Callable[[], Any]) -> int:
+def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with _quiet():
         profiler.start()
     try:
-        fn()
+        result = fn()
     finally:
         with _quiet():
             profiler.stop()
+    del result
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     allocated = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         allocated += event.nbytes()
         peak = max(peak, allocated)
-    return peak
+    return Memory(0, peak, allocated)
 
 
 @contextlib.contextmanager

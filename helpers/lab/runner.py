@@ -37,7 +37,9 @@ def measure(
     """
     began, gpu = time.perf_counter(), slug(device_name())
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
-    stored = {(e.chapter, e.table): records.read_rows(_file(gpu, e, results)) for e, _ in work}  # a damaged file stops here
+    stored = {
+        (e.chapter, e.table): records.read_rows(_file(gpu, e, results)) for e, _ in work
+    }  # a damaged file stops here
     todo = [(e, config) for e, config in work if refresh or not is_fresh(e, config, preset, stored[e.chapter, e.table])]
     took: dict[tuple[str, str], float] = {}
     measured = 0

@@ -8,6 +8,7 @@ What is timed is what a training loop would see: kernels and the gaps between th
 to fill the queue. Inputs are not evicted from the cache between repetitions.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -206,7 +207,7 @@ def _mark() -> Any:
 
 
 def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
-    pairs = zip(marks[:-1], marks[1:], strict=True)
+    pairs = itertools.pairwise(marks)
     if device().type == "cuda":
         return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
     return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}

@@ -3,7 +3,9 @@
 T is tokens (batch × sequence length), d the hidden and I the intermediate size.
 """
 
-from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO
+from dataclasses import dataclass
+
+from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
 from .packing import groups
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -19,10 +21,35 @@ def plain_bytes(tokens: int, hidden: int, intermediate: int, itemsize: int) -> i
     return tokens * (4 * intermediate + hidden) * itemsize
 
 
-def matmul_flops(level: int | None, tokens: int, hidden: int, intermediate: int) -> int:
-    """Operations of forward + backward: nine products of 2·T·d·I, eleven where two are computed again."""
-    products = 11 if level == KEEP_INPUT else 9
-    return products * 2 * tokens * hidden * intermediate
+@dataclass(frozen=True)
+class Derived:
+    """What a way must cost: matrix products of T·d·I in a step, and bytes kept a token."""
+
+    products: int
+    kept: float
+    kept_ratio: float
+
+
+def derived(way: str, hidden: int, intermediate: int, itemsize: int) -> Derived | None:
+    """The derived cost of a way by its name in `peers`; None where a compiler decides it.
+
+    liger-kernel keeps three tensors of xW's size: the two that its kernel reads, and the one that U multiplies.
+    """
+    from . import peers  # which knows the names; it imports nothing of this module
+
+    tokens = 1000  # so that the scales of level 3 come in whole groups
+    whole = plain_bytes(tokens, hidden, intermediate, itemsize)
+    kept = {
+        peers.PLAIN: whole,
+        peers.CHECKPOINT: tokens * hidden * itemsize,
+        peers.LIGER: tokens * (3 * intermediate + hidden) * itemsize,
+    }
+    kept |= {f"{peers.OURS}{n}": kept_bytes(n, tokens, hidden, intermediate, itemsize) for n in LEVELS}
+    if way not in kept:
+        return None
+    # Both compute xW and xV again; torch's checkpoint stops before the last product, whose result nobody needs.
+    products = 11 if way in (peers.CHECKPOINT, f"{peers.OURS}{KEEP_INPUT}") else 9
+    return Derived(products, kept[way] / tokens, kept[way] / whole)
 
 
 def task_saving_bytes(tokens: int, intermediate: int, layers: int, itemsize: int) -> int:

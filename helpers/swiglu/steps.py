@@ -89,7 +89,7 @@ def backward(
         dV = rows.t() @ du
     if need_x:
         dx = dg @ W.t()
-        dx = dx.addmm_(du, V.t()).view(x_shape)
+        dx = torch.addmm(dx, du, V.t(), out=dx).view(x_shape)
     return [dx, dW, dV, dU]
 
 

@@ -1,0 +1,114 @@
+"""`python -m helpers doctor | measure | report`: a thin skin over functions that can be called from anywhere.
+
+What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    from helpers.chapters import UnknownName
+    from helpers.lab.records import RecordError
+
+    try:
+        return options.run(options)
+    except UnknownName as error:
+        return _fail(error, 2)
+    except (RecordError, OSError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("stopped; finished rows are kept, and the same command goes on there", 130)
+
+
+def measure(options: argparse.Namespace) -> int:
+    from helpers import chapters, lab
+
+    preset = options.preset or ("full" if lab.device().type == "cuda" else "small")
+    chosen = chapters.select(options.targets)
+    done = lab.measure(chosen, preset, budget=options.budget, results=options.results, refresh=options.refresh)
+    print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
+    print("; the same command goes on there" if done.left else "")
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    try:
+        from helpers.lab import report as reports
+    except ImportError as error:
+        return _fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
+    try:
+        path = reports.build(
+            execute=options.execute,
+            output=options.output,
+            results=options.results,
+            save_notebooks=options.save_notebooks,
+        )
+    except reports.BuildError as error:
+        return _fail(error, 1)
+    print(f"{path}")
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from helpers.doctor import findings
+
+    for name, said in findings(options.results):
+        print(f"{name:<28}{said}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from helpers.lab.experiment import PRESETS
+
+    parser = Parser(prog="python -m helpers", description="Measure a GPU, and print what was measured.")
+    commands = parser.add_subparsers(required=True, metavar="doctor | measure | report")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=about)
+        added.set_defaults(run=run)
+        added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
+        return added
+
+    command("doctor", doctor, "What this machine is, what is installed, and what has been recorded on it.")
+
+    added = command("measure", measure, "Measure what has no fresh record, and record each row when it is done.")
+    added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
+    added.add_argument("--preset", choices=PRESETS, help="default: full on a GPU, small without")
+    added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
+    added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
+
+    added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
+    added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
+    added.add_argument("--output", type=Path, default=Path("report.pdf"), help="default: report.pdf")
+    added.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _fail(said: object, code: int) -> int:
+    print(f"python -m helpers: {said}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What `python -m helpers doctor` says: one line a finding, and what to do where something is missing."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from helpers import chapters
+from helpers.lab import records
+from helpers.lab.machine import PEERS, device_name, environment, slug
+from helpers.lab.runner import is_fresh
+
+NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
+
+
+def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
+    """Name and finding, in the order in which a person wants to know them."""
+    facts = environment()
+    for name, value in facts.items():
+        if name not in PEERS:
+            yield name.replace("_", " "), value or "-"
+    if not torch.cuda.is_available():
+        yield "CUDA", "not available: everything runs on the small preset, tables come from the recorded GPU"
+    for name in PEERS:
+        yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
+    missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
+    yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
+    gpu = slug(device_name())
+    yield "records in", str(records.folder(results))
+    for recorded in records.devices(results):
+        yield f"  {recorded}", f"{_count(recorded, results)} rows"
+    preset = "full" if torch.cuda.is_available() else "small"
+    for chapter in chapters.names():
+        for e in chapters.experiments(chapter):
+            rows = records.read_rows(records.path(gpu, chapter, e.table, results))
+            configs = e.configurations(preset)
+            fresh = sum(is_fresh(e, config, preset, rows) for config in configs)
+            yield f"  {chapter}/{e.table}", f"{fresh} of {len(configs)} configurations recorded here ({preset})"
+
+
+def _count(gpu: str, results: Path | str | None) -> int:
+    return sum(len(records.read_rows(file)) for file in (records.folder(results) / gpu).rglob("*.csv"))

@@ -1,0 +1,47 @@
+"""Figures: one style sheet, vector output, the same bytes when drawn twice."""
+
+import io
+import os
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from .machine import project_root
+
+STYLE = Path(__file__).with_name("house.mplstyle")
+
+
+def folder() -> Path:
+    """Where figures go: `$HELPERS_FIGURES`, else the project's `figures/`."""
+    return Path(os.environ.get("HELPERS_FIGURES") or project_root() / "figures")
+
+
+def style():
+    """The house style, as a context: `with figures.style(): …`. Nothing outside it changes."""
+    import matplotlib.style
+
+    return matplotlib.style.context(STYLE)
+
+
+def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tuple[Figure, object]:
+    """A figure as wide as a page of the report, and its axes. It belongs to no window system and needs no closing."""
+    with style():
+        figure = Figure(figsize=(6.3, height))
+        return figure, figure.subplots(rows, columns, **options)
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as SVG. Ids are derived from its name, and no date is written: same drawing, same bytes."""
+    text = io.StringIO()
+    with style(), matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
+
+
+def save(figure: Figure, name: str) -> Path:
+    """Write `figures/<name>.svg`."""
+    path = folder() / f"{name}.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(svg(figure, name), encoding="utf-8")
+    return path

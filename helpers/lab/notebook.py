@@ -1,0 +1,153 @@
+"""What a notebook uses to show what was measured: results, tables, figures and sentences that read the records.
+
+On a GPU `results` measures what has no fresh record and records it. Without one it runs the small preset live, so
+that every line of code is seen to work; what that prints is marked and stays out of the PDF, whose tables and figures
+read the records only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from IPython.display import Markdown, display
+from matplotlib.figure import Figure
+
+from . import figures, records
+from .experiment import Experiment
+from .machine import device
+from .records import STATUS, Row
+from .runner import measure
+
+NOT_MEASURED = "not measured"
+NOT_A_RESULT = "**CPU, small preset: not a GPU result.** The code runs; tables and figures read the records."
+LEFT_OUT = {"helpers": {"report": False}}
+UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "tokens_per_s": "tokens/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
+UNITS |= {unit: unit for unit in ("s", "ms", "us")}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is recorded of an experiment's full preset, on every recorded GPU."""
+
+    experiment: Experiment
+    rows: pd.DataFrame
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The rows that hold figures."""
+        return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
+
+    @property
+    def plan(self) -> pd.DataFrame:
+        """The rows, and for each configuration without any one that says that it is not measured."""
+        identity = self.experiment.identity("full")
+        there = {records.key(row, identity) for row in self.rows.to_dict("records")}
+        configs = self.experiment.configurations("full")
+        absent = [config for config in configs if records.key(config, identity) not in there]
+        lacking = pd.DataFrame([config | {STATUS: NOT_MEASURED} for config in absent])
+        order = {records.key(config, identity): number for number, config in enumerate(configs)}
+        both = pd.concat([self.rows, lacking], ignore_index=True) if len(self.rows) else lacking
+        position = [order.get(records.key(row, identity), len(order)) for row in both.to_dict("records")]
+        return both.iloc[np.argsort(position, kind="stable")].reset_index(drop=True)
+
+    @property
+    def origin(self) -> str:
+        """Where the rows come from, for a caption."""
+        if not len(self.rows):
+            return "Not measured on a GPU yet."
+        said = []
+        for gpu, rows in self.rows.groupby("gpu", sort=False):
+            versions = ", ".join(f"torch {torch}, CUDA {cuda}" for torch, cuda in _pairs(rows, "torch", "cuda"))
+            dates = sorted(set(rows["date"]))
+            when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+            drivers = ", ".join(sorted(set(rows["driver"])))
+            old = int((rows["method"] != str(self.experiment.version)).sum())
+            stale = f"; {old} rows by an older method" if old else ""
+            said.append(f"{gpu}, {versions}, driver {drivers}, {when}{stale}")
+        return "; ".join(said) + "."
+
+
+def results(experiment: Experiment, *, refresh: bool = False) -> Results:
+    """Measure what is missing on this GPU (or run the small preset live), and read the records.
+
+    `refresh=True` measures again what is there.
+    """
+    if device().type == "cuda":
+        measure([experiment], "full", refresh=refresh)
+    else:
+        display(Markdown(NOT_A_RESULT), metadata=LEFT_OUT)
+        display(experiment("small"), metadata=LEFT_OUT)
+    tables = [records.read(gpu, experiment.chapter, experiment.table) for gpu in records.devices()]
+    tables = [table[table["preset"] == "full"] for table in tables if len(table)]
+    return Results(experiment, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
+
+
+def table(frame: pd.DataFrame, caption: str) -> None:
+    """Show a table with plain headings and a caption; cells without a value hold a dash."""
+    styler = _shown(frame).style.format(number).hide(axis="index").set_caption(caption)
+    display(styler.set_uuid("t"))
+
+
+def figure(drawn: Figure, name: str, caption: str) -> None:
+    """Save a figure as `figures/<name>.svg` and show it with its caption."""
+    figures.save(drawn, name)
+    told = {"helpers": {"figure": name, "caption": caption}}
+    display({"image/svg+xml": figures.svg(drawn, name), "text/plain": caption}, raw=True, metadata=told)
+    display(Markdown(f"*{caption}*"), metadata=LEFT_OUT)
+
+
+def say(*sentences: str) -> None:
+    """Show sentences as text of the report. Write the figures in them with f-strings that read the records."""
+    display(Markdown(" ".join(sentences)))
+
+
+def items(sentences: Iterable[str]) -> None:
+    """Show sentences as a list."""
+    display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
+
+
+def readme(frame: pd.DataFrame, caption: str) -> None:
+    """Show a table that the report also copies into README.md, as Markdown."""
+    shown = _shown(frame)
+    rows = [[number(value) for value in row] for row in shown.itertuples(index=False)]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [list(shown.columns), ["---"] * len(shown.columns), *rows]]
+    text = "\n".join(lines) + f"\n\n{caption}"
+    display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
+
+
+def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """These columns in this order; those that nothing was measured for are empty."""
+    return frame.reindex(columns=list(names))
+
+
+def heading(name: str) -> str:
+    """`backward_ms` -> `backward, ms`; `checkpoint_level` -> `checkpoint level`."""
+    for unit, said in UNITS.items():
+        if name.endswith("_" + unit):
+            return f"{name.removesuffix('_' + unit).replace('_', ' ')}, {said}"
+        if name == unit:
+            return said
+    return name.replace("_", " ")
+
+
+def number(value: object) -> str:
+    """Three significant digits, whole numbers as they are, a dash for nothing."""
+    if value is None or value == "" or (isinstance(value, float) and value != value):
+        return "–"
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """With plain headings, and the GPU's column only if there are several."""
+    several = "gpu" in frame and frame["gpu"].nunique() > 1
+    shown = frame if several else frame.drop(columns="gpu", errors="ignore")
+    return shown.set_axis([heading(name) for name in shown.columns], axis=1)
+
+
+def _pairs(rows: pd.DataFrame, *names: str) -> Iterable[Row]:
+    return rows[list(names)].drop_duplicates().itertuples(index=False)

@@ -1,0 +1,162 @@
+"""The report: all notebooks executed, combined and written as one PDF, or nothing changed at all."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from tqdm import tqdm
+
+from .chapter import Chapter
+from .errors import BuildError
+from .execute import check_executed, cleaned, code_cells, execute, read
+from .exporter import ReportExporter, compile_pdf
+from .readme import update
+
+SUBTITLE = "Measured with the notebooks and the library of this repository"
+
+
+def build(
+    notebooks: Sequence[Path | str] | None = None,
+    *,
+    execute: bool = True,
+    output: Path | str | None = None,
+    figures: Path | str | None = None,
+    results: Path | str | None = None,
+    save_notebooks: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Build the report from `notebooks/*.ipynb` and return the path of the PDF.
+
+    With `execute` the notebooks are run first, each in a fresh kernel, and that takes as long as they take.
+    Without it their committed outputs are used, which takes seconds. `output` is `report.pdf` and `figures`
+    is `figures/` of the project unless given; `results` is where the kernels find and keep records.
+
+    The PDF, the figures and (with `save_notebooks`) the notebooks are written after everything has
+    succeeded. A full build, of all notebooks and with execution, also removes SVG figures that no notebook
+    draws any more, and writing the project's own report.pdf also renews the measured part of README.md. What
+    is wrong with a notebook is raised as `BuildError`.
+    """
+    root = _project_root()
+    chosen = sorted((root / "notebooks").glob("*.ipynb")) if notebooks is None else notebooks
+    paths = [Path(path) for path in chosen]
+    if not paths:
+        raise BuildError(f"there is no notebook in {root / 'notebooks'}")
+    output = Path(output) if output is not None else root / "report.pdf"
+    figures = Path(figures) if figures is not None else root / "figures"
+    contents = [read(path) for path in paths]
+
+    with TemporaryDirectory() as temporary:
+        drawn, pages = Path(temporary, "figures"), Path(temporary, "pages")
+        drawn.mkdir()
+        pages.mkdir()
+        if execute:
+            _execute_all(contents, paths, _environment(Path(temporary), drawn, results), progress)
+        else:
+            for content, path in zip(contents, paths, strict=True):
+                check_executed(content, path)
+        exporter = ReportExporter()
+        chapters = _chapters(exporter, contents, paths, pages)
+        pdf = _compiled(exporter, chapters, _front(results), pages)
+
+        whole = notebooks is None and output.resolve() == root / "report.pdf"
+        readme = update(root / "README.md", contents) if whole else None
+        named = _named_figures(chapters)
+        for name, svg in named.items():
+            if not (drawn / name).exists():
+                (drawn / name).write_bytes(svg)
+        _replace(output, pdf)
+        if readme is not None:
+            _replace(root / "README.md", readme)
+        made = {path.relative_to(drawn) for path in drawn.rglob("*") if path.is_file()}
+        for path in made:
+            _replace(figures / path, (drawn / path).read_bytes())
+    if notebooks is None and execute:
+        for old in [old for old in figures.rglob("*.svg") if old.relative_to(figures) not in made]:
+            old.unlink()
+    if save_notebooks and execute:
+        for content, path in zip(contents, paths, strict=True):
+            _replace(path, (nbformat.writes(cleaned(content)) + "\n").encode())
+    return output
+
+
+def _project_root() -> Path:
+    from helpers.lab.machine import project_root
+
+    return project_root()
+
+
+def _environment(temporary: Path, drawn: Path, results: Path | str | None) -> dict[str, str]:
+    """What a kernel is told. Its own IPython folder keeps a user's startup files and history out of it."""
+    environment = {"HELPERS_FIGURES": str(drawn), "IPYTHONDIR": str(temporary / "ipython")}
+    if results is not None:
+        environment["HELPERS_RESULTS"] = str(Path(results).resolve())
+    return environment
+
+
+def _execute_all(
+    contents: list[nbformat.NotebookNode], paths: list[Path], environment: dict[str, str], progress: bool
+) -> None:
+    total = sum(map(code_cells, contents))
+    with tqdm(total=total, unit="cell", file=sys.stderr, disable=not progress) as bar:
+        for content, path in zip(contents, paths, strict=True):
+            bar.set_description(path.stem)
+            execute(content, path, environment, bar.update)
+
+
+def _chapters(
+    exporter: ReportExporter, contents: list[nbformat.NotebookNode], paths: list[Path], pages: Path
+) -> list[Chapter]:
+    chapters = []
+    for position, (content, path) in enumerate(zip(contents, paths, strict=True), 1):
+        about = {"metadata": {"name": path.stem, "path": str(path.parent)}}
+        chapters.append(exporter.chapter(content, pages, about, position)[0])
+    return chapters
+
+
+def _front(results: Path | str | None) -> dict:
+    from helpers.lab import records
+
+    rows = []
+    for row in records.summary(results).to_dict("records"):
+        first, last = str(row["first_date"]), str(row["last_date"])
+        dates = first if first == last else f"{first} to {last}"
+        rows.append([row["gpu"], row["driver"], row["torch"], row["cuda"], dates, row["rows"]])
+    return {"subtitle": SUBTITLE, "rows": rows}
+
+
+def _compiled(exporter: ReportExporter, chapters: list[Chapter], front: dict, pages: Path) -> bytes:
+    try:
+        return compile_pdf(exporter.document(chapters, front=front), pages)
+    except BuildError as whole:
+        # Typst names a line of the whole document; the notebook is found by compiling each alone.
+        for chapter in chapters:
+            try:
+                compile_pdf(exporter.document([chapter]), pages)
+            except BuildError as error:
+                raise BuildError(f"{chapter.file}: {error}") from None
+        raise whole
+
+
+def _named_figures(chapters: list[Chapter]) -> dict[str, bytes]:
+    owners: dict[str, Chapter] = {}
+    figures: dict[str, bytes] = {}
+    for chapter in chapters:
+        for name, svg in chapter.figures.items():
+            if owners.setdefault(name, chapter) is not chapter and figures[f"{name}.svg"] != svg:
+                raise BuildError(f"{chapter.file}: a figure of {owners[name].file} is called {name} too")
+            figures[f"{name}.svg"] = svg
+    return figures
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.new")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""The nbconvert exporter: one notebook, or several as chapters, as a PDF."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nbformat
+from nbconvert.exporters.exporter import Exporter
+from nbconvert.exporters.templateexporter import TemplateExporter
+from traitlets import default
+
+from .chapter import Chapter, chapter
+from .errors import BuildError
+from .pandoc import TEMPLATES
+
+TITLE = "Fast deep-learning training on a GPU, and how to know that it is"
+
+
+class ReportExporter(TemplateExporter):
+    """Exports a notebook as a PDF, set by Typst from the template in `templates/report`."""
+
+    output_mimetype = "application/pdf"
+
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return ".pdf"
+
+    @default("template_extension")
+    def _template_extension_default(self) -> str:
+        return ".typ.j2"
+
+    @default("template_name")
+    def _template_name_default(self) -> str:
+        return TEMPLATES.name
+
+    @default("extra_template_basedirs")
+    def _default_extra_template_basedirs(self) -> list[str]:
+        return [str(TEMPLATES.parent)]
+
+    def default_filters(self):
+        """nbconvert's filters, and the one that quotes a text for Typst."""
+        return [*super().default_filters(), ("typst_string", typst_string)]
+
+    def from_notebook_node(
+        self, nb: nbformat.NotebookNode, resources: dict | None = None, **kw: Any
+    ) -> tuple[bytes, dict]:
+        """The PDF of one notebook. It costs about half a second; nothing is executed."""
+        with TemporaryDirectory() as folder:
+            only, resources = self.chapter(nb, Path(folder), resources, **kw)
+            source = self.document([only], title=only.file.removesuffix(".ipynb"))
+            return compile_pdf(source, Path(folder)), resources
+
+    def chapter(
+        self,
+        nb: nbformat.NotebookNode,
+        folder: Path,
+        resources: dict | None = None,
+        position: int = 1,
+        **kw: Any,
+    ) -> tuple[Chapter, dict]:
+        """What the template sets of a notebook, after nbconvert's preprocessors. Pictures go into `folder`."""
+        # TemplateExporter would render its template here; the step before it is what is wanted.
+        nb, resources = Exporter.from_notebook_node(self, nb, resources, **kw)
+        about = resources["metadata"]
+        name = about.get("name") or "notebook"
+        return chapter(nb, name, Path(about.get("path") or "."), folder, position), resources
+
+    def document(self, chapters: Sequence[Chapter], title: str = TITLE, front: dict | None = None) -> str:
+        """Typst source of the chapters; with `front` a title page and the contents stand before them."""
+        return self.template.render(chapters=chapters, title=title, front=front)
+
+
+def typst_string(text: object) -> str:
+    """A text as a string literal of Typst."""
+    return '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def compile_pdf(source: str, folder: Path) -> bytes:
+    """The PDF of Typst source whose pictures lie in `folder`, without fonts of the system and without dates."""
+    import typst
+
+    shutil.copy(TEMPLATES / "style.typ", folder)
+    main = folder / "main.typ"
+    main.write_text(source, encoding="utf-8")
+    try:
+        return typst.compile(str(main), root=str(folder), ignore_system_fonts=True)
+    except typst.TypstError as error:
+        hints = "; ".join(getattr(error, "hints", None) or [])
+        raise BuildError(f"Typst cannot compile it: {error}" + (f" ({hints})" if hints else "")) from None

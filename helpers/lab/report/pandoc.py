@@ -1,0 +1,86 @@
+"""Markdown, HTML and LaTeX become Typst, in one run of pandoc for all fragments of one format.
+
+Pandoc needs about 40 ms to start and next to nothing for a cell, so a notebook costs two or three starts and
+not one for each of its cells. `--file-scope` makes pandoc parse each fragment on its own: an unclosed code
+fence, a footnote or a link of one cell cannot reach into the next.
+"""
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .errors import BuildError
+
+TEMPLATES = Path(__file__).parent / "templates" / "report"
+
+# The Markdown of Jupyter: CommonMark with GitHub's tables and TeX between dollars. Pandoc's own Markdown
+# would want an empty line before a list; `smart` is left out because it turns `--` into a dash.
+READERS = {
+    "markdown": "commonmark+pipe_tables+strikeout+task_lists+footnotes+tex_math_dollars+autolink_bare_uris",
+    "html": "html",
+    "latex": "latex",
+}
+_FENCED = re.compile(r"(?ms)^[ ]{0,3}(`{3,}|~{3,}).*?(?:^[ ]{0,3}\1[`~]*\s*?$|\Z)")
+_DISPLAY = re.compile(r"\$\$.*?\$\$", re.DOTALL)
+_BARE = re.compile(r"(?ms)^\\begin\{((?:align|equation|gather|multline|eqnarray)\*?)\}.*?\\end\{\1\}")
+_NOT_TEX = re.compile(r"Could not convert TeX math (.*?)(?:, rendering as TeX|$)", re.DOTALL)
+
+
+def convert(fragments: Sequence[tuple[str, str]]) -> list[str]:
+    """Typst of each `(format, text)`, in their order; a format is a key of `READERS`."""
+    converted = [""] * len(fragments)
+    for reader in READERS:
+        chosen = [i for i, (form, text) in enumerate(fragments) if form == reader and text.strip()]
+        texts = [fragments[i][1] for i in chosen]
+        if reader == "markdown":
+            texts = [_outside_code(text, _one_line_math) for text in texts]
+        for i, typst in zip(chosen, _run(reader, texts), strict=True):
+            converted[i] = typst
+    return converted
+
+
+def _run(reader: str, texts: list[str]) -> list[str]:
+    if not texts:
+        return []
+    import pypandoc
+
+    # A paragraph that no text holds marks where one fragment ends and the next begins.
+    mark = "cut" + hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    with TemporaryDirectory() as folder:
+        for i, text in enumerate(texts):
+            Path(folder, f"{i}").write_text(text, encoding="utf-8")
+        Path(folder, "mark").write_text(mark, encoding="utf-8")
+        files = [name for i in range(len(texts)) for name in (f"{i}", "mark")]
+        options = ["--file-scope", "--wrap=none", "--from", READERS[reader], "--to", "typst"]
+        command = [pypandoc.get_pandoc_path(), *options, f"--lua-filter={TEMPLATES / 'typst.lua'}", *files]
+        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise BuildError(f"pandoc failed: {done.stderr.strip()}")
+    if unknown := _NOT_TEX.search(done.stderr):
+        raise BuildError(f"this TeX cannot be set: {unknown[1].strip()}")
+    return [part.strip("\n") for part in re.split(rf"(?m)^{mark}\n?", done.stdout)[:-1]]
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Apply `change` to what lies between the fenced code blocks, and leave those as they are."""
+    parts, end = [], 0
+    for block in _FENCED.finditer(text):
+        parts += [change(text[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join([*parts, change(text[end:])])
+
+
+def _one_line_math(text: str) -> str:
+    """Displayed math on one line, since a line of it that begins with `+` or `-` would start a list.
+
+    An environment without dollars, which Jupyter's MathJax accepts, gets them.
+    """
+
+    def joined(found: re.Match) -> str:
+        return " ".join(line.strip() for line in found[0].splitlines())
+
+    lines = _DISPLAY.sub(joined, text)
+    return _BARE.sub(lambda found: f"$${joined(found)}$$", lines)

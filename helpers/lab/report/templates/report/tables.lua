@@ -1,0 +1,128 @@
+-- A pandoc table becomes a call of `data-table` in style.typ. Here is decided what only the text can tell:
+-- which columns hold numbers, which hold sentences that may wrap, and where a long column name can be broken.
+
+local MISSING = {[''] = true, ['-'] = true, ['–'] = true, ['—'] = true, ['...'] = true, ['…'] = true,
+                 ['nan'] = true, ['none'] = true, ['<na>'] = true, ['n/a'] = true}
+local SENTENCE = 24 -- characters; a longer text with a space in it may wrap
+
+local function is_number(text)
+  for _, sign in ipairs {'−', '±', '≈', '≤', '≥', '×', '∞'} do text = text:gsub(sign, '') end
+  text = text:gsub('^[%s%+%-~<>=$(]+', '')
+  local _, letters = text:gsub('%a', '')
+  return text:match('^%d') ~= nil and letters <= 4
+end
+
+local function length(text) return utf8.len(text) or #text end
+
+local function pieces_of(name)
+  local pieces = {}
+  for piece in name:gmatch('[^_%s/]*[_%s/]*') do
+    if piece ~= '' then pieces[#pieces + 1] = piece end
+  end
+  return pieces
+end
+
+-- `tokens_per_s` over numbers of five digits is written on two lines when space is short.
+local function narrowed(name, width)
+  local lines, pieces = {}, pieces_of(name)
+  for _, piece in ipairs(pieces) do width = math.max(width, length(piece)) end
+  for _, piece in ipairs(pieces) do
+    local last = lines[#lines]
+    if last and length(last .. piece) <= width then lines[#lines] = last .. piece else lines[#lines + 1] = piece end
+  end
+  return lines
+end
+
+-- Calls visit(cell, row, column); a cell of several rows or columns shifts those after it.
+local function each_cell(rows, visit)
+  local taken = {}
+  for y, row in ipairs(rows) do
+    local x = 1
+    for _, cell in ipairs(row.cells) do
+      while (taken[x] or 0) >= y do x = x + 1 end
+      visit(cell, y, x)
+      for i = x, x + cell.col_span - 1 do taken[i] = y + cell.row_span - 1 end
+      x = x + cell.col_span
+    end
+  end
+end
+
+local function rows_of(tbl)
+  local head, body, row_heads = pandoc.List(tbl.head.rows), pandoc.List {}, 0
+  for _, part in ipairs(tbl.bodies) do
+    body:extend(part.head)
+    body:extend(part.body)
+    row_heads = math.max(row_heads, part.row_head_columns)
+  end
+  body:extend(tbl.foot.rows)
+  return head, body, row_heads
+end
+
+local function columns_of(tbl, head, body, row_heads)
+  local columns = {}
+  for x, spec in ipairs(tbl.colspecs) do
+    columns[x] = {longest = 0, numbers = 0, words = 0, spaced = false, align = spec[1]}
+  end
+  each_cell(body, function(cell, _, x)
+    local said, column = pandoc.utils.stringify(cell.contents), columns[x]
+    if not column or cell.col_span > 1 then return end
+    column.longest = math.max(column.longest, length(said))
+    column.spaced = column.spaced or said:find('%s') ~= nil
+    if is_number(said) then column.numbers = column.numbers + 1
+    elseif not MISSING[said:lower()] then column.words = column.words + 1 end
+  end)
+  for x, column in ipairs(columns) do
+    local numeric = x > row_heads and column.numbers > 0 and column.numbers >= column.words
+    local written = {AlignLeft = 'left', AlignRight = 'right', AlignCenter = 'center'}
+    column.align = written[column.align] or (numeric and 'right' or 'left')
+    column.wraps = column.spaced and not numeric and column.longest > SENTENCE
+  end
+  return columns
+end
+
+return function(text_filter)
+  local function typst(blocks)
+    return (pandoc.write(pandoc.Pandoc(blocks):walk(text_filter), 'typst', {wrap_text = 'none'}):gsub('%s+$', ''))
+  end
+
+  local function written(rows, content)
+    local cells = {}
+    each_cell(rows, function(cell, _, x)
+      local call = ''
+      if cell.col_span > 1 or cell.row_span > 1 then
+        local align = cell.col_span > 1 and ', align: center' or ''
+        call = string.format('table.cell(colspan: %d, rowspan: %d%s)', cell.col_span, cell.row_span, align)
+      end
+      cells[#cells + 1] = call .. '[' .. content(cell, x) .. ']'
+    end)
+    return '(' .. table.concat(cells, ', ') .. (#cells > 0 and ',)' or ')')
+  end
+
+  local function Table(tbl)
+    local head, body, row_heads = rows_of(tbl)
+    local columns = columns_of(tbl, head, body, row_heads)
+    local aligns, weights = {}, {}
+    for x, column in ipairs(columns) do
+      aligns[x] = column.align
+      weights[x] = column.wraps and tostring(math.min(column.longest, 90)) or '0'
+    end
+    local function plain(cell) return typst(cell.contents) end
+    local function narrow(cell, x)
+      if cell.col_span > 1 or not columns[x] then return plain(cell) end
+      local lines = narrowed(pandoc.utils.stringify(cell.contents), columns[x].wraps and SENTENCE or columns[x].longest)
+      if #lines < 2 then return plain(cell) end
+      local parts = {}
+      for _, line in ipairs(lines) do parts[#parts + 1] = typst({pandoc.Plain {pandoc.Str(line)}}) end
+      return table.concat(parts, '#linebreak();')
+    end
+    local call = string.format('#data-table(align: (%s,), weights: (%s,), header-rows: %d,\n header: %s,\n '
+      .. 'narrow: %s,\n rows: %s)', table.concat(aligns, ', '), table.concat(weights, ', '), #head,
+      written(head, plain), written(head, narrow), written(body, plain))
+    if #tbl.caption.long > 0 then
+      call = '#captioned([' .. typst(tbl.caption.long) .. '])[' .. call .. ']'
+    end
+    return pandoc.RawBlock('typst', call)
+  end
+
+  return {Table = Table}
+end

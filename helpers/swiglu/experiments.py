@@ -1,0 +1,302 @@
+"""What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each way."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from helpers.lab import Timing, bench, compare, device, experiment, peak_memory, phases, saved_bytes
+from helpers.lab.ceilings import copy, matmul
+from helpers.lab.experiment import OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import check_agreement, relative_error
+
+from . import peers as peer_ways
+from .levels import KEEP_8BIT, LEVELS
+from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+
+GIB, MIB = 2**30, 2**20
+
+# Level 3's gradients come from rounded activations.
+TOLERANCE_8BIT = 3e-2
+
+
+def _shapes(names: str, *values: tuple) -> list[Row]:
+    return [dict(zip(names.split(), value, strict=True)) for value in values]
+
+
+def _at_each_level(configs: list[Row]) -> list[Row]:
+    return [config | {"checkpoint_level": level} for config in configs for level in LEVELS]
+
+
+STACK = "batch seq_len hidden_dim intermediate_size num_layers dtype"
+SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
+    STACK,
+    (16, 128, 512, 2048, 2, "float32"),
+    (32, 128, 512, 2048, 2, "float32"),
+    (8, 512, 1024, 4096, 3, "float32"),
+    (16, 512, 1024, 4096, 3, "float32"),
+    (4, 1024, 4096, 16384, 5, "float32"),
+)
+SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 2048, width 2048, 8 layers
+    STACK,
+    *((8, seq_len, 2048, 8192, 8, "bfloat16") for seq_len in (512, 1024, 2048, 4096, 8192)),
+    *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
+    *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
+)
+SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
+    STACK,
+    (16, 4096, 2048, 8192, 48, "bfloat16"),
+    (16, 4096, 2048, 8192, 80, "bfloat16"),
+)
+SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
+
+
+@experiment(small=_at_each_level(SWEEP_SMALL), full=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
+def sweep(
+    batch: int,
+    seq_len: int,
+    hidden_dim: int,
+    intermediate_size: int,
+    num_layers: int,
+    dtype: str,
+    checkpoint_level: int,
+) -> Row:
+    """Forward and backward time, peak and kept memory of a stack of layers, for each level.
+
+    Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
+    """
+    check_layer(hidden_dim, intermediate_size, dtype, checkpoint_level)
+    factory = {"device": device(), "dtype": getattr(torch, dtype)}
+    stack = nn.Sequential(
+        *(
+            MemoryOptimizedSwigluMLP(hidden_dim, intermediate_size, checkpoint_level, **factory)
+            for _ in range(num_layers)
+        )
+    )
+    x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
+    l = torch.randn(batch, seq_len, hidden_dim, **factory)
+
+    def step():
+        y = stack(x)
+        yield "forward"
+        y.backward(l)
+        yield "backward"
+
+    times = phases(step, warmup=2)
+    memory = peak_memory(lambda: list(step()))
+    kept = saved_bytes(lambda: stack(x), without=stack.parameters())
+    row: Row = {}
+    for name, timing in times.items():
+        seconds = (timing.median_ms / 1e3, timing.p20_ms / 1e3, timing.p80_ms / 1e3)
+        row |= dict(zip((f"{name}_s", f"{name}_p20_s", f"{name}_p80_s"), seconds, strict=True))
+    return row | {
+        "n": times["forward"].n,
+        "peak_gib": memory.peak_gib,
+        "before_gib": memory.before_bytes / GIB,
+        "saved_gib": kept / GIB,
+    }
+
+
+# The ways that the others' time is divided by, and the column that holds the ratio.
+REFERENCES = {
+    peer_ways.PLAIN: "ratio_to_plain",
+    peer_ways.COMPILED: "ratio_to_compiled",
+    peer_ways.LIGER: "ratio_to_liger",
+}
+LAYER = "batch seq_len hidden_dim intermediate_size dtype"
+
+
+@experiment(
+    small=_shapes(LAYER, (2, 64, 64, 256, "float32")),
+    full=_shapes(
+        LAYER,
+        (4, 1024, 1024, 4096, "bfloat16"),
+        (4, 2048, 2048, 8192, "bfloat16"),  # Llama-3.2-1B
+        (4, 2048, 4096, 14336, "bfloat16"),  # Llama-3.1-8B
+    ),
+)
+def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
+    """One layer, forward + backward, the ways of others beside each level, from one interleaved run."""
+    factory = {"device": device(), "dtype": getattr(torch, dtype)}
+    plain = SwigluMLP(hidden_dim, intermediate_size, **factory)
+    x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
+    l = torch.randn(batch, seq_len, hidden_dim, **factory)
+    built: dict[str, tuple[Callable[[Tensor], Tensor], nn.Module]] = {}
+    rows: dict[str, Row] = {}
+    for name, build in peer_ways.WAYS.items():
+        rows[name] = {"way": name, "version": peer_ways.version(name)}
+        try:
+            forward, owner = build(plain)
+            found = _prepare(name, forward, owner, plain, x, l)
+        except Exception as error:  # one way that cannot run must not cost the others their rows
+            if name.startswith(peer_ways.OURS) and not is_out_of_memory(error):
+                raise
+            said = OUT_OF_MEMORY if is_out_of_memory(error) else peer_ways.reason(error)
+            rows[name][STATUS] = said
+            continue
+        finally:
+            free_memory()
+        built[name] = forward, owner
+        rows[name] |= found
+    timed = compare({name: _train_step(*way, x, l) for name, way in built.items()}, check=False)
+    for name in built:
+        rows[name] |= timed.timing(name).row()
+        for to, column in REFERENCES.items():
+            if to in built:
+                spread = (column, f"{column}_p20", f"{column}_p80")
+                rows[name] |= dict(zip(spread, timed.ratio(name, to), strict=True))
+        rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[peer_ways.PLAIN]["saved_mib"]
+    return list(rows.values())
+
+
+@experiment(
+    small=[{"dtype": "float32", "checkpoint_level": level} for level in LEVELS],
+    full=[
+        {"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16", "float16") for level in LEVELS
+    ],
+)
+def accuracy(dtype: str, checkpoint_level: int) -> Row:
+    """Relative error of the output and of each gradient against fp64, beside the plain module's in the same type."""
+    hidden, intermediate, tokens = (1024, 4096, 2048) if device().type == "cuda" else (64, 256, 128)
+    exact = SwigluMLP(hidden, intermediate, device=device(), dtype=torch.float64)
+    x = torch.randn(tokens, hidden, device=device(), dtype=torch.float64, requires_grad=True)
+    l = torch.randn(tokens, hidden, device=device(), dtype=torch.float64)
+    expected = _train_step(exact, exact, x, l)()
+    low = {"device": device(), "dtype": getattr(torch, dtype)}
+    x_low, l_low = x.detach().to(**low).requires_grad_(), l.to(**low)
+    plain = SwigluMLP(hidden, intermediate, **low)
+    plain.load_state_dict(exact.state_dict())
+    ours = MemoryOptimizedSwigluMLP.from_plain(plain, checkpoint_level)
+    row: Row = {}
+    for name, layer in (("", ours), ("plain_", plain)):
+        found = _train_step(layer, layer, x_low, l_low)()
+        for what, a, b in zip(("output", "grad_x", "grad_W", "grad_V", "grad_U"), found, expected, strict=True):
+            row[f"{name}{what}_error"] = relative_error(a, b)
+    return row
+
+
+@experiment(
+    small=[{"seed": 0, "checkpoint_level": level, "steps": 20} for level in (0, 3)],
+    full=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
+)
+def training(seed: int, checkpoint_level: int, steps: int) -> Row:
+    """Loss of a residual stack that learns a fixed random one, fp32 weights under bf16 autocast: what 8 bits cost."""
+    hidden, layers, tokens = (256, 4, 4096) if device().type == "cuda" else (32, 2, 128)
+    generator = torch.Generator(device()).manual_seed(seed)
+    torch.manual_seed(seed)
+    teacher, student = (
+        [MemoryOptimizedSwigluMLP(hidden, 4 * hidden, checkpoint_level, device=device()) for _ in range(layers)]
+        for _ in range(2)
+    )
+    optimizer = torch.optim.AdamW((p for layer in student for p in layer.parameters()), lr=1e-3)
+    held_out = torch.randn(tokens, hidden, device=device(), generator=generator)
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.autocast(device().type, dtype=torch.bfloat16):
+            return nn.functional.mse_loss(_residual(student, x).float(), _residual(teacher, x).float().detach())
+
+    with torch.no_grad():
+        first = loss(held_out)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(torch.randn(tokens, hidden, device=device(), generator=generator)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        last = loss(held_out)
+    return {"first_loss": float(first), "final_loss": float(last)}
+
+
+@experiment(small=[{"size": 256}], full=[{"size": 4096}, {"size": 8192}])
+def timing(size: int) -> Row:
+    """A matrix product by a host clock without synchronising, with it, and by CUDA events."""
+    a, b = (torch.randn(size, size, device=device()) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    naive, right = [], []
+    for _ in range(20):
+        _synchronize()
+        start = time.perf_counter()
+        a @ b
+        naive.append((time.perf_counter() - start) * 1e3)
+        _synchronize()
+        right.append((time.perf_counter() - start) * 1e3)
+    events = bench(lambda: a @ b)
+    return {
+        "unsynchronised_ms": Timing.of(naive).median_ms,
+        "synchronised_ms": Timing.of(right).median_ms,
+        "events_ms": events.median_ms,
+        "events_p20_ms": events.p20_ms,
+        "events_p80_ms": events.p80_ms,
+        "n": events.n,
+    }
+
+
+@experiment(
+    small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
+    full=_shapes(
+        "ceiling dtype size",
+        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
+        ("copy", "", 4096),
+        ("copy", "", 8192),
+    ),
+)
+def ceilings(ceiling: str, dtype: str, size: int) -> Row:
+    """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
+    if ceiling == "matmul":
+        found, rate = matmul(size, getattr(torch, dtype))
+        return found.row() | {"tflops": rate}
+    found, rate = copy(size)
+    return found.row() | {"gb_per_s": rate}
+
+
+def check_layer(hidden: int, intermediate: int, dtype: str, level: int, tokens: int = 256) -> None:
+    """Raise `Disagreement` unless a level computes what the plain module computes, in this type and width."""
+    factory = {"device": device(), "dtype": getattr(torch, dtype)}
+    plain = SwigluMLP(hidden, intermediate, **factory)
+    ours = MemoryOptimizedSwigluMLP.from_plain(plain, level)
+    x, l = (torch.randn(tokens, hidden, **factory) for _ in range(2))
+    x.requires_grad_()
+    ways = {"plain module": _train_step(plain, plain, x, l), f"level {level}": _train_step(ours, ours, x, l)}
+    check_agreement(ways, TOLERANCE_8BIT if level == KEEP_8BIT else None)
+
+
+def _prepare(
+    name: str, forward: Callable[[Tensor], Tensor], owner: nn.Module, plain: nn.Module, x: Tensor, l: Tensor
+) -> Row:
+    """Check a way against the plain module and weigh it. Runs it often enough that compiling is over."""
+    step = _train_step(forward, owner, x, l)
+    tolerance = TOLERANCE_8BIT if name == f"{peer_ways.OURS}{KEEP_8BIT}" else None
+    errors = check_agreement({peer_ways.PLAIN: _train_step(plain, plain, x, l), name: step}, tolerance)
+    step()
+    memory = peak_memory(step)
+    # What forward leaves behind is its output and what it keeps but for x, which is as large as the output.
+    kept = peak_memory(lambda: forward(x)).kept_bytes
+    return {"error": errors[name], "saved_mib": kept / MIB, "peak_added_mib": memory.added_bytes / MIB}
+
+
+def _train_step(
+    forward: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor, l: Tensor
+) -> Callable[[], list[Tensor]]:
+    """Forward and backward from fresh gradients; returns the output and the gradients of x, W, V, U."""
+
+    def step() -> list[Tensor]:
+        x.grad = None
+        owner.zero_grad(set_to_none=True)
+        y = forward(x)
+        y.backward(l)
+        return [y, x.grad, *peer_ways.weight_gradients(owner)]
+
+    return step
+
+
+def _residual(layers: list[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = x + layer(nn.functional.rms_norm(x, x.shape[-1:]))
+    return x
+
+
+def _synchronize() -> None:
+    if device().type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,126 @@
+"""The same layer by the ways of others, and by each level: what `experiments.peers` compares.
+
+Each way is built from a plain module, with its weights, and returned with the module that owns them. They are
+all built in one process, so each compiled way gets code of its own: torch.compile keeps what it compiled with the
+code object, and would take the second for the first.
+"""
+
+import types
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
+
+from .levels import LEVELS
+from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+
+Way = tuple[Callable[[Tensor], Tensor], nn.Module]
+
+PLAIN, CHECKPOINT = "plain module", "torch.utils.checkpoint"
+COMPILED, BUDGET, LIGER = "torch.compile", "torch.compile, memory budget 0.5", "liger-kernel"
+OURS = "level "
+
+
+class NotHere(Exception):
+    """A way that cannot run on this machine; its text is the row's status."""
+
+
+def plain(module: SwigluMLP) -> Way:
+    return module, module
+
+
+def checkpointed(module: SwigluMLP) -> Way:
+    """Keeps x only and runs the whole forward again."""
+    return lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False), module
+
+
+def compiled(module: SwigluMLP) -> Way:
+    copy = _copy(module)
+    return torch.compile(_own_code(copy)), copy
+
+
+def compiled_on_a_budget(module: SwigluMLP) -> Way:
+    """The compiler may keep half of what it would keep by default, and chooses what to compute again."""
+    copy = _copy(module)
+    run = torch.compile(_own_code(copy))
+
+    def forward(x: Tensor) -> Tensor:
+        with torch._functorch.config.patch(activation_memory_budget=0.5):
+            return run(x)
+
+    return forward, copy
+
+
+def liger(module: SwigluMLP) -> Way:
+    if installed(LIGER) is None:
+        raise NotHere(NOT_INSTALLED + LIGER)
+    if not module.W.weight.is_cuda:
+        raise NotHere("needs CUDA")
+    from liger_kernel.transformers.swiglu import LigerSwiGLUMLP
+
+    hidden, intermediate = module.W.in_features, module.W.out_features
+    config = SimpleNamespace(hidden_size=hidden, intermediate_size=intermediate, hidden_act="silu")
+    layer = LigerSwiGLUMLP(config).to(module.W.weight)
+    # The same weights under the names of the plain module, so that gradients are found alike.
+    names = {"W": "gate_proj", "V": "up_proj", "U": "down_proj"}
+    for ours, theirs in names.items():
+        getattr(layer, theirs).weight.data.copy_(getattr(module, ours).weight.data)
+    owner = nn.ModuleDict({ours: getattr(layer, theirs) for ours, theirs in names.items()})
+    return layer, owner
+
+
+def at_level(level: int) -> Callable[[SwigluMLP], Way]:
+    def build(module: SwigluMLP) -> Way:
+        layer = MemoryOptimizedSwigluMLP.from_plain(module, level)
+        return layer, layer
+
+    return build
+
+
+WAYS: dict[str, Callable[[SwigluMLP], Way]] = {
+    PLAIN: plain,
+    CHECKPOINT: checkpointed,
+    COMPILED: compiled,
+    BUDGET: compiled_on_a_budget,
+    LIGER: liger,
+    **{f"{OURS}{level}": at_level(level) for level in LEVELS},
+}
+
+
+def version(way: str) -> str:
+    """What a row about a way says of its origin."""
+    return (installed(LIGER) or "") if way == LIGER else f"torch {torch.__version__}"
+
+
+def reason(error: Exception) -> str:
+    """Why a way has no figures, in a line."""
+    if isinstance(error, NotHere):
+        return str(error)
+    said = str(error).strip().splitlines()
+    return f"failed: {type(error).__name__}: {said[0] if said else ''}"[:200]
+
+
+def weight_gradients(owner: nn.Module) -> list[Tensor]:
+    """The gradients of W, V, U as (out, in), like a Linear's, whichever way they are held."""
+    held = [owner[name] if isinstance(owner, nn.ModuleDict) else getattr(owner, name) for name in "WVU"]
+    return [w.weight.grad if isinstance(w, nn.Linear) else w.grad.t() for w in held]
+
+
+def _copy(module: SwigluMLP) -> SwigluMLP:
+    weight = module.W.weight
+    copy = SwigluMLP(module.W.in_features, module.W.out_features, device=weight.device, dtype=weight.dtype)
+    copy.load_state_dict(module.state_dict())
+    return copy
+
+
+def _own_code(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function that calls the module, with a code object that no other function shares."""
+
+    def forward(x: Tensor) -> Tensor:
+        return module(x)
+
+    return types.FunctionType(forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__)
