@@ -1,0 +1,43 @@
+# `make report` and `make test` do everything on a machine that has Python 3.11 or 3.12: they make .venv, install
+# what is pinned, and run. A second call installs nothing.
+
+SUPPORTED := import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python; do \
+	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $$p && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+
+.PHONY: report test notebooks measure doctor clean
+
+report: $(VENV)/installed
+	$(RUN) -m helpers report
+
+test: $(VENV)/installed-tests
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pytest
+
+# Executes the notebooks and keeps their outputs in them, too.
+notebooks: $(VENV)/installed
+	$(RUN) -m helpers report --save-notebooks
+
+measure: $(VENV)/installed
+	$(RUN) -m helpers measure
+
+doctor: $(VENV)/installed
+	$(RUN) -m helpers doctor
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/installed: requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or 3.12 with its venv module; set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -r requirements.txt
+	touch $@
+
+$(VENV)/installed-tests: $(VENV)/installed tests/requirements.txt tests/requirements-triton.txt
+	$(PIP) install -r tests/requirements.txt
+	$(RUN) -c 'import triton' 2>/dev/null || $(PIP) install -r tests/requirements-triton.txt
+	touch $@

@@ -1,0 +1,14 @@
+"""Without CUDA the Triton kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers():
+    torch.manual_seed(0)

@@ -1,0 +1,237 @@
+"""The build of the report: what it executes, what it writes, and that it writes nothing when something is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import nbformat.v4 as v4
+import pandas as pd
+import pytest
+from nbconvert.nbconvertapp import NbConvertApp
+
+from helpers.lab import records
+from helpers.lab.report import BuildError, build
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
+COLUMNS = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project of its own, in which nothing has been recorded."""
+    monkeypatch.setenv("HELPERS_ROOT", str(tmp_path))
+    monkeypatch.setattr("helpers.lab.machine.project_root", lambda: tmp_path)
+    monkeypatch.setattr(records, "summary", lambda results=None: pd.DataFrame(columns=COLUMNS))
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "figures").mkdir()
+    return tmp_path
+
+
+def write(project, name, *cells):
+    path = project / "notebooks" / f"{name}.ipynb"
+    made = [v4.new_markdown_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    nbformat.write(v4.new_notebook(cells=made), path)
+    return path
+
+
+def code(source, *outputs, tags=()):
+    count = 1 if outputs else None
+    return v4.new_code_cell(source, outputs=list(outputs), execution_count=count, metadata={"tags": list(tags)})
+
+
+def printed(text):
+    return v4.new_output("stream", name="stdout", text=text)
+
+
+def drawn(name, svg=SVG):
+    note = {"helpers": {"figure": name, "caption": f"Caption of {name}"}}
+    return v4.new_output("display_data", data={"image/svg+xml": svg}, metadata=note)
+
+
+def files(project):
+    return {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+
+
+def test_a_full_build_executes_all_and_writes_all(project, pages, capfd):
+    draw = f"""
+import os, pathlib, sys
+from IPython.display import display
+pathlib.Path(os.environ['HELPERS_FIGURES'], 'speed.svg').write_text({SVG!r})
+note = {{'helpers': {{'figure': 'speed', 'caption': 'Tokens'}}}}
+display({{'image/svg+xml': {SVG!r}}}, raw=True, metadata=note)
+print(pathlib.Path.cwd().name, os.environ['HELPERS_RESULTS'], file=sys.stdout)
+print('to stderr', file=sys.stderr)
+"""
+    second = write(project, "02_second", "# Second", code(draw))
+    write(project, "01_first", "# First", code(""), code("x = 20"), code("x + 1"))
+    (project / "figures" / "old.svg").write_text(SVG)
+    (project / "figures" / "photo.png").write_bytes(b"kept")
+
+    output = build(results=project / "mine", save_notebooks=True)
+
+    assert output == project / "report.pdf"
+    report = pages(output.read_bytes())
+    assert report.text.index("1 First") < report.text.index("2 Second")
+    assert "21" in report.pages[2]
+    assert f"notebooks{project / 'mine'}" in report.flat
+    assert "Figure 1. Tokens" in report.text and "stderr" not in report.text
+    assert sorted(path.name for path in (project / "figures").iterdir()) == ["photo.png", "speed.svg"]
+    assert "3/3" in capfd.readouterr().err  # the cell without code is not run
+
+    saved = json.loads(second.read_text())
+    cell = saved["cells"][1]
+    assert cell["execution_count"] == 1 and cell["metadata"] == {}
+    assert [output["output_type"] for output in cell["outputs"]] == ["display_data", "stream"]
+    assert saved["metadata"]["kernelspec"]["name"] == "python3"
+    again = build(execute=False, output=project / "again.pdf", results=project / "mine")
+    assert again.read_bytes() == output.read_bytes()
+
+
+def test_a_notebook_that_fails_is_named_and_changes_nothing(project):
+    write(project, "01_first", code("print(1)"))
+    write(
+        project,
+        "02_second",
+        "# T",
+        code(f"import os; open(os.environ['HELPERS_FIGURES'] + '/new.svg', 'w').write({SVG!r})"),
+        code(""),
+        code("1 / 0", tags=["raises-exception"]),
+        "text",
+        code("{}['lost']"),
+        code("print('never')"),
+    )
+    (project / "report.pdf").write_bytes(b"old")
+    (project / "figures" / "old.svg").write_text(SVG)
+    before = files(project)
+    with pytest.raises(BuildError, match=r"^02_second\.ipynb: In \[3\]: KeyError: 'lost'$"):
+        build(save_notebooks=True, progress=False)
+    assert files(project) == before
+
+
+def test_a_kernel_that_dies_is_an_error_of_its_cell(project):
+    write(project, "01_first", code("x = 1"), code("import os; os._exit(1)"), code("y", printed("stale")))
+    with pytest.raises(BuildError, match=r"01_first\.ipynb: In \[2\]: the kernel died"):
+        build(progress=False)
+
+
+def test_the_kernel_is_this_python_whatever_kernels_are_installed(project, pages, monkeypatch):
+    other = project / "jupyter" / "kernels" / "python3"
+    other.mkdir(parents=True)
+    (other / "kernel.json").write_text(json.dumps({"argv": ["false"], "display_name": "x", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(project / "jupyter"))
+    write(
+        project,
+        "01_first",
+        code("import sys, helpers; print(sys.executable, helpers.__file__)"),
+    )
+    report = pages(build(progress=False).read_bytes())
+    assert f"{sys.executable}{ROOT}/helpers/__init__.py" in report.flat
+
+
+def test_without_execution_the_committed_outputs_are_used_and_figures_rewritten(project, pages):
+    write(project, "01_first", "# First", code("lost()", printed("from before"), drawn("speed")))
+    (project / "figures" / "other.svg").write_text(SVG)
+    report = pages(build(execute=False).read_bytes())
+    assert "from before" in report.text and "Figure 1. Caption of speed" in report.text
+    assert (project / "figures" / "speed.svg").read_text() == SVG
+    assert (project / "figures" / "other.svg").exists()
+
+
+def test_the_same_notebooks_give_the_same_bytes(project):
+    write(project, "01_first", "# T $x^2$", code("x", printed("1"), drawn("speed")))
+    first = build(execute=False, output=project / "a.pdf").read_bytes()
+    assert build(execute=False, output=project / "b.pdf").read_bytes() == first
+
+
+def failure(**error):
+    return v4.new_output("error", ename="ValueError", evalue="no such size", traceback=[])
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([code("x")], r"01_first\.ipynb: it has not been executed"),
+        (
+            [code("x", printed("1")), code("y", failure())],
+            r"01_first\.ipynb: In \[2\]: ValueError: no such size",
+        ),
+        (["![x](none.svg)"], r"01_first\.ipynb: Markdown cell 1: the image none\.svg does not exist"),
+        (["$\\nosuchmacro$"], r"01_first\.ipynb: this TeX cannot be set: \\nosuchmacro"),
+        ([code("x", drawn("a")), code("y", drawn("a", SVG + " "))], r"In \[2\]: another figure is called a"),
+        ([code("x", drawn("broken", "<svg"))], r"01_first\.ipynb: Typst cannot compile it"),
+    ],
+    ids=["not executed", "error", "image", "tex", "same name", "broken figure"],
+)
+def test_what_is_wrong_is_said_with_its_place_and_nothing_is_written(cells, message, project):
+    write(project, "01_first", *cells)
+    write(project, "02_second", "# Fine")
+    (project / "report.pdf").write_bytes(b"old")
+    before = files(project)
+    with pytest.raises(BuildError, match=message):
+        build(execute=False)
+    assert files(project) == before
+
+
+def test_an_expected_error_is_shown(project, pages):
+    write(project, "01_first", code("x", failure(), tags=["raises-exception"]))
+    assert "ValueError: no such size" in pages(build(execute=False).read_bytes()).text
+
+
+def test_one_figure_name_in_two_notebooks_is_an_error(project):
+    write(project, "01_first", code("x", drawn("speed")))
+    write(project, "02_second", code("x", drawn("speed", SVG + " ")))
+    with pytest.raises(BuildError, match=r"02_second\.ipynb: a figure of 01_first\.ipynb is called speed too"):
+        build(execute=False)
+
+
+@pytest.mark.parametrize("content", [None, "{}", "not json"])
+def test_what_is_no_notebook_is_an_error(content, project):
+    path = project / "notebooks" / "03_odd.ipynb"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BuildError, match=r"03_odd\.ipynb"):
+        build([path], execute=False)
+
+
+def test_the_title_page_names_the_gpus_that_were_recorded(project, pages, monkeypatch):
+    write(project, "00_summary", "# Summary\n\n## Part")
+    write(project, "04_fourth", "# Fourth\n\n## Part")
+    assert "No GPU has been recorded yet" in pages(build(execute=False).read_bytes()).pages[0]
+
+    row = ["nvidia-h200", "575.57", "2.13.0+cu129", "12.9", "2026-07-01", "2026-07-04", 812]
+    monkeypatch.setattr(records, "summary", lambda results=None: pd.DataFrame([row], columns=COLUMNS))
+    report = pages(build(execute=False).read_bytes())
+    for said in (
+        "Fast deep-learning training",
+        "nvidia-h200",
+        "2.13.0+cu129",
+        "2026-07-01 to 2026-07-04",
+        "812",
+    ):
+        assert said in report.pages[0]
+    assert "Contents" in report.pages[1] and "4.1 Part" in report.pages[1]
+    assert report.pages[2].startswith("Summary") and report.pages[3].startswith("4 Fourth\n4.1 Part")
+
+
+def test_nbconvert_exports_one_notebook(project, pages):
+    path = write(project, "04_fourth", "# Fourth", code("x", printed("out")))
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "helpers.lab.report.ReportExporter"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = pages(path.with_suffix(".pdf").read_bytes())
+    assert report.pages[0].startswith("4 Fourth\nout")
+
+
+def test_nbconvert_exits_with_an_error_when_an_image_is_missing(project):
+    path = write(project, "04_fourth", "![x](none.svg)")
+    app = NbConvertApp()
+    app.initialize(["--to", "helpers.lab.report.ReportExporter", str(path)])
+    with pytest.raises(SystemExit) as exit:
+        app.start()
+    assert exit.value.code == 1
+    assert not path.with_suffix(".pdf").exists()

@@ -1,0 +1,144 @@
+import pytest
+import torch
+
+from helpers.lab import measure, records
+from helpers.lab.experiment import Experiment, is_out_of_memory
+from helpers.lab.machine import device_name, slug
+
+CALLS = []
+
+
+def square(size):
+    """Squares."""
+    CALLS.append(size)
+    if size == 3:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return {"area": size * size}
+
+
+def ways(size):
+    return [{"way": "a", "time_ms": 1.0}, {"way": "b", "time_ms": 2.0}]
+
+
+SIZES = [{"size": 2}, {"size": 3}, {"size": 4}]
+SQUARES = Experiment("chapter", "squares", square, {"small": SIZES[:1], "full": SIZES}, version=1)
+
+
+@pytest.fixture(autouse=True)
+def _forget_calls():
+    CALLS.clear()
+
+
+def read(e, results):
+    return records.read(slug(device_name()), e.chapter, e.table, results)
+
+
+def test_calling_an_experiment_measures_its_preset():
+    assert SQUARES("small").to_dict("records") == [{"size": 2, "status": "ok", "area": 4}]
+    assert SQUARES.about == "Squares."
+
+
+def test_an_unknown_preset_lists_the_valid_ones():
+    with pytest.raises(ValueError, match="unknown preset 'huge'; valid: small, full"):
+        SQUARES("huge")
+
+
+def test_out_of_memory_is_a_row_and_the_others_are_kept(tmp_path):
+    measure([SQUARES], "full", results=tmp_path)
+    table = read(SQUARES, tmp_path)
+    assert table["status"].tolist() == ["ok", "out of memory", "ok"]
+    assert table["area"].fillna(0).tolist() == [4, 0, 16]
+
+
+def test_every_row_says_where_it_comes_from(tmp_path):
+    measure([SQUARES], "small", results=tmp_path)
+    (row,) = read(SQUARES, tmp_path).to_dict("records")
+    assert row["torch"] == torch.__version__
+    assert row["gpu"] == device_name()
+    assert all(row[name] for name in records.PROVENANCE)
+
+
+def test_what_is_recorded_is_not_measured_again(tmp_path):
+    first = measure([SQUARES], "full", results=tmp_path)
+    again = measure([SQUARES], "full", results=tmp_path)
+    assert (first.measured, again.measured, again.fresh) == (3, 0, 3)
+    assert CALLS == [2, 3, 4]
+
+
+def test_refresh_measures_again_and_replaces(tmp_path):
+    measure([SQUARES], "full", results=tmp_path)
+    assert measure([SQUARES], "full", results=tmp_path, refresh=True).measured == 3
+    assert len(read(SQUARES, tmp_path)) == 3
+
+
+def test_a_new_method_makes_old_records_stale(tmp_path):
+    measure([SQUARES], "full", results=tmp_path)
+    newer = Experiment("chapter", "squares", square, SQUARES.presets, version=2)
+    assert measure([newer], "full", results=tmp_path).measured == 3
+    assert read(newer, tmp_path)["method"].tolist() == ["2"] * 3
+
+
+def test_presets_do_not_replace_each_other(tmp_path):
+    measure([SQUARES], "small", results=tmp_path)
+    measure([SQUARES], "full", results=tmp_path)
+    assert sorted(read(SQUARES, tmp_path)["preset"]) == ["full", "full", "full", "small"]
+
+
+def test_a_kill_keeps_finished_rows_and_the_next_call_goes_on(tmp_path):
+    def killed(size):
+        if size == 4:
+            raise KeyboardInterrupt
+        return square(size)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure([Experiment("chapter", "squares", killed, SQUARES.presets, 1)], "full", results=tmp_path)
+    assert read(SQUARES, tmp_path)["size"].tolist() == [2, 3]
+    CALLS.clear()
+    assert measure([SQUARES], "full", results=tmp_path).measured == 1
+    assert CALLS == [4]
+
+
+def test_a_spent_budget_starts_nothing_and_says_what_is_left(tmp_path):
+    done = measure([SQUARES], "full", results=tmp_path, budget=0.0)
+    assert (done.measured, done.left) == (0, 3)
+
+
+def test_one_configuration_may_give_several_rows(tmp_path):
+    several = Experiment("chapter", "ways", ways, {"full": SIZES[:2]}, version=1)
+    measure([several], "full", results=tmp_path)
+    assert measure([several], "full", results=tmp_path).fresh == 2
+    assert read(several, tmp_path)["way"].tolist() == ["a", "b", "a", "b"]
+
+
+def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
+    def with_peer(size):
+        CALLS.append(size)
+        return {"status": "not installed: liger-kernel"}
+
+    e = Experiment("chapter", "peer", with_peer, {"full": SIZES[:1]}, version=1)
+    measure([e], "full", results=tmp_path)
+    measure([e], "full", results=tmp_path)
+    assert len(CALLS) == 1
+    records.replace(
+        records.path(slug(device_name()), "chapter", "peer", tmp_path),
+        [read(e, tmp_path).iloc[0].to_dict() | {"status": "not installed: torch"}],
+        ["size"],
+    )
+    measure([e], "full", results=tmp_path)
+    assert len(CALLS) == 2
+
+
+def test_a_damaged_table_stops_before_anything_is_measured(tmp_path):
+    measure([SQUARES], "small", results=tmp_path)
+    file = records.path(slug(device_name()), "chapter", "squares", tmp_path)
+    file.write_text(file.read_text()[:-5])
+    CALLS.clear()
+    with pytest.raises(records.RecordError):
+        measure([SQUARES], "full", results=tmp_path)
+    assert CALLS == []
+
+
+def test_other_errors_are_not_taken_for_out_of_memory():
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))

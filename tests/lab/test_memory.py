@@ -1,0 +1,42 @@
+import torch
+
+from helpers.lab import peak_memory, saved_bytes
+
+KIB = 1024
+
+
+def test_the_peak_counts_what_was_freed_again():
+    def work():
+        first = torch.empty(300 * KIB, dtype=torch.uint8)
+        del first
+        return torch.empty(100 * KIB, dtype=torch.uint8)
+
+    memory = peak_memory(work)
+    assert memory.added_bytes == 300 * KIB
+    assert memory.kept_bytes == 100 * KIB
+
+
+def test_the_peak_adds_up_what_lives_at_once():
+    memory = peak_memory(lambda: [torch.empty(100 * KIB, dtype=torch.uint8) for _ in range(3)])
+    assert memory.added_bytes == memory.kept_bytes == 300 * KIB
+
+
+def test_saved_bytes_are_what_backward_needs():
+    x = torch.randn(100, requires_grad=True)
+    assert saved_bytes(lambda: x + 1) == 0
+    assert saved_bytes(lambda: x.exp()) == 400
+    assert saved_bytes(lambda: x.exp().exp()) == 800
+
+
+def test_a_storage_counts_once_and_whole():
+    x = torch.randn(100, requires_grad=True)
+    assert saved_bytes(lambda: x * x) == 400
+    base = torch.randn(100)
+    assert saved_bytes(lambda: x[:10] * base[:10]) == 400
+
+
+def test_tensors_that_exist_anyway_do_not_count():
+    layer = torch.nn.Linear(10, 20, bias=False)
+    x = torch.randn(5, 10, requires_grad=True)
+    assert saved_bytes(lambda: layer(x)) == (50 + 200) * 4
+    assert saved_bytes(lambda: layer(x), without=layer.parameters()) == 50 * 4

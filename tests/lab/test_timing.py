@@ -1,0 +1,93 @@
+import time
+
+import pytest
+import torch
+
+from helpers.lab import Disagreement, Timing, bench, compare, phases
+from helpers.lab.timing import check_agreement, relative_error, tensors
+
+
+def sleeping(milliseconds):
+    return lambda: time.sleep(milliseconds / 1e3)
+
+
+def test_bench_times_what_it_runs():
+    timing = bench(sleeping(2), repeat=20, seconds=0)
+    assert 1.9 < timing.median_ms < 4
+    assert timing.n == 20
+    assert timing.p20_ms <= timing.median_ms <= timing.p80_ms
+
+
+def test_bench_repeats_a_short_run_until_the_time_is_filled():
+    assert bench(lambda: None, seconds=0.05).n == 1000
+
+
+def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
+    def step():
+        time.sleep(0.001)
+        yield "short"
+        time.sleep(0.004)
+        yield "long"
+        time.sleep(0.02)
+
+    times = phases(step, repeat=5, warmup=1, seconds=0)
+    assert list(times) == ["short", "long"]
+    assert 0.9 < times["short"].median_ms < 3
+    assert 3.9 < times["long"].median_ms < 8
+
+
+def test_compare_interleaves_the_ways():
+    order = []
+    compare({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warmup=1, check=False)
+    assert order == ["a", "b", *"ababab"]
+
+
+def test_compare_takes_ratios_round_by_round():
+    table = compare({"fast": sleeping(1), "slow": sleeping(4)}, rounds=5, warmup=1, check=False).table()
+    assert table["verdict"].tolist() == ["same", "slower"]
+    assert 2.5 < table["ratio"][1] < 5
+    assert table["ratio_p20"][1] <= table["ratio"][1] <= table["ratio_p80"][1]
+
+
+def test_compare_can_take_any_way_as_the_reference():
+    found = compare({"slow": sleeping(4), "fast": sleeping(1)}, rounds=5, warmup=1, check=False)
+    assert found.table(to="fast")["verdict"].tolist() == ["slower", "same"]
+
+
+def test_a_way_that_computes_something_else_is_named_and_not_timed():
+    x = torch.randn(10)
+    with pytest.raises(Disagreement, match="'wrong' differs from 'right'"):
+        compare({"right": lambda: x, "wrong": lambda: x + 0.01})
+
+
+def test_nan_never_agrees():
+    x = torch.randn(10)
+    with pytest.raises(Disagreement):
+        check_agreement({"right": lambda: x, "wrong": lambda: x * float("nan")}, tolerance=1e9)
+
+
+def test_other_shapes_never_agree():
+    with pytest.raises(Disagreement, match="shapes"):
+        check_agreement({"right": lambda: torch.ones(3), "wrong": lambda: torch.ones(1, 3)})
+
+
+def test_a_way_without_a_tensor_cannot_be_checked():
+    with pytest.raises(Disagreement, match="returns no tensor"):
+        compare({"a": lambda: 1.0, "b": lambda: 1.0})
+
+
+def test_the_error_is_relative_to_the_reference():
+    assert relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0])) == pytest.approx(0.4 / 5)
+    assert relative_error(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
+
+
+def test_tensors_are_found_in_nested_containers():
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    assert [t.numel() for t in tensors({"x": (a, [b, None]), "y": c, "z": "text"})] == [1, 2, 3]
+
+
+def test_percentiles_of_samples():
+    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (timing.median_ms, timing.n) == (3.0, 5)
+    assert timing.p20_ms == pytest.approx(1.8)
+    assert timing.p80_ms == pytest.approx(4.2)

@@ -1,0 +1,61 @@
+"""torch.compile: same results, and levels that keep their promise inside a compiled graph."""
+
+import shutil
+
+import pytest
+import torch
+
+from helpers.lab import saved_bytes
+from helpers.lab.timing import relative_error
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, costs
+from helpers.swiglu.peers import reason
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="needs a C++ compiler")
+
+
+def gradients(run, layer, x, l):
+    return torch.autograd.grad(run(x), [x, *layer.parameters()], l)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("frozen", ["", "WU"])
+def test_a_compiled_graph_gives_the_same_and_keeps_the_same(level, frozen):
+    layer = MemoryOptimizedSwigluMLP(16, 48, level)
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
+    learning = [p for p in layer.parameters() if p.requires_grad]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, l = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16)
+    found = torch.autograd.grad(compiled(x), [x, *learning], l)
+    expected = torch.autograd.grad(layer(x), [x, *learning], l)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a, b) < 1e-6
+    if not frozen:
+        counted = saved_bytes(lambda: compiled(x), without=layer.parameters())
+        assert counted == costs.kept_bytes(level, 10, 16, 48, 4)
+
+
+@needs_compiler
+def test_the_default_backend_with_operations_around_it():
+    layer = MemoryOptimizedSwigluMLP(16, 48, 1)
+    compiled = torch.compile(lambda x: layer(x.sin()).cos() * 2, fullgraph=True)
+    x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
+    found = gradients(compiled, layer, x, l)
+    expected = gradients(lambda x: layer(x.sin()).cos() * 2, layer, x, l)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_autocast_and_changing_shapes_inside_compile():
+    layer = MemoryOptimizedSwigluMLP(16, 48, 2)
+    compiled = torch.compile(layer, backend="aot_eager")
+    for tokens in (3, 8, 20):
+        x = torch.randn(tokens, 16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, expected = compiled(x), layer(x)
+        assert found.dtype == torch.bfloat16
+        assert relative_error(found, expected) < 1e-2
+
+
+def test_a_failure_of_a_way_becomes_one_line():
+    assert reason(RuntimeError("no compiler\nlong\ntrace")) == "failed: RuntimeError: no compiler"

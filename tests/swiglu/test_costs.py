@@ -1,0 +1,87 @@
+"""What is derived against what can be counted."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.lab import saved_bytes
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, peers, story
+
+UNCOMPILED = [peers.PLAIN, peers.CHECKPOINT, *(f"{peers.OURS}{level}" for level in LEVELS)]
+SIZES = {"tokens": st.integers(1, 50), "hidden": st.integers(1, 30), "intermediate": st.integers(1, 70)}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@settings(max_examples=10, deadline=None)
+@given(**SIZES)
+def test_a_level_keeps_exactly_the_derived_bytes(level, dtype, tokens, hidden, intermediate):
+    layer = MemoryOptimizedSwigluMLP(hidden, intermediate, level, dtype=dtype)
+    x = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
+    counted = saved_bytes(lambda: layer(x), without=layer.parameters())
+    assert counted == costs.kept_bytes(level, tokens, hidden, intermediate, dtype.itemsize)
+
+
+@settings(max_examples=10, deadline=None)
+@given(**SIZES)
+def test_the_plain_module_keeps_exactly_the_derived_bytes(tokens, hidden, intermediate):
+    layer, x = SwigluMLP(hidden, intermediate), torch.randn(tokens, hidden, requires_grad=True)
+    counted = saved_bytes(lambda: layer(x), without=layer.parameters())
+    assert counted == costs.plain_bytes(tokens, hidden, intermediate, 4)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_under_autocast_a_level_keeps_its_input_and_no_copy_of_the_weights(level):
+    layer = MemoryOptimizedSwigluMLP(24, 80, level)
+    x = torch.randn(7, 24, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        counted = saved_bytes(lambda: layer(x), without=layer.parameters())
+    assert counted == costs.kept_bytes(level, 7, 24, 80, 2)
+
+
+def test_frozen_weights_need_no_input():
+    layer = MemoryOptimizedSwigluMLP(24, 80, 2).requires_grad_(False)
+    x = torch.randn(7, 24, requires_grad=True)
+    kept = saved_bytes(lambda: layer(x), without=layer.parameters())
+    assert kept == costs.kept_bytes(2, 7, 24, 80, 4) - x.nbytes
+
+
+@pytest.mark.parametrize("way", UNCOMPILED)
+def test_the_number_of_products_is_counted(way):
+    tokens, hidden, intermediate = 8, 6, 10
+    forward, _ = peers.WAYS[way](SwigluMLP(hidden, intermediate))
+    x = torch.randn(tokens, hidden, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        forward(x).sum().backward()
+    products = counter.get_total_flops() / (2 * tokens * hidden * intermediate)
+    assert products == costs.derived(way, hidden, intermediate, 4).products
+
+
+@pytest.mark.parametrize(
+    ("frozen", "products"), [("", 9), ("W", 8), ("WV", 7), ("U", 8), ("WVU", 6), ("x", 7), ("xW", 6), ("xWV", 4)]
+)
+def test_nothing_is_multiplied_for_gradients_that_nobody_needs(frozen, products):
+    layer = MemoryOptimizedSwigluMLP(6, 10, 2)
+    x = torch.randn(8, 6, requires_grad="x" not in frozen)
+    for name in set(frozen) - {"x"}:
+        getattr(layer, name).requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    assert counter.get_total_flops() == products * 2 * 8 * 6 * 10
+
+
+def test_the_shares_that_the_levels_aim_at_are_within_reach():
+    shares = story.derived(2048, 8192, "bfloat16").set_index("way")["share"]
+    assert shares[f"{peers.OURS}2"] <= 0.55
+    assert shares[f"{peers.OURS}3"] <= 0.31
+    assert shares[f"{peers.OURS}2"] < shares[peers.LIGER]
+
+
+def test_the_tasks_formula_gives_the_tasks_own_measurements():
+    # (tokens, I, L) of the task's table, and the GiB by which its measured peaks differ
+    measured = {(2048, 2048, 2): 0.047, (4096, 2048, 2): 0.093, (4096, 4096, 3): 0.375, (8192, 4096, 3): 0.75}
+    for (tokens, intermediate, layers), gib in measured.items():
+        derived = costs.task_saving_bytes(tokens, intermediate, layers, 4) / 2**30
+        assert derived == pytest.approx(gib, abs=1e-3)

@@ -1,0 +1,162 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against plain torch."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from helpers.lab import peak_memory, saved_bytes
+from helpers.lab.timing import relative_error
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, plain, steps, triton_kernels
+from helpers.swiglu.packing import GROUP, pack, unpack
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
+
+# The interpreter rounds to bf16 towards zero, a GPU to nearest.
+DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
+SIZES = st.integers(0, 3 * triton_kernels.BLOCK)
+
+
+def tensors(elements, dtype, count):
+    return [torch.randn(elements).mul(2).to(dtype) for _ in range(count)]
+
+
+def assert_same(found, expected, tolerance):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert relative_error(ours, theirs) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=8, deadline=None)
+@given(elements=SIZES)
+def test_forward(dtype, elements):
+    g, u = tensors(elements, dtype, 2)
+    z = plain.activate(g, u)
+    assert_same([triton_kernels.activate(g, u)], [z], DTYPES[dtype])
+    assert_same(triton_kernels.activate_keeping(g, u), plain.activate_keeping(g, u), DTYPES[dtype])
+    over = g.clone()
+    found = triton_kernels.activate(over, u, overwrite=True)
+    assert found is over
+    assert_same([found], [z], DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("overwrite", [False, True])
+@settings(max_examples=8, deadline=None)
+@given(elements=SIZES)
+def test_backward(dtype, overwrite, elements):
+    dz, g, u = tensors(elements, dtype, 3)
+    s = plain.activate_keeping(g, u)[0]
+    expected, expected_kept = plain.differentiate(dz, g, u), plain.differentiate_kept(dz, g, s, u)
+    g_before, u_before = g.clone(), u.clone()
+    found = triton_kernels.differentiate(dz.clone(), g, u, overwrite)
+    assert_same(found, expected, DTYPES[dtype])
+    assert (found[0] is g and found[1] is u) == overwrite
+    if not overwrite:
+        assert torch.equal(g, g_before)
+        assert torch.equal(u, u_before)
+    found = triton_kernels.differentiate_kept(dz.clone(), g_before, s, u_before, overwrite)
+    assert_same(found, expected_kept, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=8, deadline=None)
+@given(elements=SIZES)
+def test_8_bits(dtype, elements):
+    dz, g, u = tensors(elements, dtype, 3)
+    z, kept = plain.activate_packing(g, u)
+    found_z, found_kept = triton_kernels.activate_packing(g.clone(), u)
+    assert_same([found_z], [z], DTYPES[dtype])
+    for ours, theirs in zip(found_kept, kept, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
+    found = triton_kernels.differentiate_packed(dz.clone(), kept)
+    assert_same(found, plain.differentiate_packed(dz, kept), DTYPES[dtype])
+
+
+@settings(max_examples=50, deadline=None)
+@given(elements=st.integers(0, 5 * GROUP), scale=st.floats(1e-20, 1e20), seed=st.integers(0, 100))
+def test_packing_is_off_by_half_a_step_at_most(elements, scale, seed):
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(seed)) * scale
+    packed, steps_of = pack(values)
+    assert packed.dtype == torch.int8
+    found = unpack(packed, steps_of, torch.float32)
+    allowed = steps_of.repeat_interleave(GROUP)[:elements] * 0.5001
+    assert bool(((found - values).abs() <= allowed).all())
+
+
+def test_zeros_survive_packing():
+    packed, scale = pack(torch.zeros(300))
+    assert torch.equal(unpack(packed, scale, torch.float32), torch.zeros(300))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy, on these very values
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("kernels", [plain, triton_kernels])
+def test_what_is_not_finite_is_not_hidden_by_8_bits(kernels, bad):
+    g, u = torch.randn(2 * GROUP), torch.randn(2 * GROUP)
+    g[3] = bad
+    _, kept = kernels.activate_packing(g, u)
+    dg, du, z = kernels.differentiate_packed(torch.ones(2 * GROUP), kept)
+    assert not torch.isfinite(dg[:GROUP]).any() or not torch.isfinite(du[:GROUP]).any()
+    for gradient in (dg, du, z):
+        assert torch.isfinite(gradient[GROUP:]).all()
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The whole layer on the interpreted kernels. The interpreter's reference cycles are collected at once."""
+    launch = triton_kernels._launch
+
+    def launch_and_collect(*arguments, **constants):
+        launch(*arguments, **constants)
+        gc.collect(1)
+
+    monkeypatch.setattr(triton_kernels, "_launch", launch_and_collect)
+    monkeypatch.setattr(steps, "kernels_for", lambda tensor: triton_kernels)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("retain", [False, True])
+def test_the_layer_on_kernels_equals_the_plain_module(interpreted, level, retain):
+    reference = SwigluMLP(24, 80)
+    layer = MemoryOptimizedSwigluMLP.from_plain(reference, level)
+    x, l = torch.randn(7, 24, requires_grad=True), torch.randn(7, 24)
+    expected = torch.autograd.grad(reference(x), [x, reference.U.weight], l)
+    y = layer(x)
+    for _ in range(2 if retain else 1):
+        dx, dU = torch.autograd.grad(y, [x, layer.U], l, retain_graph=retain)
+    assert relative_error(dx, expected[0]) < (2e-2 if level == 3 else 1e-5)
+    assert relative_error(dU.t(), expected[1]) < (2e-2 if level == 3 else 1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "layers"),
+    [(64, 32, 256, 1), (64, 32, 256, 3), (16, 64, 256, 3), (8, 32, 48, 4), (5, 7, 11, 2)],
+)
+def test_the_peak_is_the_predicted_one_to_the_byte(interpreted, level, tokens, hidden, intermediate, layers):
+    stack = torch.nn.Sequential(*(MemoryOptimizedSwigluMLP(hidden, intermediate, level) for _ in range(layers)))
+    x, l = torch.randn(tokens, hidden, requires_grad=True), torch.randn(tokens, hidden)
+
+    def step():
+        y = stack(x)
+        y.backward(l)
+
+    step()  # from now on there are gradients to add to
+    predicted = costs.peak_bytes(level, tokens, hidden, intermediate, layers, 4)
+    assert peak_memory(step).added_bytes == predicted
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_level_keeps_what_it_says_on_kernels(interpreted, level, dtype):
+    layer = MemoryOptimizedSwigluMLP(24, 80, level, dtype=dtype)
+    x = torch.randn(7, 24, dtype=dtype, requires_grad=True)
+    kept = saved_bytes(lambda: layer(x), without=layer.parameters())
+    assert kept == costs.kept_bytes(level, 7, 24, 80, dtype.itemsize)

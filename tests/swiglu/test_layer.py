@@ -1,0 +1,287 @@
+"""The layer against the plain module, which is the oracle for everything but memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.lab.timing import relative_error
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
+
+EXACT = (0, 1, 2)
+HALF_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+def pair(level, hidden=16, intermediate=48, dtype=torch.float32):
+    plain = SwigluMLP(hidden, intermediate, dtype=dtype)
+    return plain, MemoryOptimizedSwigluMLP.from_plain(plain, level)
+
+
+def train(module, x, l):
+    """Output and gradients of x, W, V, U; None for those that nobody asked for."""
+    x = x.detach().clone().requires_grad_(x.requires_grad)
+    module.zero_grad()
+    y = module(x)
+    y.backward(l.to(y.dtype))
+    return [y, x.grad, *(None if w is None else w for w in _weight_gradients(module))]
+
+
+def _weight_gradients(module):
+    if isinstance(module, SwigluMLP):
+        return [getattr(module, name).weight.grad for name in "WVU"]
+    return [None if (g := getattr(module, name).grad) is None else g.t() for name in "WVU"]
+
+
+def assert_equal(found, expected, tolerance):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            assert ours.dtype == theirs.dtype
+            assert ours.shape == theirs.shape
+            assert relative_error(ours, theirs) <= tolerance
+
+
+@pytest.mark.parametrize("level", EXACT)
+@settings(max_examples=25, deadline=None)
+@given(
+    leading=st.lists(st.integers(0, 5), max_size=3),
+    hidden=st.integers(1, 20),
+    intermediate=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+)
+def test_equals_the_plain_module_at_any_shape(level, leading, hidden, intermediate, seed):
+    torch.manual_seed(seed)
+    plain, ours = pair(level, hidden, intermediate)
+    x = torch.randn(*leading, hidden, requires_grad=True)
+    l = torch.randn(*leading, hidden)
+    for a, b in zip(train(ours, x, l), train(plain, x, l), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("level", EXACT)
+def test_gradcheck_in_fp64(level):
+    shapes = [(2, 3, 4), (4, 6), (4, 6), (6, 4)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(MemoryOptimizedSwigluMLPFunction.apply, (*inputs, level))
+
+
+def test_8_bits_give_the_exact_output_and_gradients_within_a_percent():
+    plain, ours = pair(3, 64, 256)
+    x, l = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
+    found, expected = train(ours, x, l), train(plain, x, l)
+    assert relative_error(found[0], expected[0]) < 1e-6
+    errors = [relative_error(a, b) for a, b in zip(found[1:], expected[1:], strict=True)]
+    assert max(errors) < 0.012
+    assert min(errors) > 1e-4  # or it would not be rounding at all
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", HALF_TOLERANCE)
+def test_half_precision(level, dtype):
+    plain, ours = pair(level, 32, 96, dtype)
+    x, l = torch.randn(40, 32, dtype=dtype, requires_grad=True), torch.randn(40, 32, dtype=dtype)
+    assert_equal(train(ours, x, l), train(plain, x, l), HALF_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_types_and_values_are_those_of_the_plain_module(level, input_dtype):
+    plain, ours = pair(level, 32, 96)
+    x, l = torch.randn(40, 32, dtype=input_dtype, requires_grad=True), torch.randn(40, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = train(ours, x, l), train(plain, x, l)
+    assert found[0].dtype == torch.bfloat16
+    assert found[2].dtype == torch.float32
+    assert_equal(found, expected, 3e-2)
+
+
+def test_backward_inside_autocast_keeps_the_type_of_forward():
+    plain, ours = pair(2)
+    x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
+    expected = train(plain, x, l)
+    y = ours(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y.backward(l)
+    assert relative_error(ours.W.grad.t(), expected[2]) < 1e-5
+
+
+def test_autocast_leaves_fp64_alone():
+    _, ours = pair(2, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(torch.randn(3, 16, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("level", EXACT)
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.transpose(0, 1),
+        lambda t: t[:, ::2],
+        lambda t: t[:1].expand(4, -1, -1),
+        lambda t: t.permute(1, 0, 2)[1:],
+    ],
+)
+def test_non_contiguous_input(level, view):
+    plain, ours = pair(level)
+    x = view(torch.randn(4, 6, 16)).requires_grad_()
+    l = view(torch.randn(4, 6, 16))
+    assert not x.is_contiguous()
+    assert_equal(train(ours, x, l), train(plain, x, l), 1e-5)
+
+
+def test_a_gradient_of_ones_from_sum_is_fine():
+    plain, ours = pair(2)
+    x = torch.randn(3, 16, requires_grad=True)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours(x).sum(), x), torch.autograd.grad(plain(x).sum(), x), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("level", EXACT)
+@pytest.mark.parametrize("needs", range(1, 16))
+def test_frozen_parts_get_no_gradient_and_the_others_the_right_one(level, needs):
+    plain, ours = pair(level)
+    wanted = [bool(needs & (1 << bit)) for bit in range(4)]
+    x = torch.randn(5, 16, requires_grad=wanted[0])
+    l = torch.randn(5, 16)
+    for name, want in zip("WVU", wanted[1:], strict=True):
+        getattr(plain, name).weight.requires_grad_(want)
+        getattr(ours, name).requires_grad_(want)
+    found, expected = train(ours, x, l), train(plain, x, l)
+    assert [g is not None for g in found[1:]] == wanted
+    assert_equal(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_only_u_learns(level):
+    plain, ours = pair(level, 32, 96)
+    for name in "WV":
+        getattr(plain, name).weight.requires_grad_(False)
+        getattr(ours, name).requires_grad_(False)
+    x, l = torch.randn(20, 32), torch.randn(20, 32)
+    assert_equal(train(ours, x, l), train(plain, x, l), 1e-2 if level == 3 else 1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_backward_twice_through_a_retained_graph(level):
+    _, ours = pair(level)
+    x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
+    y = ours(x)
+    first = torch.autograd.grad(y, [x, *ours.parameters()], l, retain_graph=True)
+    second = torch.autograd.grad(y, [x, *ours.parameters()], l)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gradients_accumulate():
+    _, ours = pair(2)
+    x = torch.randn(5, 16)
+    ours(x).sum().backward()
+    once = ours.U.grad.clone()
+    ours(x).sum().backward()
+    torch.testing.assert_close(ours.U.grad, 2 * once)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_double_backward_says_that_it_is_not_supported(level):
+    _, ours = pair(level)
+    x = torch.randn(5, 16, requires_grad=True)
+    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward isn't supported"):
+        dx.pow(2).sum().backward()
+
+
+def test_create_graph_is_fine_as_long_as_nobody_differentiates_twice():
+    plain, ours = pair(2)
+    x = torch.randn(5, 16, requires_grad=True)
+    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(dx, torch.autograd.grad(plain(x).sum(), x)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_works_inside_torchs_checkpoint_and_with_offloaded_activations():
+    plain, ours = pair(2)
+    x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
+    expected = train(plain, x, l)
+    y = torch.utils.checkpoint.checkpoint(ours, x, use_reentrant=False)
+    assert_equal(torch.autograd.grad(y, x, l), expected[1:2], 1e-5)
+    with torch.autograd.graph.save_on_cpu():
+        y = ours(x)
+    assert_equal(torch.autograd.grad(y, x, l), expected[1:2], 1e-5)
+
+
+def test_all_levels_share_one_state_dict():
+    source = MemoryOptimizedSwigluMLP(16, 48, 0)
+    x = torch.randn(5, 16)
+    for level in LEVELS:
+        other = MemoryOptimizedSwigluMLP(16, 48, level)
+        other.load_state_dict(source.state_dict())
+        assert torch.equal(other(x), source(x))
+    source.checkpoint_level = 3
+    assert source(x).requires_grad
+
+
+def test_without_gradients_nothing_is_kept():
+    layer = MemoryOptimizedSwigluMLP(16, 48, 0)
+    with torch.no_grad():
+        assert layer(torch.randn(5, 16)).grad_fn is None
+    with torch.inference_mode():
+        assert layer(torch.randn(5, 16)).shape == (5, 16)
+
+
+def test_weights_are_initialised_like_those_of_a_linear():
+    layer, plain = MemoryOptimizedSwigluMLP(64, 256, 1), SwigluMLP(64, 256)
+    for name in "WVU":
+        ours, theirs = getattr(layer, name), getattr(plain, name).weight
+        assert ours.shape == theirs.t().shape
+        bound = ours.shape[0] ** -0.5
+        assert 0.98 * bound < ours.abs().max() <= bound
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.03)
+
+
+def test_a_layer_taken_from_a_plain_one_has_weights_of_its_own():
+    plain, ours = pair(2)
+    with torch.no_grad():
+        ours.W.zero_()
+    assert plain.W.weight.abs().sum() > 0
+    assert ours.W.is_contiguous()
+
+
+@pytest.mark.parametrize("level", [-1, 4, 1.5, "2", None, True])
+def test_a_wrong_level_names_what_is_allowed(level):
+    with pytest.raises(ValueError, match=r"checkpoint_level is .*; allowed: 0 keeps x, xW"):
+        MemoryOptimizedSwigluMLP(16, 48, level)
+    weights = [torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 4)]
+    with pytest.raises(ValueError, match="checkpoint_level"):
+        MemoryOptimizedSwigluMLPFunction.apply(torch.randn(2, 4), *weights, level)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "8", True])
+def test_a_wrong_size_is_named(size):
+    with pytest.raises(ValueError, match="hidden_size is"):
+        MemoryOptimizedSwigluMLP(size, 48, 0)
+    with pytest.raises(ValueError, match="intermediate_size is"):
+        MemoryOptimizedSwigluMLP(16, size, 0)
+
+
+def test_a_wrong_width_names_both():
+    with pytest.raises(ValueError, match=r"x has shape \(2, 15\); its last dimension must be the hidden size, 16"):
+        MemoryOptimizedSwigluMLP(16, 48, 0)(torch.randn(2, 15))
+    with pytest.raises(ValueError, match=r"x has shape \(\)"):
+        MemoryOptimizedSwigluMLP(16, 48, 0)(torch.tensor(1.0))
+
+
+def test_weights_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"V \(4, 7\).*must be \(hidden, intermediate\)"):
+        MemoryOptimizedSwigluMLPFunction.apply(
+            torch.randn(2, 4), torch.randn(4, 6), torch.randn(4, 7), torch.randn(6, 4), 0
+        )
+
+
+def test_mixed_dtypes_and_devices_are_named():
+    layer = MemoryOptimizedSwigluMLP(16, 48, 0)
+    with pytest.raises(ValueError, match=r"mixed dtypes: x torch.bfloat16, W torch.float32"):
+        layer(torch.randn(2, 16, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="mixed devices: x meta, W cpu"):
+        layer(torch.randn(2, 16, device="meta"))
+    with pytest.raises(ValueError, match=r"dtypes x torch.int64.*allowed: torch.float16"):
+        layer(torch.ones(2, 16, dtype=torch.int64))
