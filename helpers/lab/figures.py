@@ -32,10 +32,14 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as SVG. Ids are derived from its name, and no date is written: same drawing, same bytes."""
+    """The figure as SVG. Ids are derived from its name, and no date is written: same drawing, same bytes.
+
+    The first call fixes the layout, which would otherwise start from its own result and drift.
+    """
     text = io.StringIO()
     with style(), matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    figure.set_layout_engine("none")
     return text.getvalue()
 
 

@@ -85,7 +85,7 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
 
 def table(frame: pd.DataFrame, caption: str) -> None:
     """Show a table with plain headings and a caption; cells without a value hold a dash."""
-    styler = _shown(frame).style.format(number).hide(axis="index").set_caption(caption)
+    styler = _shown(frame).style.hide(axis="index").set_caption(caption)
     display(styler.set_uuid("t"))
 
 
@@ -110,8 +110,8 @@ def items(sentences: Iterable[str]) -> None:
 def readme(frame: pd.DataFrame, caption: str) -> None:
     """Show a table that the report also copies into README.md, as Markdown."""
     shown = _shown(frame)
-    rows = [[number(value) for value in row] for row in shown.itertuples(index=False)]
-    lines = ["| " + " | ".join(cells) + " |" for cells in [list(shown.columns), ["---"] * len(shown.columns), *rows]]
+    rows = [list(shown.columns), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     text = "\n".join(lines) + f"\n\n{caption}"
     display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
 
@@ -131,22 +131,29 @@ def heading(name: str) -> str:
     return name.replace("_", " ")
 
 
-def number(value: object) -> str:
-    """Three significant digits, whole numbers as they are, a dash for nothing."""
+def number(value: object, whole: bool = False) -> str:
+    """Three significant digits (or a whole number), a dash for nothing."""
     if value is None or value == "" or (isinstance(value, float) and value != value):
         return "–"
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
-    if float(value).is_integer() and abs(value) < 1e15:
+    if whole or isinstance(value, (int, np.integer)):
         return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """With plain headings, and the GPU's column only if there are several."""
+    """As text, with plain headings, and the GPU's column only if there are several."""
     several = "gpu" in frame and frame["gpu"].nunique() > 1
     shown = frame if several else frame.drop(columns="gpu", errors="ignore")
-    return shown.set_axis([heading(name) for name in shown.columns], axis=1)
+    return pd.DataFrame({heading(name): _texts(shown[name]) for name in shown.columns})
+
+
+def _texts(column: pd.Series) -> list[str]:
+    """A column's cells; it holds whole numbers only if all of them are, and then at least one is above 9."""
+    numbers = pd.to_numeric(column, errors="coerce").dropna()
+    whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
+    return [number(value, whole) for value in column]
 
 
 def _pairs(rows: pd.DataFrame, *names: str) -> Iterable[Row]:

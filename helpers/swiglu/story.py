@@ -74,6 +74,14 @@ def savings(plan: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def prediction_error(row: dict) -> str:
+    """A sentence on how far a row of `savings` is from its prediction."""
+    off = row["measured_to_predicted"] - 1
+    where = f"{row['gpu']}, {row['shape']}".replace("\n", ", ")
+    verdict = "within the 2 % aimed at" if abs(off) <= 0.02 else "more than the 2 % aimed at"
+    return f"{where}: measured {off:+.1%} from predicted, {verdict}."
+
+
 def slowdown(plan: pd.DataFrame) -> pd.DataFrame:
     """What level 1 adds to backward and to the whole step, beside what its two extra products must add."""
     rows = []

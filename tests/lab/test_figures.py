@@ -5,10 +5,11 @@ from helpers.lab import figures
 
 
 def draw():
-    figure, axis = figures.new()
+    figure, axes = figures.new(1, 2)
     with figures.style():
-        axis.plot([1, 2, 3], [1, 4, 9], label="squares")
-        axis.legend()
+        for axis in axes:
+            axis.plot([1, 2, 3], [1000, 4000, 9000], label="squares")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
     return figure
 
 
@@ -18,6 +19,14 @@ def test_the_same_drawing_gives_the_same_bytes(tmp_path, monkeypatch):
     assert figures.save(draw(), "squares").read_bytes() == first
     assert first.startswith(b"<?xml")
     assert b"<dc:date>" not in first
+
+
+def test_one_figure_saved_twice_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
+    figure = draw()
+    first = figures.svg(figure, "squares")
+    assert figures.svg(figure, "squares") == first
+    assert figures.save(figure, "squares").read_text() == first
 
 
 def test_the_style_stays_inside():

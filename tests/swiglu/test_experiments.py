@@ -1,0 +1,74 @@
+"""The experiments themselves, on the small preset: what they measure is what they say."""
+
+import pytest
+import torch
+
+from helpers.lab import Disagreement
+from helpers.swiglu import costs, experiments, peers
+from helpers.swiglu.function import MemoryOptimizedSwigluMLPFunction
+
+
+def test_the_sweep_keeps_what_is_derived():
+    rows = experiments.sweep("small")
+    for row in rows.to_dict("records"):
+        tokens, size = row["batch"] * row["seq_len"], costs.ITEMSIZE[row["dtype"]]
+        kept = costs.kept_bytes(row["checkpoint_level"], tokens, row["hidden_dim"], row["intermediate_size"], size)
+        assert row["saved_gib"] * 2**30 == row["num_layers"] * kept
+        assert row["n"] >= 20
+        assert 0 < row["forward_p20_s"] <= row["forward_s"] <= row["forward_p80_s"]
+
+
+def test_a_level_that_computes_something_else_is_not_timed(monkeypatch):
+    right = MemoryOptimizedSwigluMLPFunction.backward
+
+    def wrong(ctx, l):
+        dx, *others = right(ctx, l)
+        return dx * 1.01, *others
+
+    monkeypatch.setattr(MemoryOptimizedSwigluMLPFunction, "backward", staticmethod(wrong))
+    with pytest.raises(Disagreement):
+        experiments.check_layer(16, 32, "float32", level=1)
+
+
+def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
+    def broken(module):
+        raise RuntimeError("cannot compile\nbecause")
+
+    monkeypatch.setitem(peers.WAYS, peers.BUDGET, broken)
+    config = experiments.peers.configurations("small")[0]
+    rows = {row["way"]: row for row in experiments.peers.rows(config)}
+    assert list(rows) == list(peers.WAYS)
+    assert rows[peers.BUDGET]["status"] == "failed: RuntimeError: cannot compile"
+    assert rows[peers.LIGER]["status"] in ("not installed: liger-kernel", "needs CUDA")
+    assert rows[peers.PLAIN]["ratio_to_plain"] == 1.0
+    hidden, intermediate = config["hidden_dim"], config["intermediate_size"]
+    for way in (peers.PLAIN, *(f"{peers.OURS}{level}" for level in range(4))):
+        derived = costs.derived(way, hidden, intermediate, 4)
+        assert rows[way]["saved_ratio"] == pytest.approx(derived.kept_ratio, rel=1e-3)
+
+
+def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
+    def broken(module):
+        raise RuntimeError("ours")
+
+    monkeypatch.setitem(peers.WAYS, f"{peers.OURS}2", broken)
+    with pytest.raises(RuntimeError, match="ours"):
+        experiments.peers.measure(**experiments.peers.configurations("small")[0])
+
+
+def test_each_compiled_way_is_compiled_for_itself():
+    first, second = (peers._own_code(torch.nn.Identity()) for _ in range(2))
+    assert first.__code__ is not second.__code__
+
+
+def test_8_bits_round_gradients_and_nothing_else():
+    table = experiments.accuracy("small").set_index("checkpoint_level")
+    assert table["output_error"].max() < 1e-6
+    assert table.loc[3, "grad_x_error"] > 1e-3
+    assert table.loc[[0, 1, 2], "grad_x_error"].max() < 1e-6
+
+
+def test_training_learns_at_every_level_alike():
+    table = experiments.training("small")
+    assert (table["final_loss"] < table["first_loss"]).all()
+    assert table["final_loss"].max() / table["final_loss"].min() < 1.01

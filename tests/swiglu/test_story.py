@@ -1,0 +1,90 @@
+"""What chapter 4 says of records, on records that say what they should."""
+
+import fake_records
+import pandas as pd
+import pytest
+
+from helpers.lab import records
+from helpers.lab.notebook import Results
+from helpers.swiglu import costs, experiments, peers, plots, story
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    fake_records.write(tmp_path)
+
+    def read(experiment):
+        return Results(experiment, records.read("nvidia-test", "swiglu", experiment.table, tmp_path))
+
+    return read
+
+
+def unmeasured(experiment):
+    return Results(experiment, pd.DataFrame())
+
+
+def test_a_plan_without_records_is_all_configurations_and_says_so():
+    plan = unmeasured(experiments.sweep).plan
+    assert len(plan) == len(experiments.sweep.configurations("full"))
+    assert set(plan["status"]) == {"not measured"}
+    assert unmeasured(experiments.sweep).origin == "Not measured on a GPU yet."
+
+
+def test_a_plan_keeps_the_order_and_fills_the_gaps(recorded):
+    whole = recorded(experiments.sweep)
+    part = Results(experiments.sweep, whole.rows.drop(index=[0, 5]).sample(frac=1, random_state=0))
+    names = experiments.sweep.identity("full")
+    assert part.plan[names].to_dict("records") == experiments.sweep.configurations("full")
+    assert (part.plan["status"] == "not measured").sum() == 2
+
+
+def test_the_saving_is_predicted_without_records_and_measured_with_them(recorded):
+    predicted = story.savings(story.with_predictions(unmeasured(experiments.sweep).plan))
+    assert len(predicted) == 5
+    assert predicted["measured_gib"].isna().all()
+    assert (predicted["predicted_gib"] > predicted["task_formula_gib"]).all()
+    measured = story.savings(story.with_predictions(recorded(experiments.sweep).plan))
+    assert measured["measured_to_predicted"].between(1.0, 1.01).all()
+
+
+def test_the_time_of_level_1_is_set_beside_its_products(recorded):
+    table = story.slowdown(story.task(story.with_predictions(recorded(experiments.sweep).plan)))
+    assert table["predicted_backward"].iloc[0] == pytest.approx(8 / 6)
+    assert table["backward"].tolist() == pytest.approx([8.2 / 6] * 5, rel=1e-4)
+    assert story.slowdown(story.with_predictions(unmeasured(experiments.sweep).plan))["backward"].isna().all()
+
+
+def test_growth_has_a_panel_for_each_dimension_and_all_levels_in_it():
+    panels, columns = story.growth(story.with_predictions(unmeasured(experiments.sweep).plan))
+    for title, rows in panels.items():
+        assert rows[columns[title]].nunique() >= 4
+        assert (rows.groupby(columns[title])["checkpoint_level"].nunique() == 4).all()
+
+
+def test_goals_are_held_against_what_was_measured(recorded):
+    measured = recorded(experiments.peers).measured
+    said = story.verdicts(measured)
+    assert "8 bits, bytes, d = 2048, NVIDIA Test: 0.301 (at most 0.31: reached)" in said
+    assert any(line.startswith("keeping two against liger-kernel, d = 4096") for line in said)
+    slower = measured.assign(ratio_to_compiled=1.5)
+    assert any("1.500 (at most 1.00: missed)" in line for line in story.verdicts(slower))
+    assert len(story.verdicts(measured.iloc[:0])) == 1
+
+
+def test_the_headline_lists_every_way_with_or_without_records(recorded):
+    for results in (unmeasured(experiments.peers), recorded(experiments.peers)):
+        assert story.headline(results.plan)["way"].tolist() == list(peers.WAYS)
+
+
+@pytest.mark.parametrize("source", ["unmeasured", "recorded"])
+def test_every_figure_can_be_drawn_in_either_state(recorded, source):
+    read = recorded if source == "recorded" else unmeasured
+    plan = story.with_predictions(read(experiments.sweep).plan)
+    assert plots.saving(story.savings(plan)).axes
+    assert plots.growth(*story.growth(plan)).axes
+    assert len(plots.pareto(story.compared(read(experiments.peers).plan)).axes) == (3 if source == "recorded" else 1)
+
+
+def test_predictions_are_those_of_costs():
+    row = story.with_predictions(unmeasured(experiments.sweep).plan).iloc[0]
+    assert row["predicted_saved_gib"] == 2 * costs.kept_bytes(0, 16 * 128, 512, 2048, 4) / 2**30

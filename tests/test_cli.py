@@ -1,0 +1,107 @@
+"""The command line as a user types it: what it prints, where, and how it exits."""
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers import chapters
+from helpers.__main__ import main
+
+
+def run(*arguments, cwd=None):
+    command = [sys.executable, "-m", "helpers", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["measure", "nothing"], "unknown chapter 'nothing'; valid: swiglu"),
+        (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: sweep, peers"),
+        (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
+        (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
+        (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
+        (["measure", "--hurry"], "unrecognized arguments: --hurry"),
+        (["dance"], "invalid choice: 'dance' (choose from"),
+        ([], "the following arguments are required: doctor | measure | report"),
+    ],
+)
+def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, said, capsys):
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_measure_records_goes_on_and_reports_a_damaged_file(tmp_path):
+    first = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "1 configurations measured, 0 were there, 0 left" in first.stdout
+    again = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
+    assert "0 configurations measured, 1 were there, 0 left" in again.stdout
+
+    (file,) = tmp_path.rglob("timing.csv")
+    file.write_text(file.read_text()[:-20])
+    damaged = file.read_bytes()
+    third = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
+    assert third.returncode == 1
+    assert f"{file}, line 2:" in third.stderr
+    assert "Traceback" not in third.stderr
+    assert file.read_bytes() == damaged
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "results").write_text("a file")
+    assert main(["measure", "swiglu/timing", "--preset", "small", "--results", str(tmp_path / "results")]) == 1
+    assert "results" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_doctor_says_what_is_here(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for name in ("gpu", "torch", "liger-kernel", "notebooks and report", "swiglu/sweep"):
+        assert name in out
+
+
+def test_every_command_explains_itself():
+    for command in ("doctor", "measure", "report"):
+        done = run(command, "--help")
+        assert done.returncode == 0
+        assert "--results" in done.stdout
+
+
+def test_a_failing_notebook_is_one_line(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_bad.ipynb").write_text("{}")
+    program = "import os, sys; from helpers.__main__ import main; sys.exit(main(['report']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, cwd=tmp_path, env={**__import__("os").environ, "HELPERS_ROOT": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "01_bad.ipynb" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "report.pdf").exists()
+
+
+def test_chapters_are_found_and_tables_selected_once():
+    assert chapters.names() == ["swiglu"]
+    assert [e.table for e in chapters.select(["swiglu/peers", "swiglu"])][:2] == ["peers", "sweep"]
+    assert len(chapters.select(["swiglu", "swiglu/peers"])) == len(chapters.experiments("swiglu"))
+    assert chapters.select([]) == chapters.experiments("swiglu")
+
+
+def test_every_experiment_says_what_it_measures_and_has_both_presets():
+    for e in chapters.select([]):
+        assert e.about
+        for preset in ("small", "full"):
+            configs = e.configurations(preset)
+            assert configs
+            assert all(list(config) == list(configs[0]) for config in configs)
+            assert len({tuple(config.values()) for config in configs}) == len(configs)

@@ -1,0 +1,96 @@
+"""Every notebook runs on the small preset, and the report says what the records say: no more, no less."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_records
+import nbformat
+import pytest
+import torch
+from pypdf import PdfReader
+
+from helpers.lab.report import build
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebook measures the full preset")
+
+
+def text_of(pdf: Path) -> str:
+    return "\n".join(page.extract_text() for page in PdfReader(pdf).pages)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Path:
+    """The report as `make report` builds it: notebooks executed, records as committed."""
+    folder = tmp_path_factory.mktemp("built")
+    return build(output=folder / "report.pdf", figures=folder / "figures", progress=False)
+
+
+@on_cpu
+def test_the_committed_report_says_what_a_new_one_says(built):
+    assert text_of(built) == text_of(ROOT / "report.pdf"), "run `make notebooks` and commit what it writes"
+
+
+@on_cpu
+def test_the_committed_outputs_give_the_same_report_byte_for_byte(built, tmp_path):
+    again = build(execute=False, output=tmp_path / "report.pdf", figures=tmp_path / "figures", progress=False)
+    assert again.read_bytes() == built.read_bytes()
+    for figure in (built.parent / "figures").iterdir():
+        assert (tmp_path / "figures" / figure.name).read_bytes() == figure.read_bytes()
+        assert (ROOT / "figures" / figure.name).read_bytes() == figure.read_bytes()
+
+
+@on_cpu
+def test_with_records_the_report_quotes_them(tmp_path):
+    results = tmp_path / "results"
+    fake_records.write(results)
+    pdf = build(output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, progress=False)
+    text = " ".join(text_of(pdf).split())
+    assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
+    assert "out of memory" in text
+    assert "keeping two, time, d = 2048, NVIDIA Test: 1.000 (at most 1.00: reached)" in text
+    assert "measured +0.5% from predicted, within the 2 % aimed at" in text
+    assert "the unsynchronised clock is 100 times too fast" in text
+    assert "not measured" not in text
+    assert "small preset" not in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_committed_notebook_is_one_clean_run(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert "widgets" not in notebook.metadata
+    outputs = [output for cell in code for output in cell.outputs]
+    assert outputs
+    assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
+    assert str(Path.home()) not in json.dumps(notebook)
+
+
+def test_the_lines_of_code_beside_the_formulas_are_lines_of_the_code():
+    """The chapter sets each derivative beside the line that computes it."""
+    notebook = nbformat.read(ROOT / "notebooks" / "04_swiglu_checkpointing.ipynb", as_version=4)
+    table = next(c.source for c in notebook.cells if "| formula | line of code |" in c.source)
+    quoted = re.findall(r"`([^`]+)`", table.split("| formula | line of code |")[1].split("\n\n")[0])
+    assert len(quoted) == 8
+    rooms = (ROOT / "helpers" / "swiglu").glob("*.py")
+    sources = "\n".join(path.read_text() for path in rooms)
+    for line in quoted:
+        first, _, last = line.partition(" = ")
+        assert line in sources or f"{last}" in sources, line
+        assert first in sources
+
+
+def test_one_notebook_exports_with_nbconvert(tmp_path):
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "helpers.lab.report.ReportExporter"]
+    command += ["--output-dir", str(tmp_path), str(NOTEBOOKS[-1])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    (pdf,) = tmp_path.glob("*.pdf")
+    assert "SwiGLU" in text_of(pdf)
