@@ -17,7 +17,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
+        return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
     from helpers.chapters import UnknownName
     from helpers.lab.records import RecordError
 
@@ -76,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
 

@@ -1,12 +1,15 @@
 """The command line as a user types it: what it prints, where, and how it exits."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from helpers import chapters
 from helpers.__main__ import main
+from helpers.lab import records
 
 
 def run(*arguments, cwd=None):
@@ -22,7 +25,10 @@ def run(*arguments, cwd=None):
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
         (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
-        (["measure", "--hurry"], "unrecognized arguments: --hurry"),
+        (
+            ["measure", "--hurry"],
+            "unknown '--hurry'; valid options of python -m helpers measure: -h, --help, --results",
+        ),
         (["dance"], "invalid choice: 'dance' (choose from"),
         ([], "the following arguments are required: doctor | measure | report"),
     ],
@@ -56,6 +62,21 @@ def test_measure_records_goes_on_and_reports_a_damaged_file(tmp_path):
     assert file.read_bytes() == damaged
 
 
+def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path):
+    command = [sys.executable, "-m", "helpers", "measure", "swiglu/sweep", "--preset", "small"]
+    running = subprocess.Popen([*command, "--results", str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (files := list(tmp_path.rglob("sweep.csv"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    there = len(records.read_rows(files[0]))
+    assert 1 <= there <= 8
+    again = run("measure", "swiglu/sweep", "--preset", "small", "--results", tmp_path)
+    assert f"{8 - there} configurations measured, {there} were there, 0 left" in again.stdout
+    assert len(records.read_rows(files[0])) == 8
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "results").write_text("a file")
     assert main(["measure", "swiglu/timing", "--preset", "small", "--results", str(tmp_path / "results")]) == 1
@@ -79,11 +100,9 @@ def test_every_command_explains_itself():
 def test_a_failing_notebook_is_one_line(tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_bad.ipynb").write_text("{}")
-    program = "import os, sys; from helpers.__main__ import main; sys.exit(main(['report']))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, cwd=tmp_path, env={**__import__("os").environ, "HELPERS_ROOT": str(tmp_path)},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "helpers", "report", "--output", str(tmp_path / "report.pdf")]
+    environment = os.environ | {"HELPERS_ROOT": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "01_bad.ipynb" in done.stderr
     assert "Traceback" not in done.stderr

@@ -27,14 +27,15 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int) -> Tensor:
         level = check_level(checkpoint_level)
-        dtype = _autocast_dtype(x) or x.dtype
-        check_arguments(x, W, V, U, casting=_autocast_dtype(x) is not None)
+        autocast_dtype = _autocast_dtype(x)
+        dtype = autocast_dtype or x.dtype
+        check_arguments(x, W, V, U, casting=autocast_dtype is not None)
         needs = list(ctx.needs_input_grad[:4])
         if not any(needs):
             level = KEEP_INPUT  # nothing has to be kept
-        x_cast = x.to(dtype)
-        with _no_autocast(x):
-            y, *kept = _forward(x_cast, W.to(dtype), V.to(dtype), U.to(dtype), level)
+        x_cast = _cast(x, dtype)
+        with _without_autocast(x):
+            y, *kept = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
         need_x, need_W, need_V, _ = needs
         again = level == KEEP_INPUT and any(needs)
         ctx.save_for_backward(
@@ -52,12 +53,12 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
     def backward(ctx, l: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        x, *weights = [None if tensor is None else tensor.to(ctx.dtype) for tensor in saved[:4]]
+        x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
         needs = list(ctx.needs_input_grad[:4])
-        with torch.no_grad(), _no_autocast(l):
-            arguments = (l.to(ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
+        with torch.no_grad(), _without_autocast(l):
+            arguments = (_cast(l, ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
             grads = _backward(*arguments, x_shape=ctx.x_shape, intermediate=ctx.intermediate)
-        grads = [None if g is None else g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True)]
+        grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         if create_graph:
             grads = _refuse_second_derivative(grads, [l, *saved[:4]])
         return *grads, None
@@ -92,9 +93,16 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if x.dtype != torch.float64 else None
 
 
-def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`tensor.to(dtype)`, without the call where there is nothing to do: the layer is often bound by Python."""
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 class _RefuseSecondDerivative(torch.autograd.Function):

@@ -45,11 +45,13 @@ def compiled(module: SwigluMLP) -> Way:
 
 def compiled_on_a_budget(module: SwigluMLP) -> Way:
     """The compiler may keep half of what it would keep by default, and chooses what to compute again."""
+    import torch._functorch.config as compiler
+
     copy = _copy(module)
     run = torch.compile(_own_code(copy))
 
     def forward(x: Tensor) -> Tensor:
-        with torch._functorch.config.patch(activation_memory_budget=0.5):
+        with compiler.patch(activation_memory_budget=0.5):
             return run(x)
 
     return forward, copy

@@ -58,6 +58,24 @@ def test_equals_the_plain_module_at_any_shape(level, leading, hidden, intermedia
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_tasks_own_check(level):
+    dummy_input = torch.randn(4, 256, 768)
+    swiglu_mlp = SwigluMLP(768, 768 * 3)
+    optimized = MemoryOptimizedSwigluMLP(768, 768 * 3, checkpoint_level=level)
+    with torch.no_grad():  # weights that are transposed views, as the task makes them
+        optimized.W.data = swiglu_mlp.W.weight.data.t()
+        optimized.V.data = swiglu_mlp.V.weight.data.t()
+        optimized.U.data = swiglu_mlp.U.weight.data.t()
+    standard_output, optimized_output = swiglu_mlp(dummy_input), optimized(dummy_input)
+    assert torch.allclose(standard_output, optimized_output, atol=1e-4)
+    standard_output.sum().backward()
+    optimized_output.sum().backward()
+    assert torch.allclose(swiglu_mlp.U.weight.grad, optimized.U.grad.t(), atol=1e-4)
+    assert torch.allclose(swiglu_mlp.V.weight.grad, optimized.V.grad.t(), atol=1e-4)
+    assert torch.allclose(swiglu_mlp.W.weight.grad, optimized.W.grad.t(), atol=1e-4)
+
+
 @pytest.mark.parametrize("level", EXACT)
 def test_gradcheck_in_fp64(level):
     shapes = [(2, 3, 4), (4, 6), (4, 6), (6, 4)]

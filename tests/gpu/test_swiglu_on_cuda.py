@@ -1,0 +1,115 @@
+"""The layer on a GPU: Triton kernels against plain torch, and memory against its prediction."""
+
+import pytest
+import torch
+
+from helpers.lab import peak_memory, saved_bytes
+from helpers.lab.timing import check_agreement, relative_error
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, plain
+from helpers.swiglu.experiments import TOLERANCE_8BIT, _train_step, check_layer
+
+KERNEL_TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+SIZES = [1, 127, 128, 2048, 2049, 100_003, 8192 * 1024]
+
+
+@pytest.fixture
+def kernels():
+    from helpers.swiglu import triton_kernels
+
+    return triton_kernels
+
+
+def close(found, expected, dtype):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert relative_error(ours, theirs) <= KERNEL_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("dtype", KERNEL_TOLERANCE)
+def test_kernels_equal_plain_torch(kernels, dtype, elements):
+    dz, g, u = (torch.randn(elements, device="cuda").mul(2).to(dtype) for _ in range(3))
+    close([kernels.activate(g, u)], [plain.activate(g, u)], dtype)
+    close(kernels.activate_keeping(g, u), plain.activate_keeping(g, u), dtype)
+    s = plain.activate_keeping(g, u)[0]
+    for overwrite in (False, True):
+        expected = plain.differentiate(dz, g, u)
+        close(kernels.differentiate(dz.clone(), g.clone(), u.clone(), overwrite), expected, dtype)
+        expected = plain.differentiate_kept(dz, g, s, u)
+        close(kernels.differentiate_kept(dz.clone(), g.clone(), s, u.clone(), overwrite), expected, dtype)
+    z, kept = plain.activate_packing(g, u)
+    found_z, found_kept = kernels.activate_packing(g.clone(), u)
+    close([found_z], [z], dtype)
+    for ours, theirs in zip(found_kept, kept, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
+    close(kernels.differentiate_packed(dz.clone(), kept), plain.differentiate_packed(dz, kept), dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_level_equals_the_plain_module(level, dtype):
+    check_layer(512, 2048, dtype, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_autocast_and_compile(level, compiled):
+    reference = SwigluMLP(256, 1024, device="cuda")
+    layer = MemoryOptimizedSwigluMLP.from_plain(reference, level)
+    run = torch.compile(layer, fullgraph=True) if compiled else layer
+    x = torch.randn(3, 100, 256, device="cuda", requires_grad=True)
+    l = torch.randn(3, 100, 256, device="cuda", dtype=torch.bfloat16)
+
+    def under_autocast(forward):
+        def call(x):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return forward(x)
+
+        return call
+
+    ways = {
+        "plain": _train_step(under_autocast(reference), reference, x, l),
+        "ours": _train_step(under_autocast(run), layer, x, l),
+    }
+    check_agreement(ways, TOLERANCE_8BIT)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_retained_graph_is_not_overwritten(level):
+    layer = MemoryOptimizedSwigluMLP(256, 1024, level, device="cuda")
+    x = torch.randn(100, 256, device="cuda", requires_grad=True)
+    y = layer(x)
+    l = torch.randn_like(y)
+    first = torch.autograd.grad(y, [x, *layer.parameters()], l, retain_graph=True)
+    second = torch.autograd.grad(y, [x, *layer.parameters()], l)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bytes_kept_and_the_peak_are_the_predicted_ones(level):
+    tokens, hidden, intermediate, layers = 4096, 1024, 4096, 3
+    stack = torch.nn.Sequential(
+        *(MemoryOptimizedSwigluMLP(hidden, intermediate, level, device="cuda") for _ in range(layers))
+    )
+    x = torch.randn(tokens, hidden, device="cuda", requires_grad=True)
+    l = torch.randn(tokens, hidden, device="cuda")
+
+    def step():
+        y = stack(x)
+        y.backward(l)
+
+    step()
+    kept = saved_bytes(lambda: stack(x), without=stack.parameters())
+    assert kept == layers * costs.kept_bytes(level, tokens, hidden, intermediate, 4)
+    predicted = costs.peak_bytes(level, tokens, hidden, intermediate, layers, 4)
+    assert peak_memory(step).added_bytes == pytest.approx(predicted, rel=0.01)
+
+
+def test_empty_batches():
+    for level in LEVELS:
+        layer = MemoryOptimizedSwigluMLP(64, 256, level, device="cuda")
+        x = torch.randn(0, 64, device="cuda", requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad.shape == (0, 64)
+        assert layer.W.grad.abs().sum() == 0
