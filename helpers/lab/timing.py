@@ -119,21 +119,25 @@ def compare(
     warmup: int = 3,
     tolerance: float | None = None,
     check: bool = True,
+    before: Callable[[], Any] | None = None,
 ) -> Comparison:
     """Check that all `ways` return what the first returns, then time them interleaved in this process.
 
     A way may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs,
-    gradients). `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it follows the reference's dtype.
+    gradients). `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it follows the reference's dtype.
     Raises `Disagreement`, which names the way and the error. `check=False` is for ways that return nothing.
     """
+    before = before or (lambda: None)
     errors = check_agreement(ways, tolerance) if check else {}
     for fn in ways.values():
         for _ in range(max(warmup, 1)):
+            before()
             fn()
     _synchronize()
     runs: dict[str, list] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, fn in ways.items():
+            before()
             runs[way].append(_run(_once(fn)))
     _synchronize()
     return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)

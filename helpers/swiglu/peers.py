@@ -93,6 +93,15 @@ WAYS: dict[str, Callable[[SwigluMLP], Way]] = {
 }
 
 
+# What a way keeps for backward, where it is known without looking.
+KEEPS = {
+    PLAIN: "x, xW, SiLU(xW), xV, their product",
+    CHECKPOINT: "x",
+    LIGER: "x, xW, xV, their product",
+    **{f"{OURS}{level}": kept for level, kept in LEVELS.items()},
+}
+
+
 def version(way: str) -> str:
     """What a row about a way says of its origin."""
     return (installed(LIGER) or "") if way == LIGER else f"torch {torch.__version__}"

@@ -6,7 +6,7 @@
 import pandas as pd
 
 from . import costs, peers
-from .levels import KEEP_INPUT, KEEP_TWO, LEVELS
+from .levels import KEEP_INPUT, KEEP_TWO
 
 GIB = 2**30
 STACK = ["batch", "seq_len", "hidden_dim", "intermediate_size", "num_layers", "dtype"]
@@ -27,8 +27,7 @@ def derived(hidden: int, intermediate: int, dtype: str) -> pd.DataFrame:
     for way in peers.WAYS:
         cost = costs.derived(way, hidden, intermediate, costs.ITEMSIZE[dtype])
         if cost is not None:
-            level = way.removeprefix(peers.OURS)
-            keeps = LEVELS[int(level)] if way.startswith(peers.OURS) else ""
+            keeps = peers.KEEPS[way]
             numbers = {"kept_kib": cost.kept / 1024, "share": cost.kept_ratio, "products": cost.products}
             rows.append({"way": way, "keeps": keeps} | numbers)
     return pd.DataFrame(rows)

@@ -42,6 +42,11 @@ def test_compare_interleaves_the_ways():
     assert order == ["a", "b", *"ababab"]
 
 
+def test_what_runs_before_is_not_timed():
+    found = compare({"a": sleeping(1)}, rounds=5, warmup=1, check=False, before=sleeping(10))
+    assert found.timing("a").median_ms < 5
+
+
 def test_compare_takes_ratios_round_by_round():
     table = compare({"fast": sleeping(1), "slow": sleeping(4)}, rounds=5, warmup=1, check=False).table()
     assert table["verdict"].tolist() == ["same", "slower"]
