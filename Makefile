@@ -1,7 +1,7 @@
 # `make report` and `make test` do everything on a machine that has Python 3.11 or 3.12: they make .venv, install
 # what is pinned, and run. A second call installs nothing.
 
-SUPPORTED := import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+SUPPORTED := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python; do \
 	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $$p && break; done)
 VENV := .venv
@@ -33,7 +33,7 @@ clean:
 
 $(VENV)/installed: requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or 3.12 with its venv module; set PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(PIP) install -r requirements.txt
 	touch $@
 

@@ -41,8 +41,9 @@ def measure(options: argparse.Namespace) -> int:
     chosen = chapters.select(options.targets)
     done = lab.measure(chosen, preset, budget=options.budget, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
-    print("; the same command goes on there" if done.left else "")
-    return 0
+    again = "the same command without --refresh" if options.refresh else "the same command"
+    print(f"; {again} goes on there" if done.left else "")
+    return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
 def report(options: argparse.Namespace) -> int:
@@ -50,6 +51,8 @@ def report(options: argparse.Namespace) -> int:
         from helpers.lab import report as reports
     except ImportError as error:
         return _fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
+    if options.save_notebooks and not options.execute:
+        return _fail("--save-notebooks saves what an execution gives: it cannot go with --no-execute", 2)
     try:
         path = reports.build(
             execute=options.execute,
@@ -93,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
     added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
-    added.add_argument("--output", type=Path, default=Path("report.pdf"), help="default: report.pdf")
+    added.add_argument("--output", type=Path, help="default: report.pdf of the project")
     added.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
     return parser
 

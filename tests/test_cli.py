@@ -20,7 +20,7 @@ def run(*arguments, cwd=None):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["measure", "nothing"], "unknown chapter 'nothing'; valid: swiglu"),
+        (["measure", "nothing"], "unknown chapter 'nothing'; valid: "),
         (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: sweep, peers"),
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
         (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
@@ -65,13 +65,14 @@ def test_measure_records_goes_on_and_reports_a_damaged_file(tmp_path):
 def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path):
     command = [sys.executable, "-m", "helpers", "measure", "swiglu/sweep", "--preset", "small"]
     running = subprocess.Popen([*command, "--results", str(tmp_path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (files := list(tmp_path.rglob("sweep.csv"))) and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(0.005)
     running.kill()
     running.wait()
+    assert files
     there = len(records.read_rows(files[0]))
-    assert 1 <= there <= 8
+    assert 1 <= there < 8
     again = run("measure", "swiglu/sweep", "--preset", "small", "--results", tmp_path)
     assert f"{8 - there} configurations measured, {there} were there, 0 left" in again.stdout
     assert len(records.read_rows(files[0])) == 8
@@ -88,6 +89,11 @@ def test_doctor_says_what_is_here(capsys):
     out = capsys.readouterr().out
     for name in ("gpu", "torch", "liger-kernel", "notebooks and report", "swiglu/sweep"):
         assert name in out
+
+
+def test_saving_notebooks_that_are_not_executed_is_refused(capsys):
+    assert main(["report", "--no-execute", "--save-notebooks"]) == 2
+    assert "cannot go with --no-execute" in capsys.readouterr().err
 
 
 def test_every_command_explains_itself():
@@ -110,10 +116,10 @@ def test_a_failing_notebook_is_one_line(tmp_path):
 
 
 def test_chapters_are_found_and_tables_selected_once():
-    assert chapters.names() == ["swiglu"]
+    assert "swiglu" in chapters.names()
     assert [e.table for e in chapters.select(["swiglu/peers", "swiglu"])][:2] == ["peers", "sweep"]
     assert len(chapters.select(["swiglu", "swiglu/peers"])) == len(chapters.experiments("swiglu"))
-    assert chapters.select([]) == chapters.experiments("swiglu")
+    assert chapters.select([]) == [e for name in chapters.names() for e in chapters.experiments(name)]
 
 
 def test_every_experiment_says_what_it_measures_and_has_both_presets():

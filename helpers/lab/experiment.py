@@ -23,6 +23,7 @@ from .records import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
 NOT_INSTALLED = "not installed: "
+FAILED = "failed: "
 PRESETS = ("small", "full")
 
 
@@ -80,7 +81,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device, or the host, has no memory left."""
     said = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
+        isinstance(error, RuntimeError)
+        and any(words in said for words in ("out of memory", "can't allocate memory", "alloc_failed"))
     )
 
 

@@ -79,7 +79,9 @@ def environment() -> dict[str, str]:
     on_gpu = torch.cuda.is_available()
     facts = {
         "gpu": device_name(),
-        "gpu_memory_gib": f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.1f}" if on_gpu else "",
+        "gpu_memory_gib": f"{torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30:.1f}"
+        if on_gpu
+        else "",
         "driver": _driver() if on_gpu else "none",
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda or "none"),

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from .machine import device
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Memory:
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:
-    """The peak of allocated bytes while `fn()` runs, after a reset.
+    """The peak of allocated bytes on `device()` while `fn()` runs, after a reset.
 
     On CUDA the allocator's own statistics: exact, free, and in its 512-byte blocks. On the CPU the profiler's
     allocation events: exact, but `fn` runs slower, so don't time it in the same call.

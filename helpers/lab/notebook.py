@@ -5,6 +5,8 @@ that every line of code is seen to work; what that prints is marked and stays ou
 read the records only.
 """
 
+import html
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,12 +42,18 @@ class Results:
 
     @property
     def plan(self) -> pd.DataFrame:
-        """The rows, and for each configuration without any one that says that it is not measured."""
+        """The rows, and for each configuration that a GPU has none of, one that says that it is not measured."""
         identity = self.experiment.identity("full")
-        there = {records.key(row, identity) for row in self.rows.to_dict("records")}
         configs = self.experiment.configurations("full")
-        absent = [config for config in configs if records.key(config, identity) not in there]
-        lacking = pd.DataFrame([config | {STATUS: NOT_MEASURED} for config in absent])
+        there = {(row["gpu"], records.key(row, identity)) for row in self.rows.to_dict("records")}
+        gpus = list(dict.fromkeys(self.rows["gpu"])) if len(self.rows) else [None]
+        absent = [
+            ({"gpu": gpu} if gpu else {}) | config | {STATUS: NOT_MEASURED}
+            for gpu in gpus
+            for config in configs
+            if (gpu, records.key(config, identity)) not in there
+        ]
+        lacking = pd.DataFrame(absent)
         order = {records.key(config, identity): number for number, config in enumerate(configs)}
         both = pd.concat([self.rows, lacking], ignore_index=True) if len(self.rows) else lacking
         position = [order.get(records.key(row, identity), len(order)) for row in both.to_dict("records")]
@@ -85,8 +93,8 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
 
 def table(frame: pd.DataFrame, caption: str) -> None:
     """Show a table with plain headings and a caption; cells without a value hold a dash."""
-    styler = _shown(frame).style.hide(axis="index").set_caption(caption)
-    display(styler.set_uuid("t"))
+    styler = _shown(frame).style.format(escape="html").hide(axis="index").set_caption(html.escape(caption))
+    display(styler.set_uuid("t"), metadata={"helpers": {"caption": caption}})
 
 
 def figure(drawn: Figure, name: str, caption: str) -> None:
@@ -95,6 +103,12 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     told = {"helpers": {"figure": name, "caption": caption}}
     display({"image/svg+xml": figures.svg(drawn, name), "text/plain": caption}, raw=True, metadata=told)
     display(Markdown(f"*{caption}*"), metadata=LEFT_OUT)
+
+
+def source(*functions: object) -> None:
+    """Show the code of functions, as it is."""
+    text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
+    display(Markdown(f"```python\n{text}\n```"))
 
 
 def say(*sentences: str) -> None:
@@ -139,7 +153,7 @@ def number(value: object, whole: bool = False) -> str:
         return str(value)
     if whole or isinstance(value, (int, np.integer)):
         return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .machine import project_root
@@ -76,7 +77,10 @@ def read_rows(file: Path) -> list[dict[str, str]]:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{file}: cannot be read ({error})") from error
-    lines = list(csv.reader(io.StringIO(text)))
+    try:
+        lines = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise _damaged(file, 1, f"not a table ({error})") from error
     header = lines[0] if lines else []
     missing = [name for name in [*PROVENANCE, STATUS, CHECKSUM] if name not in header]
     if missing:
@@ -108,6 +112,12 @@ def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> No
         _write(file, kept + new)
 
 
+def rewrite(file: Path, rows: Iterable[Row]) -> None:
+    """Replace all rows of a record file."""
+    with _locked(file.parent):
+        _write(file, [{name: cell(value) for name, value in row.items()} for row in rows])
+
+
 def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
     """What a row is about, as text that compares equal whether it was just measured or read from a file."""
     return tuple(cell(row.get(name, "")) for name in identity)
@@ -115,10 +125,10 @@ def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
 
 def cell(value: Any) -> str:
     """A value as it stands in a file: numbers with six significant digits, None and NaN empty."""
-    if value is None or (isinstance(value, float) and value != value):
+    if value is None or value != value:
         return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if isinstance(value, (float, np.floating)):
+        return f"{float(value):.6g}"
     return " ".join(str(value).split())
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import records
-from .experiment import NOT_INSTALLED, Experiment
+from .experiment import FAILED, NOT_INSTALLED, Experiment
 from .machine import device_name, environment, installed, slug
+from .timing import Disagreement
+
+STALE = " stale"
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Progress:
     measured: int
     fresh: int
     left: int
+    failed: int = 0
 
 
 def measure(
@@ -33,16 +37,22 @@ def measure(
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
     After `budget` seconds no configuration is started, nor one whose forerunner in the table took longer than
-    what is left; a call with the same arguments goes on there. `refresh` measures what is fresh, too.
+    what is left; a call with the same arguments goes on there. `refresh` first marks what is recorded as stale, so
+    that a call without it goes on where a refreshing one was stopped. A way that turns out to compute something else
+    than the reference is a row that says so, and counts as failed.
     """
+    experiments = list(experiments)
     began, gpu = time.perf_counter(), slug(device_name())
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
     stored = {
         (e.chapter, e.table): records.read_rows(_file(gpu, e, results)) for e, _ in work
     }  # a damaged file stops here
-    todo = [(e, config) for e, config in work if refresh or not is_fresh(e, config, preset, stored[e.chapter, e.table])]
+    if refresh:
+        for e in experiments:
+            stored[e.chapter, e.table] = _mark_stale(_file(gpu, e, results), preset)
+    todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.chapter, e.table])]
     took: dict[tuple[str, str], float] = {}
-    measured = 0
+    measured = failed = 0
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
         for e, config in todo:
             left = float("inf") if budget is None else budget - (time.perf_counter() - began)
@@ -50,13 +60,18 @@ def measure(
                 break
             bar.set_description(f"{e.chapter}/{e.table}")
             start = time.perf_counter()
-            rows = [row | provenance(e, preset) for row in e.rows(config)]
+            try:
+                found = e.rows(config)
+            except Disagreement as error:
+                found = [config | {records.STATUS: f"{FAILED}{error}"}]
+                failed += 1
+            rows = [row | provenance(e, preset) for row in found]
             file = _file(gpu, e, results)
             records.replace(file, rows, [*e.identity(preset), "preset"])
             took[e.chapter, e.table] = time.perf_counter() - start
             measured += 1
             bar.update()
-    return Progress(measured, len(work) - len(todo), len(todo) - measured)
+    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
 
 
 def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[records.Row]) -> bool:
@@ -68,6 +83,7 @@ def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[rec
     return bool(about) and all(
         row["method"] == str(e.version)
         and _release(row["torch"]) == release
+        and not row[records.STATUS].startswith(FAILED)
         and not _now_installed(row[records.STATUS])
         for row in about
     )
@@ -78,6 +94,16 @@ def provenance(e: Experiment, preset: str) -> records.Row:
     known = environment()
     origin = {name: known[name] for name in records.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version}
+
+
+def _mark_stale(file: Path, preset: str) -> list[records.Row]:
+    rows = records.read_rows(file)
+    for row in rows:
+        if row["preset"] == preset and not row["method"].endswith(STALE):
+            row["method"] += STALE
+    if rows:
+        records.rewrite(file, rows)
+    return rows
 
 
 def _now_installed(status: str) -> bool:

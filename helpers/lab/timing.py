@@ -68,11 +68,11 @@ def phases(
     for _ in range(max(warmup, 1)):
         began = time.perf_counter()
         _run(step)
-        _synchronize()
+        synchronize()
         once = time.perf_counter() - began
     count = min(max(repeat, int(seconds / max(once, 1e-7))), max(repeat, 1000))
     runs = [_run(step) for _ in range(count)]
-    _synchronize()
+    synchronize()
     samples = [_durations(run) for run in runs]
     return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
 
@@ -123,34 +123,41 @@ def compare(
 ) -> Comparison:
     """Check that all `ways` return what the first returns, then time them interleaved in this process.
 
-    A way may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs,
-    gradients). `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it follows the reference's dtype.
-    Raises `Disagreement`, which names the way and the error. `check=False` is for ways that return nothing.
+    A way may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs, gradients).
+    `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
+    follows the reference's dtype. Raises `Disagreement`, which names the way and the error. `check=False` is for ways
+    that return nothing.
     """
     before = before or (lambda: None)
-    errors = check_agreement(ways, tolerance) if check else {}
+    errors = check_agreement(ways, tolerance, before) if check else {}
     for fn in ways.values():
         for _ in range(max(warmup, 1)):
             before()
             fn()
-    _synchronize()
+    synchronize()
     runs: dict[str, list] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, fn in ways.items():
             before()
             runs[way].append(_run(_once(fn)))
-    _synchronize()
+    synchronize()
     return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)
 
 
-def check_agreement(ways: Mapping[str, Callable[[], Any]], tolerance: float | None = None) -> dict[str, float]:
+def check_agreement(
+    ways: Mapping[str, Callable[[], Any]],
+    tolerance: float | None = None,
+    before: Callable[[], Any] = lambda: None,
+) -> dict[str, float]:
     """The largest relative error of each way's tensors against the first way's; raises `Disagreement`."""
     names = list(ways)
+    before()
     reference = [t.detach().clone() for t in tensors(ways[names[0]]())]
     if not reference:
         raise Disagreement(f"{names[0]!r} returns no tensor to compare with; return one, or pass check=False")
     errors = {names[0]: 0.0}
     for name in names[1:]:
+        before()
         found = tensors(ways[name]())
         if [t.shape for t in found] != [t.shape for t in reference]:
             shapes = [tuple(t.shape) for t in found], [tuple(t.shape) for t in reference]
@@ -170,7 +177,8 @@ def check_agreement(ways: Mapping[str, Callable[[], Any]], tolerance: float | No
 
 def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
     """‖found − reference‖ / ‖reference‖ in fp64; the plain norm of `found` if the reference is all zeros."""
-    reference, found = reference.detach().double(), found.detach().double()
+    wide = torch.complex128 if reference.is_complex() or found.is_complex() else torch.float64
+    reference, found = reference.detach().to(wide), found.detach().to(wide)
     norm = reference.norm()
     return float((found - reference).norm() / (norm if norm > 0 else 1.0))
 
@@ -217,6 +225,7 @@ def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
     return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait until the device has done all that was queued; nothing to wait for on the CPU."""
     if device().type == "cuda":
         torch.cuda.synchronize()

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from helpers.lab import Timing, bench, compare, device, experiment, peak_memory, phases, saved_bytes
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.experiment import OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.memory import GIB, MIB
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, relative_error
+from helpers.lab.timing import check_agreement, relative_error, synchronize
 
 from . import peers as peer_ways
 from .levels import KEEP_8BIT, LEVELS
 from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
-
-GIB, MIB = 2**30, 2**20
 
 # Level 3's gradients come from rounded activations.
 TOLERANCE_8BIT = 3e-2
@@ -147,7 +146,8 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
             if to in built:
                 spread = (column, f"{column}_p20", f"{column}_p80")
                 rows[name] |= dict(zip(spread, timed.ratio(name, to), strict=True))
-        rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[peer_ways.PLAIN]["saved_mib"]
+        if peer_ways.PLAIN in built:
+            rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[peer_ways.PLAIN]["saved_mib"]
     return list(rows.values())
 
 
@@ -159,6 +159,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, beside the plain module's in the same type."""
+    torch.manual_seed(0)  # the same data for every level
     hidden, intermediate, tokens = (1024, 4096, 2048) if device().type == "cuda" else (64, 256, 128)
     exact = SwigluMLP(hidden, intermediate, device=device(), dtype=torch.float64)
     x = torch.randn(tokens, hidden, device=device(), dtype=torch.float64, requires_grad=True)
@@ -195,7 +196,9 @@ def training(seed: int, checkpoint_level: int, steps: int) -> Row:
 
     def loss(x: Tensor) -> Tensor:
         with torch.autocast(device().type, dtype=torch.bfloat16):
-            return nn.functional.mse_loss(_residual(student, x).float(), _residual(teacher, x).float().detach())
+            with torch.no_grad():
+                target = _residual(teacher, x).float()
+            return nn.functional.mse_loss(_residual(student, x).float(), target)
 
     with torch.no_grad():
         first = loss(held_out)
@@ -214,14 +217,7 @@ def timing(size: int) -> Row:
     a, b = (torch.randn(size, size, device=device()) for _ in range(2))
     for _ in range(3):
         a @ b
-    naive, right = [], []
-    for _ in range(20):
-        _synchronize()
-        start = time.perf_counter()
-        a @ b
-        naive.append((time.perf_counter() - start) * 1e3)
-        _synchronize()
-        right.append((time.perf_counter() - start) * 1e3)
+    naive, right = ([clock(lambda: a @ b) for _ in range(20)] for clock in (unsynchronised_ms, synchronised_ms))
     events = bench(lambda: a @ b)
     return {
         "unsynchronised_ms": Timing.of(naive).median_ms,
@@ -251,6 +247,23 @@ def ceilings(ceiling: str, dtype: str, size: int) -> Row:
     return found.row() | {"gb_per_s": rate}
 
 
+def unsynchronised_ms(fn: Callable[[], object]) -> float:
+    """Wrong on a GPU: when `fn` returns, its work is only queued."""
+    synchronize()
+    start = time.perf_counter()
+    fn()
+    return (time.perf_counter() - start) * 1e3
+
+
+def synchronised_ms(fn: Callable[[], object]) -> float:
+    """Right: nothing older is still running at the start, and the work is finished at the end."""
+    synchronize()
+    start = time.perf_counter()
+    fn()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
 def check_layer(hidden: int, intermediate: int, dtype: str, level: int, tokens: int = 256) -> None:
     """Raise `Disagreement` unless a level computes what the plain module computes, in this type and width."""
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
@@ -270,6 +283,7 @@ def _prepare(
     tolerance = TOLERANCE_8BIT if name == f"{peer_ways.OURS}{KEEP_8BIT}" else None
     errors = check_agreement({peer_ways.PLAIN: _train_step(plain, plain, x, l), name: step}, tolerance)
     step()
+    _forget(owner, x)
     memory = peak_memory(step)
     # What forward leaves behind is its output and what it keeps but for x, which is as large as the output.
     kept = peak_memory(lambda: forward(x)).kept_bytes
@@ -282,8 +296,7 @@ def _train_step(
     """Forward and backward from fresh gradients; returns the output and the gradients of x, W, V, U."""
 
     def step() -> list[Tensor]:
-        x.grad = None
-        owner.zero_grad(set_to_none=True)
+        _forget(owner, x)
         y = forward(x)
         y.backward(l)
         return [y, x.grad, *peer_ways.weight_gradients(owner)]
@@ -291,12 +304,12 @@ def _train_step(
     return step
 
 
+def _forget(owner: nn.Module, x: Tensor) -> None:
+    x.grad = None
+    owner.zero_grad(set_to_none=True)
+
+
 def _residual(layers: list[nn.Module], x: Tensor) -> Tensor:
     for layer in layers:
         x = x + layer(nn.functional.rms_norm(x, x.shape[-1:]))
     return x
-
-
-def _synchronize() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()

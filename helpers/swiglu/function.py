@@ -21,15 +21,17 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         level 3   2I (1 + 4/128) + d b    3 + 6, gradients from activations rounded to 8 bits
 
     Under autocast the products run in autocast's type; the weights are kept as they are and cast again in
-    backward, which costs one pass over them and saves a copy. Double backward isn't supported.
+    backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was kept
+    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Double
+    backward and the transforms of torch.func aren't supported.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int) -> Tensor:
         level = check_level(checkpoint_level)
-        autocast_dtype = _autocast_dtype(x)
-        dtype = autocast_dtype or x.dtype
+        autocast_dtype = _autocast_dtype(x) if isinstance(x, Tensor) else None
         check_arguments(x, W, V, U, casting=autocast_dtype is not None)
+        dtype = autocast_dtype or x.dtype
         needs = list(ctx.needs_input_grad[:4])
         if not any(needs):
             level = KEEP_INPUT  # nothing has to be kept

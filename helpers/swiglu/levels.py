@@ -17,7 +17,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_level(level: int) -> int:
-    if isinstance(level, bool) or level not in LEVELS:
+    if type(level) is not int or level not in LEVELS:
         allowed = "; ".join(f"{n} keeps {kept}" for n, kept in LEVELS.items())
         raise ValueError(f"checkpoint_level is {level!r}; allowed: {allowed}")
     return level
@@ -25,6 +25,9 @@ def check_level(level: int) -> int:
 
 def check_arguments(x: Tensor, W: Tensor, V: Tensor, U: Tensor, *, casting: bool) -> None:
     """Raise a `ValueError` that names what was given and what is allowed. `casting`: autocast makes dtypes agree."""
+    for name, given in {"x": x, "W": W, "V": V, "U": U}.items():
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{name} is a {type(given).__name__}; it must be a tensor")
     if W.ndim != 2 or V.shape != W.shape or U.shape != W.shape[::-1]:
         shapes = f"W {tuple(W.shape)}, V {tuple(V.shape)}, U {tuple(U.shape)}"
         raise ValueError(f"shapes of {shapes}; W and V must be (hidden, intermediate), U (intermediate, hidden)")
@@ -40,7 +43,9 @@ def check_arguments(x: Tensor, W: Tensor, V: Tensor, U: Tensor, *, casting: bool
     if not set(dtypes.values()) <= set(DTYPES):
         raise ValueError(f"dtypes {_listed(dtypes)}; allowed: {', '.join(map(str, DTYPES))}")
     if not casting:
-        raise ValueError(f"mixed dtypes: {_listed(dtypes)}; they must be one dtype, or use torch.autocast")
+        raise ValueError(
+            f"mixed dtypes: {_listed(dtypes)}; they must be one dtype, or use torch.autocast (which leaves fp64 alone)"
+        )
 
 
 def _listed(named: dict) -> str:

@@ -1,7 +1,7 @@
 """Tensors in 8 bits: groups of 128 neighbours share one fp32 scale, their largest magnitude / 127.
 
-1 + 4/128 bytes an element. The rounding error is at most half a step of its group, about 0.7 % of the standard
-deviation of normally distributed values; one outlier costs precision in its own group only.
+1 + 4/128 bytes an element. The rounding error is at most half a step of its group; for normally distributed values its
+root mean square is about 0.65 % of their standard deviation. One outlier costs precision in its own group only.
 """
 
 import torch

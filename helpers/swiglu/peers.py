@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.experiment import FAILED, NOT_INSTALLED
 from helpers.lab.machine import installed
 
 from .levels import LEVELS
@@ -112,7 +112,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, NotHere):
         return str(error)
     said = str(error).strip().splitlines()
-    return f"failed: {type(error).__name__}: {said[0] if said else ''}"[:200]
+    return f"{FAILED}{type(error).__name__}: {said[0] if said else ''}"[:200]
 
 
 def weight_gradients(owner: nn.Module) -> list[Tensor]:

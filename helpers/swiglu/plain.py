@@ -21,8 +21,8 @@ def activate_keeping(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return s, (_wide(s) * _wide(u)).to(g.dtype)
 
 
-def activate_packing(g: Tensor, u: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """z, and g and u in 8 bits. A kernel overwrites g with z."""
+def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """z, and g and u in 8 bits. A kernel may `overwrite` g with z."""
     packed_g, scale_g = pack(g)
     packed_u, scale_u = pack(u)
     return activate(g, u), [packed_g, packed_u, scale_g, scale_u]

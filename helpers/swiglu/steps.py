@@ -39,15 +39,17 @@ def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Ten
     rows = x.reshape(-1, x.shape[-1])  # (T, d)
     kernels = kernels_for(rows)
     g, u = rows @ W, rows @ V  # (T, I)
+    # Selective checkpointing watches by a dispatch mode and may hold g: then nothing is written over it.
+    alone = torch._C._len_torch_dispatch_stack() == 0
     if level == KEEP_ALL:
         s, z = kernels.activate_keeping(g, u)
         kept = [g, s, u]
     elif level == KEEP_INPUT:
-        z, kept = kernels.activate(g, u, overwrite=True), []
+        z, kept = kernels.activate(g, u, overwrite=alone), []
     elif level == KEEP_TWO:
         z, kept = kernels.activate(g, u), [g, u]
     else:
-        z, kept = kernels.activate_packing(g, u)
+        z, kept = kernels.activate_packing(g, u, overwrite=alone)
     del g, u
     return (z @ U).view(*x.shape[:-1], U.shape[1]), kept
 
@@ -78,7 +80,11 @@ def backward(
     dx = dW = dV = dU = None
     if not (need_x or need_W or need_V):
         return [None, None, None, _hidden(kept, level, l.dtype).t() @ l]
-    dg, du, z = _elementwise(l @ U.t(), kept, level, overwrite)  # (T, I)
+    dz = l @ U.t()  # (T, I)
+    dg, du, z = _elementwise(dz, kept, level, overwrite)
+    del dz  # z may be written over it
+    if overwrite and level != KEEP_INPUT:
+        torch.autograd.graph.increment_version(kept)  # whoever still holds them and needs them is told
     del kept
     if need_U:
         dU = z.t() @ l

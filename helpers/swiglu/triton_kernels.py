@@ -29,11 +29,12 @@ def activate_keeping(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return s, z
 
 
-def activate_packing(g: Tensor, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, list[Tensor]]:
+    z = g if overwrite else torch.empty_like(g)
     packed = [torch.empty_like(tensor, dtype=torch.int8) for tensor in (g, u)]
     scales = [torch.empty(groups(g.numel()), dtype=torch.float32, device=g.device) for _ in range(2)]
-    _launch(_activate_packing, g.numel(), ROWS * GROUP, g, u, *packed, *scales, GROUP=GROUP, ROWS=ROWS)
-    return g, [*packed, *scales]
+    _launch(_activate_packing, g.numel(), ROWS * GROUP, g, u, z, *packed, *scales, GROUP=GROUP, ROWS=ROWS)
+    return z, [*packed, *scales]
 
 
 def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,8 +58,10 @@ def differentiate_packed(dz: Tensor, kept: list[Tensor]) -> tuple[Tensor, Tensor
 
 
 def _launch(kernel, elements: int, per_program: int, *tensors: Tensor, **constants: int) -> None:
+    """Run a kernel on the tensors' device; Triton itself would take the current one."""
     if elements:
-        kernel[(triton.cdiv(elements, per_program),)](*tensors, elements, **constants, num_warps=8)
+        with torch.cuda.device_of(tensors[0]):
+            kernel[(triton.cdiv(elements, per_program),)](*tensors, elements, **constants, num_warps=8)
 
 
 @triton.jit
@@ -115,8 +118,17 @@ def _pack(values, packed_at, scale_at, at, row, inside, row_inside):
 
 @triton.jit
 def _activate_packing(
-    g_at, u_at, packed_g_at, packed_u_at, scale_g_at, scale_u_at, elements, GROUP: tl.constexpr, ROWS: tl.constexpr
-):  # z is written over g
+    g_at,
+    u_at,
+    z_at,
+    packed_g_at,
+    packed_u_at,
+    scale_g_at,
+    scale_u_at,
+    elements,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside, row_inside = at < elements, row * GROUP < elements
@@ -124,7 +136,7 @@ def _activate_packing(
     u = tl.load(u_at + at, mask=inside, other=0.0).to(tl.float32)
     _pack(g, packed_g_at, scale_g_at, at, row, inside, row_inside)
     _pack(u, packed_u_at, scale_u_at, at, row, inside, row_inside)
-    tl.store(g_at + at, (g * tl.sigmoid(g) * u).to(g_at.dtype.element_ty), mask=inside)
+    tl.store(z_at + at, (g * tl.sigmoid(g) * u).to(z_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -38,7 +38,7 @@ def test_kernels_equal_plain_torch(kernels, dtype, elements):
         expected = plain.differentiate_kept(dz, g, s, u)
         close(kernels.differentiate_kept(dz.clone(), g.clone(), s, u.clone(), overwrite), expected, dtype)
     z, kept = plain.activate_packing(g, u)
-    found_z, found_kept = kernels.activate_packing(g.clone(), u)
+    found_z, found_kept = kernels.activate_packing(g.clone(), u, overwrite=True)
     close([found_z], [z], dtype)
     for ours, theirs in zip(found_kept, kept, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
@@ -104,6 +104,14 @@ def test_bytes_kept_and_the_peak_are_the_predicted_ones(level):
     assert kept == layers * costs.kept_bytes(level, tokens, hidden, intermediate, 4)
     predicted = costs.peak_bytes(level, tokens, hidden, intermediate, layers, 4)
     assert peak_memory(step).added_bytes == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_kernels_run_on_the_tensors_device_and_not_on_the_current_one():
+    check = MemoryOptimizedSwigluMLP(64, 256, 2, device="cuda:1")
+    x = torch.randn(10, 64, device="cuda:1", requires_grad=True)
+    check(x).sum().backward()
+    assert torch.isfinite(x.grad).all()
 
 
 def test_empty_batches():

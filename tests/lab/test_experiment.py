@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from helpers.lab import measure, records
+from helpers.lab import Disagreement, measure, records
 from helpers.lab.experiment import Experiment, is_out_of_memory
 from helpers.lab.machine import device_name, slug
 
@@ -69,6 +69,29 @@ def test_refresh_measures_again_and_replaces(tmp_path):
     measure([SQUARES], "full", results=tmp_path)
     assert measure([SQUARES], "full", results=tmp_path, refresh=True).measured == 3
     assert len(read(SQUARES, tmp_path)) == 3
+
+
+def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
+    measure([SQUARES], "full", results=tmp_path)
+    assert measure([SQUARES], "full", results=tmp_path, refresh=True, budget=0.0).left == 3
+    assert len(read(SQUARES, tmp_path)) == 3  # still there, as stale
+    CALLS.clear()
+    assert measure([SQUARES], "full", results=tmp_path).measured == 3
+    assert CALLS == [2, 3, 4]
+    assert measure([SQUARES], "full", results=tmp_path).measured == 0
+
+
+def test_a_way_that_computes_something_else_is_a_failed_row_and_the_others_go_on(tmp_path):
+    def wrong(size):
+        if size == 2:
+            raise Disagreement("'b' differs from 'a'")
+        return square(size)
+
+    e = Experiment("chapter", "wrong", wrong, SQUARES.presets, 1)
+    done = measure([e], "full", results=tmp_path)
+    assert (done.measured, done.failed) == (3, 1)
+    assert read(e, tmp_path)["status"].tolist() == ["failed: 'b' differs from 'a'", "out of memory", "ok"]
+    assert measure([e], "full", results=tmp_path).measured == 1  # what failed is tried again
 
 
 def test_a_new_method_makes_old_records_stale(tmp_path):
@@ -140,5 +163,6 @@ def test_a_damaged_table_stops_before_anything_is_measured(tmp_path):
 
 def test_other_errors_are_not_taken_for_out_of_memory():
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))

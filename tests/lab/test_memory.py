@@ -1,15 +1,15 @@
 import torch
 
-from helpers.lab import peak_memory, saved_bytes
+from helpers.lab import device, peak_memory, saved_bytes
 
 KIB = 1024
 
 
 def test_the_peak_counts_what_was_freed_again():
     def work():
-        first = torch.empty(300 * KIB, dtype=torch.uint8)
+        first = torch.empty(300 * KIB, dtype=torch.uint8, device=device())
         del first
-        return torch.empty(100 * KIB, dtype=torch.uint8)
+        return torch.empty(100 * KIB, dtype=torch.uint8, device=device())
 
     memory = peak_memory(work)
     assert memory.added_bytes == 300 * KIB
@@ -17,7 +17,7 @@ def test_the_peak_counts_what_was_freed_again():
 
 
 def test_the_peak_adds_up_what_lives_at_once():
-    memory = peak_memory(lambda: [torch.empty(100 * KIB, dtype=torch.uint8) for _ in range(3)])
+    memory = peak_memory(lambda: [torch.empty(100 * KIB, dtype=torch.uint8, device=device()) for _ in range(3)])
     assert memory.added_bytes == memory.kept_bytes == 300 * KIB
 
 

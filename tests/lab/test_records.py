@@ -66,6 +66,7 @@ def damage(file, change):
         (lambda text: text.replace("checksum", "check"), "line 1: the header lacks checksum"),
         (lambda text: "", "line 1: the header lacks"),
         (lambda text: "\0\1garbage", "line 1"),
+        (lambda text: text + '"' + "x" * 200_000 + "\n", "line 1: not a table"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row_and_never_overwritten(file, change, said):

@@ -13,13 +13,13 @@ def sleeping(milliseconds):
 
 def test_bench_times_what_it_runs():
     timing = bench(sleeping(2), repeat=20, seconds=0)
-    assert 1.9 < timing.median_ms < 4
+    assert timing.median_ms > 1.9
     assert timing.n == 20
     assert timing.p20_ms <= timing.median_ms <= timing.p80_ms
 
 
 def test_bench_repeats_a_short_run_until_the_time_is_filled():
-    assert bench(lambda: None, seconds=0.05).n == 1000
+    assert 20 < bench(lambda: None, seconds=0.05).n <= 1000
 
 
 def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
@@ -32,8 +32,8 @@ def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
 
     times = phases(step, repeat=5, warmup=1, seconds=0)
     assert list(times) == ["short", "long"]
-    assert 0.9 < times["short"].median_ms < 3
-    assert 3.9 < times["long"].median_ms < 8
+    assert 0.9 < times["short"].median_ms < times["long"].median_ms
+    assert 3.9 < times["long"].median_ms < 19  # what follows it takes 20
 
 
 def test_compare_interleaves_the_ways():
@@ -43,19 +43,27 @@ def test_compare_interleaves_the_ways():
 
 
 def test_what_runs_before_is_not_timed():
-    found = compare({"a": sleeping(1)}, rounds=5, warmup=1, check=False, before=sleeping(10))
-    assert found.timing("a").median_ms < 5
+    found = compare({"a": sleeping(1)}, rounds=5, warmup=1, check=False, before=sleeping(50))
+    assert found.timing("a").median_ms < 50
+
+
+def test_what_runs_before_also_runs_before_the_check():
+    state = torch.ones(1)
+    ways = {name: lambda: state.mul_(2).clone() for name in "ab"}
+    compare(ways, rounds=1, warmup=1, before=lambda: state.fill_(1))
+    with pytest.raises(Disagreement):
+        compare(ways, rounds=1, warmup=1)
 
 
 def test_compare_takes_ratios_round_by_round():
-    table = compare({"fast": sleeping(1), "slow": sleeping(4)}, rounds=5, warmup=1, check=False).table()
+    table = compare({"fast": sleeping(1), "slow": sleeping(20)}, rounds=5, warmup=1, check=False).table()
     assert table["verdict"].tolist() == ["same", "slower"]
-    assert 2.5 < table["ratio"][1] < 5
+    assert table["ratio"][1] > 1.5
     assert table["ratio_p20"][1] <= table["ratio"][1] <= table["ratio_p80"][1]
 
 
 def test_compare_can_take_any_way_as_the_reference():
-    found = compare({"slow": sleeping(4), "fast": sleeping(1)}, rounds=5, warmup=1, check=False)
+    found = compare({"slow": sleeping(20), "fast": sleeping(1)}, rounds=5, warmup=1, check=False)
     assert found.table(to="fast")["verdict"].tolist() == ["slower", "same"]
 
 
@@ -84,6 +92,7 @@ def test_a_way_without_a_tensor_cannot_be_checked():
 def test_the_error_is_relative_to_the_reference():
     assert relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0])) == pytest.approx(0.4 / 5)
     assert relative_error(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
+    assert relative_error(torch.tensor([1 - 1j]), torch.tensor([1 + 1j])) == pytest.approx(2**0.5)
 
 
 def test_tensors_are_found_in_nested_containers():

@@ -32,7 +32,7 @@ for text in (
     ptx(kernels._activate, names("g_at u_at z_at s_at"), KEEP=True, **block),
     ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), KEPT=False, **block),
     ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), KEPT=True, **block),
-    ptx(kernels._activate_packing, names("g_at u_at " + packed), **group),
+    ptx(kernels._activate_packing, names("g_at u_at z_at " + packed), **group),
     ptx(kernels._differentiate_packed, names("dz_at " + packed + " dg_at du_at"), **group),
 ):
     print(text, "=== end of kernel")

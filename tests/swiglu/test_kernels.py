@@ -1,11 +1,13 @@
 """The Triton kernels, run by Triton's interpreter on the CPU, against plain torch."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 pytest.importorskip("triton")
 
@@ -71,8 +73,10 @@ def test_backward(dtype, overwrite, elements):
 def test_8_bits(dtype, elements):
     dz, g, u = tensors(elements, dtype, 3)
     z, kept = plain.activate_packing(g, u)
-    found_z, found_kept = triton_kernels.activate_packing(g.clone(), u)
-    assert_same([found_z], [z], DTYPES[dtype])
+    over = g.clone()
+    found_z, found_kept = triton_kernels.activate_packing(over, u, overwrite=True)
+    assert found_z is over
+    assert_same([found_z, triton_kernels.activate_packing(g, u)[0]], [z, z], DTYPES[dtype])
     for ours, theirs in zip(found_kept, kept, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
     found = triton_kernels.differentiate_packed(dz.clone(), kept)
@@ -133,6 +137,36 @@ def test_the_layer_on_kernels_equals_the_plain_module(interpreted, level, retain
         dx, dU = torch.autograd.grad(y, [x, layer.U], l, retain_graph=retain)
     assert relative_error(dx, expected[0]) < (2e-2 if level == 3 else 1e-5)
     assert relative_error(dU.t(), expected[1]) < (2e-2 if level == 3 else 1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_selective_checkpointing_that_holds_products_gets_them_unchanged(interpreted, level):
+    reference = SwigluMLP(24, 80)
+    layer = MemoryOptimizedSwigluMLP.from_plain(reference, level)
+    x, l = torch.randn(7, 24, requires_grad=True), torch.randn(7, 24)
+
+    def keep_products(context, function, *arguments, **options):
+        keep = function is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    y = checkpoint(
+        layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, keep_products)
+    )
+    found = torch.autograd.grad(y, [x, layer.W, layer.V, layer.U], l)
+    expected = torch.autograd.grad(layer(x), [x, layer.W, layer.V, layer.U], l)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_whoever_still_needs_what_backward_wrote_over_is_told(interpreted, level):
+    layer = MemoryOptimizedSwigluMLP(24, 80, level)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+        y = layer(torch.randn(7, 24, requires_grad=True))
+    versions = [t._version for t in held]
+    y.sum().backward()
+    assert sum(t._version > before for t, before in zip(held, versions, strict=True)) >= 2
 
 
 @pytest.mark.parametrize("level", LEVELS)

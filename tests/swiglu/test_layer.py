@@ -264,7 +264,7 @@ def test_a_layer_taken_from_a_plain_one_has_weights_of_its_own():
     assert ours.W.is_contiguous()
 
 
-@pytest.mark.parametrize("level", [-1, 4, 1.5, "2", None, True])
+@pytest.mark.parametrize("level", [-1, 4, 1.5, 2.0, "2", None, True, [1]])
 def test_a_wrong_level_names_what_is_allowed(level):
     with pytest.raises(ValueError, match=r"checkpoint_level is .*; allowed: 0 keeps x, xW"):
         MemoryOptimizedSwigluMLP(16, 48, level)
@@ -293,6 +293,11 @@ def test_weights_that_do_not_fit_are_named():
         MemoryOptimizedSwigluMLPFunction.apply(
             torch.randn(2, 4), torch.randn(4, 6), torch.randn(4, 7), torch.randn(6, 4), 0
         )
+
+
+def test_what_is_no_tensor_is_named():
+    with pytest.raises(ValueError, match="x is a list; it must be a tensor"):
+        MemoryOptimizedSwigluMLP(16, 48, 0)([1.0] * 16)
 
 
 def test_mixed_dtypes_and_devices_are_named():

@@ -23,6 +23,10 @@ def unmeasured(experiment):
     return Results(experiment, pd.DataFrame())
 
 
+def compared(read):
+    return story.compared(read(experiments.peers).plan, read(experiments.ceilings).measured)
+
+
 def test_a_plan_without_records_is_all_configurations_and_says_so():
     plan = unmeasured(experiments.sweep).plan
     assert len(plan) == len(experiments.sweep.configurations("full"))
@@ -62,18 +66,51 @@ def test_growth_has_a_panel_for_each_dimension_and_all_levels_in_it():
 
 
 def test_goals_are_held_against_what_was_measured(recorded):
-    measured = recorded(experiments.peers).measured
-    said = story.verdicts(measured)
+    rows = compared(recorded)
+    said = story.verdicts(rows)
     assert "8 bits, bytes, d = 2048, NVIDIA Test: 0.301 (at most 0.31: reached)" in said
-    assert any(line.startswith("keeping two against liger-kernel, d = 4096") for line in said)
-    slower = measured.assign(ratio_to_compiled=1.5)
+    assert "keeping two, bytes of liger-kernel's, d = 4096, NVIDIA Test: 0.696 (at most 1.00: reached)" in said
+    slower = rows.assign(ratio_to_compiled=1.5)
     assert any("1.500 (at most 1.00: missed)" in line for line in story.verdicts(slower))
-    assert len(story.verdicts(measured.iloc[:0])) == 1
+    assert len(story.verdicts(compared(unmeasured))) == 1
+
+
+def test_the_bound_is_the_products_at_the_measured_rate(recorded):
+    rows = compared(recorded).set_index(["hidden_dim", "way"])
+    operations = 2 * 9 * 8192 * 2048 * 8192
+    assert rows.loc[(2048, "level 2"), "bound_ms"] == pytest.approx(operations / 780e12 * 1e3)
+    assert rows.loc[(2048, "level 1"), "bound_ms"] == pytest.approx(11 / 9 * operations / 780e12 * 1e3)
+    assert (rows["share_of_bound"] == rows["bound_ms"] / rows["median_ms"]).all()
+
+
+@pytest.mark.parametrize("lost", ["torch.compile", "liger-kernel", "plain module", "level 2"])
+def test_a_way_that_failed_leaves_a_gap_and_no_verdict(recorded, lost):
+    results = recorded(experiments.peers)
+    measured = [c for c in results.rows.columns if c.startswith(("ratio", "saved", "median", "p20", "p80"))]
+    results.rows.loc[results.rows["way"] == lost, measured] = None
+    ratios = {"torch.compile": "ratio_to_compiled", "liger-kernel": "ratio_to_liger", "plain module": "saved_ratio"}
+    if lost in ratios:
+        results.rows[ratios[lost]] = None
+    results.rows.loc[results.rows["way"] == lost, "status"] = "failed: no compiler"
+    rows = story.compared(results.plan, recorded(experiments.ceilings).measured)
+    assert not any("nan" in line for line in story.verdicts(rows))
+    assert any("not measured" in line for line in story.verdicts(rows))
+    assert plots.pareto(rows).axes
+
+
+def test_a_gpu_with_gaps_shows_them_beside_a_complete_one(tmp_path):
+    fake_records.write(tmp_path)
+    fake_records.write(tmp_path, "nvidia-other", "NVIDIA Other")
+    tables = [records.read(gpu, "swiglu", "sweep", tmp_path) for gpu in ("nvidia-other", "nvidia-test")]
+    rows = pd.concat([tables[0], tables[1].iloc[5:]], ignore_index=True)
+    plan = Results(experiments.sweep, rows).plan
+    missing = plan[plan["status"] == "not measured"]
+    assert missing["gpu"].tolist() == ["NVIDIA Test"] * 5
 
 
 def test_the_headline_lists_every_way_with_or_without_records(recorded):
-    for results in (unmeasured(experiments.peers), recorded(experiments.peers)):
-        assert story.headline(results.plan)["way"].tolist() == list(peers.WAYS)
+    for read in (unmeasured, recorded):
+        assert story.headline(compared(read))["way"].tolist() == list(peers.WAYS)
 
 
 @pytest.mark.parametrize("source", ["unmeasured", "recorded"])
@@ -82,7 +119,7 @@ def test_every_figure_can_be_drawn_in_either_state(recorded, source):
     plan = story.with_predictions(read(experiments.sweep).plan)
     assert plots.saving(story.savings(plan)).axes
     assert plots.growth(*story.growth(plan)).axes
-    assert len(plots.pareto(story.compared(read(experiments.peers).plan)).axes) == (3 if source == "recorded" else 1)
+    assert len(plots.pareto(compared(read)).axes) == (3 if source == "recorded" else 1)
 
 
 def test_predictions_are_those_of_costs():

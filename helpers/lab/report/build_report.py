@@ -46,6 +46,8 @@ def build(
         raise BuildError(f"there is no notebook in {root / 'notebooks'}")
     output = Path(output) if output is not None else root / "report.pdf"
     figures = Path(figures) if figures is not None else root / "figures"
+    if output.is_dir() or (figures.exists() and not figures.is_dir()):
+        raise BuildError(f"{output} must be a file, and {figures} a folder")
     contents = [read(path) for path in paths]
 
     with TemporaryDirectory() as temporary:

@@ -9,6 +9,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbconvert.filters import strip_ansi
 
 from .errors import BuildError
 from .pieces import places
@@ -56,7 +57,7 @@ def execute(
     try:
         client.execute(cleanup_kc=True, env=_kernel_environment(environment))
     except CellExecutionError as error:
-        raise BuildError(f"{path.name}: {running[-1]}: {error.ename}: {error.evalue}") from None
+        raise BuildError(f"{path.name}: {running[-1]}: {_in_a_line(error)}") from None
     except CellTimeoutError:
         raise BuildError(f"{path.name}: {running[-1]} ran for more than {TIMEOUT} s") from None
     except DeadKernelError:
@@ -73,12 +74,12 @@ def code_cells(notebook: nbformat.NotebookNode) -> int:
 def check_executed(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Raise where the outputs of a notebook as it lies on disk are missing, or are an error's."""
     code = [(cell, where) for cell, where in places(notebook) if where.startswith("In [")]
-    if code and not any(cell.outputs or cell.execution_count for cell, _ in code):
+    if code and not all(cell.execution_count for cell, _ in code):
         raise BuildError(f"{path.name}: it has not been executed: run it, or build with execution")
     for cell, where in code:
         for output in cell.outputs if _is_wrong(cell) else []:
             if output.output_type == "error":
-                raise BuildError(f"{path.name}: {where}: {output.ename}: {output.evalue}")
+                raise BuildError(f"{path.name}: {where}: {_in_a_line(output)}")
 
 
 def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -109,6 +110,15 @@ def _kernel_environment(added: dict[str, str]) -> dict[str, str]:
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else each kernel start prints a warning about its debugger
         **added,
     }
+
+
+def _in_a_line(error: CellExecutionError | nbformat.NotebookNode) -> str:
+    """What went wrong: the error's name and text, or the end of its traceback where a display swallowed them."""
+    if error.evalue and error.evalue != "None":
+        return " ".join(f"{error.ename}: {error.evalue}".split())
+    traceback = error.traceback if isinstance(error.traceback, str) else "\n".join(error.traceback)
+    lines = [line for line in strip_ansi(traceback).splitlines() if line.strip()]
+    return " ".join(lines[-1].split()) if lines else str(error.ename)
 
 
 def _is_wrong(cell: nbformat.NotebookNode) -> bool:
