@@ -1,0 +1,107 @@
+"""Which token has which id."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .files import TextError, at_least, replacing, unreadable
+
+PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+SPECIALS = (PAD, UNK, EOS)
+
+
+class Vocab:
+    """Tokens and their ids: `<pad>` 0, `<unk>` 1, `<eos>` 2, then by falling count, ties in alphabetical order.
+
+    Made from samples (lists of tokens) or from counts. Tokens seen less than `min_count` times are left out, and the
+    rarest ones too where there are more than `max_size`, which counts the three specials.
+
+    Text never becomes padding or an end: a token of the text that is spelled `<pad>` or `<eos>` is unknown. `<unk>`,
+    which WikiText writes for rare words, is `<unk>`. `<eos>` is there for who joins samples; no corpus contains it.
+    """
+
+    pad_id, unk_id, eos_id = range(len(SPECIALS))
+
+    def __init__(
+        self,
+        samples: Mapping[str, int] | Iterable[Sequence[str]],
+        *,
+        min_count: int = 1,
+        max_size: int | None = None,
+    ):
+        at_least("min_count", min_count, 1)
+        counts = samples if isinstance(samples, Mapping) else _count(samples)
+        words = [word for word, count in counts.items() if count >= min_count and word not in SPECIALS]
+        words.sort(key=lambda word: (-counts[word], word))
+        if max_size is not None:
+            words = words[: at_least("max_size", max_size, len(SPECIALS) + 1) - len(SPECIALS)]
+        self._name((*SPECIALS, *words))
+
+    def _name(self, tokens: Sequence[str]) -> None:
+        self.tokens = tuple(tokens)
+        self._ids = {token: number for number, token in enumerate(self.tokens)}
+        self._ids |= {PAD: self.unk_id, EOS: self.unk_id}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocab) and self.tokens == other.tokens
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"<Vocab of {len(self):,} tokens>"
+
+    def encode(self, tokens: Sequence[str]) -> np.ndarray:
+        """Ids of tokens, in 32 bits as `nn.Embedding` takes them; unknown tokens become `unk_id`."""
+        ids = self._ids
+        return np.fromiter((ids.get(token, self.unk_id) for token in tokens), np.int32, len(tokens))
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Tokens of ids (an array, a tensor or a list)."""
+        found = []
+        for number in ids:
+            if not 0 <= number < len(self):
+                raise TextError(f"id {int(number)} is outside the vocabulary: its ids go from 0 to {len(self) - 1}")
+            found.append(self.tokens[int(number)])
+        return found
+
+    def save(self, path: Path | str) -> None:
+        """Write a text file, one token a line in the order of the ids."""
+        broken = [token for token in self.tokens if "\n" in token]
+        if broken:
+            raise TextError(f"the token {broken[0]!r} has a line end in it, so it cannot stand on a line of {path}")
+        with replacing(Path(path)) as stream:
+            stream.write("".join(f"{token}\n" for token in self.tokens).encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Vocab":
+        """Read what `save` wrote."""
+        try:
+            *tokens, rest = Path(path).read_bytes().decode().split("\n")
+        except OSError as error:
+            raise unreadable(Path(path), error) from error
+        except UnicodeDecodeError as error:
+            raise TextError(f"{path}: not a text file in UTF-8 ({error.reason}); save the vocabulary again") from error
+        if rest or tuple(tokens[: len(SPECIALS)]) != SPECIALS or len(set(tokens)) != len(tokens):
+            wrong = "its last line is cut off" if rest else f"no {', '.join(SPECIALS)} first, or a token twice"
+            raise TextError(f"{path}: not a vocabulary ({wrong}); save it again")
+        vocab = cls.__new__(cls)
+        vocab._name(tokens)
+        return vocab
+
+
+def _count(samples: Iterable[Sequence[str]]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for tokens in samples:
+        if isinstance(tokens, str):
+            raise TextError(f"{tokens[:40]!r} is one text; a vocabulary is made of lists of tokens: tokenize it first")
+        counts.update(tokens)
+    return counts

@@ -1,0 +1,185 @@
+import hashlib
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from helpers.text import TextError, WikiText, corpus, hub, sources
+
+CONTENT = b"the content of a parquet file" * 1000
+NAME = "validation-00000-of-00001.parquet"
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.status, self.announced, self.asked = CONTENT, 200, None, []
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_response(self.server.status)
+        if self.server.announced is not None:
+            self.send_header("Content-Length", str(self.server.announced))
+        self.end_headers()
+        self.wfile.write(self.server.content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    serving = Server()
+    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{serving.server_port}/")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    expected = ((NAME, len(CONTENT), hashlib.sha256(CONTENT).hexdigest()),)
+    monkeypatch.setattr(hub, "FILES", {**hub.FILES, "validation": expected})
+    yield serving
+    serving.shutdown()
+    thread.join()
+    serving.server_close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def fetched(cache):
+    return sorted(path.name for path in (cache / hub.CONFIGURATION).iterdir())
+
+
+def test_a_file_is_fetched_once(server, cache):
+    for _ in range(2):
+        (file,) = hub.files("validation", download=True)
+    assert file.read_bytes() == CONTENT
+    assert fetched(cache) == [NAME]
+    assert server.asked == [f"/datasets/Salesforce/wikitext/resolve/{hub.REVISION}/wikitext-103-raw-v1/{NAME}"]
+    assert hub.files("validation") == [file]
+
+
+def broken_off(server):
+    server.announced, server.content = len(CONTENT), CONTENT[:2000]
+
+
+def garbled(server):
+    server.content = CONTENT[:-1] + b"?"
+
+
+def too_long(server):
+    server.content = CONTENT + b"more"
+
+
+def not_found(server):
+    server.status, server.content = 404, b""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (broken_off, "broke off after 2,000 of 29,000 bytes"),
+        (garbled, "its checksum is"),
+        (too_long, "more than the 29,000 bytes"),
+        (not_found, "the server answers 404 Not Found"),
+    ],
+)
+def test_a_download_that_fails_leaves_nothing_and_the_next_starts_clean(fault, said, server, cache):
+    fault(server)
+    with pytest.raises(TextError, match=said) as error:
+        hub.files("validation", download=True)
+    assert NAME in str(error.value)
+    assert "\n" not in str(error.value)
+    assert fetched(cache) == []
+    server.content, server.status, server.announced = CONTENT, 200, None
+    (file,) = hub.files("validation", download=True)
+    assert file.read_bytes() == CONTENT
+
+
+def test_a_damaged_download_is_refused_and_then_fetched_again(server, cache):
+    (file,) = hub.files("validation", download=True)
+    file.write_bytes(CONTENT[:-1] + b"?")
+    with pytest.raises(TextError, match=f"{NAME}: is damaged; give path="):
+        hub.files("validation")
+    garbled(server)
+    with pytest.raises(TextError, match="checksum"):
+        hub.files("validation", download=True)
+    assert file.read_bytes() == CONTENT[:-1] + b"?"
+    server.content = CONTENT
+    hub.files("validation", download=True)
+    assert file.read_bytes() == CONTENT
+
+
+def test_a_full_disk_leaves_nothing(server, cache, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TextError, match=r"cannot be written \(No space left on device\)"):
+        hub.files("validation", download=True)
+    assert fetched(cache) == []
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch, cache):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(TextError, match="cannot be fetched") as error:
+        hub.files("test", download=True)
+    assert "test-00000-of-00001.parquet" in str(error.value)
+    assert fetched(cache) == []
+
+
+def test_nothing_is_fetched_unless_it_is_asked_for(cache):
+    with pytest.raises(
+        TextError, match=r"is not there; give path= to WikiText-103's files, or download=True \(157.0 MB\)"
+    ):
+        WikiText("train")
+    assert not cache.exists()
+
+
+def test_without_pyarrow_nothing_is_fetched(server, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TextError, match="pip install pyarrow"):
+        WikiText("validation", download=True)
+    assert server.asked == []
+
+
+def test_what_was_fetched_becomes_a_corpus(server, monkeypatch):
+    monkeypatch.setattr(sources, "parquet", lambda: None)
+    monkeypatch.setattr(sources, "_parquet_lines", lambda file: iter([" = Title = \n", "", "Words .\n"]))
+    text = corpus("validation", download=True)
+    assert text.source == "WikiText-103 raw, validation split"
+    assert text.lengths.tolist() == [3, 2]
+    assert WikiText("validation").vocab == text.vocab
+
+
+def test_the_recorded_files_are_those_of_the_split():
+    assert sum(size for split in hub.FILES.values() for _, size, _ in split) == 315_466_397  # the hub's own total
+    for split, files in hub.FILES.items():
+        names = [f"{split}-{number:05d}-of-{len(files):05d}.parquet" for number in range(len(files))]
+        assert [name for name, _, _ in files] == names
+        assert all(len(bytes.fromhex(digest)) == 32 for _, _, digest in files)
+
+
+def test_parquet_files_are_read_whole_or_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "wikitext-103-raw-v1"
+    folder.mkdir()
+    for part, rows in enumerate([["", " = Title = \n"], ["The cat\n", "The dog\n"]]):
+        parquet.write_table(pyarrow.table({"text": rows}), folder / f"train-0000{part}-of-00002.parquet")
+    text = WikiText("train", tmp_path)
+    assert text.source == "WikiText-103 raw, train split"
+    assert [text.vocab.decode(sample) for sample in text] == [["=", "title", "="], ["the", "cat"], ["the", "dog"]]
+    second = folder / "train-00001-of-00002.parquet"
+    second.write_bytes(second.read_bytes()[:-20])
+    with pytest.raises(TextError, match="not a whole parquet file"):
+        WikiText("train", tmp_path)
+    second.unlink()
+    with pytest.raises(TextError, match=r"train split is 2 parquet files, here are only train-00000-of-00002\.parquet"):
+        WikiText("train", tmp_path)

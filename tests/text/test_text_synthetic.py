@@ -1,0 +1,117 @@
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.text import SyntheticText, TextError, corpus
+from helpers.text.language import spell
+
+
+@pytest.fixture(scope="module")
+def text():
+    return SyntheticText(6000)
+
+
+def test_lengths_are_those_of_wikitext(text):
+    lengths = text.lengths
+    assert abs(np.median(lengths) - 71) <= 5
+    assert abs(lengths.mean() - 85.3) <= 3
+    assert abs((lengths <= 10).mean() - 0.29) <= 0.02
+    assert lengths.min() >= 1
+    assert 400 < lengths.max() <= 478
+
+
+def test_frequencies_fall_as_rank_to_minus_0_97(text):
+    counts = np.bincount(text.ids, minlength=len(text.vocab))
+    assert counts[:3].tolist() == [0, 0, 0]
+    counts = counts[3:]
+    rank = np.arange(1, 1001)
+    slope = np.polyfit(np.log(rank), np.log(counts[:1000]), 1)[0]
+    assert abs(slope + 0.97) < 0.03
+    assert len(text.vocab) == 24_728
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 60), st.integers(0, 2**64), st.integers(4, 2**16), st.one_of(st.none(), st.integers(1, 500)))
+def test_samples_are_whole_within_bounds_and_repeatable(samples, seed, vocab_size, max_length):
+    text = SyntheticText(samples, seed, vocab_size, max_length)
+    assert len(text) == samples
+    assert len(text.vocab) == vocab_size
+    assert text.lengths.min() >= 1
+    assert text.lengths.max() <= (max_length or 478)
+    assert text.ids.min() >= 3
+    assert text.ids.max() < vocab_size
+    assert (SyntheticText(samples, seed, vocab_size, max_length).ids == text.ids).all()
+    assert (SyntheticText(samples + 5, seed, vocab_size, max_length).ids[: len(text.ids)] == text.ids).all()
+
+
+def test_a_seed_is_the_same_text_on_every_machine(text):
+    assert hashlib.sha256(text.ids.astype("<i4").tobytes()).hexdigest()[:16] == "ac1cc21d861ae03d"
+    assert hashlib.sha256(text.offsets.astype("<i8").tobytes()).hexdigest()[:16] == "b81cd9d0a97565bb"
+
+
+def bigrams(text):
+    """Pairs of neighbours within a sample."""
+    first = np.zeros(len(text.ids), bool)
+    first[text.offsets[:-1]] = True
+    inside = ~first[1:]
+    return text.ids[:-1][inside].astype(np.int64), text.ids[1:][inside]
+
+
+def test_a_bigram_model_learns_what_a_unigram_model_cannot(text):
+    """Loss on another seed: the language is one, and has structure beyond frequencies."""
+    size, (before, after) = len(text.vocab), bigrams(text)
+    held_before, held_after = bigrams(SyntheticText(1000, seed=1))
+    unigram = (np.bincount(after, minlength=size) + 0.1) / (len(after) + 0.1 * size)
+
+    pairs, counts = np.unique(before * size + after, return_counts=True)
+    sought = held_before * size + held_after
+    place = np.minimum(np.searchsorted(pairs, sought), len(pairs) - 1)
+    seen = np.where(pairs[place] == sought, counts[place], 0)
+    total = np.bincount(before, minlength=size)[held_before]
+    kinds = np.maximum(np.bincount(pairs // size, minlength=size)[held_before], 1)  # Witten-Bell smoothing
+    bigram = (seen + kinds * unigram[held_after]) / (total + kinds)
+
+    unigram_loss, bigram_loss = -np.log(unigram[held_after]).mean(), -np.log(bigram).mean()
+    assert abs(unigram_loss - text.unigram_entropy) < 0.06
+    assert bigram_loss < unigram_loss - 1.0
+
+
+def test_frequencies_are_the_same_at_every_place_of_a_sample(text):
+    places = np.arange(len(text.ids)) - np.repeat(text.offsets[:-1], text.lengths)
+    shares = [
+        np.bincount(text.ids[places == place], minlength=103)[3:103] / (places == place).sum() for place in (0, 5)
+    ]
+    late = np.bincount(text.ids[places >= 100], minlength=103)[3:103] / (places >= 100).sum()
+    assert all(np.abs(share - late).max() < 0.015 for share in shares)
+
+
+def test_other_seeds_are_other_texts_in_the_same_language():
+    texts = [corpus(split, synthetic_samples=50) for split in ("train", "validation", "test")]
+    assert [text.source for text in texts] == [f"synthetic text, seed {seed}" for seed in (0, 1, 2)]
+    assert texts[0].vocab == texts[1].vocab == texts[2].vocab
+    assert not np.array_equal(texts[0][0], texts[1][0])
+
+
+def test_words_have_names_of_their_own():
+    names = [spell(number) for number in range(12_000)]
+    assert len(set(names)) == len(names)
+    assert (names[0], names[99], names[100]) == ("ba", "zu", "baba")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"samples": 0}, "samples is 0; it must be a whole number, 1 or more"),
+        ({"samples": 2.5}, "samples is 2.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"vocab_size": 3}, "vocab_size is 3"),
+        ({"vocab_size": 2**16 + 1}, "at most 65536"),
+        ({"max_length": 0}, "max_length is 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(TextError, match=said):
+        SyntheticText(**arguments)

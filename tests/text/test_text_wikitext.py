@@ -1,0 +1,250 @@
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.text import SyntheticText, TextError, Vocab, WikiText, corpus, tokenize, tokenizer
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikitext-103"
+TEXT = ' \n = Title = \n \n The cat , the dog .\n"\n A cat <unk> !\n'
+SAMPLES = [["=", "title", "="], ["the", "cat", ",", "the", "dog", "."], ["a", "cat", "<unk>", "!"]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "wikitext-103-raw" / "wiki.valid.raw"
+    path.parent.mkdir()
+    path.write_text(TEXT, encoding="utf-8", newline="\n")
+    return path
+
+
+def words(text):
+    return [text.vocab.decode(sample) for sample in text]
+
+
+def test_a_sample_is_a_line_that_has_tokens(file):
+    text = WikiText("validation", file)
+    assert words(text) == SAMPLES
+    assert len(text) == 3
+    assert text.lengths.tolist() == [3, 6, 4]
+    assert text.source == "WikiText-103 raw, validation split"
+    assert text[2][2] == text.vocab.unk_id
+
+
+def test_samples_are_views_of_one_flat_array(file):
+    text = WikiText("validation", file)
+    assert text.ids.dtype == np.int32
+    assert all(np.shares_memory(sample, text.ids) for sample in text)
+    assert (text[-1] == text[np.int64(2)]).all()
+    for outside in (3, -4):
+        with pytest.raises(IndexError, match=f"sample {outside} of a corpus of 3 samples"):
+            text[outside]
+
+
+line = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(lines=st.lists(line, max_size=12))
+def test_the_flat_array_holds_what_a_list_of_samples_holds(lines, file):
+    file.write_text("a\n" + "".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    expected = [tokens for line in ["a", *lines] if (tokens := tokenize(line))]
+    vocab = Vocab(expected)
+    for cache in (False, None, None):
+        text = WikiText("validation", file, cache=cache, max_size=None)
+        assert text.vocab == vocab
+        assert len(text) == len(expected)
+        assert all((vocab.encode(tokens) == sample).all() for tokens, sample in zip(expected, text, strict=True))
+
+
+def test_a_folder_a_folder_in_it_and_a_zip_hold_the_same_text(file, tmp_path):
+    packed = tmp_path / "packed" / "wikitext-103-raw-v1.zip"
+    packed.parent.mkdir()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(file, "wikitext-103-raw/wiki.valid.raw")
+    for path in (file.parent, tmp_path, packed, packed.parent):
+        text = WikiText("validation", path)
+        assert words(text) == SAMPLES
+        assert text.source == "WikiText-103 raw, validation split"
+
+
+def test_a_file_named_itself_says_what_it_is(file, tmp_path):
+    assert WikiText("train", file).source == "WikiText-103 raw, validation split"
+    tokens = tmp_path / "wikitext-2" / "wiki.test.tokens"
+    tokens.parent.mkdir()
+    shutil.copy(file, tokens)
+    assert WikiText("train", tokens).source == "WikiText-2, test split"
+    own = tmp_path / "letters.txt"
+    shutil.copy(file, own)
+    assert WikiText("train", own, max_samples=2).source == "letters.txt, first 2 lines"
+
+
+def test_a_given_vocabulary_is_used_and_one_of_another_text_refused(file):
+    text = WikiText("validation", file, vocab=Vocab([["cat", "the"]]))
+    assert words(text)[1] == ["the", "cat", "<unk>", "the", "<unk>", "<unk>"]
+    with pytest.raises(TextError, match="has none of its words"):
+        WikiText("validation", file, vocab=Vocab([["ba"]]))
+
+
+def test_the_vocabulary_is_as_large_as_asked_for(file):
+    assert WikiText("validation", file, max_size=5).vocab.tokens[3:] == ("=", "cat")
+    assert WikiText("validation", file, min_count=2).vocab.tokens[3:] == ("=", "cat", "the")
+
+
+def test_the_second_time_nothing_is_tokenised(file, monkeypatch):
+    first = WikiText("validation", file)
+    monkeypatch.setattr("helpers.text.tokens.tokenize", None)
+    again = WikiText("validation", file)
+    assert again.vocab == first.vocab
+    assert (again.ids == first.ids).all()
+    assert words(WikiText("validation", file, max_size=5))[0] == ["=", "<unk>", "="]
+
+
+def test_another_content_is_another_text(file):
+    WikiText("validation", file)
+    file.write_text("Other words\n")
+    assert words(WikiText("validation", file)) == [["other", "words"]]
+    assert words(WikiText("validation", file, cache=False)) == [["other", "words"]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-40],
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"title", b"tutle"),
+        lambda content: content[:150] + b"\xff" + content[151:],
+        lambda content: b"not an archive",
+    ],
+)
+def test_a_damaged_cache_is_made_again(file, cache, damage):
+    WikiText("validation", file)
+    (kept,) = (cache / "tokens").iterdir()
+    good = kept.read_bytes()
+    kept.write_bytes(damage(good))
+    with pytest.warns(UserWarning, match=f"{kept.name}: damaged, tokens are made again"):
+        assert words(WikiText("validation", file)) == SAMPLES
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert words(WikiText("validation", file)) == SAMPLES
+
+
+def test_a_cache_of_another_text_is_not_trusted(file, cache):
+    WikiText("validation", file)
+    (kept,) = (cache / "tokens").iterdir()
+    file.write_text("Other words\n")
+    WikiText("validation", file)
+    (other,) = set((cache / "tokens").iterdir()) - {kept}
+    shutil.copy(kept, other)
+    with pytest.warns(UserWarning, match="do not fit together"):
+        assert words(WikiText("validation", file)) == [["other", "words"]]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_but_not_the_text(file, cache, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert words(WikiText("validation", file)) == SAMPLES
+    assert list((cache / "tokens").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty, no line has a token"),
+        (b" \n\n", "empty, no line has a token"),
+        (b"whole\ncut of", "line 2: cut off in mid-line"),
+        ("whole\ncafé\n".encode("latin-1"), "line 2: not UTF-8"),
+    ],
+)
+def test_a_damaged_text_is_named_and_nothing_is_cached(content, said, file, cache):
+    file.write_bytes(content)
+    with pytest.raises(TextError, match=said) as error:
+        WikiText("validation", file)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not cache.exists()
+
+
+def test_a_damaged_zip_is_named(file, tmp_path):
+    packed = tmp_path / "a.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(file, "wiki.valid.raw")
+    with pytest.raises(TextError, match=r"a.zip: has no train split"):
+        WikiText("train", packed)
+    good = packed.read_bytes()
+    packed.write_bytes(good.replace(b"cat", b"rat"))
+    with pytest.raises(TextError, match=r"wiki\.valid\.raw cannot be unpacked"):
+        WikiText("validation", packed)
+    packed.write_bytes(good[:-30])
+    with pytest.raises(TextError, match="not a whole zip file"):
+        WikiText("validation", packed)
+
+
+def test_what_is_not_there_is_named(file, tmp_path):
+    with pytest.raises(TextError, match="nowhere: is not there"):
+        WikiText("train", tmp_path / "nowhere")
+    with pytest.raises(TextError, match="has no train split"):
+        WikiText("train", file.parent)
+    with pytest.raises(TextError, match="unknown split 'valid'; valid: train, validation, test"):
+        WikiText("valid", file)
+    with pytest.raises(TextError, match="max_samples is 0"):
+        WikiText("validation", file, max_samples=0)
+
+
+def test_without_torchtext_the_requirement_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchtext.data.utils", None)
+    tokenizer._tokenizer.cache_clear()
+    with pytest.raises(TextError, match=r"pip install torchtext==0.6.0"):
+        tokenize("a")
+
+
+def test_the_tokens_are_those_of_basic_english():
+    assert tokenize('The "Cat" , don\'t; (stop)!') == ["the", "cat", ",", "don", "'", "t", "(", "stop", ")", "!"]
+
+
+def test_corpus_takes_what_there_is(file):
+    assert corpus("validation", file).source == "WikiText-103 raw, validation split"
+    made = corpus("train", synthetic_samples=20)
+    assert isinstance(made, SyntheticText)
+    assert made.source == "synthetic text, seed 0"
+    assert len(corpus("validation", vocab=made.vocab, synthetic_samples=20, max_samples=5)) == 5
+    with pytest.raises(TextError, match="not that of synthetic text"):
+        corpus("validation", vocab=Vocab([["a", "b"]]))
+
+
+def test_importing_does_no_work():
+    heavy = {"torch", "torchtext", "pandas", "pyarrow", "tqdm"}
+    code = f"import sys, helpers.text; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="WikiText's validation and test split are not here")
+def test_the_real_text_has_the_known_shape():
+    valid, test = (WikiText(split, REAL) for split in ("validation", "test"))
+    assert (len(valid), len(test)) == (2461, 2891)
+    assert valid.source == "WikiText-103, validation split"
+    lengths = np.concatenate([valid.lengths, test.lengths])
+    assert lengths.sum() == 456_614
+    assert (np.median(lengths), lengths.max(), lengths.min()) == (71, 478, 1)
+    assert round(lengths.mean(), 1) == 85.3
+    assert round((lengths <= 10).mean(), 2) == 0.29
+    assert len(set(valid.vocab.tokens[3:]) | set(test.vocab.tokens[3:]) | {"<unk>"}) == 24_725
+    assert valid.vocab.decode(valid[0]) == ["=", "homarus", "gammarus", "="]
