@@ -1,0 +1,180 @@
+"""A GPT-2-like language model out of `nn.TransformerDecoder`, and the sinusoidal positions that it reads."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# What is fixed by name; everything else is the constructor's default.
+PRESETS = {
+    "tiny": {"d_model": 64, "num_heads": 4, "num_layers": 2},  # trains on a CPU
+    "one-layer": {"d_model": 1024, "num_heads": 8, "num_layers": 1},  # the batching task's
+    "small": {"d_model": 768, "num_heads": 12, "num_layers": 12},  # the size of GPT-2 small
+    "medium": {"d_model": 1024, "num_heads": 16, "num_layers": 24},
+}
+
+INIT_STD = 0.02  # GPT-2's
+HIDDEN = -1e4  # added to the score of a padded key: its weight is exactly 0 in every dtype, and a row of them is no NaN
+
+
+class PositionalEncoding(nn.Module):
+    """Adds sin(p / 10000^(2i/C)) and cos of the same to channels 2i and 2i + 1 of position p, then dropout.
+
+    The table (max_length, C) is computed once, in fp64, and is not in the state dict. A call costs one addition.
+    """
+
+    def __init__(self, d_model: int, max_length: int = 5000, dropout: float = 0.0) -> None:
+        super().__init__()
+        _check_positive(d_model=d_model, max_length=max_length)
+        self.dropout = nn.Dropout(dropout)
+        positions = torch.arange(max_length, dtype=torch.float64)[:, None]
+        rates = 10000 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+        table = torch.empty(max_length, d_model)
+        table[:, 0::2] = (positions * rates).sin()
+        table[:, 1::2] = (positions * rates[: d_model // 2]).cos()
+        self.register_buffer("table", table, persistent=False)  # (max_length, C)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x is (B, T, C). `positions`, (T,) or (B, T), replace 0 … T−1 where documents are packed one after another."""
+        limit, length = len(self.table), x.shape[1]
+        if positions is not None:
+            added = _look_up(self.table, positions, "positions")
+        elif length > limit:
+            raise ValueError(f"the sequence has {length} positions, and max_length is {limit}")
+        else:
+            added = self.table[:length]
+        return self.dropout(x + added.to(x.dtype))
+
+
+class GPT2LikeModel(nn.Module):
+    """Tokens (B, T) to logits (B, T, V) of the token after each: embedding, positions, decoder layers, linear head.
+
+    The memory that `nn.TransformerDecoder` asks for is the embedded sequence itself, under the same causal mask: each
+    layer reads its own state and, once more, the words as they came in. One constant token would also be causal, but
+    cross-attention over one key returns that key's value whatever the query is, so that two products of each layer
+    would be computed for a bias. The price, beside a GPT-2 block: 4·C² parameters and a second attention per layer.
+
+    Padding stands on the right, where the causal mask hides it from every real position. So no padding mask is needed,
+    and attention takes its fast causal path, which never forms the (T, T) scores. `padding="anywhere"` masks the keys
+    that are `pad_id` wherever they stand; that costs the fast path, and B·heads·T² numbers for the mask of a layer.
+    Either way a row of nothing but padding gives finite logits, which the loss ignores.
+
+    Weights start normal with deviation 0.02, those that end a residual branch smaller by √(branches), biases 0. The
+    embedding is multiplied by √C, so that words and positions start with comparable sizes. `tied` makes the head's
+    weight the embedding's.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 768,
+        num_heads: int = 12,
+        num_layers: int = 12,
+        feedforward_size: int | None = None,
+        max_length: int = 640,
+        dropout: float = 0.1,
+        pad_id: int = 0,
+        *,
+        padding: Literal["right", "anywhere"] = "right",
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        feedforward_size = 4 * d_model if feedforward_size is None else feedforward_size
+        _check_positive(
+            vocab_size=vocab_size, num_heads=num_heads, num_layers=num_layers, feedforward_size=feedforward_size
+        )
+        if d_model % num_heads:
+            raise ValueError(f"d_model is {d_model}; it must be a multiple of num_heads, {num_heads}")
+        if padding not in ("right", "anywhere"):
+            raise ValueError(f"padding is {padding!r}; allowed: 'right', 'anywhere'")
+        self.pad_id, self.padding, self.num_heads = pad_id, padding, num_heads
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = PositionalEncoding(d_model, max_length, dropout)
+        layer = nn.TransformerDecoderLayer(
+            d_model, num_heads, feedforward_size, dropout, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.decoder = nn.TransformerDecoder(layer, num_layers, norm=nn.LayerNorm(d_model))
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        # In floating point: boolean masks send evaluation down a path of nn.MultiheadAttention that forms all scores.
+        causal = torch.full((max_length, max_length), -math.inf).triu(1)
+        self.register_buffer("causal", causal, persistent=False)  # (max_length, max_length)
+        self.reset_parameters()
+
+    @classmethod
+    def from_name(cls, name: str, vocab_size: int, **changes) -> "GPT2LikeModel":
+        """The model of a preset, with changes: `from_name("tiny", 1000, dropout=0.0)`."""
+        if name not in PRESETS:
+            raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
+        return cls(vocab_size, **PRESETS[name] | changes)
+
+    def reset_parameters(self) -> None:
+        """GPT-2's initialisation. A layer has three residual branches, GPT-2's has two."""
+        branches = 3 * self.decoder.num_layers
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                ends_branch = name.endswith(("out_proj.weight", "linear2.weight"))
+                nn.init.normal_(parameter, std=INIT_STD / math.sqrt(branches) if ends_branch else INIT_STD)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T).
+
+        Packed documents need `positions`, which start again at 0 with each document, and `mask`, (T, T) or (B, T, T),
+        True where a query may look at a key; the causal mask is applied on top. A mask of its own for each row of the
+        batch is copied to every head: B·heads·T² numbers.
+        """
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex():
+            raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
+        length, limit = tokens.shape[1], len(self.causal)
+        if length > limit and mask is None:
+            raise ValueError(f"the sequence has {length} positions, and max_length is {limit}")
+        x = _look_up(self.embedding.weight, tokens, "tokens") * math.sqrt(self.embedding.embedding_dim)
+        x = self.positions(x, positions)  # (B, T, C)
+        scores = self.causal[:length, :length] if mask is None else self._scores(mask, x)
+        keys = None
+        if self.padding == "anywhere":
+            keys = torch.zeros_like(tokens, dtype=x.dtype).masked_fill(tokens == self.pad_id, HIDDEN)  # (B, T)
+        causal = mask is None
+        x = self.decoder(
+            x,
+            memory=x,
+            tgt_mask=scores,
+            memory_mask=scores,
+            tgt_key_padding_mask=keys,
+            memory_key_padding_mask=keys,
+            tgt_is_causal=causal,
+            memory_is_causal=causal,
+        )
+        return self.head(x)  # (B, T, V)
+
+    def _scores(self, mask: Tensor, x: Tensor) -> Tensor:
+        """What is added to the scores: (T, T), or (B·heads, T, T). A query sees at least itself, so no row is empty."""
+        length = x.shape[1]
+        if mask.dtype != torch.bool or tuple(mask.shape) not in {(length, length), (len(x), length, length)}:
+            raise ValueError(
+                f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be torch.bool "
+                f"({length}, {length}) or ({len(x)}, {length}, {length})"
+            )
+        seen = mask.tril() | torch.eye(length, dtype=torch.bool, device=mask.device)
+        scores = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, -math.inf)
+        return scores.repeat_interleave(self.num_heads, dim=0) if mask.dim() == 3 else scores
+
+
+def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:
+    """Rows of a table. Ids are not checked in advance, for on a GPU that would wait for it; there CUDA reports them."""
+    try:
+        return F.embedding(ids, table)
+    except IndexError:
+        low, high = ids.min().item(), ids.max().item()
+        raise ValueError(f"{name} reach from {low} to {high}; allowed: 0 to {len(table) - 1}") from None
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}; it must be an integer of at least 1")

@@ -1,0 +1,96 @@
+"""The classic U-Net: what the segmentation task trains."""
+
+import itertools
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class UNet(nn.Module):
+    """Images (B, in_channels, H, W) to logits (B, out_channels, H, W), for any H and W of at least 2**depth.
+
+    `depth` times down by max-pooling and up again, with `width`·2^level channels at each level; the decoder sees the
+    encoder's features of its level. Where a size is odd, the pooled half is up-sampled to one pixel less, and its last
+    row or column is repeated. At 64 channels and depth 4: 31 M parameters, 96 GFLOP forward for a 256×256 image.
+
+    `upsampling="transposed"` learns it; "bilinear" interpolates and then halves the channels by a 1×1 convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 1,
+        width: int = 64,
+        depth: int = 4,
+        upsampling: Literal["transposed", "bilinear"] = "transposed",
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_channels", in_channels), ("out_channels", out_channels), ("width", width)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} is {size!r}; it must be an integer of at least 1")
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+            raise ValueError(f"depth is {depth!r}; it must be an integer of at least 0")
+        if upsampling not in ("transposed", "bilinear"):
+            raise ValueError(f"upsampling is {upsampling!r}; allowed: 'transposed', 'bilinear'")
+        self.in_channels, self.depth = in_channels, depth
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.first = _double_convolution(in_channels, width)
+        self.down = nn.ModuleList(_double_convolution(a, b) for a, b in itertools.pairwise(widths))
+        self.up = nn.ModuleList(_doubling(2 * a, a, upsampling) for a in reversed(widths[:-1]))
+        self.merge = nn.ModuleList(_double_convolution(2 * a, a) for a in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, out_channels, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """He's initialisation. A transposed 2×2 convolution of stride 2 sums over channels only; no ReLU follows."""
+        for module in self.modules():
+            if isinstance(module, nn.ConvTranspose2d):
+                nn.init.normal_(module.weight, std=module.in_channels**-0.5)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu" if module.kernel_size[0] > 1 else "linear")
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        least = 2**self.depth
+        if images.dim() != 4 or images.shape[1] != self.in_channels or min(images.shape[2:]) < least:
+            raise ValueError(
+                f"images have shape {tuple(images.shape)}; they must be (B, {self.in_channels}, H, W) "
+                f"with H and W of at least {least}, which is 2**depth"
+            )
+        x = self.first(images)  # (B, width, H, W)
+        skips = []
+        for down in self.down:
+            skips.append(x)
+            x = down(F.max_pool2d(x, 2))  # twice the channels, half of H and W
+        for up, merge in zip(self.up, self.merge, strict=True):
+            skip = skips.pop()
+            x = _grow(up(x), skip.shape[2], skip.shape[3])
+            x = merge(torch.cat([skip, x], dim=1))  # half the channels, twice H and W
+        return self.head(x)
+
+
+def _double_convolution(in_channels: int, out_channels: int) -> nn.Sequential:
+    """3×3 convolution, batch norm, ReLU, twice. No bias, for the norm would take it out again."""
+    layers = []
+    for channels in (in_channels, out_channels):
+        layers += [nn.Conv2d(channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels)]
+        layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
+
+
+def _doubling(in_channels: int, out_channels: int, upsampling: str) -> nn.Module:
+    if upsampling == "transposed":
+        return nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
+    # The convolution first: it commutes with interpolation and has a quarter of the pixels there.
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
+    )
+
+
+def _grow(x: Tensor, height: int, width: int) -> Tensor:
+    """x with its last row and column repeated where it is one short."""
+    missing = height - x.shape[2], width - x.shape[3]
+    return F.pad(x, (0, missing[1], 0, missing[0]), mode="replicate") if any(missing) else x

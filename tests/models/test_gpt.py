@@ -1,0 +1,213 @@
+"""The language model: strictly causal, blind to padding, and able to learn."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.models import GPT2LikeModel, PositionalEncoding
+
+VOCABULARY = 50
+
+
+def model(seed=0, **changes):
+    torch.manual_seed(seed)
+    return GPT2LikeModel.from_name("tiny", VOCABULARY, **{"dropout": 0.0, "max_length": 40} | changes)
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_positions_are_the_sines_and_cosines_of_the_paper():
+    table = PositionalEncoding(6, max_length=50)(torch.zeros(1, 50, 6))[0]
+    for position in (0, 1, 7, 49):
+        for channel in range(6):
+            angle = position / 10000 ** ((channel - channel % 2) / 6)
+            expected = math.cos(angle) if channel % 2 else math.sin(angle)
+            assert table[position, channel].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_positions_of_any_width_leave_type_and_shape_alone(width):
+    encoding = PositionalEncoding(width, max_length=9)
+    x = torch.randn(2, 9, width, dtype=torch.bfloat16)
+    assert encoding(x).shape == x.shape
+    assert encoding(x).dtype == x.dtype
+    assert not encoding.state_dict()
+
+
+def test_packed_documents_bring_their_own_positions():
+    encoding, x = PositionalEncoding(8, max_length=4), torch.randn(1, 6, 8)
+    packed = encoding(x, positions=torch.tensor([0, 1, 2, 3, 0, 1]))
+    assert torch.equal(packed[:, :4], encoding(x[:, :4]))
+    assert torch.equal(packed[:, 4:], encoding(x[:, 4:]))
+
+
+def test_a_sequence_that_is_too_long_names_both_lengths():
+    with pytest.raises(ValueError, match="41 positions, and max_length is 40"):
+        PositionalEncoding(8, max_length=40)(torch.randn(1, 41, 8))
+    with pytest.raises(ValueError, match="41 positions, and max_length is 40"):
+        model()(tokens(1, 41))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padding", ["right", "anywhere"])
+@settings(max_examples=15, deadline=None)
+@given(length=st.integers(2, 40), data=st.data())
+def test_a_token_changes_nothing_before_it_and_something_from_it_on(training, padding, length, data):
+    at = data.draw(st.integers(0, length - 1))
+    network = model(padding=padding).train(training)
+    before = tokens(2, length, seed=length)
+    before[0, data.draw(st.integers(1, length)) :] = 0
+    after = before.clone()
+    after[:, at] = after[:, at] % (VOCABULARY - 1) + 1
+    first, second = network(before), network(after)
+    torch.testing.assert_close(first[:, :at], second[:, :at], atol=1e-6, rtol=1e-5)
+    assert (first[1, at:] - second[1, at:]).abs().amax(dim=-1).min() > 1e-6
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_the_paths_of_training_and_of_evaluation_agree(gradients):
+    network, batch = model(), tokens(3, 20)
+    expected = network(batch)
+    with torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(network.eval()(batch), expected, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=5))
+def test_a_padded_sequence_gives_what_it_gives_alone(lengths):
+    network = model()
+    batch = torch.zeros(len(lengths), max([1, *lengths]) + 3, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        batch[row, :length] = tokens(length, seed=row)
+    logits = network(batch)
+    assert logits.isfinite().all()
+    for row, length in enumerate(lengths):
+        alone = network(batch[row : row + 1, :length])
+        torch.testing.assert_close(logits[row : row + 1, :length], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_what_stands_in_the_padding_gets_no_gradient_from_real_tokens():
+    network = model(tied=False)
+    batch = tokens(2, 10)
+    batch[0, 6:] = 0
+    logits = network(batch)
+    (logits[0, :6].square().sum() + logits[1].square().sum()).backward()
+    assert network.embedding.weight.grad[0].abs().max() == 0
+    assert network.embedding.weight.grad[1:].abs().max() > 0
+
+
+def test_padding_on_the_left_is_masked_where_it_is_asked_for():
+    network, real = model(padding="anywhere", tied=False), tokens(1, 7)
+    batch = torch.cat([torch.zeros(1, 3, dtype=torch.long), real], dim=1)
+    positions = torch.tensor([0, 0, 0, *range(7)])
+    logits = network(batch, positions)
+    torch.testing.assert_close(logits[:, 3:], network(real), atol=1e-5, rtol=1e-4)
+    logits[:, 3:].square().sum().backward()
+    assert network.embedding.weight.grad[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("padding", ["right", "anywhere"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_nothing_but_padding_stay_finite(padding, dtype):
+    network = model(padding=padding).to(dtype)
+    batch = tokens(3, 12)
+    batch[0], batch[1, :4] = 0, 0
+    logits = network(batch)
+    logits.float().square().mean().backward()
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_packed_documents_give_what_they_give_alone(rows):
+    network, (first, second) = model(max_length=10), (tokens(rows, 9), tokens(rows, 6, seed=2))
+    documents = torch.tensor([0] * 9 + [1] * 6)
+    mask = documents[:, None] == documents[None, :]
+    positions = torch.tensor([*range(9), *range(6)])
+    for shape in (mask, mask.expand(rows, -1, -1)):
+        logits = network(torch.cat([first, second], dim=1), positions, shape)
+        torch.testing.assert_close(logits[:, :9], network(first), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(logits[:, 9:], network(second), atol=1e-5, rtol=1e-4)
+
+
+def test_a_mask_with_empty_rows_gives_no_nan_and_nothing_ahead():
+    nothing = torch.zeros(12, 12, dtype=torch.bool)
+    assert model()(tokens(2, 12), mask=nothing).isfinite().all()
+    all_seen = model()(tokens(2, 12), mask=~nothing)
+    torch.testing.assert_close(all_seen, model()(tokens(2, 12)), atol=1e-5, rtol=1e-4)
+
+
+def test_it_learns_a_small_batch_by_heart():
+    network, batch = model(), tokens(4, 13)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    first = None
+    for _ in range(60):
+        loss = F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        first = first or loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert first == pytest.approx(math.log(VOCABULARY), rel=0.1)  # at the start it knows nothing
+    assert loss.item() < 0.2
+
+
+def test_weights_start_as_gpt_2s_do():
+    network = model(d_model=256, num_layers=3, tied=False)
+    for name, parameter in network.named_parameters():
+        if parameter.dim() > 1:
+            ends_branch = name.endswith(("out_proj.weight", "linear2.weight"))
+            assert parameter.std().item() == pytest.approx(0.02 / 3 if ends_branch else 0.02, rel=0.05), name
+        elif name.endswith("bias"):
+            assert parameter.abs().max() == 0, name
+
+
+def test_a_tied_head_shares_the_embedding_and_the_masks_are_not_in_the_state_dict():
+    tied, own = model(), model(tied=False)
+    assert tied.head.weight is tied.embedding.weight
+    assert own.head.weight is not own.embedding.weight
+    assert not {name for name in own.state_dict() if "causal" in name or "table" in name}
+
+
+def test_the_causal_mask_is_made_once():
+    network = model()
+    before = network.causal
+    network(tokens(2, 9))
+    network(tokens(2, 30))
+    assert network.causal is before
+
+
+def test_it_is_one_graph_for_torch_compile():
+    network, batch = model(), tokens(2, 9)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(batch), network(batch))
+
+
+def test_wrong_input_is_named():
+    with pytest.raises(ValueError, match=r"tokens reach from 1 to 50; allowed: 0 to 49"):
+        model()(torch.tensor([[1, 50]]))
+    with pytest.raises(ValueError, match=r"tokens are torch.float32 of shape \(2, 3\); they must be integers"):
+        model()(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        model()(tokens(3))
+    with pytest.raises(ValueError, match=r"positions reach from 0 to 40; allowed: 0 to 39"):
+        model()(tokens(1, 2), torch.tensor([0, 40]))
+    with pytest.raises(ValueError, match=r"mask is torch.bool of shape \(3, 3\); it must be torch.bool \(4, 4\)"):
+        model()(tokens(1, 4), mask=torch.ones(3, 3, dtype=torch.bool))
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="unknown model 'huge'; valid: tiny, one-layer, small, medium"):
+        GPT2LikeModel.from_name("huge", 10)
+    with pytest.raises(ValueError, match="d_model is 65; it must be a multiple of num_heads, 4"):
+        model(d_model=65)
+    with pytest.raises(ValueError, match="padding is 'left'"):
+        model(padding="left")
+    with pytest.raises(ValueError, match="num_layers is 0"):
+        model(num_layers=0)

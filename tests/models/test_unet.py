@@ -1,0 +1,83 @@
+"""The U-Net: any size in, the same size out, and able to learn."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.models import UNet
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    depth=st.integers(0, 3),
+    extra=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    channels=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    upsampling=st.sampled_from(["transposed", "bilinear"]),
+)
+def test_logits_are_as_large_as_the_image_whatever_its_size(depth, extra, channels, upsampling):
+    height, width = (2**depth + more for more in extra)
+    network = UNet(channels[0], channels[1], width=3, depth=depth, upsampling=upsampling)
+    logits = network(torch.randn(2, channels[0], height, width))
+    assert logits.shape == (2, channels[1], height, width)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("upsampling", ["transposed", "bilinear"])
+def test_every_parameter_gets_a_gradient(upsampling):
+    network = UNet(width=4, depth=2, upsampling=upsampling)
+    network(torch.randn(2, 3, 19, 22)).square().sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in network.parameters())
+
+
+def test_activations_keep_their_size_through_the_depth_at_the_start():
+    network, sizes = UNet(width=32, depth=3), []
+    for module in [*network.up, network.head]:
+        module.register_forward_hook(lambda module, inputs, output: sizes.append((inputs[0].std(), output.std())))
+    network(torch.randn(4, 3, 32, 32))
+    assert len(sizes) == 4
+    for before, after in sizes:
+        assert 0.5 < after / before < 2.5
+
+
+def test_images_of_one_batch_are_independent_in_evaluation():
+    network, images = UNet(width=4, depth=2).eval(), torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(network(images)[1:2], network(images[1:2]), atol=1e-5, rtol=1e-4)
+
+
+def test_the_size_of_the_task_is_31_million_parameters():
+    with torch.device("meta"):
+        network = UNet()
+    assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(31.04e6, rel=1e-3)
+
+
+def test_it_learns_a_small_batch_by_heart():
+    network, images = UNet(width=4, depth=2), torch.randn(2, 3, 16, 16)
+    masks = torch.zeros(2, 1, 16, 16)
+    masks[0, :, 4:12, 4:12], masks[1, :, 2:9] = 1, 1
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
+    for _ in range(80):
+        loss = F.binary_cross_entropy_with_logits(network(images), masks)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+def test_an_image_too_small_for_the_depth_names_the_least_size():
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 16, 15\).*at least 16"):
+        UNet(width=2)(torch.randn(1, 3, 16, 15))
+    with pytest.raises(ValueError, match=r"shape \(1, 4, 32, 32\).*\(B, 3, H, W\)"):
+        UNet(width=2)(torch.randn(1, 4, 32, 32))
+    with pytest.raises(ValueError, match=r"shape \(3, 32, 32\)"):
+        UNet(width=2)(torch.randn(3, 32, 32))
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="width is 0"):
+        UNet(width=0)
+    with pytest.raises(ValueError, match=r"depth is 1\.5"):
+        UNet(depth=1.5)
+    with pytest.raises(ValueError, match="upsampling is 'nearest'; allowed: 'transposed', 'bilinear'"):
+        UNet(upsampling="nearest")
