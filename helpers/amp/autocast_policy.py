@@ -1,0 +1,192 @@
+"""Which function runs in which type: the lists of torch.autocast, for the CPU and for CUDA, as plain data.
+
+The names are those of the operators behind the Python functions (`linalg_qr` is `torch.linalg.qr`). `_LISTS` has
+what torch registers with its dispatcher. `_THROUGH` has functions that torch doesn't list, but that call a listed
+one in C++, where a Python mode doesn't see it. CUDA's list serves every other accelerator, too.
+"""
+
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOW, FP32, FP32_RESULT, PROMOTE = "low precision", "fp32", "fp32 result", "promote"
+REFUSE, UNTOUCHED = "refused", "untouched"
+
+MEANING = {
+    LOW: "inputs are cast to the region's type; a weight is cast once a region",
+    FP32: "inputs are cast to fp32",
+    FP32_RESULT: "summed and returned in fp32, unless a dtype is asked for",
+    PROMOTE: "inputs are cast to fp32 if one of them is fp32",
+    REFUSE: "raises an error, because half precision is not safe for it",
+    UNTOUCHED: "as without Autocast",
+}
+
+_LOW = """
+    addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    _convolution linalg_vecdot linear matmul mm prelu scaled_dot_product_attention
+"""
+_LOSSES = """
+    binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss huber_loss kl_div l1_loss
+    margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss nll_loss2d poisson_nll_loss
+    smooth_l1_loss soft_margin_loss triplet_margin_loss
+"""
+_LISTS = {
+    "cpu": {
+        LOW: _LOW + "_addmm_activation _native_multi_head_attention mkldnn_rnn_layer",
+        FP32: _LOSSES
+        + """
+            _grid_sampler_2d_cpu_fallback _lu_with_info adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d
+            binary_cross_entropy cdist cholesky cholesky_inverse cholesky_solve cross_entropy_loss ctc_loss
+            fake_quantize_per_tensor_affine fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft
+            fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fractional_max_pool2d fractional_max_pool3d
+            geqrf grid_sampler grid_sampler_2d grid_sampler_3d inverse linalg_cholesky linalg_cholesky_ex linalg_cond
+            linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex
+            linalg_lstsq linalg_matrix_rank linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv
+            linalg_tensorsolve lu_solve max_pool3d max_unpool2d max_unpool3d multilabel_margin_loss_forward
+            nanquantile orgqr ormqr pinverse polar prod qr quantile reflection_pad1d reflection_pad2d
+            replication_pad1d replication_pad2d replication_pad3d stft svd trace triangular_solve view_as_complex
+        """,
+        PROMOTE: "cat index_copy stack",
+    },
+    "cuda": {
+        LOW: _LOW
+        + """
+            _scaled_dot_product_flash_attention _thnn_fused_gru_cell _thnn_fused_lstm_cell addmv addr chain_matmul
+            convolution cudnn_convolution cudnn_convolution_transpose einsum gru_cell linalg_multi_dot lstm_cell mv
+            rnn_relu_cell rnn_tanh_cell
+        """,
+        FP32: _LOSSES
+        + """
+            _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+            _upsample_nearest_exact3d acos asin cdist cosh cosine_similarity dist erfinv exp expm1 frobenius_norm
+            group_norm layer_norm log log10 log1p log2 logsumexp native_layer_norm norm nuclear_norm pdist pow
+            reciprocal renorm rms_norm rsqrt sinh softplus tan upsample_bicubic2d upsample_bilinear2d
+            upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+        """,
+        FP32_RESULT: "cumprod cumsum linalg_matrix_norm linalg_vector_norm log_softmax prod softmax sum",
+        PROMOTE: "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot",
+        REFUSE: "binary_cross_entropy",
+    },
+}
+_RNN = "gru lstm rnn_relu rnn_tanh"
+_THROUGH = {
+    "cpu": {
+        LOW: _RNN
+        + " chain_matmul einsum gru_cell inner linalg_multi_dot lstm_cell rnn_relu_cell rnn_tanh_cell tensordot",
+        FP32: "cross_entropy lu nll_loss_nd",
+    },
+    "cuda": {
+        LOW: _RNN + " inner",
+        FP32: """
+            cross_entropy cross_entropy_loss cumulative_trapezoid nll_loss_nd pairwise_distance square trapezoid trapz
+        """,
+        FP32_RESULT: "linalg_norm special_log_softmax special_softmax",
+    },
+}
+_OPERATORS = {"matmul": ("__matmul__", "__rmatmul__"), "pow": ("__pow__", "__rpow__")}
+
+# (device, what, with Autocast, with torch.autocast, why)
+KNOWN_DIFFERENCES = (
+    (
+        "cpu",
+        "lstm, gru, lstm_cell, gru_cell",
+        "low precision",
+        "fp32 result of low-precision products, or oneDNN's lstm, which a CPU without bf16 instructions refuses",
+        "one call in C++ for all steps: its inputs can be cast, what happens inside can't be told apart",
+    ),
+    (
+        "cpu",
+        "cov, corrcoef, linalg.pinv",
+        "fp32",
+        "low precision",
+        "the product is hidden in C++, and casting the inputs would lose digits that the rest of the function needs",
+    ),
+    (
+        "both",
+        "linalg.matrix_power",
+        "untouched",
+        "low precision if there is a product",
+        "the product is hidden in C++; a negative power needs an inverse, which has no half-precision version",
+    ),
+    (
+        "both",
+        "einsum, inner, tensordot",
+        "low precision",
+        "fp32 on the CPU, inner everywhere, if there is no product of matrices in it",
+        "C++ decides by the shapes",
+    ),
+    (
+        "cpu",
+        "pad with mode reflect or replicate",
+        "type of the input",
+        "fp32 for a half-precision input",
+        "C++ decides by the mode; the values are the same",
+    ),
+    (
+        "cuda",
+        "sum_to_size",
+        "type of the input",
+        "fp32 for a half-precision input that is summed",
+        "C++ decides by the shapes",
+    ),
+    (
+        "cuda",
+        "norm(p='nuc')",
+        "fp32",
+        "error for a half-precision input",
+        "torch asks for the type after a check of it",
+    ),
+    ("both", "promoted functions given fp16 and bf16", "fp32", "error", "fp32 holds both"),
+    ("both", "inner, tensordot, multi_dot given two types", "low precision", "error", "we cast before C++ checks"),
+    ("both", "torch.ops.aten.*, TorchScript", "untouched", "cast", "they bypass torch's Python functions"),
+    (
+        "both",
+        "torch.is_autocast_enabled, torch.amp.custom_fwd",
+        "see nothing",
+        "see it",
+        "they ask torch's own state; autocast_dtype(tensor) asks ours",
+    ),
+    ("both", "torch.compile", "error that says so", "works", "it can't trace a mode in Python reliably"),
+    (
+        "both",
+        "a weight changed, or first used without gradients, inside a region",
+        "cast again",
+        "first cast used again",
+        "a stale copy, or one that has no graph, would be used in silence",
+    ),
+)
+
+
+def policies(device_type: str) -> dict[str, str]:
+    """Operator name → policy, for the functions that aren't left alone on this kind of device."""
+    kind = "cpu" if device_type == "cpu" else "cuda"
+    lists = [*_LISTS[kind].items(), *_THROUGH[kind].items()]
+    return {name: policy for policy, names in lists for name in names.split()}
+
+
+def autocast_policy() -> pd.DataFrame:
+    """One row an operation: its policy on the CPU and on CUDA. What isn't in the table is untouched."""
+    cpu, cuda = policies("cpu"), policies("cuda")
+    names = sorted({*cpu, *cuda}, key=lambda name: (name.startswith("_"), name))
+    rows = [{"operation": name, "cpu": cpu.get(name, UNTOUCHED), "cuda": cuda.get(name, UNTOUCHED)} for name in names]
+    return pd.DataFrame(rows)
+
+
+def known_differences() -> pd.DataFrame:
+    """Where `Autocast` and torch.autocast do not do the same, and why."""
+    return pd.DataFrame(KNOWN_DIFFERENCES, columns=["device", "what", "Autocast", "torch.autocast", "reason"])
+
+
+def functions_of(name: str) -> list[Callable]:
+    """The Python functions and methods that stand for an operator."""
+    namespaces = [torch, Tensor, F, torch._C._nn, torch._C._VariableFunctions]
+    found = [getattr(namespace, name, None) for namespace in namespaces]
+    for prefix in ("linalg", "fft", "special"):
+        if name.startswith(f"{prefix}_"):
+            found += [getattr(getattr(torch, prefix), name.removeprefix(f"{prefix}_"), None)]
+            found += [getattr(getattr(torch._C, f"_{prefix}"), name, None)]
+    found += [getattr(Tensor, operator) for operator in _OPERATORS.get(name, ())]
+    return list(dict.fromkeys(function for function in found if callable(function)))

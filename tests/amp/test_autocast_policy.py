@@ -1,0 +1,125 @@
+"""The result types under `Autocast` are those under torch.autocast, or the difference is listed with its reason."""
+
+import contextlib
+
+import pytest
+import torch
+from autocast_cases import CASES, DIFFERENT, result_types, torch_autocast
+from torch._subclasses import FakeTensorMode
+
+from helpers.amp import autocast_policy as policy
+from helpers.amp.autocast import Autocast
+
+KINDS = [
+    ("cpu", torch.bfloat16, None),
+    ("cpu", torch.float16, "cpu"),
+    ("cuda", torch.float16, None),
+    ("cuda", torch.bfloat16, "cuda"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads only get in each other's way on tensors this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def inputs(low):
+    return [(torch.float32,), (low,), (low, torch.float32), (torch.float32, low), (torch.float64,)]
+
+
+def tensors_for(device):
+    """Fake tensors know their types and their device, and need no GPU."""
+    return FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(("device", "low", "device_type"), KINDS)
+def test_result_types_are_those_of_torch_autocast(device, low, device_type):
+    different = set()
+    for name, case in CASES.items():
+        for types in inputs(low):
+            with tensors_for(device):
+                torch.manual_seed(0)
+                expected = result_types(case, types, device, torch_autocast(device, low))
+                ours = result_types(case, types, device, Autocast(low, device_type=device_type))
+            if ours != expected:
+                different.add(name)
+    assert different == set(DIFFERENT[device])
+
+
+def test_there_are_enough_operations_to_compare():
+    assert len(CASES) >= 60
+
+
+def test_every_difference_is_listed_with_its_reason():
+    listed = policy.known_differences()
+    for device, cases in DIFFERENT.items():
+        devices = listed[listed.what.isin(cases.values())].groupby("what").device.first()
+        assert set(devices.index) == set(cases.values())
+        assert set(devices) <= {device, "both"}
+    assert listed.reason.str.len().min() > 10
+
+
+@pytest.mark.parametrize(("device", "key"), [("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")])
+def test_the_lists_hold_every_operator_that_torch_registers(device, key):
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    names = {name.removeprefix("aten::").split(".")[0] for name in registered if name.startswith("aten::")}
+    listed = {name for names in policy._LISTS[device].values() for name in names.split()}
+    assert listed >= names - {"_cudnn_rnn"}
+    if torch.__version__.startswith("2.13."):
+        assert listed <= names
+
+
+def test_no_operator_has_two_policies():
+    for device in ("cpu", "cuda"):
+        lists = [*policy._LISTS[device].values(), *policy._THROUGH[device].values()]
+        names = [name for names in lists for name in names.split()]
+        assert len(names) == len(set(names))
+
+
+def test_the_policy_is_a_table():
+    table = policy.autocast_policy().set_index("operation")
+    assert table.loc["linear"].tolist() == [policy.LOW, policy.LOW]
+    assert table.loc["softmax"].tolist() == [policy.UNTOUCHED, policy.FP32_RESULT]
+    assert table.loc["cat"].tolist() == [policy.PROMOTE, policy.UNTOUCHED]
+    assert table.loc["binary_cross_entropy"].tolist() == [policy.FP32, policy.REFUSE]
+    assert set(table.to_numpy().ravel()) == set(policy.MEANING)
+
+
+def test_every_listed_operator_is_found_in_python_or_is_internal():
+    internal = {"grid_sampler_3d", "mkldnn_rnn_layer", "multilabel_margin_loss_forward"}
+    for device in ("cpu", "cuda"):
+        for name in policy.policies(device):
+            if not policy.functions_of(name):
+                assert name.startswith("_") or name in internal, name
+
+
+def test_each_tensor_follows_its_own_device():
+    with FakeTensorMode(), Autocast(torch.float16):
+        on_cpu, on_gpu = torch.ones(4, 4, dtype=torch.float16), torch.ones(4, 4, dtype=torch.float16, device="cuda")
+        assert on_cpu.softmax(-1).dtype == torch.float16
+        assert on_gpu.softmax(-1).dtype == torch.float32
+
+
+def test_another_device_is_left_alone():
+    x = torch.ones(4, 4)
+    with Autocast(torch.bfloat16, device_type="cuda"):
+        assert (x @ x).dtype == torch.float32
+        assert x.bfloat16().softmax(-1).dtype == torch.bfloat16
+        assert torch.nn.functional.binary_cross_entropy(x, x) == 0
+
+
+def test_mixed_halves_are_promoted_to_fp32():
+    x = torch.ones(4, 4, dtype=torch.bfloat16)
+    with Autocast(torch.float16):
+        assert torch.cat([x, x.half()]).dtype == torch.float32
+
+
+def test_a_refused_loss_says_what_to_use():
+    with FakeTensorMode(), Autocast():
+        x = torch.ones(4, device="cuda")
+        with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
+            torch.nn.functional.binary_cross_entropy(x, x)

@@ -1,0 +1,368 @@
+"""The scalers against torch's own, and what they do that torch's doesn't."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.amp.dynamic import DynamicGradScaler
+from helpers.amp.scaler import StaticGradScaler
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+    "fused adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "fused sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
+}
+UNBOUNDED = {"min_scale": 2.0**-120, "max_scale": math.inf}
+
+
+def model_with(optimizer, sizes=(3, 2)):
+    generator = torch.Generator().manual_seed(1)
+    parameters = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+    return parameters, OPTIMIZERS[optimizer](parameters)
+
+
+def backward(scaler, parameters, directions):
+    """Gradients are `directions`, times the scale."""
+    loss = sum((parameter * direction).sum() for parameter, direction in zip(parameters, directions, strict=True))
+    scaler.scale(loss).backward()
+
+
+class HostReads(TorchDispatchMode):
+    """Collects the operations that read a tensor's value on the host."""
+
+    READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "allclose", "_assert_async")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.partition("::")[2]
+        if name in self.READS:
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "growth", "backoff", "readable", "steps"),
+    [
+        *((optimizer, 2.0, 0.5, False, 10_000) for optimizer in OPTIMIZERS),
+        *((optimizer, 1.7, 0.3, False, 500) for optimizer in OPTIMIZERS),
+        # the readable version multiplies by 1 / scale where a fused kernel divides: the same for powers of two
+        *((optimizer, 2.0, 0.5, True, 500) for optimizer in OPTIMIZERS),
+        *((optimizer, 1.7, 0.3, True, 500) for optimizer in ("sgd", "adamw")),
+    ],
+)
+def test_equals_torchs_scaler_bit_for_bit(optimizer, growth, backoff, readable, steps):
+    arguments = {"init_scale": 2.0**10, "growth_factor": growth, "backoff_factor": backoff, "growth_interval": 3}
+    ours = DynamicGradScaler(**arguments, **UNBOUNDED, readable=readable)
+    theirs = torch.amp.GradScaler("cpu", **arguments)
+    runs = [(scaler, *model_with(optimizer)) for scaler in (ours, theirs)]
+    choose = np.random.default_rng(0)
+    skipped = 0
+    for step in range(steps):
+        directions = [torch.from_numpy(choose.standard_normal(size, dtype=np.float32)) for size in (3, 2)]
+        # not in the first step, which torch's scaler spoils with fused SGD (see _hands_over)
+        if choose.random() < 0.25 and step > 0:
+            bad = [math.inf, -math.inf, math.nan][choose.integers(3)]
+            directions[choose.integers(2)][choose.integers(2)] = bad
+            skipped += 1
+        first_unscale, accumulate = choose.random(2) < 0.3
+        new_scale = float(2.0 ** choose.integers(-5, 20)) if choose.random() < 0.02 else None
+        for scaler, parameters, stepper in runs:
+            stepper.zero_grad()
+            for _ in range(2 if accumulate else 1):
+                backward(scaler, parameters, directions)
+            if first_unscale:
+                scaler.unscale_(stepper)
+            scaler.step(stepper)
+            scaler.update(new_scale)
+        assert ours._scale.item() == theirs._scale.item(), step
+        for a, b in zip(runs[0][1], runs[1][1], strict=True):
+            assert torch.equal(a, b), step
+    assert skipped > steps / 6
+    assert all(torch.isfinite(parameter).all() for parameter in runs[0][1])
+
+
+@pytest.mark.parametrize("optimizer", ["fused adamw", "fused sgd"])
+@pytest.mark.parametrize("scaler", [StaticGradScaler, DynamicGradScaler])
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_fused_step_reads_nothing_on_the_host(optimizer, scaler, clip):
+    scaler = scaler()
+    parameters, stepper = model_with(optimizer)
+
+    def train():
+        stepper.zero_grad()
+        backward(scaler, parameters, [torch.ones(3), torch.ones(2)])
+        if clip:
+            scaler.clip_grad_norm_(stepper, 1.0)
+        scaler.step(stepper)
+        scaler.update()
+
+    train()  # the first step of fused SGD does wait
+    with HostReads() as reads:
+        for _ in range(3):
+            train()
+    assert reads.seen == []
+
+
+def test_a_first_step_that_is_skipped_leaves_no_trace_in_fused_sgd():
+    (ours, our_stepper), (theirs, their_stepper) = model_with("fused sgd"), model_with("sgd")
+    scaler = DynamicGradScaler(init_scale=4.0)
+    for bad in (True, False, False):
+        our_stepper.zero_grad()
+        backward(scaler, ours, [torch.full((3,), math.inf if bad else 1.0), torch.ones(2)])
+        scaler.step(our_stepper)
+        scaler.update()
+        if not bad:
+            for parameter in theirs:
+                parameter.grad = torch.ones_like(parameter)
+            their_stepper.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_any_other_step_reads_once():
+    scaler = DynamicGradScaler()
+    parameters, stepper = model_with("sgd")
+    backward(scaler, parameters, [torch.ones(3), torch.ones(2)])
+    with HostReads() as reads:
+        scaler.step(stepper)
+        scaler.update()
+    assert reads.seen == ["_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("unscale_first", [False, True])
+@settings(max_examples=15, deadline=None)
+@given(size=st.floats(1e-3, 1e3), max_norm=st.floats(0.1, 100), scale=st.sampled_from([1.0, 2.0**12, 3.0, 2.0**24]))
+def test_clipping_is_torchs_clipping_of_unscaled_gradients(optimizer, readable, unscale_first, size, max_norm, scale):
+    directions = [torch.tensor([size, -2 * size, 0.5]), torch.tensor([3 * size, 0.0])]
+    scaler = StaticGradScaler(scale, readable=readable)
+    ours, our_stepper = model_with(optimizer)
+    theirs, their_stepper = model_with(optimizer)
+    backward(scaler, ours, directions)
+    for parameter, direction in zip(theirs, directions, strict=True):
+        parameter.grad = direction.clone()
+    if unscale_first:
+        scaler.unscale_(our_stepper)
+    norm = scaler.clip_grad_norm_(our_stepper, max_norm)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+    scaler.step(our_stepper)
+    their_stepper.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(optimizer, bad, clip):
+    scaler = DynamicGradScaler(init_scale=8.0)
+    parameters, stepper = model_with(optimizer)
+    before = [parameter.detach().clone() for parameter in parameters]
+    backward(scaler, parameters, [torch.tensor([1.0, bad, 1.0]), torch.ones(2)])
+    if clip:
+        assert not torch.isfinite(scaler.clip_grad_norm_(stepper, 1.0))
+    scaler.step(stepper)
+    scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
+    assert scaler.get_scale() == 4.0
+    assert scaler.skipped_steps() == 1
+
+
+def test_several_optimizers_share_a_scale_and_skip_apart():
+    scaler = DynamicGradScaler(init_scale=8.0)
+    (good, good_stepper), (bad, bad_stepper) = model_with("sgd"), model_with("fused adamw")
+    before = [p.detach().clone() for p in (*good, *bad)]
+    backward(scaler, good, [torch.ones(3), torch.ones(2)])
+    backward(scaler, bad, [torch.ones(3) * math.inf, torch.ones(2)])
+    scaler.step(good_stepper)
+    scaler.step(bad_stepper)
+    scaler.update()
+    changed = [not torch.equal(a, b) for a, b in zip((*good, *bad), before, strict=True)]
+    assert changed == [True, True, False, False]
+    assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_missing_and_sparse_gradients(readable):
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    unused = torch.nn.Parameter(torch.ones(3))
+    before = table.weight.detach().clone()
+    stepper = torch.optim.SGD([unused, *table.parameters()], lr=1.0)
+    scaler = StaticGradScaler(1024.0, readable=readable)
+    scaler.scale(table(torch.tensor([1, 1, 2])).sum()).backward()
+    scaler.unscale_(stepper)
+    scaler.step(stepper)
+    scaler.update()
+    expected = before.clone()
+    expected[1] -= 2.0
+    expected[2] -= 1.0
+    torch.testing.assert_close(table.weight.detach(), expected)
+    assert unused.grad is None
+
+
+def test_nested_outputs_are_scaled_where_they_stand():
+    scaler = StaticGradScaler(4.0)
+    one = torch.ones(())
+    found = scaler.scale([one, (one, {"loss": one}), (t for t in [one])])
+    assert found[0] == found[1][0] == found[1][1]["loss"] == 4
+    assert list(found[2]) == [torch.tensor(4.0)]
+    with pytest.raises(ValueError, match="not int"):
+        scaler.scale(3)
+
+
+def test_a_half_precision_loss_is_scaled_without_overflow():
+    assert StaticGradScaler(2.0**20).scale(torch.tensor(3.0, dtype=torch.float16)).item() == 3 * 2.0**20
+
+
+def test_the_scale_grows_and_shrinks_within_its_bounds():
+    scaler = DynamicGradScaler(4.0, growth_interval=1, min_scale=2.0, max_scale=8.0)
+    parameters, stepper = model_with("fused sgd")
+    seen = []
+    for bad in [False] * 3 + [True] * 4 + [False]:
+        stepper.zero_grad()
+        backward(scaler, parameters, [torch.full((3,), math.inf if bad else 1.0), torch.ones(2)])
+        scaler.step(stepper)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scaler.update()
+        seen.append(scaler.get_scale())
+    assert seen == [8, 8, 8, 4, 2, 2, 2, 4]
+
+
+def test_overflow_at_the_smallest_scale_is_said_once():
+    scaler = DynamicGradScaler(2.0, min_scale=1.0)
+    parameters, stepper = model_with("fused sgd")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(10):
+            stepper.zero_grad()
+            backward(scaler, parameters, [torch.full((3,), math.nan), torch.ones(2)])
+            scaler.step(stepper)
+            scaler.update()
+    assert [str(warning.message) for warning in said if "smallest scale, 1" in str(warning.message)] != []
+    assert len(said) == 1
+    assert scaler.get_scale() == 1.0
+
+
+def test_states_are_exchanged_with_torchs_scaler():
+    ours, theirs = DynamicGradScaler(growth_interval=5), torch.amp.GradScaler("cpu", growth_interval=5)
+    parameters, stepper = model_with("sgd")
+    for _ in range(3):
+        stepper.zero_grad()
+        backward(ours, parameters, [torch.ones(3), torch.ones(2)])
+        ours.step(stepper)
+        ours.update()
+    state = ours.state_dict()
+    theirs.load_state_dict(state)
+    assert theirs.state_dict() == state
+    fresh = DynamicGradScaler()
+    fresh.load_state_dict(theirs.state_dict())
+    assert fresh.state_dict() == state
+    for _ in range(2):
+        stepper.zero_grad()
+        backward(fresh, parameters, [torch.ones(3), torch.ones(2)])
+        fresh.step(stepper)
+        fresh.update()
+    assert fresh.get_scale() == 2.0**17
+
+
+def test_disabled_it_stays_out_of_the_way():
+    scaler = DynamicGradScaler(enabled=False)
+    parameters, stepper = model_with("sgd")
+    backward(scaler, parameters, [torch.ones(3), torch.ones(2)])
+    assert torch.equal(parameters[0].grad, torch.ones(3))
+    scaler.unscale_(stepper)
+    assert scaler.clip_grad_norm_(stepper, 100.0) == pytest.approx(5**0.5)
+    scaler.step(stepper)
+    scaler.update()
+    assert (scaler.is_enabled(), scaler.get_scale(), scaler.state_dict()) == (False, 1.0, {})
+    loss = torch.ones(())
+    assert scaler.scale(loss) is loss
+
+
+def test_step_takes_the_optimizers_arguments_and_returns_what_it_returns():
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None, *, factor=1):
+            return ("stepped", factor)
+
+    parameter = torch.ones(2, requires_grad=True)
+    scaler, stepper = StaticGradScaler(), Optimizer([parameter], lr=1.0)
+    scaler.scale(parameter.sum()).backward()
+    assert scaler.step(stepper, factor=3) == ("stepped", 3)
+    with pytest.raises(RuntimeError, match="closure"):
+        scaler.step(stepper, closure=lambda: None)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "fused adamw"])
+def test_calls_out_of_order_say_what_to_do(optimizer):
+    scaler = DynamicGradScaler()
+    parameters, stepper = model_with(optimizer)
+    for call in (scaler.unscale_, scaler.step, lambda o: scaler.clip_grad_norm_(o, 1.0)):
+        with pytest.raises(RuntimeError, match=r"before scale: call scaler.scale\(loss\).backward\(\) first"):
+            call(stepper)
+    with pytest.raises(RuntimeError, match="update before scale"):
+        scaler.update()
+    scaler.scale(torch.ones(()))
+    with pytest.raises(RuntimeError, match="update without step"):
+        scaler.update()
+    with pytest.raises(RuntimeError, match="no gradients"):
+        scaler.step(stepper)
+    backward(scaler, parameters, [torch.ones(3), torch.ones(2)])
+    scaler.unscale_(stepper)
+    with pytest.raises(RuntimeError, match="unscale_ after unscale_"):
+        scaler.unscale_(stepper)
+    scaler.step(stepper)
+    for call, said in ((scaler.step, "step after step"), (scaler.unscale_, "unscale_ after step")):
+        with pytest.raises(RuntimeError, match=said):
+            call(stepper)
+    scaler.update()
+
+
+def test_gradients_of_a_pure_fp16_model_are_refused():
+    parameter = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    scaler, stepper = DynamicGradScaler(), torch.optim.SGD([parameter], lr=1.0)
+    scaler.scale(parameter.sum()).backward()
+    with pytest.raises(ValueError, match="a gradient is in fp16: keep the parameters in fp32"):
+        scaler.step(stepper)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_makes_no_sense_is_named(scale):
+    for build in (StaticGradScaler, DynamicGradScaler):
+        with pytest.raises(ValueError, match=f"scale is {scale}; it must be above 0 and finite"):
+            build(scale)
+    scaler = DynamicGradScaler()
+    scaler.scale(torch.ones(()))
+    with pytest.raises(ValueError, match="new_scale is"):
+        scaler.update(scale)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"growth_factor": 1.0}, "growth_factor is 1.0; it must be above 1"),
+        ({"growth_factor": 0.5}, "growth_factor"),
+        ({"backoff_factor": 1.0}, "backoff_factor is 1.0; it must be between 0 and 1"),
+        ({"backoff_factor": 2.0}, "backoff_factor"),
+        ({"growth_interval": 0}, "growth_interval is 0; it must be an integer of at least 1"),
+        ({"growth_interval": 1.5}, "growth_interval"),
+        ({"min_scale": 0.0}, "min_scale is 0.0"),
+        ({"init_scale": 2.0, "min_scale": 4.0}, "init_scale is 2; it must be from min_scale, 4"),
+        ({"init_scale": 2.0**30}, "max_scale, 1.67772e"),
+    ],
+)
+def test_factors_on_the_wrong_side_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said.replace("+", r"\+")):
+        DynamicGradScaler(**arguments)
