@@ -1,9 +1,10 @@
-"""`python -m helpers doctor | measure | report`: a thin skin over functions that can be called from anywhere.
+"""`python -m helpers doctor | measure | train | report`: a thin skin over functions that can be called from anywhere.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,20 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def train(options: argparse.Namespace) -> int:
+    import json
+
+    from helpers import train as training
+
+    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(training.Setup)}
+    try:
+        found = training.train(training.Setup(**chosen))
+    except ValueError as error:  # what the user chose, or the data that was given
+        return _fail(" ".join(str(error).split()), 2)
+    print(json.dumps(found))
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     from helpers.doctor import findings
 
@@ -78,12 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
     parser = Parser(prog="python -m helpers", description="Measure a GPU, and print what was measured.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | measure | report")
+    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | report")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
         added.set_defaults(run=run, parser=added)
-        added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
+        if run is not train:
+            added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
 
     command("doctor", doctor, "What this machine is, what is installed, and what has been recorded on it.")
@@ -93,6 +109,18 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--preset", choices=PRESETS, help="default: full on a GPU, small without")
     added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
     added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
+
+    added = command("train", train, "Train a task in a chosen precision; the last line is the result as JSON.")
+    added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")
+    added.add_argument("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
+    added.add_argument("--autocast", default="ours", help="ours or torch")
+    added.add_argument("--preset", default="small", choices=PRESETS)
+    added.add_argument("--epochs", type=int, default=5)
+    added.add_argument("--seed", type=int, default=0)
+    added.add_argument("--clip", type=float, help="the largest norm of the gradients")
+    added.add_argument("--growth-interval", type=int, default=50, help="good steps before the dynamic scale grows")
+    added.add_argument("--path", type=Path, help="WikiText or Carvana; generated data without")
+    added.add_argument("--checkpoint", type=Path, help="where to keep the run; it goes on from there if it exists")
 
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
     added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")

@@ -1,0 +1,236 @@
+"""Train a task in a chosen precision: what chapters 1 to 3 share.
+
+    python -m helpers train --task segmentation --precision dynamic --epochs 5 --seed 0
+    >>> from helpers.train import Setup, train
+    >>> train(Setup(task="lm", precision="bf16", preset="small"))
+
+The same setup gives the same run. A checkpoint holds the model, the optimizer, the scaler, the random numbers' state
+and how far the run is, so that a run that was stopped goes on exactly as if it hadn't been (on a GPU as far as its
+kernels are deterministic).
+"""
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
+from helpers.lab import device
+from helpers.tasks import TASKS, Task
+
+# precision -> (type of autocast, scaler); `fp16` is a model in pure fp16, without either
+PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
+AUTOCASTS = ("ours", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One training run."""
+
+    task: str = "lm"
+    precision: str = "dynamic"
+    autocast: str = "ours"
+    preset: str = "small"
+    epochs: int = 5
+    seed: int = 0
+    clip: float | None = None
+    growth_interval: int = 50  # of the dynamic scale: 2000, the usual patience, outlasts a run of a few epochs
+    path: Path | None = None
+    checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, valid in (
+            ("task", TASKS),
+            ("precision", PRECISIONS),
+            ("autocast", AUTOCASTS),
+            ("preset", ("small", "full")),
+        ):
+            if getattr(self, name) not in valid:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; valid: {', '.join(valid)}")
+        if self.epochs < 1:
+            raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step leaves to look at, before its gradients go: tensors on the device, nothing is read."""
+
+    number: int
+    loss: Tensor
+    model: nn.Module
+    scaler: Any
+
+
+def train(
+    setup: Setup, *, on_step: Callable[[Step], None] | None = None, progress: bool = True, stop_after: int | None = None
+) -> dict[str, Any]:
+    """Train, and return what came of it. `on_step` looks at gradients, still scaled, before each step.
+
+    `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would.
+    """
+    where = device()
+    task = TASKS[setup.task](setup.preset, setup.path, where, setup.seed)
+    model = task.model.half() if setup.precision == "fp16" else task.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=setup.precision != "fp16")
+    scaler = build_scaler(setup, where)
+    step, epochs = 0, []
+    if setup.checkpoint is not None and setup.checkpoint.exists():
+        step, epochs = _load(setup, model, optimizer, scaler)
+    steps_per_epoch = math.ceil(task.sizes["train"] / task.batch_size)
+    began = time.perf_counter()
+    with tqdm(
+        total=setup.epochs * steps_per_epoch, initial=step, unit="step", file=sys.stderr, disable=not progress
+    ) as bar:
+        while step < setup.epochs * steps_per_epoch:
+            epoch, at = divmod(step, steps_per_epoch)
+            order = _order(task.sizes["train"], setup.seed, epoch)
+            indices = order[at * task.batch_size : (at + 1) * task.batch_size]
+            loss = _train_step(setup, task, model, optimizer, scaler, indices, step, on_step)
+            step += 1
+            bar.update()
+            if step % steps_per_epoch == 0:
+                epochs.append({"train_loss": float(loss)} | evaluate(setup, task, model))
+                bar.set_postfix({name: f"{value:.4f}" for name, value in epochs[-1].items()})
+                _save(setup, model, optimizer, scaler, step, epochs)
+            if step == stop_after:
+                _save(setup, model, optimizer, scaler, step, epochs)
+                break
+    finite = all(math.isfinite(value) for found in epochs for value in found.values())
+    return {
+        "setup": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setup).items()},
+        "source": task.source,
+        "steps": step,
+        "skipped_steps": scaler.skipped_steps() if hasattr(scaler, "skipped_steps") else None,
+        "scale": scaler.get_scale() if scaler is not None else None,
+        "epochs": epochs,
+        "diverged": not finite,
+        "seconds": time.perf_counter() - began,
+    } | (epochs[-1] if epochs else {})
+
+
+def build_scaler(setup: Setup, where: torch.device) -> Any:
+    """The scaler of a precision; None for those that have none."""
+    if setup.precision == "static":
+        return StaticGradScaler()
+    if setup.precision == "dynamic":
+        return DynamicGradScaler(growth_interval=setup.growth_interval)
+    if setup.precision == "torch-scaler":
+        return torch.amp.GradScaler(where.type, growth_interval=setup.growth_interval)
+    return None
+
+
+def autocast(setup: Setup) -> contextlib.AbstractContextManager:
+    """The autocast region of a setup: nothing for fp32 and pure fp16."""
+    if setup.precision in ("fp32", "fp16"):
+        return contextlib.nullcontext()
+    dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float16
+    if setup.autocast == "torch":
+        return torch.autocast(device().type, dtype=dtype)
+    return Autocast(dtype=dtype, device_type=device().type)
+
+
+def forward(setup: Setup, task: Task, model: nn.Module, split: str, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, output and targets of a batch."""
+    inputs, targets = task.batch(split, indices)
+    if setup.precision == "fp16":
+        inputs, targets = (part.half() if part.is_floating_point() else part for part in (inputs, targets))
+    with autocast(setup):
+        output = model(inputs)
+        return task.loss(output, targets), output, targets
+
+
+@torch.no_grad()
+def evaluate(setup: Setup, task: Task, model: nn.Module) -> dict[str, float]:
+    """Accuracy and mean loss on the validation split, in the precision of training."""
+    model.eval()
+    task.accuracy.reset()
+    losses = []
+    for indices in torch.arange(task.sizes["validation"]).split(task.batch_size):
+        loss, output, targets = forward(setup, task, model, "validation", indices)
+        task.accuracy.update(output, targets)
+        losses.append(loss.float() * len(indices))
+    model.train()
+    mean = torch.stack(losses).sum() / task.sizes["validation"]
+    return {"validation_loss": float(mean), "validation_accuracy": task.accuracy.compute()}
+
+
+def _train_step(setup, task, model, optimizer, scaler, indices, number, on_step) -> Tensor:
+    optimizer.zero_grad()
+    loss, _, _ = forward(setup, task, model, "train", indices)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    if on_step is not None:
+        on_step(Step(number, loss.detach(), model, scaler))
+    if setup.clip is not None:
+        _clip(setup, model, optimizer, scaler)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    return loss.detach()
+
+
+def _clip(setup, model, optimizer, scaler) -> None:
+    if hasattr(scaler, "clip_grad_norm_"):
+        scaler.clip_grad_norm_(optimizer, setup.clip)
+        return
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
+
+
+def _order(size: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: the same whenever the run is resumed."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+
+
+def _save(setup, model, optimizer, scaler, step: int, epochs: list[dict]) -> None:
+    """Write the checkpoint whole or not at all."""
+    if setup.checkpoint is None:
+        return
+    state = {
+        "setup": _identity(setup),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "random": torch.get_rng_state(),
+        "cuda_random": torch.cuda.get_rng_state_all() if device().type == "cuda" else [],
+        "step": step,
+        "epochs": epochs,
+    }
+    setup.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    beside = setup.checkpoint.with_name(f".{setup.checkpoint.name}.new")
+    torch.save(state, beside)
+    os.replace(beside, setup.checkpoint)
+
+
+def _load(setup, model, optimizer, scaler) -> tuple[int, list[dict]]:
+    try:
+        state = torch.load(setup.checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{setup.checkpoint}: not a checkpoint that can be read; delete it to start anew") from error
+    if state["setup"] != _identity(setup):
+        differing = sorted(n for n, value in _identity(setup).items() if state["setup"].get(n) != value)
+        raise ValueError(f"{setup.checkpoint}: a checkpoint of another run; it differs in {', '.join(differing)}")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if scaler is not None:
+        scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(state["random"])
+    if state["cuda_random"]:
+        torch.cuda.set_rng_state_all(state["cuda_random"])
+    return state["step"], state["epochs"]
+
+
+def _identity(setup: Setup) -> dict[str, Any]:
+    """What must agree for a checkpoint to be gone on with; a run may be made longer."""
+    return {name: getattr(setup, name) for name in ("task", "precision", "autocast", "preset", "seed", "clip")}

@@ -1,0 +1,225 @@
+"""Segmentation data: generated silhouettes, Carvana's folder, and that fp16 loses gradients on it."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from helpers.amp.segmentation import MEAN, STD, Carvana, DataError, Silhouettes, preload, segmentation
+from helpers.models import UNet
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return preload(Silhouettes(96, size=64))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Carvana as Kaggle has it, with 9 cars of 2 small photos; a mask covers the left half."""
+    for part in ("train", "train_masks"):
+        (tmp_path / part).mkdir()
+    mask = np.zeros((40, 60), dtype=np.uint8)
+    mask[:, :30] = 255
+    for car in range(9):
+        for view in ("01", "02"):
+            colour = (20 * car, 100, 250 if view == "01" else 0)
+            Image.new("RGB", (60, 40), colour).save(tmp_path / "train" / f"car{car}_{view}.jpg", quality=95)
+            Image.fromarray(mask).save(tmp_path / "train_masks" / f"car{car}_{view}_mask.gif")
+    return tmp_path
+
+
+def test_items_are_normalised_images_and_masks_of_0_and_1():
+    image, mask = Silhouettes(3, size=48)[1]
+    assert (image.shape, mask.shape) == ((3, 48, 48), (1, 48, 48))
+    assert image.dtype == mask.dtype == torch.float32
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    assert (image * STD + MEAN).min() >= 0
+    assert (image * STD + MEAN).max() <= 1
+    assert image.std() > 0.2
+
+
+def test_a_picture_follows_from_seed_split_and_index_alone():
+    one, other = Silhouettes(50, size=32), Silhouettes(9, size=32)
+    other[3]
+    for index in (0, 4, 8):
+        assert all(torch.equal(a, b) for a, b in zip(one[index], other[index], strict=True))
+    seen = [one[0][0], one[1][0], Silhouettes(9, 32, seed=1)[0][0], Silhouettes(9, 32, split="validation")[0][0]]
+    assert all(not torch.equal(a, b) for at, a in enumerate(seen) for b in seen[:at])
+
+
+def test_worker_processes_draw_the_same_pictures():
+    data = Silhouettes(6, size=32)
+    here, there = preload(data), preload(data, workers=2)
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    batch, _ = next(iter(DataLoader(data, batch_size=4)))
+    assert torch.equal(batch, here[0][:4])
+
+
+def test_indices_are_those_of_a_sequence():
+    data = Silhouettes(4, size=32)
+    assert torch.equal(data[-1][0], data[3][0])
+    assert len(list(data)) == len(data) == 4
+    with pytest.raises(IndexError, match="picture 4 of 4"):
+        data[4]
+
+
+def test_about_a_fifth_of_the_pixels_is_car_in_every_picture_some(pictures):
+    share = pictures[1].mean(dim=(1, 2, 3))
+    assert 0.16 < share.mean() < 0.25
+    assert share.min() > 0.05
+    assert share.max() < 0.65
+
+
+def test_neither_place_nor_colour_alone_tells_the_car(pictures):
+    """The best linear guess from a pixel's place and colour stays far from the 0.985 that a network must reach."""
+    images, masks = pictures
+    place = torch.linspace(-1, 1, 64)
+    y, x = torch.meshgrid(place, place, indexing="ij")
+    colours = torch.cat([images, images.square()], dim=1)
+    places = torch.stack([x, y, x * x, y * y, x * y, torch.ones_like(x)]).expand(len(images), -1, -1, -1)
+    features = torch.cat([colours, places], dim=1).transpose(0, 1).flatten(1).T  # (pixels, 12)
+    answers = masks.flatten()[:, None]
+    weights = torch.linalg.lstsq(features, answers).solution
+    right = ((features @ weights > 0.5) == (answers > 0.5)).float().mean().item()
+    average = ((masks.mean(dim=0) > 0.5) == (masks > 0.5)).float().mean().item()
+    assert max(right, average) < 0.9
+
+
+def test_outlines_are_ragged_and_cars_are_of_one_piece(pictures):
+    """A mask's edge is longer than its bounding box's, as wheels, bonnet and roof make it; no column has holes."""
+    for mask in pictures[1][:, 0]:
+        edge = (mask[:, 1:] != mask[:, :-1]).sum() + (mask[1:] != mask[:-1]).sum()
+        rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
+        box = 2 * (len(rows) + len(columns))
+        assert edge > 0.85 * box
+        crossings = (mask[1:] != mask[:-1]).sum(dim=0)
+        assert crossings.max() <= 2
+        assert mask.sum() < 0.95 * len(rows) * len(columns)
+
+
+def test_a_small_network_soon_beats_the_share_of_the_background():
+    torch.manual_seed(0)
+    images, masks = preload(Silhouettes(128, size=32))
+    network = UNet(width=8, depth=3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for step in range(40):
+        batch = torch.arange(16) + step * 16 % 128
+        loss = F.binary_cross_entropy_with_logits(network(images[batch]), masks[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    images, masks = preload(Silhouettes(64, size=32, split="validation"))
+    with torch.no_grad():
+        right = ((network.eval()(images) > 0) == (masks > 0)).float().mean()
+    assert right > 1 - masks.mean() + 0.07
+
+
+def test_fp16_loses_gradients_that_loss_scaling_keeps():
+    """The mean over 128 pictures of 256×256 pixels makes gradients smaller than fp16 can hold."""
+    torch.manual_seed(0)
+    images, masks = preload(Silhouettes(4, size=32))
+    network, zeros = UNet(width=4, depth=2), []
+
+    def count(gradient):
+        zeros.append((gradient.dtype, (gradient == 0).float().mean().item()))
+
+    def watch(module, inputs, output):
+        output.register_hook(count)
+
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(watch)
+    shares = {}
+    for scale in (1.0, 2.0**12):
+        zeros.clear()
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = network(images)
+        loss = F.binary_cross_entropy_with_logits(logits.float(), masks, reduction="sum") / (128 * 256 * 256)
+        (loss * scale).backward()
+        assert {dtype for dtype, _ in zeros} == {torch.float16}
+        shares[scale] = sum(share for _, share in zeros) / len(zeros)
+    assert shares[1.0] > 0.5
+    assert shares[2.0**12] < 0.05
+
+
+def test_segmentation_takes_carvana_where_there_is_a_folder(folder):
+    train, validation = segmentation(folder, size=16)
+    assert train.source == validation.source == "Carvana"
+    train, validation = segmentation(size=16, samples=5, validation_samples=2)
+    assert train.source == validation.source == "generated silhouettes"
+    assert (len(train), len(validation)) == (5, 2)
+
+
+def test_carvana_pairs_each_photo_with_its_mask(folder):
+    data = Carvana(folder, size=20)
+    image, mask = data[1]
+    assert data.photos[1].name == "car0_02.jpg"
+    expected = torch.tensor([0.0, 100, 0]) / 255
+    torch.testing.assert_close((image * STD + MEAN).mean(dim=(1, 2)), expected, atol=0.02, rtol=0)
+    assert torch.equal(mask[0], (torch.arange(20) < 10).float().expand(20, 20))
+
+
+def test_all_photos_of_a_car_are_in_one_split(folder):
+    train, validation = (Carvana(folder, split=split) for split in ("train", "validation"))
+    cars = [{photo.name[:4] for photo in data.photos} for data in (train, validation)]
+    assert not cars[0] & cars[1]
+    assert len(cars[0] | cars[1]) == 9
+    assert (len(train), len(validation)) == (16, 2)
+
+
+def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere: no folders 'train' and 'train_masks'"):
+        segmentation(tmp_path / "nowhere")
+    for part in ("train", "train_masks"):
+        (tmp_path / part).mkdir()
+    with pytest.raises(DataError, match=r"train: 0 photos"):
+        Carvana(tmp_path)
+
+
+def test_a_photo_without_mask_is_named(folder):
+    (folder / "train_masks" / "car3_01_mask.gif").unlink()
+    with pytest.raises(DataError, match=r"car3_01\.jpg: its mask .*car3_01_mask\.gif is missing"):
+        Carvana(folder)
+
+
+@pytest.mark.parametrize("name", ["train/car0_01.jpg", "train_masks/car0_01_mask.gif"])
+@pytest.mark.parametrize("damage", [b"", b"no image", None])
+def test_a_broken_file_is_named(folder, name, damage):
+    path = folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with pytest.raises(DataError, match=rf"{path.name}: not a readable image"):
+        Carvana(folder)[0]
+
+
+def test_a_mask_of_another_size_is_named(folder):
+    Image.new("L", (30, 20)).save(folder / "train_masks" / "car0_01_mask.gif")
+    with pytest.raises(DataError, match=r"car0_01_mask\.gif: the mask is 30×20, its photo 60×40"):
+        Carvana(folder)[0]
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="samples is 0"):
+        Silhouettes(0)
+    with pytest.raises(ValueError, match="size is 8; a car needs at least 16"):
+        Silhouettes(size=8)
+    with pytest.raises(ValueError, match="seed is -1"):
+        Silhouettes(seed=-1)
+    with pytest.raises(ValueError, match="split is 'test'; allowed: train, validation"):
+        Silhouettes(split="test")
+    with pytest.raises(DataError, match="no pictures"):
+        preload([])
+
+
+def test_drawing_is_not_what_a_training_run_waits_for():
+    data = Silhouettes(40, size=256)
+    data[0]
+    start = time.process_time()
+    for index in range(20):
+        data[index]
+    assert (time.process_time() - start) / 20 < 0.05  # 4 ms on a free core

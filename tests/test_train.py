@@ -1,0 +1,111 @@
+"""Training runs: every precision, exact resumption, errors in one line."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from helpers.train import PRECISIONS, Setup, train
+
+
+def run(**changes):
+    return train(Setup(**{"task": "lm", "epochs": 1} | changes), progress=False)
+
+
+def same(a, b):
+    return {k: v for k, v in a.items() if k not in ("seconds", "setup")} == {
+        k: v for k, v in b.items() if k not in ("seconds", "setup")
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_trains_both_tasks(precision):
+    for task in ("lm", "segmentation"):
+        found = run(task=task, precision=precision)
+        assert 0 <= found["validation_accuracy"] <= 1
+        assert found["steps"] == 4
+        assert precision == "fp16" or math.isfinite(found["validation_loss"])
+
+
+def test_the_language_model_learns():
+    first, last = run(precision="fp32"), run(precision="fp32", epochs=12)
+    assert last["train_loss"] < first["train_loss"] - 0.3
+
+
+def test_precisions_agree_where_nothing_is_lost():
+    exact = run(precision="fp32")
+    for precision, autocast in (
+        ("static", "ours"),
+        ("dynamic", "ours"),
+        ("dynamic", "torch"),
+        ("torch-scaler", "torch"),
+    ):
+        assert run(precision=precision, autocast=autocast)["train_loss"] == pytest.approx(exact["train_loss"], rel=0.01)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another():
+    assert same(run(seed=3), run(seed=3))
+    assert not same(run(seed=3), run(seed=4))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "dynamic", "torch-scaler"])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(precision, tmp_path):
+    setup = Setup(precision=precision, epochs=2, clip=1.0, growth_interval=3, checkpoint=tmp_path / "run.pt")
+    whole = train(Setup(precision=precision, epochs=2, clip=1.0, growth_interval=3), progress=False)
+    stopped = train(setup, progress=False, stop_after=5)
+    assert stopped["steps"] == 5
+    assert same(train(setup, progress=False), whole)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    train(Setup(epochs=1, checkpoint=path), progress=False, stop_after=1)
+    with pytest.raises(ValueError, match="a checkpoint of another run; it differs in seed"):
+        train(Setup(epochs=1, seed=1, checkpoint=path), progress=False)
+    path.write_bytes(b"broken")
+    with pytest.raises(ValueError, match="not a checkpoint that can be read"):
+        train(Setup(epochs=1, checkpoint=path), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "chess"}, "unknown task 'chess'; valid: lm, segmentation"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; valid: fp32, fp16"),
+        ({"autocast": "none"}, "unknown autocast 'none'; valid: ours, torch"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+    ],
+)
+def test_a_wrong_setup_names_what_is_valid(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Setup(**changes)
+
+
+def test_gradients_can_be_looked_at_before_each_step():
+    seen = []
+    train(Setup(epochs=1, precision="static"), progress=False, on_step=lambda step: seen.append(step))
+    assert [step.number for step in seen] == [0, 1, 2, 3]
+    assert all(isinstance(step.loss, torch.Tensor) for step in seen)
+
+
+def test_the_command_ends_in_a_line_of_json(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "helpers",
+        "train",
+        "--epochs",
+        "1",
+        "--checkpoint",
+        str(tmp_path / "a" / "run.pt"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 4
+    wrong = subprocess.run([*command[:4], "--path", str(tmp_path / "nowhere")], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.strip().count("\n") == 0
+    assert "nowhere" in wrong.stderr
