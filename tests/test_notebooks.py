@@ -56,6 +56,9 @@ def test_with_records_the_report_quotes_them(tmp_path):
     assert "keeping two, time, d = 2048, NVIDIA Test: 1.000 (at most 1.00: reached)" in text
     assert "measured +0.5% from predicted, within the 2 % aimed at" in text
     assert "the unsynchronised clock is 100 times too fast" in text
+    assert "segmentation with a dynamic scale, lowest of all seeds: 0.9900 (at least 0.985: reached)" in text
+    assert "diverged at least once: pure fp16" in text
+    assert "unscale, clip and step 1.44× as fast as torch's (reached: at least 1.3)" in text
     assert "not measured" not in text
     assert "small preset" not in text
 

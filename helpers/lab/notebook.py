@@ -7,6 +7,7 @@ read the records only.
 
 import html
 import inspect
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
 
 def source(*functions: object) -> None:
     """Show the code of functions, as it is."""
-    text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
+    text = "\n\n\n".join(textwrap.dedent(inspect.getsource(function)).rstrip() for function in functions)
     display(Markdown(f"```python\n{text}\n```"))
 
 
@@ -160,7 +161,7 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     """As text, with plain headings, and the GPU's column only if there are several."""
     several = "gpu" in frame and frame["gpu"].nunique() > 1
     shown = frame if several else frame.drop(columns="gpu", errors="ignore")
-    return pd.DataFrame({heading(name): _texts(shown[name]) for name in shown.columns})
+    return pd.DataFrame({heading(str(name)): _texts(shown[name]) for name in shown.columns})
 
 
 def _texts(column: pd.Series) -> list[str]:
