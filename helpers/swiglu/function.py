@@ -1,6 +1,7 @@
 """`MemoryOptimizedSwigluMLPFunction`: the layer as one autograd node that keeps what its level says."""
 
 import contextlib
+import sys
 
 import torch
 from torch import Tensor
@@ -89,13 +90,23 @@ def _graph_is_retained() -> bool:
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type that autocast wants for products with x; None where autocast is off. It leaves fp64 alone."""
+    if (ours := _our_autocast_dtype(x)) is not None:
+        return ours
     kind = x.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind) if x.dtype != torch.float64 else None
 
 
+def _our_autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The same of `helpers.amp.Autocast`; who never imported it is in none of its regions."""
+    amp = sys.modules.get("helpers.amp.autocast")
+    return None if amp is None else amp.autocast_dtype(x)
+
+
 def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    if _our_autocast_dtype(x) is not None:
+        return sys.modules["helpers.amp.autocast"].Autocast(enabled=False)
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)

@@ -1,12 +1,16 @@
 """The layer against the plain module, which is the oracle for everything but memory."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.amp import Autocast
+from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP, costs
 
 EXACT = (0, 1, 2)
 HALF_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -103,11 +107,14 @@ def test_half_precision(level, dtype):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
-def test_under_autocast_types_and_values_are_those_of_the_plain_module(level, input_dtype):
+@pytest.mark.parametrize("region", [partial(torch.autocast, "cpu"), Autocast])
+def test_under_autocast_types_and_values_are_those_of_the_plain_module(level, input_dtype, region):
     plain, ours = pair(level, 32, 96)
     x, l = torch.randn(40, 32, dtype=input_dtype, requires_grad=True), torch.randn(40, 32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with region(dtype=torch.bfloat16):
         found, expected = train(ours, x, l), train(plain, x, l)
+        kept = saved_bytes(lambda: ours(x), without=ours.parameters())
+    assert kept == costs.kept_bytes(level, 40, 32, 96, 2)
     assert found[0].dtype == torch.bfloat16
     assert found[2].dtype == torch.float32
     assert_equal(found, expected, 3e-2)

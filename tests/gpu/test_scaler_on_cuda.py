@@ -1,0 +1,104 @@
+"""The scalers on a GPU: equal to torch's, never waiting, capturable in a CUDA graph."""
+
+import math
+
+import pytest
+import torch
+
+from helpers.amp import DynamicGradScaler
+
+
+def model():
+    generator = torch.Generator("cuda").manual_seed(0)
+    parameters = [torch.randn(size, device="cuda", generator=generator).requires_grad_() for size in (1000, 37)]
+    return parameters, torch.optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
+
+
+def set_gradients(scaler, parameters, step):
+    bad = step % 5 == 4
+    loss = sum((p * math.sin(step + 1)).sum() for p in parameters) * (math.inf if bad else 1.0)
+    scaler.scale(loss).backward()
+
+
+def test_equals_torchs_scaler_bit_for_bit():
+    arguments = {"init_scale": 2.0**10, "growth_interval": 3}
+    runs = [
+        (scaler, *model()) for scaler in (DynamicGradScaler(**arguments), torch.amp.GradScaler("cuda", **arguments))
+    ]
+    for step in range(200):
+        for scaler, parameters, optimizer in runs:
+            optimizer.zero_grad()
+            set_gradients(scaler, parameters, step)
+            scaler.step(optimizer)
+            scaler.update()
+        assert runs[0][0].get_scale() == runs[1][0].get_scale()
+    for a, b in zip(runs[0][1], runs[1][1], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_step_never_waits_for_the_gpu(clip):
+    scaler = DynamicGradScaler()
+    parameters, optimizer = model()
+
+    def step():
+        optimizer.zero_grad()
+        set_gradients(scaler, parameters, 0)
+        if clip:
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_captured_step_goes_on_scaling_when_it_is_replayed():
+    parameters, optimizer = model()
+    scaler = DynamicGradScaler(init_scale=2.0**10, growth_interval=2)
+    factor = torch.ones((), device="cuda")
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step():
+        for parameter in parameters:
+            parameter.grad.zero_()
+        scaler.scale(sum((p * factor).sum() for p in parameters)).backward()
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    scale, before = scaler.get_scale(), [p.detach().clone() for p in parameters]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    factor.fill_(math.inf)
+    graph.replay()
+    assert scaler.get_scale() == scale / 2
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
+    factor.fill_(1.0)
+    graph.replay()
+    assert not torch.equal(parameters[0], before[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_parameters_on_two_gpus():
+    parameters = [torch.ones(5, device=f"cuda:{i}", requires_grad=True) for i in range(2)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
+    scaler = DynamicGradScaler()
+    scaler.scale(parameters[0].sum() + parameters[1].sum().to("cuda:0")).backward()
+    assert scaler.clip_grad_norm_(optimizer, 1.0).item() == pytest.approx(10**0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(parameters[0].cpu(), parameters[1].cpu())
