@@ -112,6 +112,32 @@ def test_a_notebook_that_fails_is_named_and_changes_nothing(project):
     assert files(project) == before
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise ValueError('a\\nb\\n  c')", "In [1]: ValueError: a b c"),
+        (
+            "from IPython.display import Image\nImage('nope.png')",
+            "No such file or directory: 'nope.png'",
+        ),
+    ],
+)
+def test_an_error_of_many_lines_is_said_in_one(project, source, said):
+    write(project, "01_bad", code(source))
+    with pytest.raises(BuildError) as error:
+        build(progress=False)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_notebook_that_was_executed_in_part_is_not_taken_for_whole(project):
+    half = code("print(1)", printed("1"))
+    half.execution_count = 1
+    write(project, "01_half", half, code("print(2)"))
+    with pytest.raises(BuildError, match="has not been executed"):
+        build(execute=False, progress=False)
+
+
 def test_a_kernel_that_dies_is_an_error_of_its_cell(project):
     write(project, "01_first", code("x = 1"), code("import os; os._exit(1)"), code("y", printed("stale")))
     with pytest.raises(BuildError, match=r"01_first\.ipynb: In \[2\]: the kernel died"):
