@@ -13,7 +13,7 @@
 What it costs beyond the optimizer's step, for P parameters with fp32 gradients:
 
     optimizer      without clipping                       with clipping
-    fused          4P read                                4P read
+    fused          4P read, 4P written by the step        the same
     not fused      12P read and written, one wait         12P read and written, one wait
 
 With a fused optimizer (`fused=True`) nothing waits for the GPU: one pass that only reads is the norm and the check
