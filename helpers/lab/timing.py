@@ -65,13 +65,14 @@ def phases(
 
     What follows the last `yield` is not timed.
     """
+    mark = _marker()
     for _ in range(max(warmup, 1)):
         began = time.perf_counter()
-        _run(step)
+        _run(step, mark)
         synchronize()
         once = time.perf_counter() - began
     count = min(max(repeat, int(seconds / max(once, 1e-7))), max(repeat, 1000))
-    runs = [_run(step) for _ in range(count)]
+    runs = [_run(step, mark) for _ in range(count)]
     synchronize()
     samples = [_durations(run) for run in runs]
     return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
@@ -135,11 +136,12 @@ def compare(
             before()
             fn()
     synchronize()
+    mark = _marker()
     runs: dict[str, list] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, fn in ways.items():
             before()
-            runs[way].append(_run(_once(fn)))
+            runs[way].append(_run(_once(fn), mark))
     synchronize()
     return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)
 
@@ -202,17 +204,20 @@ def _once(fn: Callable[[], Any]) -> Callable[[], Iterator[str]]:
     return step
 
 
-def _run(step: Callable[[], Iterator[str]]) -> list[tuple[str, Any]]:
-    """One repetition: a mark at its start and one after each phase (events on CUDA, host times elsewhere)."""
-    marks = [("", _mark())]
+def _run(step: Callable[[], Iterator[str]], mark: Callable[[], Any]) -> list[tuple[str, Any]]:
+    """One repetition: a mark at its start and one after each phase."""
+    marks = [("", mark())]
     for name in step():
-        marks.append((name, _mark()))
+        marks.append((name, mark()))
     return marks
 
 
-def _mark() -> Any:
-    if device().type != "cuda":
-        return time.perf_counter()
+def _marker() -> Callable[[], Any]:
+    """What marks a moment: an event on CUDA, the host's clock elsewhere. Chosen before, not while, time is taken."""
+    return _event if device().type == "cuda" else time.perf_counter
+
+
+def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -220,9 +225,9 @@ def _mark() -> Any:
 
 def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
     pairs = itertools.pairwise(marks)
-    if device().type == "cuda":
-        return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
-    return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}
+    if isinstance(marks[0][1], float):
+        return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}
+    return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
 
 
 def synchronize() -> None:
