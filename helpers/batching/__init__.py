@@ -1,0 +1,25 @@
+"""Batches of texts of different lengths, from padding everything to padding nothing.
+
+BaseDataset            BRAIN               each sample padded to max_length
+StandardDataset        BIG BRAIN           each batch padded to its longest, by `collate_fn`
+BalancedBatchSampler   ULTRA DUPER         batches of nearly one length
+SequencedDataset       packed              one long sequence, documents one after another, no padding
+pack                                       which samples share a sequence: greedy, first-fit, best-fit
+"""
+
+from .balanced import BalancedBatchSampler
+from .datasets import BaseDataset, StandardDataset, collate_fn
+
+BrainDataset, BigBrainDataset, UltraDuperBigBrainDataset = BaseDataset, StandardDataset, StandardDataset
+UltraDuperBigBrainBatchSampler = BalancedBatchSampler
+
+__all__ = [
+    "BalancedBatchSampler",
+    "BaseDataset",
+    "BigBrainDataset",
+    "BrainDataset",
+    "StandardDataset",
+    "UltraDuperBigBrainBatchSampler",
+    "UltraDuperBigBrainDataset",
+    "collate_fn",
+]

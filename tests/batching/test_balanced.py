@@ -1,0 +1,230 @@
+"""The balanced sampler: every index once, spread at most k, full batches, any number of ranks, exact resumption."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from helpers.batching import BalancedBatchSampler, StandardDataset, UltraDuperBigBrainBatchSampler, collate_fn
+from helpers.batching.permutation import permuted
+from helpers.text import SyntheticText
+
+tails = st.one_of(st.integers(0, 12), st.integers(0, 700), st.integers(0, 10**6))
+length_lists = st.one_of(
+    st.lists(tails, min_size=1, max_size=200),
+    st.builds(lambda length, n: [length] * n, st.integers(0, 5000), st.integers(1, 200)),
+)
+spreads = st.sampled_from([0, 1, 5, 50, 640, 10**7])
+
+
+def spread(lengths, batch):
+    return max(lengths[i] for i in batch) - min(lengths[i] for i in batch)
+
+
+def wikitext_like(n: int) -> np.ndarray:
+    return np.resize(np.minimum(SyntheticText(min(n, 100_000), 0).lengths, 640), n)
+
+
+@given(length_lists, st.integers(1, 40), spreads, st.integers(0, 3), st.integers(0, 2))
+@settings(max_examples=150, deadline=None)
+def test_every_index_comes_once_and_no_batch_spreads_beyond_k(lengths, batch_size, k, seed, epoch):
+    sampler = BalancedBatchSampler(lengths, batch_size, k, seed)
+    sampler.set_epoch(epoch)
+    expected = len(sampler)
+    batches = list(sampler)
+    assert len(batches) == expected
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(1 <= len(batch) <= batch_size for batch in batches)
+    assert all(spread(lengths, batch) <= k for batch in batches)
+
+
+@given(length_lists, st.integers(1, 40), spreads)
+@settings(max_examples=100, deadline=None)
+def test_no_more_batches_than_cutting_the_sorted_samples_would_give_and_one(lengths, batch_size, k):
+    rest, needed = sorted(lengths), 0
+    while rest:
+        taken = [length for length in rest[:batch_size] if length <= rest[0] + k]
+        rest, needed = rest[len(taken) :], needed + 1
+    for epoch in range(3):
+        sampler = BalancedBatchSampler(lengths, batch_size, k)
+        sampler.set_epoch(epoch)
+        assert len(sampler) <= needed + 1
+
+
+@given(length_lists, st.integers(1, 20), spreads, st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_ranks_get_equally_many_batches_and_share_nothing(lengths, batch_size, k, world_size):
+    try:
+        samplers = [
+            BalancedBatchSampler(lengths, batch_size, k, rank=r, world_size=world_size) for r in range(world_size)
+        ]
+    except ValueError:
+        alone = len(BalancedBatchSampler(lengths, batch_size, k))
+        assert alone < world_size or -(-alone // world_size) * world_size > len(lengths)
+        return
+    shares = [list(sampler) for sampler in samplers]
+    assert len({len(share) for share in shares}) == 1
+    everything = [batch for share in shares for batch in share]
+    assert sorted(i for batch in everything for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) <= batch_size and spread(lengths, batch) <= k for batch in everything)
+
+
+def test_in_a_step_all_ranks_get_batches_of_neighbouring_lengths():
+    lengths = wikitext_like(20_000)
+    ranks = [list(BalancedBatchSampler(lengths, 16, 5, rank=r, world_size=4)) for r in range(4)]
+    apart = [np.ptp([max(lengths[i] for i in batch) for batch in step]) for step in zip(*ranks, strict=True)]
+    assert np.mean(apart) < 5
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63))
+@settings(max_examples=60, deadline=None)
+def test_a_computed_permutation_is_one(size, key):
+    index = np.arange(size, dtype=np.uint64)
+    moved = permuted(index, np.full_like(index, size), np.full_like(index, key))
+    assert np.array_equal(np.sort(moved), index)
+
+
+@pytest.mark.parametrize("size", [2, 3, 10, 33, 50])
+def test_permutations_are_random_enough(size):
+    """Where two indices go, over 20,000 keys: every pair of places about equally often."""
+    keys = np.random.default_rng(0).integers(2**63, size=20_000).astype(np.uint64)
+    first, last = (permuted(np.full_like(keys, i), np.full_like(keys, size), keys) for i in (0, size - 1))
+    pairs = np.bincount((first * np.uint64(size) + last).astype(int), minlength=size**2).reshape(size, size)
+    assert np.diag(pairs).sum() == 0
+    cells = size * (size - 1)
+    squared = ((pairs - 20_000 / cells) ** 2 / (20_000 / cells))[~np.eye(size, dtype=bool)].sum()
+    freedom = cells - 1  # of a chi-squared variable, with deviation √(2·freedom)
+    assert squared < freedom + 4.5 * (2 * freedom) ** 0.5
+
+
+def test_the_order_depends_on_seed_and_epoch_only():
+    lengths = wikitext_like(2000)
+    first, again, other = (BalancedBatchSampler(lengths, 8, 5, seed) for seed in (1, 1, 2))
+    epochs = [list(first), list(first)]  # a pass is an epoch, the next pass the next one
+    assert epochs[0] != epochs[1]
+    assert [list(again), list(again)] == epochs
+    assert list(other) != epochs[0]
+    again.set_epoch(0)
+    assert list(again) == epochs[0]
+
+
+def test_with_k_as_wide_as_the_lengths_batches_are_those_of_random_order():
+    lengths = wikitext_like(3200)
+    batches = list(BalancedBatchSampler(lengths, 32, 640))
+    assert [len(batch) for batch in batches] == [32] * 100
+    longest = np.array([lengths[batch].max() for batch in batches])
+    shuffled = np.random.default_rng(0).permutation(lengths).reshape(100, 32).max(axis=1)
+    assert longest.mean() == pytest.approx(shuffled.mean(), rel=0.05)
+    means = np.array([lengths[batch].mean() for batch in batches])
+    assert means.std() == pytest.approx(lengths.std() / 32**0.5, rel=0.25)
+
+
+def test_samples_meet_others_in_each_epoch():
+    sampler = BalancedBatchSampler([7] * 100, 10, 0)
+    met = {j for _ in range(60) for batch in sampler if 0 in batch for j in batch}
+    assert len(met) > 95
+
+
+@pytest.mark.parametrize("k", [5, 10, 20, 50, 640])
+def test_on_wikitext_lengths_batches_are_full(k):
+    sampler = BalancedBatchSampler(wikitext_like(1_000_000), 32, k)
+    assert 1_000_000 / (len(sampler) * 32) >= 0.97
+
+
+def test_a_batch_costs_the_same_for_a_million_samples_as_for_ten_thousand():
+    samplers = [BalancedBatchSampler(wikitext_like(n), 32, 50) for n in (10_000, 1_000_000)]
+
+    def cost(sampler: BalancedBatchSampler) -> float:
+        batches, began = iter(sampler), time.perf_counter()
+        for _ in range(256):
+            next(batches)
+        return time.perf_counter() - began
+
+    pairs = [[cost(sampler) for sampler in samplers] for _ in range(15)]
+    small, large = (min(found) for found in zip(*pairs, strict=True))
+    assert large < 1.5 * small
+
+
+def test_a_million_samples_are_sorted_in_half_a_second():
+    lengths, took = wikitext_like(1_000_000), []
+    for _ in range(3):
+        began = time.perf_counter()
+        BalancedBatchSampler(lengths, 32, 5)
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.5
+
+
+@given(st.integers(0, 40), st.integers(1, 3), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_pass_resumes_where_it_was(done, world_size, again):
+    lengths = wikitext_like(700).tolist()
+    sampler = BalancedBatchSampler(lengths, 8, 20, rank=0, world_size=world_size)
+    if again:
+        list(sampler)  # the second epoch then
+    whole, batches = list(_copy(sampler)), iter(sampler)
+    done = min(done, len(sampler) - 1)
+    begun = [next(batches) for _ in range(done)]
+    resumed = BalancedBatchSampler(lengths, 8, 20, rank=0, world_size=world_size)
+    resumed.load_state_dict(sampler.state_dict())
+    resumed.set_epoch(resumed.epoch)  # as a training loop does; the same epoch keeps its place
+    assert begun + list(resumed) == whole
+    assert begun + list(batches) == whole
+
+
+def _copy(sampler):
+    other = BalancedBatchSampler(wikitext_like(700).tolist(), 8, 20, rank=sampler.rank, world_size=sampler.world_size)
+    other.load_state_dict(sampler.state_dict() | {"position": 0})
+    return other
+
+
+def test_a_state_of_another_sampler_is_refused():
+    state = BalancedBatchSampler([1, 2, 3], 2, 1).state_dict()
+    with pytest.raises(ValueError, match="it differs in k, samples"):
+        BalancedBatchSampler([1, 2], 2, 0).load_state_dict(state)
+
+
+def test_the_hash_table_knows_the_samples_of_a_length():
+    sampler = UltraDuperBigBrainBatchSampler(torch.tensor([5, 9, 5, 0, 900]), 2, 1, max_length=640)
+    assert sorted(sampler.indices_of(5)) == [0, 2]
+    assert sampler.indices_of(640).tolist() == [4]
+    assert sampler.indices_of(7).tolist() == []
+
+
+def test_a_loader_takes_it():
+    text = SyntheticText(200, 0)
+    dataset = StandardDataset(text)
+    sampler = BalancedBatchSampler(dataset.lengths, 16, 20)
+    shapes = [tuple(tokens.shape) for tokens in DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn)]
+    assert sum(rows for rows, _ in shapes) == 200
+    assert sum(rows * columns for rows, columns in shapes) < dataset.lengths.sum() * 1.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([1, -3], 2, 1), "length 1 is -3; lengths must be whole numbers"),
+        (([1, 2.5], 2, 1), "a length is 2.5; lengths must be whole numbers"),
+        (([[1, 2]], 2, 1), r"shape \(1, 2\)"),
+        (([], 2, 1), "there are no samples"),
+        (([1], 0, 1), "batch_size is 0; it must be a whole number, 1 or more"),
+        (([1], 2.0, 1), "batch_size is 2.0"),
+        (([1], 2, -1), "k is -1; it must be a whole number, 0 or more"),
+        (([1], 2, 0.5), "k is 0.5"),
+    ],
+)
+def test_bad_input_is_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        BalancedBatchSampler(*arguments)
+
+
+def test_ranks_that_get_nothing_are_refused():
+    with pytest.raises(ValueError, match="4 ranks for 2 batches; use fewer ranks"):
+        BalancedBatchSampler([1, 1, 9, 9], 2, 0, rank=0, world_size=4)
+    with pytest.raises(ValueError, match="rank is 2; of 2 ranks the last is 1"):
+        BalancedBatchSampler([1, 1], 1, 0, rank=2, world_size=2)
+    with pytest.raises(ValueError, match="3 batches of single samples can't be shared equally by 2 ranks"):
+        BalancedBatchSampler([1, 1, 1], 1, 0, rank=0, world_size=2)

@@ -1,0 +1,84 @@
+"""Padding by hand: every sample cut to max_length and padded to it, or to the longest of its batch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from helpers import batching
+from helpers.batching import BaseDataset, StandardDataset, collate_fn
+from helpers.batching.padding import padding_share
+from helpers.text import SyntheticText
+
+samples = st.lists(st.lists(st.integers(1, 99), max_size=30), min_size=1, max_size=12)
+
+
+@given(samples, st.integers(1, 20))
+def test_each_sample_is_cut_and_padded_to_max_length(rows, max_length):
+    for row, tokens in zip(rows, BaseDataset(rows, max_length), strict=True):
+        kept = row[:max_length]
+        assert tokens.dtype == torch.int64
+        assert tokens.tolist() == kept + [0] * (max_length - len(kept))
+
+
+@given(samples, st.integers(1, 20), st.integers(0, 5))
+def test_a_batch_is_padded_to_its_longest_as_torch_would(rows, max_length, pad_id):
+    dataset = StandardDataset(rows, max_length)
+    batch = [dataset[i] for i in range(len(dataset))]
+    expected = pad_sequence(batch, batch_first=True, padding_value=pad_id)
+    assert torch.equal(collate_fn(batch, pad_id), expected)
+    assert dataset.lengths.tolist() == [len(sample) for sample in batch]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_samples_are_anything_that_holds_token_ids(kind):
+    dataset = StandardDataset([kind([1, 2, 3]), kind([4])], 2)
+    assert [sample.tolist() for sample in dataset] == [[1, 2], [4]]
+
+
+def test_a_corpus_is_read_as_it_is():
+    text = SyntheticText(50, 0)
+    dataset = StandardDataset(text)
+    assert np.array_equal(dataset.lengths, np.minimum(text.lengths, 640))
+    assert np.array_equal(dataset[3], text[3][:640])
+    dataset[3].zero_()
+    assert text[3].any()  # a copy
+
+
+def test_workers_load_what_the_main_process_would():
+    dataset = BaseDataset(SyntheticText(40, 0), 64)
+    loaders = [DataLoader(dataset, batch_size=8, num_workers=n) for n in (0, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(*loaders, strict=True))
+
+
+def test_a_worker_that_dies_surfaces_as_its_own_error():
+    class Broken(list):
+        def __getitem__(self, index):
+            raise OSError(f"sample {index} cannot be read")
+
+    dataset = StandardDataset(Broken([[1], [2]]))
+    with pytest.raises(OSError, match="sample 0 cannot be read"):
+        list(DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=collate_fn))
+
+
+def test_the_share_of_padding():
+    assert padding_share([1, 3]) == pytest.approx(1 / 3)
+    assert padding_share([1, 9], length=5) == pytest.approx(0.4)
+    assert padding_share([0, 0]) == 0
+
+
+def test_the_courses_names_are_the_same_things():
+    assert batching.BrainDataset is BaseDataset
+    assert batching.BigBrainDataset is batching.UltraDuperBigBrainDataset is StandardDataset
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="sample 1 has 3 tokens and max_length is 2; raise max_length"):
+        StandardDataset([[1], [1, 2, 3]], 2, crop=False)
+    with pytest.raises(ValueError, match="there are no samples"):
+        BaseDataset([])
+    with pytest.raises(ValueError, match="max_length is 0; it must be a whole number, 1 or more"):
+        StandardDataset([[1]], 0)
