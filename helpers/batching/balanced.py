@@ -23,6 +23,7 @@ from .lengths import Lengths, at_least, checked_lengths
 from .permutation import GOLDEN, mix, permuted
 from .windows import Windows, plan
 
+MOST = 2**32
 BLOCK = 4096  # samples computed at once, or one batch: numpy's fixed costs are shared by the batches of a block
 
 
@@ -37,7 +38,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     (a few batches are then smaller), and in each step all ranks get batches of neighbouring lengths, so that none
     waits for another's longer one.
 
-    Memory: 4 bytes a sample. Before an epoch's first batch the windows are laid out: some microseconds for each length
+    Memory: 6 bytes a sample. Before an epoch's first batch the windows are laid out: some microseconds for each length
     that occurs.
     """
 
@@ -53,8 +54,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
     ) -> None:
         found = checked_lengths(lengths)
-        if not len(found):
-            raise ValueError("there are no samples; lengths must hold at least one")
+        if not 0 < len(found) < MOST:
+            raise ValueError(f"there are {len(found)} samples; allowed: 1 to {MOST - 1}")
         if max_length is not None:
             found = np.minimum(found, at_least("max_length", max_length, 1))  # of samples that will be cut to it
         self.batch_size, self.k = at_least("batch_size", batch_size, 1), at_least("k", k, 0)
@@ -63,7 +64,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if self.rank >= self.world_size:
             raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
         self._order, self._values, self._starts = _sorted(found, self.seed)
-        self._buckets = {length: number for number, length in enumerate(self._values)}
+        counts = np.diff(self._starts)
+        small = np.uint16 if len(counts) < 2**16 else np.uint32
+        self._bucket = np.repeat(np.arange(len(counts), dtype=small), counts)  # of each sample in order of length
+        self._buckets = {length: number for number, length in enumerate(self._values.tolist())}
         self.epoch = self._position = self._resume_at = 0
         self._planned: tuple[int, Windows, np.ndarray] | None = None
         self._plan()  # too many ranks are an error here, not in mid-training
@@ -119,7 +123,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if self._planned is None or self._planned[0] != self.epoch:
             random = np.random.default_rng((self.seed, self.epoch))
             first = int(random.integers(self.k, endpoint=True))
-            windows = plan(self._values, self._starts, self.batch_size, self.k, first, self.world_size)
+            windows = plan(
+                self._values.tolist(), self._starts.tolist(), self.batch_size, self.k, first, self.world_size
+            )
             turns = random.integers(np.diff(self._starts))
             self._planned = self.epoch, windows, turns
         return self._planned[1:]
@@ -127,43 +133,41 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def _batches(self, steps: np.ndarray) -> list[list[int]]:
         """The batches that this rank gets in these steps. O(their samples)."""
         windows, turns = self._plan()
-        groups = len(windows) // self.world_size
-        group = permuted(_uint(steps), _uint(np.full(len(steps), groups)), self._key(np.zeros(len(steps))))
-        window, begin, end = windows.bounds(group.astype(np.int64) * self.world_size + self.rank)
+        groups = np.full(len(steps), len(windows) // self.world_size)
+        group = permuted(_uint(steps), _uint(groups), self._keys(np.zeros(len(steps)))).astype(np.int64)
+        window, begin, end = windows.bounds(group * self.world_size + self.rank)
         sizes = end - begin
         ends = np.cumsum(sizes)
-        window = np.repeat(window, sizes)  # from here on, a value for each sample
-        place = np.arange(ends[-1]) + np.repeat(begin - ends + sizes, sizes)
-        moved = permuted(_uint(place), _uint(windows.counts[window]), self._key(window + 1))
-        where = windows.begins[window] + moved.astype(np.int64)
-        starts = np.asarray(self._starts)
-        bucket = np.searchsorted(starts, where, side="right") - 1
-        start, count = starts[bucket], np.diff(starts)[bucket]
-        indices = self._order[start + (where - start + turns[bucket]) % count].tolist()
+        of = np.repeat(np.arange(len(steps)), sizes)  # the batch of each sample
+        place = np.arange(ends[-1]) + (begin - ends + sizes)[of]
+        where = permuted(_uint(place), _uint(windows.counts[window])[of], self._keys(window + 1)[of])
+        where = where + windows.begins[window][of]  # among the samples in order of length
+        bucket = self._bucket[where]
+        turned = where + turns[bucket]
+        turned -= np.where(turned >= self._starts[1:][bucket], np.diff(self._starts)[bucket], 0)
+        indices = self._order[turned].tolist()
         return [indices[to - size : to] for size, to in zip(sizes.tolist(), ends.tolist(), strict=True)]
 
-    def _key(self, numbers: np.ndarray) -> np.ndarray:
-        """A permutation's name, for each number in this epoch."""
-        with np.errstate(over="ignore"):
-            base = mix(_uint(np.array([self.seed])) + GOLDEN) + _uint(np.array([self.epoch]))
-            return mix(mix(base) + _uint(numbers) * GOLDEN)
+    def _keys(self, numbers: np.ndarray) -> np.ndarray:
+        """The names of this epoch's permutations number so and so."""
+        name = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1)
+        return mix(mix(_uint(numbers) * GOLDEN + name) + name)
 
 
-def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, list[int], list[int]]:
+def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The samples by length, equal ones in random order; the lengths that occur; where each one's samples start.
 
     A radix sort: two bytes of the length a pass, so one pass up to 65,535. 45 ms for a million samples.
     """
-    small = np.int32 if len(lengths) < 2**31 else np.int64
-    order = np.random.default_rng(seed).permutation(len(lengths)).astype(small)
+    order = np.random.default_rng(seed).permutation(len(lengths)).astype(np.uint32)
     longest = int(lengths.max())
     for shift in range(0, max(longest.bit_length(), 1), 16):
         digit = ((lengths >> shift) & 0xFFFF).astype(np.uint16)[order]
         order = order[np.argsort(digit, kind="stable")]
     inorder = lengths[order]
     starts = np.flatnonzero(np.diff(inorder, prepend=-1))
-    return order, inorder[starts].tolist(), [*starts.tolist(), len(lengths)]
+    return order, inorder[starts], np.append(starts, len(lengths))
 
 
 def _uint(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.uint64)
+    return values.astype(np.uint32)

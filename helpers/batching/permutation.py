@@ -3,48 +3,52 @@
 A Feistel network over a grid of at least n cells moves the column by a hash of the row and the row by a hash of the
 column, in turn; every such round can be undone, so the whole is a permutation. The few indices that land outside n go
 round again. Small n, where a grid is too narrow to mix well, are ranked by their hashes instead.
+
+All arithmetic is in 32 bits and wraps, so n is at most 2**32: numpy then works on 16 numbers at once.
 """
 
 import numpy as np
 
-ROUNDS = 8
+ROUNDS = 6
 SMALL = 32  # up to so many are ranked: that costs O(SMALL) an index
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-STIR = np.uint64(0xD6E8FEB86659FD93)
-HALF = np.uint64(32)
+GOLDEN, FIRST, SECOND = (np.uint32(x) for x in (0x9E3779B9, 0x7FEB352D, 0x846CA68B))
+SOME, HALF = np.uint32(15), np.uint32(16)
 
 
 def mix(bits: np.ndarray) -> np.ndarray:
-    """Well-stirred 64-bit numbers: every bit of the input moves about half of the output's."""
-    bits = (bits ^ (bits >> HALF)) * STIR
-    bits = (bits ^ (bits >> HALF)) * STIR
+    """Well-stirred 32-bit numbers: every bit of the input moves about half of the output's."""
+    bits = (bits ^ (bits >> HALF)) * FIRST
+    bits = (bits ^ (bits >> HALF)) * SECOND
     return bits ^ (bits >> HALF)
 
 
 def permuted(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Where each index goes under the permutation of `range(size)` that `key` names. All three are uint64 of one shape.
+    """Where each index goes under the permutation of `range(size)` that `key` names. All three are uint32 of one shape.
 
-    Indices of different permutations can stand side by side. About 0.2 µs an index.
+    Indices of different permutations can stand side by side. About 40 ns an index.
     """
+    small = size <= SMALL
+    if not small.any():
+        return _walked(index, size, key)
     moved = np.empty_like(index)
-    for chosen, way in ((size <= SMALL, _ranked), (size > SMALL, _walked)):
+    for chosen, way in ((small, _ranked), (~small, _walked)):
         if chosen.any():
             moved[chosen] = way(index[chosen], size[chosen], key[chosen])
     return moved
 
 
 def _ranked(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    every = np.arange(SMALL, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        hashes = mix(key[:, None] + (every + np.uint64(1)) * GOLDEN)  # (m, SMALL)
+    every = np.arange(SMALL, dtype=np.uint32)
+    hashes = mix(key[:, None] + (every + np.uint32(1)) * GOLDEN).astype(np.uint64)  # (m, SMALL)
+    hashes = hashes * np.uint64(SMALL) + every  # no two alike
     hashes[every >= size[:, None]] = np.uint64(2**64 - 1)
     own = np.take_along_axis(hashes, index[:, None].astype(np.intp), axis=1)
-    return (hashes < own).sum(axis=1).astype(np.uint64)
+    return (hashes < own).sum(axis=1).astype(np.uint32)
 
 
 def _walked(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    rows = np.ceil(np.sqrt(size.astype(np.float64))).astype(np.uint64)
-    columns = (size + rows - np.uint64(1)) // rows
+    rows = np.ceil(np.sqrt(size)).astype(np.uint32)
+    columns = (size + rows - np.uint32(1)) // rows
     moved = _rounds(index, rows, columns, key)
     outside = np.flatnonzero(moved >= size)
     while len(outside):
@@ -54,12 +58,28 @@ def _walked(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _rounds(index: np.ndarray, rows: np.ndarray, columns: np.ndarray, key: np.ndarray) -> np.ndarray:
-    row, column = index // columns, index % columns
-    with np.errstate(over="ignore"):
-        for number in range(ROUNDS):
-            stirred = key + np.uint64(number + 1) * GOLDEN
-            if number % 2:
-                row = (row + mix(column ^ stirred) % rows) % rows
-            else:
-                column = (column + mix(row ^ stirred) % columns) % columns
+    row = index // columns
+    column = index - row * columns
+    for number in range(ROUNDS):
+        stirred = key + np.uint32((number + 1) * int(GOLDEN) % 2**32)
+        if number % 2:
+            row = _shifted(row, column, rows, stirred)
+        else:
+            column = _shifted(column, row, columns, stirred)
     return row * columns + column
+
+
+def _shifted(place: np.ndarray, other: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """(place + a random number below size that `other` and `key` name) mod size.
+
+    In place where it can be: this is where the time goes.
+    """
+    bits = other ^ key
+    bits *= FIRST
+    bits ^= bits >> SOME
+    bits *= SECOND
+    bits >>= HALF  # 16 random bits
+    bits *= size
+    bits >>= HALF  # below size
+    bits += place
+    return np.minimum(bits, bits - size)  # what would be negative wraps, and so is the larger of the two

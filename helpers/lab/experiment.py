@@ -29,13 +29,17 @@ PRESETS = ("small", "full")
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale."""
+    """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale.
+
+    `host` marks work that no GPU does (sorting indices, say): there a CPU's record is a result.
+    """
 
     chapter: str
     table: str
     measure: Callable[..., Row | list[Row]]
     presets: Mapping[str, list[Row]]
     version: int
+    host: bool = False
 
     @property
     def about(self) -> str:
@@ -67,12 +71,14 @@ class Experiment:
         return pd.DataFrame([row for config in self.configurations(preset) for row in self.rows(config)])
 
 
-def experiment(*, small: list[Row], full: list[Row], version: int = 1) -> Callable[[Callable], Experiment]:
+def experiment(
+    *, small: list[Row], full: list[Row], version: int = 1, host: bool = False
+) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function that lies in `helpers/<chapter>/experiments.py`."""
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         chapter = measure.__module__.split(".")[-2]
-        return Experiment(chapter, measure.__name__, measure, {"small": small, "full": full}, version)
+        return Experiment(chapter, measure.__name__, measure, {"small": small, "full": full}, version, host)
 
     return wrap
 

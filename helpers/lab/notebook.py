@@ -23,6 +23,7 @@ from .records import STATUS, Row
 from .runner import measure
 
 NOT_MEASURED = "not measured"
+NOT_THE_RECORD = "**Small preset.** The code runs; tables and figures read the records of the full one."
 NOT_A_RESULT = "**CPU, small preset: not a GPU result.** The code runs; tables and figures read the records."
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "tokens_per_s": "tokens/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
@@ -31,7 +32,7 @@ UNITS |= {unit: unit for unit in ("s", "ms", "us")}
 
 @dataclass(frozen=True)
 class Results:
-    """What is recorded of an experiment's full preset, on every recorded GPU."""
+    """What is recorded of an experiment's full preset, on every recorded GPU (of the host's work, on CPUs too)."""
 
     experiment: Experiment
     rows: pd.DataFrame
@@ -64,16 +65,15 @@ class Results:
     def origin(self) -> str:
         """Where the rows come from, for a caption."""
         if not len(self.rows):
-            return "Not measured on a GPU yet."
+            return "Not measured yet." if self.experiment.host else "Not measured on a GPU yet."
         said = []
         for gpu, rows in self.rows.groupby("gpu", sort=False):
-            versions = ", ".join(f"torch {torch}, CUDA {cuda}" for torch, cuda in _pairs(rows, "torch", "cuda"))
+            versions = ", ".join(_version(*pair) for pair in _pairs(rows, "torch", "cuda", "driver"))
             dates = sorted(set(rows["date"]))
             when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-            drivers = ", ".join(sorted(set(rows["driver"])))
             old = int((rows["method"] != str(self.experiment.version)).sum())
             stale = f"; {old} rows by an older method" if old else ""
-            said.append(f"{gpu}, {versions}, driver {drivers}, {when}{stale}")
+            said.append(f"{gpu}, {versions}, {when}{stale}")
         return "; ".join(said) + "."
 
 
@@ -85,9 +85,10 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
     if device().type == "cuda":
         measure([experiment], "full", refresh=refresh)
     else:
-        display(Markdown(NOT_A_RESULT), metadata=LEFT_OUT)
+        display(Markdown(NOT_THE_RECORD if experiment.host else NOT_A_RESULT), metadata=LEFT_OUT)
         display(experiment("small"), metadata=LEFT_OUT)
-    tables = [records.read(gpu, experiment.chapter, experiment.table) for gpu in records.devices()]
+    devices = records.devices() + (records.devices(cpu=True) if experiment.host else [])
+    tables = [records.read(device, experiment.chapter, experiment.table) for device in devices]
     tables = [table[table["preset"] == "full"] for table in tables if len(table)]
     return Results(experiment, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
 
@@ -169,6 +170,10 @@ def _texts(column: pd.Series) -> list[str]:
     numbers = pd.to_numeric(column, errors="coerce").dropna()
     whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
     return [number(value, whole) for value in column]
+
+
+def _version(torch: str, cuda: str, driver: str) -> str:
+    return f"torch {torch}" + ("" if cuda == "none" else f", CUDA {cuda}, driver {driver}")
 
 
 def _pairs(rows: pd.DataFrame, *names: str) -> Iterable[Row]:
