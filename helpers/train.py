@@ -9,7 +9,9 @@ and how far the run is, so that a run that was stopped goes on exactly as if it 
 kernels are deterministic).
 """
 
+import bisect
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -25,11 +27,12 @@ from tqdm import tqdm
 
 from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.lab import device
-from helpers.tasks import TASKS, Task
+from helpers.tasks import DATA, TASKS, Batch, Task
 
 # precision -> (type of autocast, scaler); `fp16` is a model in pure fp16, without either
 PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
 AUTOCASTS = ("ours", "torch")
+SIZES = ("small", "reduced", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class Setup:
     task: str = "lm"
     precision: str = "dynamic"
     autocast: str = "ours"
+    data: str = "standard"  # how batches of text are made
     preset: str = "small"
     epochs: int = 5
     seed: int = 0
@@ -52,10 +56,13 @@ class Setup:
             ("task", TASKS),
             ("precision", PRECISIONS),
             ("autocast", AUTOCASTS),
-            ("preset", ("small", "full")),
+            ("data", DATA),
+            ("preset", SIZES),
         ):
             if getattr(self, name) not in valid:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; valid: {', '.join(valid)}")
+        if self.task != "lm" and self.data != "standard":
+            raise ValueError(f"data is {self.data!r}, a way to batch text; {self.task} has 'standard' only")
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
 
@@ -78,32 +85,28 @@ def train(
     `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would.
     """
     where = device()
-    task = TASKS[setup.task](setup.preset, setup.path, where, setup.seed)
+    task = build_task(setup, where)
     model = task.model.half() if setup.precision == "fp16" else task.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=setup.precision != "fp16")
     scaler = build_scaler(setup, where)
     step, epochs = 0, []
     if setup.checkpoint is not None and setup.checkpoint.exists():
         step, epochs = _load(setup, model, optimizer, scaler)
-    steps_per_epoch = math.ceil(task.sizes["train"] / task.batch_size)
+    ends = list(itertools.accumulate(task.steps(epoch) for epoch in range(setup.epochs)))
     began = time.perf_counter()
-    with tqdm(
-        total=setup.epochs * steps_per_epoch, initial=step, unit="step", file=sys.stderr, disable=not progress
-    ) as bar:
-        while step < setup.epochs * steps_per_epoch:
-            epoch, at = divmod(step, steps_per_epoch)
-            order = _order(task.sizes["train"], setup.seed, epoch)
-            indices = order[at * task.batch_size : (at + 1) * task.batch_size]
-            loss = _train_step(setup, task, model, optimizer, scaler, indices, step, on_step)
-            step += 1
-            bar.update()
-            if step % steps_per_epoch == 0:
+    with tqdm(total=ends[-1], initial=step, unit="step", file=sys.stderr, disable=not progress) as bar:
+        while step < ends[-1] and step != stop_after:
+            epoch = bisect.bisect_right(ends, step)
+            for batch in task.batches(epoch, step - (ends[epoch] - task.steps(epoch))):
+                loss = _train_step(setup, task, model, optimizer, scaler, batch, step, on_step)
+                step += 1
+                bar.update()
+                if step == stop_after:
+                    break
+            if step == ends[epoch]:
                 epochs.append({"train_loss": float(loss)} | evaluate(setup, task, model))
                 bar.set_postfix({name: f"{value:.4f}" for name, value in epochs[-1].items()})
-                _save(setup, model, optimizer, scaler, step, epochs)
-            if step == stop_after:
-                _save(setup, model, optimizer, scaler, step, epochs)
-                break
+            _save(setup, model, optimizer, scaler, step, epochs)
     finite = all(math.isfinite(value) for found in epochs for value in found.values())
     return {
         "setup": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setup).items()},
@@ -132,20 +135,33 @@ def autocast(setup: Setup) -> contextlib.AbstractContextManager:
     """The autocast region of a setup: nothing for fp32 and pure fp16."""
     if setup.precision in ("fp32", "fp16"):
         return contextlib.nullcontext()
-    dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float16
+    dtype = compute_dtype(setup)
     if setup.autocast == "torch":
         return torch.autocast(device().type, dtype=dtype)
     return Autocast(dtype=dtype, device_type=device().type)
 
 
-def forward(setup: Setup, task: Task, model: nn.Module, split: str, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, output and targets of a batch."""
-    inputs, targets = task.batch(split, indices)
+def build_task(setup: Setup, where: torch.device) -> Task:
+    """The task of a setup, its model on the device `where`."""
+    options = {"data": setup.data, "dtype": compute_dtype(setup)} if setup.task == "lm" else {}
+    return TASKS[setup.task](setup.preset, setup.path, where, setup.seed, **options)
+
+
+def compute_dtype(setup: Setup) -> torch.dtype:
+    """The type that matrix products are computed in."""
+    if setup.precision == "fp32":
+        return torch.float32
+    return torch.bfloat16 if setup.precision == "bf16" else torch.float16
+
+
+def forward(setup: Setup, task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Loss and output of a batch."""
+    inputs, targets = batch.inputs, batch.targets
     if setup.precision == "fp16":
         inputs, targets = (part.half() if part.is_floating_point() else part for part in (inputs, targets))
     with autocast(setup):
-        output = model(inputs)
-        return task.loss(output, targets), output, targets
+        output = model(inputs, **batch.options)
+        return task.loss(output, targets), output
 
 
 @torch.no_grad()
@@ -153,19 +169,19 @@ def evaluate(setup: Setup, task: Task, model: nn.Module) -> dict[str, float]:
     """Accuracy and mean loss on the validation split, in the precision of training."""
     model.eval()
     task.accuracy.reset()
-    losses = []
-    for indices in torch.arange(task.sizes["validation"]).split(task.batch_size):
-        loss, output, targets = forward(setup, task, model, "validation", indices)
-        task.accuracy.update(output, targets)
-        losses.append(loss.float() * len(indices))
+    losses, rows = [], 0
+    for batch in task.validation():
+        loss, output = forward(setup, task, model, batch)
+        task.accuracy.update(output, batch.targets)
+        losses.append(loss.float() * len(batch.inputs))
+        rows += len(batch.inputs)
     model.train()
-    mean = torch.stack(losses).sum() / task.sizes["validation"]
-    return {"validation_loss": float(mean), "validation_accuracy": task.accuracy.compute()}
+    return {"validation_loss": float(torch.stack(losses).sum() / rows), "validation_accuracy": task.accuracy.compute()}
 
 
-def _train_step(setup, task, model, optimizer, scaler, indices, number, on_step) -> Tensor:
+def _train_step(setup, task, model, optimizer, scaler, batch, number, on_step) -> Tensor:
     optimizer.zero_grad()
-    loss, _, _ = forward(setup, task, model, "train", indices)
+    loss, _ = forward(setup, task, model, batch)
     (loss if scaler is None else scaler.scale(loss)).backward()
     if on_step is not None:
         on_step(Step(number, loss.detach(), model, scaler))
@@ -186,11 +202,6 @@ def _clip(setup, model, optimizer, scaler) -> None:
     if scaler is not None:
         scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
-
-
-def _order(size: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: the same whenever the run is resumed."""
-    return torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
 
 
 def _save(setup, model, optimizer, scaler, step: int, epochs: list[dict]) -> None:
@@ -233,4 +244,4 @@ def _load(setup, model, optimizer, scaler) -> tuple[int, list[dict]]:
 
 def _identity(setup: Setup) -> dict[str, Any]:
     """What must agree for a checkpoint to be gone on with; a run may be made longer."""
-    return {name: getattr(setup, name) for name in ("task", "precision", "autocast", "preset", "seed", "clip")}
+    return {name: getattr(setup, name) for name in ("task", "precision", "autocast", "data", "preset", "seed", "clip")}

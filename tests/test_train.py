@@ -5,10 +5,13 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from helpers.train import PRECISIONS, Setup, train
+from helpers.tasks import DATA
+from helpers.text import SyntheticText
+from helpers.train import PRECISIONS, Setup, build_task, train
 
 
 def run(**changes):
@@ -51,6 +54,34 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another():
     assert not same(run(seed=3), run(seed=4))
 
 
+@pytest.mark.parametrize("data", DATA)
+def test_each_way_of_batching_trains_on_the_same_tokens(data):
+    task = build_task(Setup(data=data), torch.device("cpu"))
+    for epoch in range(2):
+        batches = list(task.batches(epoch, 0))
+        assert len(batches) == task.steps(epoch)
+        counts = np.bincount(torch.cat([batch.targets[batch.targets != 0] for batch in batches]).numpy())
+        assert counts.tolist() == _targets_of_the_text()
+        again = list(task.batches(epoch, 2))
+        assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(batches[2:], again, strict=True))
+    found = run(data=data, precision="fp32")
+    assert math.isfinite(found["validation_loss"])
+    assert found["steps"] == task.steps(0)
+
+
+def _targets_of_the_text():
+    text = SyntheticText(64, 0, vocab_size=500)
+    return np.bincount(np.concatenate([text[i][1:33] for i in range(64)])).tolist()
+
+
+@pytest.mark.parametrize("data", ["balanced", "sequenced"])
+def test_a_stopped_run_goes_on_within_an_epoch_of_any_data(data, tmp_path):
+    whole = run(data=data, epochs=2)
+    setup = Setup(data=data, epochs=2, checkpoint=tmp_path / "run.pt")
+    train(setup, progress=False, stop_after=2)
+    assert same(train(setup, progress=False), whole)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "dynamic", "torch-scaler"])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(precision, tmp_path):
     setup = Setup(precision=precision, epochs=2, clip=1.0, growth_interval=3, checkpoint=tmp_path / "run.pt")
@@ -76,6 +107,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         ({"task": "chess"}, "unknown task 'chess'; valid: lm, segmentation"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; valid: fp32, fp16"),
         ({"autocast": "none"}, "unknown autocast 'none'; valid: ours, torch"),
+        ({"data": "heap"}, "unknown data 'heap'; valid: standard, base"),
+        ({"task": "segmentation", "data": "base"}, "segmentation has 'standard' only"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
     ],
 )

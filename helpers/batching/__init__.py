@@ -9,6 +9,8 @@ pack                                       which samples share a sequence: greed
 
 from .balanced import BalancedBatchSampler
 from .datasets import BaseDataset, StandardDataset, collate_fn
+from .packing import pack
+from .sequenced import SequencedDataset
 
 BrainDataset, BigBrainDataset, UltraDuperBigBrainDataset = BaseDataset, StandardDataset, StandardDataset
 UltraDuperBigBrainBatchSampler = BalancedBatchSampler
@@ -18,8 +20,10 @@ __all__ = [
     "BaseDataset",
     "BigBrainDataset",
     "BrainDataset",
+    "SequencedDataset",
     "StandardDataset",
     "UltraDuperBigBrainBatchSampler",
     "UltraDuperBigBrainDataset",
     "collate_fn",
+    "pack",
 ]

@@ -1,6 +1,7 @@
 """A GPT-2-like language model out of `nn.TransformerDecoder`, and the sinusoidal positions that it reads."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -63,7 +64,8 @@ class GPT2LikeModel(nn.Module):
 
     Weights start normal with deviation 0.02, those that end a residual branch smaller by √(branches), biases 0. The
     embedding is multiplied by √C, so that words and positions start with comparable sizes. `tied` makes the head's
-    weight the embedding's.
+    weight the embedding's. `attention_dropout`, of the attention weights, is `dropout` if nothing else is said; fused
+    kernels for packed documents have none, and want 0.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class GPT2LikeModel(nn.Module):
         *,
         padding: Literal["right", "anywhere"] = "right",
         tied: bool = True,
+        attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         feedforward_size = 4 * d_model if feedforward_size is None else feedforward_size
@@ -95,6 +98,8 @@ class GPT2LikeModel(nn.Module):
         layer = nn.TransformerDecoderLayer(
             d_model, num_heads, feedforward_size, dropout, activation="gelu", batch_first=True, norm_first=True
         )
+        if attention_dropout is not None:
+            layer.self_attn.dropout = layer.multihead_attn.dropout = attention_dropout
         self.decoder = nn.TransformerDecoder(layer, num_layers, norm=nn.LayerNorm(d_model))
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tied:
@@ -121,20 +126,36 @@ class GPT2LikeModel(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        attend: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
         """Logits (B, T, V) of tokens (B, T).
 
-        Packed documents need `positions`, which start again at 0 with each document, and `mask`, (T, T) or (B, T, T),
-        True where a query may look at a key; the causal mask is applied on top. A mask of its own for each row of the
-        batch is copied to every head: B·heads·T² numbers.
+        Packed documents need `positions`, which start again at 0 with each document, and `mask` or `attend`. `mask` is
+        (T, T) or (B, T, T), True where a query may look at a key; the causal mask is applied on top. A mask of its own
+        for each row of the batch is copied to every head: B·heads·T² numbers.
+
+        `attend(q, k, v)` takes the place of the scores, softmax and weighted sum in all attentions, and sees to their
+        mask, the causal one too; q, k, v and what it returns are (B, heads, T, head_dim). In training with attention
+        dropout p it is called as `attend(q, k, v, p)`. Forward hooks of the layers and of their `nn.MultiheadAttention`
+        are not run on this path, those of the modules inside them are.
         """
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex():
             raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
         length, limit = tokens.shape[1], len(self.causal)
-        if length > limit and mask is None:
+        if attend is not None and (mask is not None or self.padding == "anywhere"):
+            given = "a mask" if mask is not None else "padding='anywhere'"
+            raise ValueError(f"attend and {given} are given; the mask is attend's to know, and padding is on the right")
+        if length > limit and mask is None and attend is None:
             raise ValueError(f"the sequence has {length} positions, and max_length is {limit}")
         x = _look_up(self.embedding.weight, tokens, "tokens") * math.sqrt(self.embedding.embedding_dim)
         x = self.positions(x, positions)  # (B, T, C)
+        if attend is not None:
+            return self.head(self._decode(x, attend))
         scores = self.causal[:length, :length] if mask is None else self._scores(mask, x)
         keys = None
         if self.padding == "anywhere":
@@ -152,6 +173,16 @@ class GPT2LikeModel(nn.Module):
         )
         return self.head(x)  # (B, T, V)
 
+    def _decode(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """What `self.decoder` computes, step by step, with attention by `attend`."""
+        memory = x
+        for layer in self.decoder.layers:
+            x = x + layer.dropout1(_attention(layer.self_attn, layer.norm1(x), None, attend))
+            x = x + layer.dropout2(_attention(layer.multihead_attn, layer.norm2(x), memory, attend))
+            hidden = layer.dropout(layer.activation(layer.linear1(layer.norm3(x))))  # (B, T, feedforward_size)
+            x = x + layer.dropout3(layer.linear2(hidden))
+        return self.decoder.norm(x)
+
     def _scores(self, mask: Tensor, x: Tensor) -> Tensor:
         """What is added to the scores: (T, T), or (B·heads, T, T). A query sees at least itself, so no row is empty."""
         length = x.shape[1]
@@ -163,6 +194,20 @@ class GPT2LikeModel(nn.Module):
         seen = mask.tril() | torch.eye(length, dtype=torch.bool, device=mask.device)
         scores = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, -math.inf)
         return scores.repeat_interleave(self.num_heads, dim=0) if mask.dim() == 3 else scores
+
+
+def _attention(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None, attend: Callable[..., Tensor]) -> Tensor:
+    """The block with its own weights: queries from x, keys and values from `memory`, or from x if that is None."""
+    weight, bias, size = block.in_proj_weight, block.in_proj_bias, block.embed_dim  # (3C, C), (3C,), C
+    if memory is None:
+        q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)  # (B, T, C) each
+    else:
+        q = F.linear(x, weight[:size], bias[:size])
+        k, v = F.linear(memory, weight[size:], bias[size:]).chunk(2, dim=-1)
+    q, k, v = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+    dropout = block.dropout if block.training else 0.0
+    out = attend(q, k, v, dropout) if dropout else attend(q, k, v)  # (B, heads, T, head_dim)
+    return block.out_proj(out.transpose(1, 2).flatten(2))
 
 
 def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:

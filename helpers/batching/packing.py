@@ -1,0 +1,202 @@
+"""Which samples share a sequence, so that sequences of `capacity` tokens are full: bin packing.
+
+    packs = pack(lengths, capacity=2048, strategy="best-fit")
+    packs[0]                    # the indices of the samples in the first pack
+    len(packs), packs.fill      # how many packs, and what share of their capacity is used
+
+    greedy      next fit, in the order given: a pack closes when the next sample does not fit. It looks at one pack
+                only, so that it can run on a stream, and leaves about half a sample of room in each.
+    first-fit   longest sample first, into the first pack that has room. Never more than 11/9 of the fewest possible
+                packs, plus one.
+    best-fit    longest sample first, into the pack in which the least room remains. The same bound.
+
+No sample is cut, and none is left out. All three give exactly what the textbook's loop over samples and packs gives;
+see `_fit_decreasing` for why they need not run it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from .lengths import Lengths, at_least, checked_lengths
+
+STRATEGIES = ("greedy", "first-fit", "best-fit")
+
+Run = tuple[int, int, int]  # `bins` packs from pack `start` on, each of which takes `each` samples
+
+
+@dataclass(frozen=True, eq=False)
+class Packs:
+    """Samples in packs, as flat arrays: pack i holds the samples `order[offsets[i] : offsets[i + 1]]`.
+
+    8 bytes a sample and 16 a pack. `packs[i]` is a view.
+    """
+
+    order: np.ndarray  # (samples,) each index once
+    offsets: np.ndarray  # (packs + 1,)
+    loads: np.ndarray  # (packs,) tokens in each
+    capacity: int
+
+    def __len__(self) -> int:
+        return len(self.loads)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        index = index.__index__()
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pack {index} of {len(self)} packs")
+        index %= len(self)
+        return self.order[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<Packs: {len(self.order):,} samples in {len(self):,} packs of {self.capacity:,}, {self.fill:.2%} full>"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all packs."""
+        return int(self.loads.sum())
+
+    @property
+    def fill(self) -> float:
+        """The share of the capacity that is used; nan if there are no packs."""
+        return self.tokens / (len(self) * self.capacity) if len(self) else float("nan")
+
+
+def pack(lengths: Lengths, capacity: int, strategy: str = "best-fit") -> Packs:
+    """Put samples of these lengths into packs of `capacity` tokens; see the module for the strategies.
+
+    Samples longer than `capacity` are an error: cut them first. Of equally long samples the one that stands first is
+    packed first, so shuffled lengths give other packs. Empty samples never open a pack, unless there is no other.
+
+    A million lengths of text take 0.1 s on one core, whatever the capacity. On top of sorting, greedy costs a step
+    for each pack, and the others 2 to 4 µs for each *run*, neighbouring packs that take equally many samples of one
+    length. There are some thousands for text; at worst as many as samples, or as the square of the number of distinct
+    lengths, whichever is less. A million lengths that all differ take 2 to 5 s.
+    """
+    found = checked_lengths(lengths)
+    capacity = at_least("capacity", capacity, 1)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}; valid: {', '.join(STRATEGIES)}")
+    if len(found) and found.max() > capacity:
+        longest = int(found.argmax())
+        raise ValueError(
+            f"length {longest} is {found[longest]}; it must be at most the capacity, {capacity}: cut the sample first"
+        )
+    if strategy == "greedy":
+        order, offsets = np.arange(len(found)), next_fit(found, capacity)
+    else:
+        order, offsets = _decreasing(found, capacity, tightest=strategy == "best-fit")
+    ends = np.concatenate([[0], np.cumsum(found[order])])
+    return Packs(order, offsets, np.diff(ends[offsets]), capacity)
+
+
+def next_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Where packs begin when samples go in as they come, and where the last one ends. 0.1 s for a million."""
+    return follow(reach(lengths, capacity))
+
+
+def reach(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """For each sample, the first after it that no longer fits into a pack that begins with it."""
+    ends = np.cumsum(lengths)
+    capacity = min(capacity, int(lengths.sum()))  # so that no sum overflows
+    return np.searchsorted(ends, ends - lengths + capacity, side="right")
+
+
+def follow(after: np.ndarray) -> np.ndarray:
+    """The places that are visited from 0 on, when `after[i]` follows i, up to the end."""
+    places, jumps = [0], after.tolist()
+    while places[-1] < len(jumps):
+        places.append(jumps[places[-1]])
+    return np.array(places)
+
+
+def _decreasing(lengths: np.ndarray, capacity: int, tightest: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The samples pack by pack, and where each pack begins."""
+    order = _longest_first(lengths)
+    descending = lengths[order]
+    firsts = np.flatnonzero(np.diff(descending, prepend=-1))  # where a length begins
+    counts = np.diff(firsts, append=len(order))
+    runs = _fit_decreasing(descending[firsts].tolist(), counts.tolist(), capacity, tightest)
+
+    start, bins, each = np.array(runs, dtype=np.int64).reshape(-1, 3).T  # (runs,)
+    begin = np.cumsum(bins) - bins
+    target = np.repeat(start - begin, bins) + np.arange(bins.sum())  # (visits,) the pack that is visited
+    taken = np.repeat(each, bins)  # by it, from the samples in their order
+    where = np.cumsum(taken) - taken
+
+    visits = stable_argsort(target)
+    sizes = taken[visits]
+    ends = np.cumsum(sizes)
+    place = np.repeat(where[visits] - ends + sizes, sizes) + np.arange(len(order))
+    packs_begin = np.flatnonzero(np.diff(target[visits], prepend=-1))
+    return order[place], np.append((ends - sizes)[packs_begin], len(order))
+
+
+def _fit_decreasing(lengths: list[int], counts: list[int], capacity: int, tightest: bool) -> list[Run]:
+    """First fit or best fit over distinct lengths, the longest first: who takes how many, in the order of the samples.
+
+    The chosen pack stays chosen: after taking a sample it is still the first that has room, and still the tightest.
+    So, of one length, it takes as many as it holds at once. And packs with the same room that stand side by side take
+    equally many, one after another, so such a run is treated as one. Each length opens or splits one run at most,
+    and adds two at most.
+
+    A run is awake if it has room for the present length. The next to be chosen is the first awake run, or the tightest
+    and of those the first, and a heap knows which. What is too full sleeps until lengths have come down to its room.
+    """
+    runs: list[Run] = []
+    awake: list[tuple[int, int, int, int]] = []  # (rank, first pack, packs, room of each)
+    asleep: list[tuple[int, int, int]] = []  # (−room, first pack, packs)
+    opened = 0
+
+    def wake(start: int, bins: int, room: int) -> None:
+        heappush(awake, (room if tightest else 0, start, bins, room))
+
+    for length, count in zip(lengths, counts, strict=True):
+        while asleep and -asleep[0][0] >= length:
+            room, start, bins = heappop(asleep)
+            wake(start, bins, -room)
+        while count:
+            if awake:
+                _, start, bins, room = heappop(awake)
+                each = room // length if length else count
+            else:
+                each = capacity // length if length else count
+                start, bins, room = opened, -(-count // each), capacity
+                opened += bins
+            full, rest = divmod(count, each)
+            if full >= bins:
+                full, rest = bins, 0
+            count -= full * each + rest
+            if full:
+                runs.append((start, full, each))
+                heappush(asleep, (each * length - room, start, full))
+            if rest:
+                runs.append((start + full, 1, rest))
+                wake(start + full, 1, room - rest * length)
+                full += 1
+            if full < bins:
+                wake(start + full, bins - full, room)
+    return runs
+
+
+def _longest_first(lengths: np.ndarray) -> np.ndarray:
+    """The indices by falling length, equal ones in their order."""
+    return stable_argsort(lengths.max(initial=0) - lengths)
+
+
+def stable_argsort(keys: np.ndarray) -> np.ndarray:
+    """`argsort(kind="stable")` for whole numbers from 0 on.
+
+    The index is made a part of the key, and the keys, all different, are sorted in place: 15 ms for a million, while
+    sorting indices by key takes 130 ms.
+    """
+    count = len(keys)
+    if int(keys.max(initial=0)) >= 2**62 // max(count, 1):
+        return np.argsort(keys, kind="stable")
+    both = keys * count + np.arange(count)
+    both.sort()
+    return both % max(count, 1)

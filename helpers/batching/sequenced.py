@@ -1,0 +1,212 @@
+"""Batches as one long sequence each: documents one after another, and no padding.
+
+    dataset = SequencedDataset(corpus, batch_size=None, max_length=2048, strategy="best-fit", fixed=True)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, pin_memory=True, persistent_workers=True)
+    for epoch in range(epochs):
+        dataset.set_epoch(epoch)
+        for packed in loader:
+            logits = model(packed.tokens[None], positions=packed.positions)
+            loss = criterion(logits, packed.targets()[None])
+
+`batch_size=None` in the loader says that what the dataset yields is a batch already.
+
+The whole epoch is planned before its first sequence, by every worker for itself, from the samples' lengths alone: 0.2 s
+and 32 MB for a million samples. Of that plan each rank takes every `world_size`-th sequence, and each of its
+workers every `num_workers`-th of these. So nothing has to be agreed on between processes, the loader gives the same
+sequences in the same order however many workers it has, and the number of sequences is known in advance.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from .documents import Packed, causal_mask, join
+from .lengths import at_least, checked_lengths
+from .packing import STRATEGIES
+from .padding import Sample
+from .plans import Plan, packed, split_evenly, streamed
+
+LAST = ("carry", "crop", "drop")
+
+
+class SequencedDataset(IterableDataset[Packed]):
+    """Sequences of at most `max_length` tokens, made of whole samples in random order.
+
+    A sequence closes when it holds `batch_size` samples (None: however many), or when the next sample doesn't fit, and
+    `last` says what becomes of that one:
+
+        carry   it begins the next sequence; nothing is lost
+        crop    it is cut to the room that is left, and its rest is lost; samples longer than `max_length` are cut too
+        drop    it is lost
+
+    If no room is left at all, nothing is cropped or dropped: the sample begins the next sequence.
+
+    With a `strategy` of `pack`, the whole epoch is packed by it, the packs come in random order, and nothing is lost.
+    "greedy" takes the samples shuffled, as no strategy does. With the others, only equally long samples change places
+    from epoch to epoch, and a sequence holds samples of like length, the longest first: random is only which of them.
+
+    An epoch is the same for the same seed. It doesn't advance by itself: call `set_epoch` before each pass. That
+    reaches workers that live on from epoch to epoch, too.
+
+    Each sample comes once over all ranks, and ranks get equally many sequences: up to `world_size` − 1 of those
+    with the most documents are split in two. Only if each sequence is a single document may ranks differ by one.
+
+    `fixed=True` pads to `max_length`, so that the tensors of a token each keep their shapes and compiled code is
+    compiled once; `offsets` still has one entry a document. `mask=True` adds `causal_mask`, max_length² bytes and some
+    milliseconds a sequence.
+
+    Samples are a corpus of `helpers.text`, or anything with a length whose elements are token ids. Of a corpus
+    a sequence is gathered in one go from its flat `ids`. Of anything else each sample is looked at once when the
+    dataset is made, unless it has `lengths`.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        batch_size: int | None,
+        max_length: int,
+        *,
+        last: str = "carry",
+        strategy: str | None = None,
+        seed: int = 0,
+        pad_id: int = 0,
+        fixed: bool = False,
+        mask: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.samples, self.pad_id, self.fixed, self.mask = samples, pad_id, fixed, mask
+        self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
+        self.max_length, self.seed = at_least("max_length", max_length, 1), at_least("seed", seed, 0)
+        self.rank, self.world_size = at_least("rank", rank, 0), at_least("world_size", world_size, 1)
+        self.last, self.strategy = last, strategy
+        self._check_choices()
+        self.lengths = _lengths(samples)
+        self._check_samples()
+        self._source = _flat(samples, self.lengths)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see what set_epoch writes
+        self._planned: tuple[int, Plan] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the passes that begin from now on."""
+        self._epoch.fill_(at_least("epoch", epoch, 0))
+
+    def __len__(self) -> int:
+        """This rank's sequences in the epoch. Epochs differ a little, so ask anew in each, as progress bars do:
+        a `DataLoader` warns when there are more than it last told."""
+        return len(range(self.rank, len(self._plan(int(self._epoch))), self.world_size))
+
+    def __iter__(self) -> Iterator[Packed]:
+        return self._sequences(int(self._epoch))  # read now: a worker may get to its first sequence much later
+
+    def statistics(self) -> dict[str, float]:
+        """The epoch over all ranks: what it holds, what is lost, how full sequences are. Looks at no token."""
+        plan = self._plan(int(self._epoch))
+        tokens, whole = int(plan.sizes.sum()), int(self.lengths.sum())
+        fill = tokens / (len(plan) * self.max_length)
+        return {
+            "sequences": len(plan),
+            "samples": len(plan.order),
+            "tokens": tokens,
+            "lost_samples": len(self.lengths) - len(plan.order),
+            "lost_tokens": whole - tokens,
+            "lost_share": (whole - tokens) / max(whole, 1),
+            "fill": fill,
+            "padding_share": 1 - fill if self.fixed else 0.0,
+        }
+
+    def _sequences(self, epoch: int) -> Iterator[Packed]:
+        plan = self._plan(epoch)
+        worker = get_worker_info()
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(self.rank + self.world_size * number, len(plan), self.world_size * workers):
+            documents = slice(plan.begins[index], plan.ends[index])
+            yield self._sequence(plan.order[documents], plan.sizes[documents])
+
+    def _sequence(self, indices: np.ndarray, sizes: np.ndarray) -> Packed:
+        """The first `sizes` tokens of these samples, joined."""
+        if self._source is not None:
+            ids, offsets = self._source
+            starts = offsets[indices]
+            tokens = np.concatenate([ids[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
+        else:
+            tokens = self._concatenated(indices.tolist(), sizes.tolist())
+        length = self.max_length if self.fixed else None
+        joined = join(tokens, sizes, length=length, pad_id=self.pad_id)
+        return joined._replace(mask=causal_mask(joined.documents)) if self.mask else joined
+
+    def _concatenated(self, indices: list[int], sizes: list[int]) -> np.ndarray:
+        parts = [np.empty(0, np.int64)]
+        for index, size in zip(indices, sizes, strict=True):
+            part = np.asarray(self.samples[index])
+            if len(part) != self.lengths[index]:
+                raise ValueError(f"sample {index} has {len(part)} tokens, and had {self.lengths[index]} at first")
+            if len(part) and (part.ndim != 1 or part.dtype.kind not in "iu"):
+                raise ValueError(
+                    f"sample {index} is {part.dtype} of shape {part.shape}; it must be whole numbers in one dimension"
+                )
+            if size:
+                parts.append(part[:size].astype(np.int64, copy=False))
+        return np.concatenate(parts)
+
+    def _plan(self, epoch: int) -> Plan:
+        """The epoch's plan over all ranks; the last one is kept."""
+        if self._planned is None or self._planned[0] != epoch:
+            random = np.random.default_rng((self.seed, epoch))
+            order = random.permutation(len(self.lengths))
+            if self.strategy is None:
+                plan = streamed(order, self.lengths, self.max_length, self.batch_size, self.last)
+            else:
+                plan = packed(order, self.lengths, self.max_length, self.strategy, random)
+            plan = split_evenly(plan, self.world_size)
+            if len(plan) < self.world_size:
+                raise ValueError(f"world_size is {self.world_size}; there are only {len(plan)} sequences to share")
+            self._planned = epoch, plan
+        return self._planned[1]
+
+    def _check_choices(self) -> None:
+        if self.last not in LAST:
+            raise ValueError(f"last is {self.last!r}; valid: {', '.join(LAST)}")
+        if self.strategy is not None and self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy is {self.strategy!r}; valid: {', '.join(STRATEGIES)}, or None")
+        if self.strategy is not None and self.batch_size is not None:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; it must be None with strategy={self.strategy!r}, "
+                "which puts as many samples together as fit"
+            )
+        if self.strategy is not None and self.last != "carry":
+            raise ValueError(f"last is {self.last!r}; it must be 'carry' with a strategy, which loses nothing")
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank is {self.rank}; of {self.world_size} ranks the last is {self.world_size - 1}")
+
+    def _check_samples(self) -> None:
+        if not len(self.lengths):
+            raise ValueError("there are no samples; the dataset must hold at least one")
+        if len(self.lengths) < self.world_size:
+            raise ValueError(f"world_size is {self.world_size}; there are only {len(self.lengths)} samples to share")
+        if self.last != "crop" and self.lengths.max() > self.max_length:
+            longest = int(self.lengths.argmax())
+            raise ValueError(
+                f"sample {longest} has {self.lengths[longest]} tokens and max_length is {self.max_length}; "
+                "cut the samples (StandardDataset does), raise max_length, or choose last='crop'"
+            )
+
+
+def _lengths(samples: Sequence[Sample]) -> np.ndarray:
+    """The samples' lengths (n,): the corpus's own, or found by a look at each."""
+    known = getattr(samples, "lengths", None)
+    if known is None:
+        return checked_lengths([len(samples[index]) for index in range(len(samples))])
+    if len(known) != len(samples):
+        raise ValueError(f"there are {len(known)} lengths; there must be one for each of the {len(samples)} samples")
+    return checked_lengths(known)
+
+
+def _flat(samples: Sequence[Sample], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """A corpus's ids and where each sample begins in them, if that is how the samples lie."""
+    ids, offsets = getattr(samples, "ids", None), getattr(samples, "offsets", None)
+    if not (isinstance(ids, np.ndarray) and isinstance(offsets, np.ndarray) and ids.dtype.kind in "iu"):
+        return None
+    return (ids, offsets) if np.array_equal(np.diff(offsets), lengths) else None

@@ -1,0 +1,78 @@
+"""Segmentation: a U-Net that finds cars in pictures."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from helpers.amp.segmentation import preload, segmentation
+from helpers.metrics import PixelAccuracy
+from helpers.models import UNet
+
+from .order import shuffled
+from .task import Batch, Task
+
+# Presets as plain data; `small` is for tests, `reduced` shows on a CPU, in minutes, what fp16 does to training.
+SEGMENTATION = {
+    "small": {"size": 16, "samples": 32, "validation_samples": 16, "width": 4, "depth": 1, "batch_size": 8, "lr": 3e-3},
+    "reduced": {
+        "size": 64,
+        "samples": 1024,
+        "validation_samples": 64,
+        "width": 8,
+        "depth": 3,
+        "batch_size": 32,
+        "lr": 1e-2,
+    },
+    "full": {
+        "size": 256,
+        "samples": 4096,
+        "validation_samples": 512,
+        "width": 32,
+        "depth": 4,
+        "batch_size": 128,
+        "lr": 1e-3,
+    },
+}
+
+
+def segmentation_task(preset: str, path: Path | None, device: torch.device, seed: int) -> Task:
+    """U-Net on pictures of cars; the data set lies on the device as a whole."""
+    source, held = _pictures(preset, path, device)
+    chosen = SEGMENTATION[preset]
+    size = chosen["batch_size"]
+    torch.manual_seed(seed)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        order = shuffled(len(held["train"][0]), seed, epoch).split(size)
+        return (_take(held["train"], indices) for indices in order[start:])
+
+    def validation() -> Iterator[Batch]:
+        return (_take(held["validation"], i) for i in torch.arange(len(held["validation"][0])).split(size))
+
+    return Task(
+        source=source,
+        model=UNet(width=chosen["width"], depth=chosen["depth"]).to(device),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        accuracy=PixelAccuracy(),
+        batches=batches,
+        steps=lambda epoch: -(-len(held["train"][0]) // size),
+        validation=validation,
+        learning_rate=chosen["lr"],
+    )
+
+
+def _take(pictures: tuple[Tensor, Tensor], indices: Tensor) -> Batch:
+    images, masks = pictures
+    indices = indices.to(images.device)
+    return Batch(images[indices], masks[indices])
+
+
+@functools.lru_cache(maxsize=1)
+def _pictures(preset: str, path: Path | None, device: torch.device) -> tuple[str, dict[str, tuple[Tensor, Tensor]]]:
+    """Kept for the next run: making or reading the pictures takes longer than training on them for an epoch."""
+    sizes = {name: SEGMENTATION[preset][name] for name in ("size", "samples", "validation_samples")}
+    splits = dict(zip(("train", "validation"), segmentation(path, **sizes), strict=True))
+    return splits["train"].source, {name: preload(dataset, device) for name, dataset in splits.items()}
