@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from .lengths import Lengths, at_least, checked_lengths
+from .lengths import Lengths, at_least, checked_lengths, checked_rank
 from .permutation import GOLDEN, mix, permuted
 from .windows import Windows, plan
 
@@ -59,10 +59,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if max_length is not None:
             found = np.minimum(found, at_least("max_length", max_length, 1))  # of samples that will be cut to it
         self.batch_size, self.k = at_least("batch_size", batch_size, 1), at_least("k", k, 0)
-        self.seed, self.world_size = at_least("seed", seed, 0), at_least("world_size", world_size, 1)
-        self.rank = at_least("rank", rank, 0)
-        if self.rank >= self.world_size:
-            raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
+        self.seed = at_least("seed", seed, 0)
+        self.rank, self.world_size = checked_rank(rank, world_size)
         self._order, self._values, self._starts = _sorted(found, self.seed)
         counts = np.diff(self._starts)
         small = np.uint16 if len(counts) < 2**16 else np.uint32

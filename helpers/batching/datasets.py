@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .lengths import at_least
+from .lengths import at_least, lengths_of
 from .padding import Sample, pad
 
 
@@ -29,7 +29,7 @@ class StandardDataset(Dataset[Tensor]):
         if not len(samples):
             raise ValueError("there are no samples; the dataset must hold at least one")
         self.samples, self.max_length, self.pad_id = samples, at_least("max_length", max_length, 1), pad_id
-        whole = _lengths(samples)
+        whole = lengths_of(samples)
         self.lengths = np.minimum(whole, self.max_length)  # (n,) as the samples come out
         if not crop and whole.max() > self.max_length:
             longest = int(whole.argmax())
@@ -55,9 +55,3 @@ class BaseDataset(StandardDataset):
 def collate_fn(batch: Sequence[Sample], pad_id: int = 0) -> Tensor:
     """A batch (B, T) of samples, padded on the right to the longest of them."""
     return pad(batch, pad_id=pad_id)
-
-
-def _lengths(samples: Sequence[Sample]) -> np.ndarray:
-    """A corpus knows its lengths; of anything else each sample is looked at once."""
-    known = getattr(samples, "lengths", None)
-    return np.array([len(sample) for sample in samples]) if known is None else np.asarray(known)

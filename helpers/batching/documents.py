@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .packed_layout import PackedLayout
+
 PADDING = -1  # the document that padding belongs to
 
 
@@ -21,7 +23,7 @@ class Packed(NamedTuple):
     tokens: Tensor  # (T,) int64
     offsets: Tensor  # (documents + 1,) int32: document d is tokens[offsets[d] : offsets[d + 1]]
     documents: Tensor  # (T,) int32: which document each token is of; −1 for padding
-    positions: Tensor  # (T,) int64: where in its document each token stands
+    positions: Tensor  # (T,) int64: where in its document each token stands; 0 in the padding
     mask: Tensor | None = None  # (T, T) bool, see `causal_mask`
 
     def targets(self, pad_id: int = 0) -> Tensor:
@@ -38,6 +40,13 @@ class Packed(NamedTuple):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packed":
         """The same on another device."""
         return Packed(*(None if part is None else part.to(device, non_blocking=non_blocking) for part in self))
+
+    def pin_memory(self) -> "Packed":
+        return Packed(*(None if part is None else part.pin_memory() for part in self))
+
+    def layout(self) -> PackedLayout:
+        """Where the documents lie, for attention; the padding is one more. For tensors on the host: it reads them."""
+        return PackedLayout(self.offsets, len(self.tokens))
 
     def __reduce__(self) -> tuple:
         return _unpickled, (*map(_by_value, self[:-1]), self.mask)
@@ -61,6 +70,8 @@ def join(tokens: np.ndarray, lengths: np.ndarray, *, length: int | None = None, 
     length = total if length is None else length
     sizes = np.append(lengths, length - total)  # the last document is the padding
     firsts = np.append(offsets[:-1], total)
+    places = np.arange(length) - np.repeat(firsts, sizes)
+    places[total:] = 0  # a model's table of positions ends at its longest document
     ids = np.arange(len(sizes), dtype=np.int32)
     ids[-1] = PADDING
     whole = np.full(length, pad_id, dtype=np.int64)
@@ -69,7 +80,7 @@ def join(tokens: np.ndarray, lengths: np.ndarray, *, length: int | None = None, 
         tokens=torch.from_numpy(whole),
         offsets=torch.from_numpy(offsets.astype(np.int32)),
         documents=torch.from_numpy(np.repeat(ids, sizes)),
-        positions=torch.from_numpy(np.arange(length) - np.repeat(firsts, sizes)),
+        positions=torch.from_numpy(places),
     )
 
 

@@ -1,4 +1,4 @@
-"""What chapter 2 measures: what padding costs, what a sampler and a packer cost, and how fast each way of batching is."""
+"""What chapter 2 measures: what padding costs, what samplers and packers cost, how fast each way of batching is."""
 
 import gc
 import itertools

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .documents import Packed, causal_mask, join
-from .lengths import at_least, checked_lengths
+from .lengths import at_least, checked_rank, lengths_of
 from .packing import STRATEGIES
 from .padding import Sample
 from .plans import Plan, packed, split_evenly, streamed
@@ -80,10 +80,10 @@ class SequencedDataset(IterableDataset[Packed]):
         self.samples, self.pad_id, self.fixed, self.mask = samples, pad_id, fixed, mask
         self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
         self.max_length, self.seed = at_least("max_length", max_length, 1), at_least("seed", seed, 0)
-        self.rank, self.world_size = at_least("rank", rank, 0), at_least("world_size", world_size, 1)
+        self.rank, self.world_size = checked_rank(rank, world_size)
         self.last, self.strategy = last, strategy
         self._check_choices()
-        self.lengths = _lengths(samples)
+        self.lengths = lengths_of(samples)
         self._check_samples()
         self._source = _flat(samples, self.lengths)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see what set_epoch writes
@@ -178,8 +178,6 @@ class SequencedDataset(IterableDataset[Packed]):
             )
         if self.strategy is not None and self.last != "carry":
             raise ValueError(f"last is {self.last!r}; it must be 'carry' with a strategy, which loses nothing")
-        if self.rank >= self.world_size:
-            raise ValueError(f"rank is {self.rank}; of {self.world_size} ranks the last is {self.world_size - 1}")
 
     def _check_samples(self) -> None:
         if not len(self.lengths):
@@ -192,16 +190,6 @@ class SequencedDataset(IterableDataset[Packed]):
                 f"sample {longest} has {self.lengths[longest]} tokens and max_length is {self.max_length}; "
                 "cut the samples (StandardDataset does), raise max_length, or choose last='crop'"
             )
-
-
-def _lengths(samples: Sequence[Sample]) -> np.ndarray:
-    """The samples' lengths (n,): the corpus's own, or found by a look at each."""
-    known = getattr(samples, "lengths", None)
-    if known is None:
-        return checked_lengths([len(samples[index]) for index in range(len(samples))])
-    if len(known) != len(samples):
-        raise ValueError(f"there are {len(known)} lengths; there must be one for each of the {len(samples)} samples")
-    return checked_lengths(known)
 
 
 def _flat(samples: Sequence[Sample], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

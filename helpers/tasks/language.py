@@ -5,14 +5,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
 from helpers.batching.attention import causal_attention, packed_attention, ways
 from helpers.batching.documents import Packed
-from helpers.batching.packed_layout import PackedLayout
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 from helpers.text import SyntheticText, corpus
@@ -152,18 +150,12 @@ def packed_way(device: torch.device, dtype: torch.dtype) -> str:
     return next(way for way in preferred if not obstacles[way])
 
 
-def layout(packed: Packed) -> PackedLayout:
-    """Where its documents lie, the padding at the end as one more."""
-    offsets, total = packed.offsets.numpy(), len(packed.tokens)
-    return PackedLayout(offsets if offsets[-1] == total else np.append(offsets, total))
-
-
 def packed_batch(packed: Packed, way: str, pad_id: int, device: torch.device) -> Batch:
     """A packed sequence as a batch of one row, with the attention that keeps its documents apart."""
     there = _moved(packed, device)
     options = {
-        "positions": there.positions.masked_fill(there.documents < 0, 0),
-        "attend": packed_attention(layout(packed), way, device),
+        "positions": there.positions,
+        "attend": packed_attention(packed.layout(), way, device),
     }
     return Batch(there.tokens[None], there.targets(pad_id)[None], options)
 
@@ -179,10 +171,7 @@ def _padded(dataset: StandardDataset, indices: Sequence[int], pad_id: int, devic
 
 def _moved(tokens: Tensor | Packed, device: torch.device) -> Tensor | Packed:
     """On the device. From pinned memory the copy is queued, and the host goes on."""
-    if device.type != "cuda":
-        return tokens
-    pinned = tokens.pin_memory() if isinstance(tokens, Tensor) else Packed(*(p and p.pin_memory() for p in tokens))
-    return pinned.to(device, non_blocking=True)
+    return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens
 
 
 @functools.lru_cache(maxsize=1)

@@ -56,6 +56,8 @@ def test_workers_load_what_the_main_process_would():
 
 def test_a_worker_that_dies_surfaces_as_its_own_error():
     class Broken(list):
+        lengths = (1, 1)
+
         def __getitem__(self, index):
             raise OSError(f"sample {index} cannot be read")
 

@@ -1,0 +1,238 @@
+"""Attention over packed documents: what each document gets alone, by every way that the machine has."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_cases import layout_of, one_by_one
+from torch.nn.attention.flex_attention import create_block_mask
+
+from helpers.amp import Autocast
+from helpers.batching import attention, flex_blocks
+from helpers.batching.attention import causal_attention, packed_attention, ways
+from helpers.batching.documents import join
+from helpers.batching.packed_layout import PackedLayout, to_device
+
+HERE = ("dense", "flex")  # the ways that run on the CPU
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
+
+
+def qkv(length, heads=2, kv_heads=2, dtype=torch.float64):
+    return [torch.randn(1, number, length, 8, dtype=dtype) for number in (heads, kv_heads, kv_heads)]
+
+
+@given(LENGTHS)
+def test_a_layout_knows_its_documents(lengths):
+    layout = layout_of(lengths)
+    assert len(layout) == sum(lengths)
+    assert layout.longest == max(lengths)
+    assert layout.lengths.tolist() == lengths
+    assert layout.documents.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
+    assert layout.positions.tolist() == [place for length in lengths for place in range(length)]
+    assert (layout.offsets.dtype, layout.positions.dtype) == (np.int32, np.int64)
+
+
+@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@settings(max_examples=15, deadline=None)
+@given(lengths=LENGTHS)
+def test_documents_get_what_they_get_alone(way, kv_heads, lengths):
+    q, k, v = qkv(sum(lengths), 4, kv_heads)
+    found = packed_attention(layout_of(lengths), way, "cpu")(q, k, v)
+    torch.testing.assert_close(found, one_by_one(q, k, v, lengths), atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("way", HERE)
+@settings(max_examples=15, deadline=None)
+@given(lengths=LENGTHS)
+def test_gradients_are_those_of_each_document_alone(way, lengths):
+    inputs = [x.requires_grad_() for x in qkv(sum(lengths))]
+    out, alone = packed_attention(layout_of(lengths), way, "cpu")(*inputs), one_by_one(*inputs, lengths)
+    upstream = torch.randn_like(out)
+    expected = torch.autograd.grad(alone, inputs, upstream)
+    for found, wanted in zip(torch.autograd.grad(out, inputs, upstream), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_what_one_document_holds_changes_nothing_in_another(way):
+    lengths = [5, 1, 140, 9]
+    attend, inputs = packed_attention(layout_of(lengths), way, "cpu"), qkv(sum(lengths), dtype=torch.float32)
+    before, changed = attend(*inputs), [x.clone() for x in inputs]
+    for x in changed:
+        x[:, :, 6:146] = 100 * torch.randn(1, 2, 140, 8)
+    after = attend(*changed)
+    assert torch.equal(after[:, :, :6], before[:, :, :6])
+    assert torch.equal(after[:, :, 146:], before[:, :, 146:])
+    leaks = causal_attention(*changed)[:, :, 146:] - causal_attention(*inputs)[:, :, 146:]
+    assert leaks.abs().max() > 0.1  # plain causal attention over the same sequence looks across
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, size=st.sampled_from([2, 8, 16, 128]))
+def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
+    layout = layout_of(lengths)
+    ours = flex_blocks.block_mask(layout.documents, "cpu", size)
+    theirs = create_block_mask(ours.mask_mod, None, None, len(layout), len(layout), device="cpu", BLOCK_SIZE=size)
+    assert ours.seq_lengths == theirs.seq_lengths
+    assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    for side in ("kv", "full_kv", "q", "full_q"):
+        for table in (f"{side}_num_blocks", f"{side}_indices"):
+            found, expected = getattr(ours, table), getattr(theirs, table)
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected), table
+
+
+@given(lengths=LENGTHS, size=st.sampled_from([2, 8, 128]))
+def test_pair_by_pair_the_blocks_say_causal_and_within_documents(lengths, size):
+    layout, place = layout_of(lengths), np.arange(sum(lengths))
+    expected = (layout.documents[:, None] == layout.documents) & (place[:, None] >= place)
+    assert (flex_blocks.spelled_out(layout.documents, size).numpy() == expected).all()
+
+
+def test_a_block_mask_takes_no_memory_for_pairs():
+    layout = layout_of([100] * 655 + [36])  # 65,536 positions: 4 GiB of pairs
+    documents = layout.documents
+    tracemalloc.start()
+    flex_blocks.block_mask(documents, "cpu")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * 2**20
+
+
+def test_flex_is_not_compiled_again_for_other_documents():
+    inputs = qkv(150, dtype=torch.float32)
+    packed_attention(layout_of([150]), "flex", "cpu")(*inputs)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ([1, 149], [50, 50, 50], [1] * 150):
+            found = packed_attention(layout_of(lengths), "flex", "cpu")(*inputs)
+            torch.testing.assert_close(found, one_by_one(*inputs, lengths))
+
+
+def reference_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, *, window_size, enable_gqa=False):
+    """`varlen_attn` as its documentation describes it: (T, heads, head_dim), documents between int32 starts."""
+    assert starts_q.dtype == starts_k.dtype == torch.int32
+    assert torch.equal(starts_q, starts_k)
+    assert type(longest_q) is type(longest_k) is int
+    assert longest_q == longest_k == starts_q.diff().max()
+    assert window_size == (-1, 0)  # causal
+    assert enable_gqa or q.shape[1] == k.shape[1]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return one_by_one(q, k, v, starts_q.diff().tolist())[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference_varlen)
+    monkeypatch.setattr(attention, "_obstacle", lambda *_: "")
+    lengths = [3, 0, 17, 1]
+    q, k, v = qkv(21, 4, kv_heads, torch.bfloat16)
+    found = packed_attention(layout_of(lengths), "varlen", "cpu")(q, k, v)
+    torch.testing.assert_close(found, one_by_one(q, k, v, lengths))
+
+
+def test_causal_attention_is_a_packed_layout_of_one_document_for_each_row():
+    q, k, v = (torch.randn(3, 2, 20, 8, dtype=torch.float64) for _ in range(3))
+    found = causal_attention(q, k, v)
+    for row, alone in zip(found, zip(q, k, v, strict=True), strict=True):
+        one = packed_attention(layout_of([20]), "dense", "cpu")(*(x[None] for x in alone))
+        torch.testing.assert_close(row[None], one)
+
+
+@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_under_autocast_it_computes_in_the_regions_type(way, region, gradients):
+    inputs = [x.requires_grad_(gradients) for x in qkv(30, dtype=torch.float32)]
+    attend = packed_attention(layout_of([10, 20]), way, "cpu")
+    with region:
+        found = attend(*inputs)
+        assert (inputs[0] @ inputs[1].mT).dtype == torch.bfloat16  # the region is as it was
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), one_by_one(*inputs, [10, 20]), atol=0.05, rtol=0.05)
+    if gradients:
+        assert [x.dtype for x in torch.autograd.grad(found.sum(), inputs)] == [torch.float32] * 3
+
+
+def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
+    arrays = [np.arange(size, dtype=np.int32).reshape(shape) for size, shape in [(3, (3,)), (4, (2, 2)), (5, (5, 1))]]
+    found = to_device(arrays, "cpu")
+    for tensor, array in zip(found, arrays, strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.storage_offset() % 4 == 0
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+
+
+def test_a_table_can_say_which_ways_run_and_why_others_do_not():
+    assert ways("cpu", torch.float32) == {
+        "dense": "",
+        "flex": "",
+        "varlen": "needs FlashAttention's kernels on CUDA, and this is cpu",
+    }
+    assert ways("mps", torch.float16)["flex"] == "needs CUDA or the CPU, and this is mps"
+    with pytest.raises(ValueError, match="way 'varlen' needs FlashAttention's kernels on CUDA, and this is cpu"):
+        packed_attention(layout_of([3]), "varlen", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ([1, 3], "offsets start at 1; they must start at 0"),
+        ([0, 5, 3, 9], "offsets fall from 5 to 3 at place 2"),
+        (torch.tensor([0, 7, 6]), "offsets fall from 7 to 6"),
+        ([0, 0], "the sequence has 0 positions; allowed: 1 to 2147483647"),
+        (np.array([0, 2**31]), "the sequence has 2147483648 positions"),
+        ([0], r"offsets are int64 of shape \(1,\)"),
+        ([[0, 3]], r"offsets are int64 of shape \(1, 2\)"),
+        ([0.0, 3.0], "offsets are float64"),
+        (torch.empty(3, device="meta"), "offsets lie on meta"),
+    ],
+)
+def test_wrong_offsets_are_named(offsets, said):
+    with pytest.raises(ValueError, match=said):
+        PackedLayout(offsets)
+
+
+@given(lengths=LENGTHS, padding=st.integers(0, 9))
+def test_padding_at_the_end_is_one_document_more(lengths, padding):
+    offsets = np.cumsum([0, *lengths])
+    layout = PackedLayout(torch.from_numpy(offsets), int(offsets[-1]) + padding)
+    assert layout.lengths.tolist() == lengths + [padding] * (padding > 0)
+    with pytest.raises(
+        ValueError, match=f"offsets end at {sum(lengths)}, after the end of the sequence, {padding - 9}"
+    ):
+        PackedLayout(offsets, padding - 9)
+
+
+@pytest.mark.parametrize("way", HERE)
+def test_a_packed_batch_gives_its_layout(way):
+    batch = join(np.arange(1, 31), np.array([20, 1, 9]), length=40)
+    layout = batch.layout()
+    assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
+    inputs = qkv(40)
+    found = packed_attention(layout, way, "cpu")(*inputs)
+    torch.testing.assert_close(found, one_by_one(*inputs, [20, 1, 9, 10]))
+
+
+def test_a_layout_stays_as_it_was_made():
+    offsets = np.array([0, 3, 5], dtype=np.int32)
+    layout = PackedLayout(offsets)
+    offsets[1] = 4
+    assert layout.offsets.tolist() == [0, 3, 5]
+    with pytest.raises(ValueError, match="read-only"):
+        layout.offsets[1] = 4
+
+
+def test_wrong_calls_are_named():
+    with pytest.raises(ValueError, match="unknown way 'flash' of attention; valid: dense, flex, varlen"):
+        packed_attention(layout_of([3]), "flash", "cpu")
+    attend = packed_attention(layout_of([3, 4]), "dense", "cpu")
+    with pytest.raises(ValueError, match=r"q is \(1, 2, 6, 8\); the layout ends at 7, so it must be \(1, heads, 7, he"):
+        attend(*qkv(6))
+    with pytest.raises(ValueError, match=r"k is \(2, 2, 7, 8\)"):
+        attend(qkv(7)[0], *(torch.randn(2, 2, 7, 8) for _ in range(2)))
+    with pytest.raises(ValueError, match="way 'flex' has no dropout of attention weights"):
+        packed_attention(layout_of([7]), "flex", "cpu")(*qkv(7), 0.1)

@@ -1,0 +1,150 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from helpers.batching.packing import STRATEGIES, pack, stable_argsort
+from helpers.text.synthetic import draw_lengths
+
+
+def next_fit(lengths, capacity):
+    packs, load = [], 0
+    for index, length in enumerate(lengths):
+        if not packs or load + length > capacity:
+            packs.append([])
+            load = 0
+        packs[-1].append(index)
+        load += length
+    return packs
+
+
+def decreasing(lengths, capacity, choose):
+    packs, rooms = [], []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        fitting = [number for number, room in enumerate(rooms) if room >= lengths[index]]
+        if not fitting:
+            fitting = [len(packs)]
+            packs.append([])
+            rooms.append(capacity)
+        chosen = choose(fitting, rooms)
+        packs[chosen].append(index)
+        rooms[chosen] -= lengths[index]
+    return packs
+
+
+def first_fit(lengths, capacity):
+    return decreasing(lengths, capacity, lambda fitting, rooms: fitting[0])
+
+
+def best_fit(lengths, capacity):
+    return decreasing(lengths, capacity, lambda fitting, rooms: min(fitting, key=rooms.__getitem__))
+
+
+TEXTBOOK = {"greedy": next_fit, "first-fit": first_fit, "best-fit": best_fit}
+
+
+@st.composite
+def problems(draw):
+    """Lengths and a capacity: few lengths that repeat, all kinds of lengths, heavy tails, none at all."""
+    capacity = draw(st.integers(1, 40) | st.integers(1, 10**12))
+    longest = draw(st.integers(0, capacity))
+    few = st.sampled_from(draw(st.lists(st.integers(0, longest), min_size=1, max_size=4)))
+    heavy = st.integers(0, 40).map(lambda halvings: capacity >> halvings)
+    return draw(st.lists(draw(st.sampled_from([few, st.integers(0, longest), heavy])), max_size=120)), capacity
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(deadline=None, max_examples=200)
+@given(problems())
+@example(([], 5))
+@example(([0, 0], 5))
+@example(([0, 5, 0], 5))
+@example(([7], 2**63 - 1))
+def test_packs_are_the_textbooks(strategy, problem):
+    lengths, capacity = problem
+    packs = pack(lengths, capacity, strategy)
+    expected = TEXTBOOK[strategy](lengths, capacity)
+    assert [found.tolist() for found in packs] == expected
+    assert packs.loads.tolist() == [sum(lengths[index] for index in indices) for indices in expected]
+    assert packs.tokens == sum(lengths)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("capacity", [640, 2048])
+def test_packs_of_text_are_the_textbooks(strategy, capacity):
+    lengths = np.minimum(draw_lengths(1500, seed=3), capacity)
+    expected = TEXTBOOK[strategy](lengths.tolist(), capacity)
+    assert [found.tolist() for found in pack(lengths, capacity, strategy)] == expected
+
+
+@pytest.fixture(scope="module")
+def million():
+    return draw_lengths(1_000_000, seed=0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("capacity", [640, 2048, 8192])
+def test_a_million_lengths_are_packed_in_under_a_second(million, capacity, strategy):
+    began = time.process_time()
+    packs = pack(million, capacity, strategy)
+    assert time.process_time() - began < 1
+    assert np.array_equal(np.sort(packs.order), np.arange(len(million)))
+    assert packs.loads.max() <= capacity
+    if strategy != "greedy":
+        assert packs.fill >= 0.995
+
+
+def test_distinct_lengths_cost_a_step_each_and_not_one_for_each_pair():
+    lengths = np.random.default_rng(0).permutation(100_000)
+    began = time.process_time()
+    packs = pack(lengths, 10**6, "best-fit")
+    assert time.process_time() - began < 5  # 0.2 s; 100,000 lengths by 5,000 packs would be minutes
+    assert packs.fill > 0.99
+
+
+def test_a_pack_is_a_view_and_counts_as_a_list_does():
+    packs = pack([3, 3, 2, 2], 5)
+    assert (len(packs), packs.fill, packs.tokens) == (2, 1.0, 10)
+    assert packs[0].base is packs.order
+    assert packs[-1].tolist() == packs[1].tolist() == [1, 3]
+    assert "2 packs of 5, 100.00% full" in repr(packs)
+    with pytest.raises(IndexError, match="pack 2 of 2"):
+        packs[2]
+
+
+def test_nothing_makes_no_pack():
+    packs = pack([], 5)
+    assert (len(packs), packs.tokens, list(packs)) == (0, 0, [])
+    assert np.isnan(packs.fill)
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, torch.tensor, lambda x: np.asarray(x, np.uint16), tuple])
+def test_lengths_are_taken_from_lists_arrays_and_tensors(kind):
+    assert [found.tolist() for found in pack(kind([4, 1, 5, 2]), 6)] == [[2, 1], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([1, -3], 5), "length 1 is -3; lengths must be whole numbers, 0 or more"),
+        (([1, 2.5], 5), "lengths must be whole numbers"),
+        (([[1, 2]], 5), r"lengths have shape \(1, 2\); they must be one-dimensional"),
+        (([1, 6, 9], 5), "length 2 is 9; it must be at most the capacity, 5"),
+        (([1], 0), "capacity is 0; it must be a whole number, 1 or more"),
+        (([1], 1.5), "capacity is 1.5"),
+        (([1], 5, "worst-fit"), "strategy is 'worst-fit'; valid: greedy, first-fit, best-fit"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        pack(*arguments)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5) | st.integers(0, 2**62), max_size=50))
+def test_the_sort_is_stable(keys):
+    keys = np.array(keys, dtype=np.int64)
+    assert stable_argsort(keys).tolist() == sorted(range(len(keys)), key=keys.__getitem__)

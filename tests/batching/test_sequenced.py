@@ -1,0 +1,350 @@
+import itertools
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from helpers.batching.datasets import StandardDataset
+from helpers.batching.documents import PADDING, causal_mask
+from helpers.batching.packing import STRATEGIES
+from helpers.batching.plans import Plan, split_evenly, streamed
+from helpers.batching.sequenced import SequencedDataset
+from helpers.metrics import LMCrossEntropyLoss
+from helpers.text import SyntheticText
+
+MAX_LENGTH = 20
+lengths_lists = st.one_of(
+    st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=60),
+    st.builds(lambda length, count: [length] * count, st.integers(0, MAX_LENGTH), st.integers(1, 40)),
+    st.lists(st.integers(0, 10).map(lambda halvings: MAX_LENGTH >> halvings), min_size=1, max_size=60),  # heavy tail
+)
+WAYS = [{"last": "carry"}, *({"strategy": strategy} for strategy in STRATEGIES)]
+
+
+def numbered(lengths):
+    """Samples in which no token occurs twice: the tokens of sample i are 1000·i + 1, 1000·i + 2, …"""
+    return [np.arange(1, length + 1) + 1000 * index for index, length in enumerate(lengths)]
+
+
+def parts(packed):
+    """The documents of a packed sequence, as lists of tokens."""
+    offsets = packed.offsets.tolist()
+    return [packed.tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
+
+
+def as_lists(sequences):
+    return [parts(packed) for packed in sequences]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return SyntheticText(400, vocab_size=500)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
+@settings(deadline=None, max_examples=50)
+@given(lengths_lists, st.integers(0, 3), st.integers(1, 6), st.booleans())
+@example([0, 0, 0], 0, 1, False)
+def test_every_sample_comes_whole_and_once_over_all_ranks(way, lengths, epoch, ranks, fixed):
+    ranks = min(ranks, len(lengths))
+    found, counts = [], []
+    for rank in range(ranks):
+        dataset = SequencedDataset(
+            numbered(lengths), None, MAX_LENGTH, **way, fixed=fixed, rank=rank, world_size=ranks, pad_id=-7
+        )
+        dataset.set_epoch(epoch)
+        sequences = list(dataset)
+        assert len(dataset) == len(sequences)
+        counts.append(len(sequences))
+        for packed in sequences:
+            check(packed, MAX_LENGTH if fixed else None)
+            found += parts(packed)
+    assert sorted(map(tuple, found)) == sorted(tuple(sample.tolist()) for sample in numbered(lengths))
+    assert max(counts) - min(counts) <= 1
+    assert dataset.statistics()["lost_tokens"] == dataset.statistics()["lost_samples"] == 0
+    assert dataset.statistics()["sequences"] == sum(counts)
+
+
+def check(packed, length):
+    """Document ids, positions and padding, token by token."""
+    expected = [(document, place) for document, part in enumerate(parts(packed)) for place in range(len(part))]
+    assert len(expected) <= MAX_LENGTH
+    padding = [(PADDING, 0)] * ((length or len(expected)) - len(expected))
+    assert list(zip(packed.documents.tolist(), packed.positions.tolist(), strict=True)) == expected + padding
+    assert packed.tokens[len(expected) :].tolist() == [-7] * len(padding)
+    assert packed.offsets[0] == 0 and packed.offsets.dtype == torch.int32
+
+
+def reference(lengths, max_length, batch_size, last):
+    """What becomes of a stream of samples: sequences of (sample, how much of it)."""
+    sequences, current, room = [], [], max_length
+    for index, length in enumerate(lengths):
+        length = min(length, max_length)
+        full = room == 0 or len(current) == batch_size
+        if length > room and last != "carry" and not full:
+            if last == "crop":
+                current.append((index, room))
+            sequences.append(current)
+            current, room = [], max_length
+            continue
+        if length > room or len(current) == batch_size:
+            sequences.append(current)
+            current, room = [], max_length
+        current.append((index, length))
+        room -= length
+    return sequences + ([current] if current else [])
+
+
+@pytest.mark.parametrize("last", ["carry", "crop", "drop"])
+@settings(deadline=None, max_examples=200)
+@given(lengths_lists, st.none() | st.integers(1, 6), st.integers(0, 30))
+def test_sequences_close_as_the_loop_over_samples_says(last, lengths, batch_size, longer):
+    lengths = [length + longer * (last == "crop" and length % 3 == 0) for length in lengths]
+    plan = streamed(np.arange(len(lengths)), np.array(lengths), MAX_LENGTH, batch_size, last)
+    documents = list(zip(plan.order.tolist(), plan.sizes.tolist(), strict=True))
+    found = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
+    assert found == reference(lengths, MAX_LENGTH, batch_size, last)
+
+
+@pytest.mark.parametrize("last", ["crop", "drop"])
+@settings(deadline=None, max_examples=50)
+@given(lengths_lists, st.none() | st.integers(1, 6))
+def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
+    if last == "crop":
+        lengths = [2 * length for length in lengths]  # some are longer than a sequence
+    dataset = SequencedDataset(numbered(lengths), batch_size, MAX_LENGTH, last=last)
+    found = [part for packed in dataset for part in parts(packed)]
+    said = dataset.statistics()
+    assert said["samples"] == len(found) == len(lengths) - said["lost_samples"]
+    assert said["tokens"] == sum(map(len, found)) == sum(lengths) - said["lost_tokens"]
+    assert said["fill"] == pytest.approx(said["tokens"] / (len(dataset) * MAX_LENGTH))
+    parents = [part[0] // 1000 for part in found if part]
+    assert len(set(parents)) == len(parents)
+    for part in filter(None, found):
+        sample = numbered(lengths)[part[0] // 1000].tolist()
+        assert part == (sample if last == "drop" else sample[: len(part)])
+
+
+def test_full_sequences_crop_and_drop_nothing():
+    for last in ("crop", "drop"):
+        assert SequencedDataset(numbered([10] * 8), None, 20, last=last).statistics()["lost_tokens"] == 0
+    assert SequencedDataset(numbered([15] * 8), None, 20, last="crop").statistics()["lost_share"] == pytest.approx(
+        1 / 3
+    )
+    assert SequencedDataset(numbered([15] * 8), None, 20, last="drop").statistics()["lost_samples"] == 4
+
+
+def test_padding_is_counted_where_there_is_some():
+    padded = SequencedDataset(numbered([15] * 8), None, 20, fixed=True)
+    assert padded.statistics()["padding_share"] == pytest.approx(0.25)
+    assert {packed.tokens.shape for packed in padded} == {(20,)}
+    assert SequencedDataset(numbered([15] * 8), None, 20).statistics()["padding_share"] == 0
+
+
+def test_a_seed_and_an_epoch_are_one_order(text):
+    def epoch(number, seed=0, **way):
+        dataset = SequencedDataset(text, None, 512, seed=seed, **way)
+        dataset.set_epoch(number)
+        return as_lists(dataset)
+
+    for way in WAYS:
+        assert epoch(0, **way) == epoch(0, **way)
+        together = [{frozenset(map(tuple, sequence)) for sequence in epoch(number, **way)} for number in (0, 1)]
+        assert len(together[0] & together[1]) < 0.5 * len(together[0])
+        assert epoch(0, **way) != epoch(0, seed=1, **way)
+
+
+def test_a_corpus_lists_and_tensors_give_the_same(text):
+    expected = as_lists(SequencedDataset(text, 8, 512))
+    for samples in ([row.tolist() for row in text], [torch.tensor(row) for row in text], StandardDataset(text, 640)):
+        assert as_lists(SequencedDataset(samples, 8, 512)) == expected
+    assert max(map(len, expected)) == 8
+
+
+def test_batch_size_one_is_the_samples_themselves(text):
+    assert sorted(as_lists(SequencedDataset(text, 1, 512))) == sorted([row.tolist()] for row in text)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
+def test_ranks_get_equally_many_sequences(text, way):
+    counts = {len(SequencedDataset(text, None, 512, **way, rank=rank, world_size=7)) for rank in range(7)}
+    assert len(counts) == 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 40))
+def test_sequences_are_split_until_ranks_divide_them(documents, ranks):
+    bounds = np.cumsum([0, *documents])
+    plan = Plan(np.arange(bounds[-1]), np.ones(bounds[-1], int), bounds[:-1], bounds[1:])
+    split = split_evenly(plan, ranks)
+    wanted = -(-len(documents) // ranks) * ranks
+    assert len(split) == (wanted if wanted <= sum(documents) else len(documents))
+    assert (split.begins < split.ends).all()
+    assert split.begins.tolist() == [0, *split.ends[:-1].tolist()]
+    assert set(bounds) <= {0, *split.ends.tolist()}
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=["carry", "greedy"])
+def test_workers_change_neither_the_sequences_nor_their_order(text, way):
+    dataset = SequencedDataset(text, None, 512, **way, fixed=True, mask=True, rank=1, world_size=2)
+    expected = list(dataset)
+    for workers in (1, 2):
+        found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+        assert len(found) == len(expected) == len(dataset)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert type(ours) is type(theirs)
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "start", [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
+)
+def test_set_epoch_reaches_workers_that_live_on(text, start):
+    samples = [row.tolist() for row in text][:60]
+    dataset = SequencedDataset(samples, None, 512)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=start)
+    epochs = []
+    for number in (0, 1, 1, 0):
+        dataset.set_epoch(number)
+        epochs.append(as_lists(loader))
+        assert epochs[-1] == as_lists(dataset)
+    assert epochs[0] == epochs[3] != epochs[1] == epochs[2]
+
+
+def test_a_pass_keeps_the_epoch_it_began_with(text):
+    dataset = SequencedDataset(text, None, 512)
+    expected = as_lists(dataset)
+    begun = iter(dataset)
+    dataset.set_epoch(1)
+    assert as_lists(begun) == expected != as_lists(dataset)
+
+
+class Faulty:
+    """Samples of which one can't be had in a worker."""
+
+    lengths = np.full(40, 10)
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 17:
+            self.fault()
+        return np.arange(10)
+
+
+def disk_gone():
+    raise OSError("the disk of sample 17 is gone")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        (disk_gone, OSError, "the disk of sample 17 is gone"),
+        (lambda: os._exit(3), RuntimeError, "exited unexpectedly"),
+    ],
+    ids=["raises", "dies"],
+)
+def test_a_worker_that_fails_surfaces_as_its_own_error(fault, error, said):
+    loader = DataLoader(SequencedDataset(Faulty(fault), 4, 64), batch_size=None, num_workers=2, timeout=20)
+    with pytest.raises(error, match=said):
+        list(loader)
+
+
+def test_targets_are_the_next_tokens_of_the_same_document():
+    [packed] = SequencedDataset(numbered([3, 1, 0, 2]), None, 9, strategy="greedy", fixed=True, pad_id=0)
+    following = dict(zip(packed.tokens[:6].tolist(), packed.targets()[:6].tolist(), strict=True))
+    assert following == {1: 2, 2: 3, 3: 0, 1001: 0, 3001: 3002, 3002: 0}
+    assert packed.targets()[6:].tolist() == [0, 0, 0]
+    assert packed.targets(-100)[packed.targets() == 0].unique().tolist() == [-100]
+
+
+def test_the_loss_over_targets_is_that_of_each_document_alone(text):
+    packed = next(iter(SequencedDataset(text, None, 512, fixed=True)))
+    table = torch.randn(500, 500)  # logits of a bigram model
+    criterion = LMCrossEntropyLoss()
+    losses, counts = [], []
+    for part in map(torch.tensor, parts(packed)):
+        losses.append(criterion(table[part[:-1]][None], part[None, 1:]) * (len(part) - 1))
+        counts.append(len(part) - 1)
+    ours = criterion(table[packed.tokens][None], packed.targets()[None])
+    assert torch.allclose(ours, sum(losses) / sum(counts))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_the_mask_is_causal_and_never_looks_across_documents(lengths, fixed):
+    for packed in SequencedDataset(numbered(lengths), None, MAX_LENGTH, mask=True, fixed=fixed):
+        documents = packed.documents.tolist()
+        expected = [
+            [mine == other and key <= query for key, other in enumerate(documents)]
+            for query, mine in enumerate(documents)
+        ]
+        assert packed.mask.tolist() == expected
+        assert torch.equal(causal_mask(packed.documents), packed.mask)
+
+
+def test_a_packed_sequence_moves_as_one(text):
+    packed = next(iter(SequencedDataset(text, 4, 512))).to("meta")
+    assert {part.device.type for part in packed[:-1]} == {"meta"}
+    assert packed.mask is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([], 4, 20), "there are no samples"),
+        (([[1]], 0, 20), "batch_size is 0; it must be a whole number, 1 or more"),
+        (([[1]], 4, 0), "max_length is 0; it must be a whole number, 1 or more"),
+        (([[1]], 4, 20, {"last": "keep"}), "last is 'keep'; valid: carry, crop, drop"),
+        (([[1]], None, 20, {"strategy": "worst"}), "strategy is 'worst'; valid: greedy, first-fit, best-fit, or None"),
+        (([[1]], 4, 20, {"strategy": "best-fit"}), "batch_size is 4; it must be None with strategy='best-fit'"),
+        (([[1]], None, 20, {"strategy": "best-fit", "last": "drop"}), "last is 'drop'; it must be 'carry'"),
+        (([[1], [2] * 21], 4, 20), "sample 1 has 21 tokens and max_length is 20; .* last='crop'"),
+        (([[1], [2] * 21], 4, 20, {"last": "drop"}), "sample 1 has 21 tokens"),
+        (([[1], [2] * 21], None, 20, {"strategy": "greedy"}), "sample 1 has 21 tokens"),
+        (([[1]], 4, 20, {"rank": 2, "world_size": 2}), "rank is 2; of 2 ranks the last is 1"),
+        (([[1]], 4, 20, {"world_size": 2}), "world_size is 2; there are only 1 samples to share"),
+        (([[1]], 4, 20, {"seed": -1}), "seed is -1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    samples, batch_size, max_length, options = (*arguments, {})[:4]
+    with pytest.raises(ValueError, match=said):
+        SequencedDataset(samples, batch_size, max_length, **options)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "said"),
+    [
+        ([[1, 2], [0.5, 1]], {}, "sample 1 is float64 of shape"),
+        ([[1] * 12, [2] * 12], {"last": "drop", "world_size": 2}, "world_size is 2; there are only 1 sequences"),
+    ],
+)
+def test_what_shows_only_in_an_epoch_is_named_too(samples, options, said):
+    dataset = SequencedDataset(samples, None, 20, **options)
+    with pytest.raises(ValueError, match=said):
+        list(dataset)
+
+
+def test_samples_that_change_their_length_are_named():
+    samples = [[1, 2, 3]]
+    dataset = SequencedDataset(samples, None, 20)
+    samples[0] = [1, 2]
+    with pytest.raises(ValueError, match="sample 0 has 2 tokens, and had 3 at first"):
+        list(dataset)
+
+
+def test_the_layout_for_attention_ends_with_the_padding():
+    dataset = SequencedDataset([[1, 2, 3], [4, 5]], None, 8, fixed=True)
+    (packed,) = dataset
+    assert packed.layout().offsets.tolist() == [*packed.offsets.tolist(), 8]
+    (whole,) = SequencedDataset([[1, 2, 3], [4, 5]], None, 5, fixed=True)
+    assert whole.layout().offsets.tolist() == whole.offsets.tolist()

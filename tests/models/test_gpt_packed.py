@@ -1,0 +1,166 @@
+"""The language model over packed documents: losses and gradients are those of the documents, each alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_cases import VOCABULARY, alone, documents, gradients, packed, summed_loss
+
+from helpers.amp import Autocast
+from helpers.batching.attention import causal_attention, packed_attention
+from helpers.metrics import LMCrossEntropyLoss
+from helpers.models import GPT2LikeModel
+
+HERE = ("dense", "flex")  # the ways that run on the CPU
+LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+
+
+def model(dtype=torch.float64, **changes):
+    torch.manual_seed(0)
+    sizes = {"dropout": 0.0, "max_length": 40, "d_model": 16, "num_heads": 2} | changes
+    return GPT2LikeModel.from_name("tiny", VOCABULARY, **sizes).to(dtype)
+
+
+def assert_close(found, expected):
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], atol=1e-10, rtol=1e-7, msg=lambda text, n=name: n + text
+        )
+
+
+@pytest.mark.parametrize("way", HERE)
+@settings(max_examples=10, deadline=None)
+@given(lengths=LENGTHS, padding=st.sampled_from([0, 0, 1, 30]))
+def test_loss_and_every_gradient_are_those_of_the_documents_alone(way, lengths, padding):
+    network, texts = model(), documents(lengths)
+    expected, expected_gradients = alone(network, texts)
+    tokens, targets, positions, layout = packed(texts, padding)
+    attend = packed_attention(layout, way, "cpu")
+    loss = summed_loss(network(tokens, positions, attend=attend), targets)
+    torch.testing.assert_close(loss, expected)
+    assert_close(gradients(network, loss), expected_gradients)
+    with torch.no_grad():  # where flex is FlexAttention itself
+        logits = network(tokens, positions, attend=attend)
+    torch.testing.assert_close(summed_loss(logits, targets), expected)
+    mean = LMCrossEntropyLoss(pad_id=0)(logits, targets)
+    torch.testing.assert_close(mean, expected / max((targets != 0).sum().item(), 1))
+
+
+def test_a_leak_is_a_wrong_loss_and_wrong_gradients():
+    """What the test above would miss, if attention that looks across documents passed it."""
+    network, texts = model(), documents([9, 1, 12])
+    expected, expected_gradients = alone(network, texts)
+    tokens, targets, positions, _ = packed(texts)
+    leaking = summed_loss(network(tokens, positions, attend=causal_attention), targets)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(leaking, expected)
+    with pytest.raises(AssertionError):
+        assert_close(gradients(network, leaking), expected_gradients)
+
+
+def test_positions_that_do_not_start_again_are_a_wrong_loss():
+    network, texts = model(), documents([9, 1, 12])
+    expected, _ = alone(network, texts)
+    tokens, targets, positions, layout = packed(texts)
+    attend = packed_attention(layout, "dense", "cpu")
+    torch.testing.assert_close(summed_loss(network(tokens, positions, attend=attend), targets), expected)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(summed_loss(network(tokens, attend=attend), targets), expected)
+
+
+@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("training", [True, False])
+def test_other_tokens_in_one_document_change_nothing_in_another(way, training):
+    network = model(torch.float32).train(training)
+    tokens, _, positions, layout = packed(documents([7, 5, 1, 8]))
+    attend, other = packed_attention(layout, way, "cpu"), tokens.clone()
+    other[:, 7:12] = other[:, 7:12] % (VOCABULARY - 1) + 1
+    with torch.set_grad_enabled(training):
+        before, after = network(tokens, positions, attend=attend), network(other, positions, attend=attend)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert torch.equal(before[:, 12:], after[:, 12:])
+    assert (before[:, 7:12] != after[:, 7:12]).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attend_is_the_masked_model_with_its_dropout_and_gradients(dropout):
+    network = model(dropout=dropout)
+    tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
+    same = torch.from_numpy(layout.documents)[:, None] == torch.from_numpy(layout.documents)
+    found = []
+    for way in ({"mask": same}, {"attend": packed_attention(layout, "dense", "cpu")}):
+        torch.manual_seed(3)
+        logits = network(tokens, positions, **way)
+        found.append({"logits": logits} | gradients(network, summed_loss(logits, targets)))
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_causal_attention_is_the_model_as_it_is(training):
+    network, tokens = model().train(training), torch.stack(documents([17] * 3))
+    usual, ours = network(tokens), network(tokens, attend=causal_attention)
+    torch.testing.assert_close(ours, usual)
+    assert_close(gradients(network, summed_loss(ours, tokens)), gradients(network, summed_loss(usual, tokens)))
+
+
+def test_attention_dropout_is_dropout_unless_said_otherwise_and_changes_no_parameter():
+    for changes, expected in (({}, 0.2), ({"attention_dropout": 0.0}, 0.0), ({"attention_dropout": 0.4}, 0.4)):
+        network = model(dropout=0.2, **changes)
+        for layer in network.decoder.layers:
+            assert layer.self_attn.dropout == layer.multihead_attn.dropout == expected
+            assert layer.dropout1.p == 0.2
+        assert network.state_dict().keys() == model().state_dict().keys()
+    tokens, _, positions, layout = packed(documents([7, 5]))
+    network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
+    with pytest.raises(ValueError, match="way 'flex' has no dropout of attention weights"):
+        network(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
+    network.eval()(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
+    model(dropout=0.2, attention_dropout=0.0)(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
+
+
+@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
+def test_it_trains_under_autocast(way, region):
+    network = model(torch.float32)
+    tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
+    attend = packed_attention(layout, way, "cpu")
+    exact = gradients(network, summed_loss(network(tokens, positions, attend=attend), targets))
+    with region:
+        logits = network(tokens, positions, attend=attend)
+        loss = summed_loss(logits.float(), targets)
+    assert logits.dtype == torch.bfloat16
+    for name, gradient in gradients(network, loss).items():
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact[name]).norm() < 0.05 * exact[name].norm() + 1e-4, name
+
+
+@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_one_graph_for_torch_compile_whatever_the_documents(way, training):
+    network = model(torch.float32)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    with torch.set_grad_enabled(training):
+        for number, lengths in enumerate(([7, 5, 1, 8], [21], [1] * 21)):
+            tokens, _, positions, layout = packed(documents(lengths))
+            attend = packed_attention(layout, way, "cpu")
+            with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                found = compiled(tokens, positions, attend=attend)
+            torch.testing.assert_close(found, network(tokens, positions, attend=attend))
+
+
+def test_a_packed_sequence_may_be_longer_than_the_longest_document():
+    network, texts = model(max_length=12), documents([12] * 5)
+    tokens, _, positions, layout = packed(texts)
+    found = network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
+    torch.testing.assert_close(found[:, 48:], network(texts[-1][None]))
+    with pytest.raises(ValueError, match="60 positions, and max_length is 12"):
+        network(tokens, attend=packed_attention(layout, "dense", "cpu"))
+
+
+def test_a_second_mask_beside_attend_is_refused():
+    tokens, _, positions, layout = packed(documents([3, 4]))
+    attend = packed_attention(layout, "dense", "cpu")
+    with pytest.raises(ValueError, match="attend and a mask are given"):
+        model()(tokens, positions, torch.ones(7, 7, dtype=torch.bool), attend)
+    with pytest.raises(ValueError, match="attend and padding='anywhere' are given"):
+        model(padding="anywhere")(tokens, positions, attend=attend)
