@@ -15,9 +15,10 @@ from . import peers
 from .balanced import BalancedBatchSampler
 from .packing import pack
 from .padding import padding_share
+from .speed import MAX_LENGTH, SPREADS, attention, batch_time, throughput, training
 
-MAX_LENGTH = 640  # the task's
-SPREADS = (1, 5, 10, 20, 50, 640)
+__all__ = ["attention", "batch_time", "packing", "padding", "sampler_scaling", "throughput", "training"]
+
 STRATEGIES = ("greedy", "first-fit", "best-fit")
 OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"
 

@@ -13,7 +13,7 @@ from .experiment import Experiment, experiment
 from .machine import device, environment
 from .memory import Memory, peak_memory, saved_bytes
 from .runner import measure
-from .timing import Comparison, Disagreement, Timing, bench, compare, phases
+from .timing import Comparison, Disagreement, Timing, bench, compare, each, phases
 
 __all__ = [
     "Comparison",
@@ -24,6 +24,7 @@ __all__ = [
     "bench",
     "compare",
     "device",
+    "each",
     "environment",
     "experiment",
     "figures",

@@ -10,7 +10,7 @@ to fill the queue. Inputs are not evicted from the cache between repetitions.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,21 @@ def phases(
     synchronize()
     samples = [_durations(run) for run in runs]
     return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
+    """Milliseconds of `fn(item)`, once for each item: for work that differs from one to the next.
+
+    Making the items is not timed. Warm up before.
+    """
+    mark = _marker()
+    runs = []
+    for item in items:
+        begin = mark()
+        fn(item)
+        runs.append([("", begin), ("run", mark())])
+    synchronize()
+    return [_durations(run)["run"] for run in runs]
 
 
 @dataclass(frozen=True)

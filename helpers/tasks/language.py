@@ -87,7 +87,7 @@ def language_task(
 Feed = tuple[Callable[[int, int], Iterator[Batch]], Callable[[int], int]]
 
 
-def _random(
+def random_batches(
     dataset: StandardDataset, size: int, device: torch.device, dtype: torch.dtype, seed: int, whole: bool = False
 ) -> Feed:
     """Random batches, padded to the longest of each, or `whole`: to the longest that a sample may be."""
@@ -101,8 +101,11 @@ def _random(
     return batches, lambda epoch: -(-len(dataset) // size)
 
 
-def _balanced(dataset: StandardDataset, size: int, device: torch.device, dtype: torch.dtype, seed: int) -> Feed:
-    sampler = BalancedBatchSampler(dataset.lengths, size, SPREAD, seed)
+def balanced_batches(
+    dataset: StandardDataset, size: int, device: torch.device, dtype: torch.dtype, seed: int, k: int = SPREAD
+) -> Feed:
+    """Random batches of lengths that differ by at most k, padded to the longest of each."""
+    sampler = BalancedBatchSampler(dataset.lengths, size, k, seed)
 
     def batches(epoch: int, start: int) -> Iterator[Batch]:
         sampler.load_state_dict(sampler.state_dict() | {"epoch": epoch, "position": start})
@@ -115,18 +118,28 @@ def _balanced(dataset: StandardDataset, size: int, device: torch.device, dtype: 
     return batches, steps
 
 
-def _sequenced(dataset: StandardDataset, size: int, device: torch.device, dtype: torch.dtype, seed: int) -> Feed:
-    """One sequence a step, with as many tokens as the others' batches have real ones, on the mean."""
+def packed_batches(
+    dataset: StandardDataset,
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    way: str | None = None,
+) -> Feed:
+    """One sequence a step, with as many tokens as the others' batches have real ones, on the mean.
+
+    `way` is the way of attention, the fastest that runs if it isn't given.
+    """
     capacity = max(round(size * float(dataset.lengths.mean())), dataset.max_length)
     packed = SequencedDataset(
         dataset, None, capacity, strategy="best-fit", seed=seed, pad_id=dataset.pad_id, fixed=True
     )
-    way = packed_way(device, dtype)
+    way = way or packed_way(device, dtype)
 
     def batches(epoch: int, start: int) -> Iterator[Batch]:
         packed.set_epoch(epoch)
         sequences = itertools.islice(packed, start, None)
-        return (packed_batch(sequence, way, dataset.pad_id, device) for sequence in sequences)
+        return (_packed(sequence, way, dataset.pad_id, device) for sequence in sequences)
 
     def steps(epoch: int) -> int:
         packed.set_epoch(epoch)
@@ -136,10 +149,10 @@ def _sequenced(dataset: StandardDataset, size: int, device: torch.device, dtype:
 
 
 FEEDS = {
-    "standard": _random,
-    "base": functools.partial(_random, whole=True),
-    "balanced": _balanced,
-    "sequenced": _sequenced,
+    "standard": random_batches,
+    "base": functools.partial(random_batches, whole=True),
+    "balanced": balanced_batches,
+    "sequenced": packed_batches,
 }
 
 
@@ -150,7 +163,7 @@ def packed_way(device: torch.device, dtype: torch.dtype) -> str:
     return next(way for way in preferred if not obstacles[way])
 
 
-def packed_batch(packed: Packed, way: str, pad_id: int, device: torch.device) -> Batch:
+def _packed(packed: Packed, way: str, pad_id: int, device: torch.device) -> Batch:
     """A packed sequence as a batch of one row, with the attention that keeps its documents apart."""
     there = _moved(packed, device)
     options = {
