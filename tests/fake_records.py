@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from helpers.amp import experiments as amp
+from helpers.batching import experiments as batching
 from helpers.lab import records
 from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.swiglu import costs, experiments, peers
@@ -135,6 +136,71 @@ def _autocast_overhead(config):
     return [{"way": way, "ratio_to_torch": ratio} | SPREAD for way, ratio in ways.items()]
 
 
+def _reduced_quality(config):
+    return [row | {"final_scale": None} for row in _quality(config)]
+
+
+def _padding(config):
+    ways = {"BRAIN": (0.87, 1.0), "BIG BRAIN": (0.7, 1.0)} | {f"k = {k}": (k / 1000, k / 640) for k in batching.SPREADS}
+    return [
+        {"way": way, "padding_share": share, "choice": choice, "fill": 0.99, "batches": 1000}
+        for way, (share, choice) in ways.items()
+    ]
+
+
+def _sampler_scaling(config):
+    slow = config["way"] == batching.TORCHTEXT
+    spread = {"batch_us": 8.0, "batch_p20_us": 7.9, "batch_p80_us": 8.2, "n": 20}
+    return [{"init_s": config["samples"] * (2e-6 if slow else 8e-8), "first_batch_ms": 1.0} | spread]
+
+
+def _packing(config):
+    fill = 0.96 if config["strategy"] == "greedy" else 0.999
+    return [{"sequences": 1000, "fill": fill, "tokens_lost": 0, "pack_s": 0.1, "n": 5}]
+
+
+RATES = {"BRAIN": 1e5, "BIG BRAIN": 2e5, "packed": 9e5}
+
+
+def _batch_time(config):
+    shares = ("min_ms", "p5_ms", "p25_ms", "median_ms", "p75_ms", "p95_ms", "max_ms")
+    times = {name: 1.0 + place for place, name in enumerate(shares)} | {"mean_ms": 4.0, "n": 100, "batches": 100}
+    rate = RATES.get(config["way"], 8e5)
+    return [times | {"padding_share": 0.5, "device_s": 1.0, "epoch_s": 1.1, "real_tokens_per_s": rate}]
+
+
+def _batching_training(config):
+    return [
+        {"validation_loss": 5.0, "validation_accuracy": 0.2, "train_loss": 5.1, "steps": 900, "train_s": 30.0}
+        | {"source": "synthetic text, seed 0", "peak_gib": 12.0}
+    ]
+
+
+def _attention(config):
+    ways = ("dense", "flex", "varlen", "causal, leaking")
+    return [
+        {"way": way, "forward_ms": 1.0, "backward_ms": 2.0, "build_ms": 0.1, "ratio_to_dense": 0.5, "peak_gib": 1.0}
+        | SPREAD
+        for way in ways
+    ]
+
+
+def _throughput(config):
+    ways = {"equally long, no padding": 1.0, "BIG BRAIN": 0.3, "k = 10": 0.9, "packed, varlen": 0.98}
+    return [
+        {"way": way, "real_tokens_per_s": 1e6 * ratio, "ratio_to_no_padding": ratio} | SPREAD
+        for way, ratio in ways.items()
+    ]
+
+
+def _collator(config):
+    ways = {"flattening collator": 1.0, "packs of one length": 1.1, "packs of one length, compiled": 1.5}
+    return [
+        {"way": way, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio} | SPREAD
+        for way, ratio in ways.items()
+    ]
+
+
 TABLES = [
     (experiments.sweep, _sweep),
     (experiments.peers, _peers),
@@ -143,10 +209,19 @@ TABLES = [
     (experiments.timing, _timing),
     (experiments.ceilings, _ceilings),
     (amp.quality, _quality),
+    (amp.reduced_quality, _reduced_quality),
     (amp.curves, _curves),
     (amp.exponents, _exponents),
     (amp.zeros, _zeros),
     (amp.gradient_time, _gradient_time),
     (amp.scaler_step, _scaler_step),
     (amp.autocast_overhead, _autocast_overhead),
+    (batching.padding, _padding),
+    (batching.sampler_scaling, _sampler_scaling),
+    (batching.packing, _packing),
+    (batching.batch_time, _batch_time),
+    (batching.training, _batching_training),
+    (batching.attention, _attention),
+    (batching.throughput, _throughput),
+    (batching.collator, _collator),
 ]

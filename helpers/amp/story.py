@@ -64,6 +64,24 @@ def quality_verdicts(measured: pd.DataFrame) -> list[str]:
     return said
 
 
+def reduced_verdicts(measured: pd.DataFrame) -> list[str]:
+    """How far from fp32 each way of scaling ends, on the mean over the seeds that it shares with fp32."""
+    if not len(measured):
+        return ["Not measured yet."]
+    said = []
+    for gpu, runs in measured.groupby("gpu", sort=False):
+        accuracy = runs.pivot(index="seed", columns="precision", values="validation_accuracy")
+        for precision in [name for name in RUNS if name in accuracy and name != "fp32" and "fp32" in accuracy]:
+            apart = (accuracy[precision] - accuracy["fp32"]).dropna()
+            if len(apart):
+                lost = runs[runs["precision"] == precision]["zero_share"].mean()
+                said.append(
+                    f"{gpu}: {RUNS[precision]}, {apart.mean():+.4f} in accuracy against fp32 "
+                    f"(seeds: {len(apart)}), {lost:.1%} of the gradients zero"
+                )
+    return said
+
+
 def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
     """What the chapter aims at in speed, held against the records."""
     if not len(steps) and not len(autocast):

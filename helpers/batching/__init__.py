@@ -7,8 +7,10 @@ SequencedDataset       packed              one long sequence, documents one afte
 pack                                       which samples share a sequence: greedy, first-fit, best-fit
 """
 
+from .attention import causal_attention, packed_attention
 from .balanced import BalancedBatchSampler
 from .datasets import BaseDataset, StandardDataset, collate_fn
+from .packed_layout import PackedLayout
 from .packing import pack
 from .sequenced import SequencedDataset
 
@@ -20,10 +22,13 @@ __all__ = [
     "BaseDataset",
     "BigBrainDataset",
     "BrainDataset",
+    "PackedLayout",
     "SequencedDataset",
     "StandardDataset",
     "UltraDuperBigBrainBatchSampler",
     "UltraDuperBigBrainDataset",
+    "causal_attention",
     "collate_fn",
     "pack",
+    "packed_attention",
 ]

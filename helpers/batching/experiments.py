@@ -15,9 +15,9 @@ from . import peers
 from .balanced import BalancedBatchSampler
 from .packing import pack
 from .padding import padding_share
-from .speed import MAX_LENGTH, SPREADS, attention, batch_time, throughput, training
+from .speed import MAX_LENGTH, SPREADS, attention, batch_time, collator, throughput, training
 
-__all__ = ["attention", "batch_time", "packing", "padding", "sampler_scaling", "throughput", "training"]
+__all__ = ["attention", "batch_time", "collator", "packing", "padding", "sampler_scaling", "throughput", "training"]
 
 STRATEGIES = ("greedy", "first-fit", "best-fit")
 OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from helpers import train as trainer
 from helpers.lab import Timing, compare, device, each, experiment, peak_memory, phases
+from helpers.lab.experiment import NOT_INSTALLED
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import synchronize
@@ -21,10 +22,12 @@ from helpers.tasks.language import balanced_batches, packed_batches, packed_way,
 from helpers.text import SyntheticText
 from helpers.text.synthetic import SIZE, draw_lengths
 
+from . import collator as peer
 from .attention import WAYS, causal_attention, packed_attention, ways
 from .datasets import StandardDataset
 from .packed_layout import PackedLayout
 from .packing import pack
+from .sequenced import SequencedDataset
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
@@ -220,9 +223,9 @@ def throughput(width: int, layers: int, batch_size: int, rounds: int) -> list[Ro
         if not ways(device(), dtype)[way]:
             feed, _ = packed_batches(dataset, batch_size, device(), dtype, 0, way=way)
             held[f"packed, {way}"] = _some(feed)
-    turns = {name: _Turn(batches, train_step) for name, batches in held.items()}
+    turns = {name: _Turn(batches, train_step, _real_tokens(batches)) for name, batches in held.items()}
     timed = compare(turns, check=False, rounds=rounds, warmup=5)
-    rates = {name: turn.real_share * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
+    rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
     return [
         {"way": name}
         | timed.timing(name).row()
@@ -232,15 +235,18 @@ def throughput(width: int, layers: int, batch_size: int, rounds: int) -> list[Ro
 
 
 class _Turn:
-    """A step on the next of some batches, round and round."""
+    """A step on the next of some batches, round and round; `real` is their mean number of real tokens."""
 
-    def __init__(self, batches: list[Batch], step: Callable[[Batch], None]) -> None:
-        self.batches, self.step, self.number = batches, step, 0
-        self.real_share = float(np.mean([int((batch.targets != 0).sum()) for batch in batches]))
+    def __init__(self, batches: list, step: Callable, real: float) -> None:
+        self.batches, self.step, self.real, self.number = batches, step, real, 0
 
     def __call__(self) -> None:
         self.step(self.batches[self.number % len(self.batches)])
         self.number += 1
+
+
+def _real_tokens(batches: list[Batch]) -> float:
+    return float(np.mean([int((batch.targets != 0).sum()) for batch in batches]))
 
 
 def _some(batches: Callable[[int, int], Iterator[Batch]], number: int = 20) -> list[Batch]:
@@ -251,3 +257,49 @@ def _full_batch(text: SyntheticText, batch_size: int, length: int) -> Batch:
     tokens = torch.from_numpy(text.ids[: batch_size * (length + 1)].astype(np.int64)).view(batch_size, -1)
     tokens = tokens.to(device())
     return Batch(tokens[:, :-1], tokens[:, 1:], {"attend": causal_attention})
+
+
+COLLATOR, PACKED, COMPILED = "flattening collator", "packs of one length", "packs of one length, compiled"
+
+
+@experiment(
+    small=[{"width": 32, "layers": 1, "batch_size": 4, "rounds": 20}],
+    full=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
+)
+def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]:
+    """Training steps of transformers' Llama, fed by its padding-free collator and by packs, in one interleaved run.
+
+    The same model, attention kernel and optimizer. Packs have one length, so that a compiled model serves all of them.
+    """
+    text = _text(24 * batch_size, _vocab_size(width))
+    dataset = StandardDataset(text, MAX_LENGTH)
+    try:
+        model = peer.llama(len(text.vocab), width, layers, heads=8).to(device=device(), dtype=compute_dtype())
+        joined = [inputs for inputs, _ in zip(peer.flattened(dataset, batch_size, 0), range(20), strict=False)]
+    except ImportError:
+        return [{"way": way, STATUS: f"{NOT_INSTALLED}transformers"} for way in (COLLATOR, PACKED, COMPILED)]
+    capacity = max(round(batch_size * float(dataset.lengths.mean())), MAX_LENGTH)
+    sequences = SequencedDataset(dataset, None, capacity, strategy="best-fit", fixed=True)
+    packs = [peer.as_inputs(packed, MAX_LENGTH) for packed, _ in zip(sequences, range(20), strict=False)]
+    held = {COLLATOR: joined, PACKED: packs, COMPILED: packs}
+    models = {COLLATOR: model, PACKED: model}
+    if device().type == "cuda":  # on the CPU a compiled model would say nothing, and need a C++ compiler
+        models[COMPILED] = torch.compile(model)
+    turns = {}
+    for name, fed in models.items():
+        batches = [{key: _there(value) for key, value in inputs.items()} for inputs in held[name]]
+        real = float(np.mean([int((inputs["labels"] != peer.IGNORED).sum()) for inputs in held[name]]))
+        turns[name] = _Turn(batches, peer.trainer(fed), real)
+    timed = compare(turns, check=False, rounds=rounds, warmup=5)
+    rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
+    rows = [
+        {"way": name}
+        | timed.timing(name).row()
+        | {"real_tokens_per_s": rate, "ratio_to_collator": rate / rates[COLLATOR]}
+        for name, rate in rates.items()
+    ]
+    return rows + [{"way": way, STATUS: "not here: compiled on CUDA only"} for way in held if way not in models]
+
+
+def _there(value: Tensor | int) -> Tensor | int:
+    return value.to(device()) if isinstance(value, Tensor) else value

@@ -73,6 +73,18 @@ def test_quality_is_told_as_mean_and_spread(recorded):
     assert table.loc[("lm", "pure fp16"), "diverged"] == 3
 
 
+def test_the_reduced_size_is_held_against_fp32(recorded):
+    measured = recorded(experiments.reduced_quality)
+    said = story.reduced_verdicts(measured)
+    assert (
+        "NVIDIA Test: AMP fp16, no scaler, -0.0400 in accuracy against fp32 (seeds: 3), 70.0% of the gradients zero"
+        in said
+    )
+    assert len(said) == 4
+    assert story.reduced_verdicts(pd.DataFrame()) == ["Not measured yet."]
+    assert experiments.reduced_quality("small")["validation_accuracy"].between(0, 1).all()
+
+
 def test_goals_are_held_against_the_records(recorded):
     quality, steps = recorded(experiments.quality), recorded(experiments.scaler_step)
     said = story.quality_verdicts(quality)

@@ -1,0 +1,139 @@
+"""Chapter 2's experiments on the small preset, and what is said of their records."""
+
+import fake_records
+import numpy as np
+import pandas as pd
+import pytest
+
+from helpers.batching import SequencedDataset, StandardDataset, collator, experiments, plots, story
+from helpers.batching.speed import packed_offsets
+from helpers.lab import records
+from helpers.lab.machine import installed
+from helpers.text import SyntheticText
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    fake_records.write(tmp_path)
+    return lambda e: records.read("nvidia-test", "batching", e.table, tmp_path)
+
+
+def test_padding_falls_with_k_and_choice_grows():
+    rows = experiments.padding("small").set_index("way")
+    ks = rows.loc[[f"k = {k}" for k in experiments.SPREADS]]
+    assert ks["padding_share"].is_monotonic_increasing
+    assert ks["choice"].is_monotonic_increasing
+    assert rows.loc["BRAIN", "padding_share"] > rows.loc["BIG BRAIN", "padding_share"] > ks["padding_share"].iloc[1]
+    assert rows.loc["k = 640", "padding_share"] == pytest.approx(rows.loc["BIG BRAIN", "padding_share"], abs=0.03)
+    assert rows.loc["k = 640", "choice"] == 1
+
+
+def test_samplers_are_timed_beside_torchtexts():
+    rows = experiments.sampler_scaling("small")
+    assert set(rows["way"]) == {experiments.OURS, experiments.TORCHTEXT}
+    assert (rows["batch_us"] > 0).all() and (rows["init_s"] > 0).all()
+
+
+def test_packing_loses_nothing_and_fills_more_when_it_looks_further():
+    rows = experiments.packing("small").set_index("strategy")
+    assert rows["tokens_lost"].eq(0).all()
+    assert rows.loc["best-fit", "fill"] >= rows.loc["greedy", "fill"]
+
+
+def test_an_epoch_of_batches_is_timed():
+    rows = experiments.batch_time("small").set_index("way")
+    assert (rows["min_ms"] <= rows["median_ms"]).all() and (rows["median_ms"] <= rows["max_ms"]).all()
+    assert rows.loc["BRAIN", "padding_share"] > 0.8 > rows.loc["k = 5", "padding_share"]
+    real = rows["real_tokens_per_s"] * rows["epoch_s"]
+    assert real.to_numpy() == pytest.approx(real.iloc[0])  # all see the same tokens
+
+
+def test_ways_of_attention_agree_and_those_that_cannot_run_say_why():
+    rows = experiments.attention("small").set_index("way")
+    assert rows.loc["varlen", "status"].startswith("not here: needs FlashAttention's kernels on CUDA")
+    assert rows.loc[["dense", "flex"], "build_ms"].gt(0).all()
+
+
+def test_training_runs_say_what_they_learned():
+    rows = experiments.training("small")
+    assert rows["validation_loss"].between(1, 10).all()
+    assert (rows["train_s"] > 0).all()
+
+
+def test_training_steps_are_compared_by_real_tokens():
+    rows = experiments.throughput("small").set_index("way")
+    assert rows.loc["equally long, no padding", "ratio_to_no_padding"] == 1
+    assert rows.loc["BIG BRAIN", "real_tokens_per_s"] < rows.loc["k = 10", "real_tokens_per_s"]
+
+
+def test_the_peer_that_is_not_installed_is_a_row_that_says_so():
+    rows = experiments.collator("small")
+    if installed("transformers") is None:
+        assert set(rows["status"]) == {"not installed: transformers"}
+    else:
+        assert rows.set_index("way").loc["flattening collator", "ratio_to_collator"] == 1
+
+
+def test_a_pack_trains_transformers_on_what_its_collator_would():
+    pytest.importorskip("transformers")
+    dataset = StandardDataset(SyntheticText(40, 0, vocab_size=500), 60)
+    model = collator.llama(500, 16, 1, heads=2)
+    losses = []
+    for inputs in collator.flattened(dataset, 40, seed=0):
+        losses.append(model(**inputs).loss)
+    (packed,) = SequencedDataset(dataset, None, 4000, strategy="best-fit", fixed=True)
+    assert model(**collator.as_inputs(packed, 60)).loss.item() == pytest.approx(losses[0].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [64, 256, 2048])
+def test_documents_fill_the_sequence_that_attention_is_timed_on(tokens):
+    offsets = packed_offsets(tokens)
+    assert offsets[0] == 0 and offsets[-1] == tokens
+    assert (np.diff(offsets) >= 0).all()
+
+
+def test_goals_of_the_host_are_held_against_the_records(recorded):
+    tables = [recorded(e) for e in (experiments.padding, experiments.sampler_scaling, experiments.packing)]
+    said = " ".join(story.host_verdicts(*tables))
+    assert "at least 99.0% full (reached: at least 97%)" in said
+    assert "costs 1.00 of one out of ten thousand (reached" in said
+    assert (
+        "best-fit: a million lengths in 0.10 s (reached: below 1), 99.90% full (reached: at least 99.5%), 0 tokens"
+        in said
+    )
+    assert "greedy" not in said
+    slow = tables[2].assign(pack_s=2.0)
+    assert "missed: below 1" in " ".join(story.host_verdicts(tables[0], tables[1], slow))
+
+
+def test_gains_are_those_over_the_way_before(recorded):
+    rows = story.gains(recorded(experiments.batch_time)).set_index(["batch_size", "way"])
+    assert rows.loc[(64, "BIG BRAIN"), "gain"] == pytest.approx(2.0)
+    assert rows.loc[(64, "packed"), "total gain"] == pytest.approx(9.0)
+    names = ("batch_time", "throughput", "collator")
+    said = story.gpu_verdicts(*(recorded(getattr(experiments, name)) for name in names))
+    assert any("(reached: each a gain)" in line for line in said)
+    assert any("packed, varlen trains at 0.980 of the rate" in line and "reached" in line for line in said)
+    assert any("compiled, 1.50× the real tokens" in line and "reached" in line for line in said)
+
+
+def test_without_records_the_sentences_say_so():
+    empty = pd.DataFrame()
+    assert story.host_verdicts(empty, empty, empty) == ["Nothing has been measured yet."]
+    assert len(story.gpu_verdicts(empty, empty, empty)) == 1
+
+
+def test_the_start_of_an_epoch_is_shared_out_over_its_batches(recorded):
+    rows = story.sampler_totals(recorded(experiments.sampler_scaling))
+    row = rows[(rows["samples"] == 1000) & (rows["way"] == experiments.TORCHTEXT)].iloc[0]
+    assert row["epoch_us_a_batch"] == pytest.approx((2000 + 1000) / 32 + 8)
+
+
+def test_the_figures_can_be_drawn(recorded):
+    lengths = experiments.wikitext_lengths(2000)
+    assert len(plots.lengths(lengths).axes) == 2
+    assert len(plots.pictures(lengths).axes) == 4
+    assert plots.batch_times(recorded(experiments.batch_time)).axes
+    assert plots.padding(recorded(experiments.padding)).axes
+    assert plots.sampler(story.sampler_totals(recorded(experiments.sampler_scaling))).axes
+    assert plots.fill(recorded(experiments.packing)).axes
