@@ -1,8 +1,7 @@
 """What chapter 2 measures: what padding costs, what samplers and packers cost, how fast each way of batching is."""
 
-import gc
-import itertools
 import time
+from functools import partial
 
 import numpy as np
 
@@ -72,31 +71,27 @@ def _choice(lengths: np.ndarray, k: int) -> float:
     host=True,
 )
 def sampler_scaling(samples: int, way: str) -> Row:
-    """What a sampler of batches of 32 costs: before the first batch, and for each batch after it. k is 5."""
-    lengths, batch_size, counted = wikitext_lengths(samples), 32, 2000
+    """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""
+    lengths, batch_size = wikitext_lengths(samples), 32
     began = time.perf_counter()
     try:
-        if way == TORCHTEXT:
-            batches = peers.bucket_iterator(lengths, batch_size)
-        else:
-            sampler = BalancedBatchSampler(lengths, batch_size, 5)
-            batches = iter(sampler)
+        make = peers.bucket_iterator if way == TORCHTEXT else partial(BalancedBatchSampler, k=5)
+        made = make(lengths, batch_size)
     except ImportError:
         return {STATUS: f"{NOT_INSTALLED}torchtext"}
     init_s = time.perf_counter() - began
-    next(batches)
-    first_s = time.perf_counter() - began - init_s
-    took = []
-    for _ in range(20):  # each time as many batches, of this epoch and the next
-        began = time.perf_counter()
-        number = sum(1 for _ in itertools.islice(batches, counted // 20))
-        if not number:
-            break
-        took.append((time.perf_counter() - began) / number * 1e6)
-    gc.collect()
-    p20, median, p80 = np.percentile(took, [20, 50, 80])
-    row = {"init_s": init_s, "first_batch_ms": first_s * 1e3}
-    return row | {"batch_us": median, "batch_p20_us": p20, "batch_p80_us": p80, "n": len(took)}
+    begin = made if way == TORCHTEXT else partial(iter, made)
+    first_ms, batch_us, began = [], [], time.perf_counter()
+    while len(batch_us) < 2 or (len(batch_us) < 20 and time.perf_counter() - began < 3):
+        start = time.perf_counter()
+        batches = begin()
+        next(batches)
+        first_ms.append((time.perf_counter() - start) * 1e3)
+        number = 1 + sum(1 for _ in batches)
+        batch_us.append((time.perf_counter() - start) / number * 1e6)
+    p20, median, p80 = np.percentile(batch_us, [20, 50, 80])
+    row = {"init_s": init_s, "first_batch_ms": float(np.median(first_ms))}
+    return row | {"batch_us": median, "batch_p20_us": p20, "batch_p80_us": p80, "n": len(batch_us)}
 
 
 @experiment(

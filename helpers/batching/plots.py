@@ -117,20 +117,20 @@ def padding(measured: pd.DataFrame) -> Figure:
     return figure
 
 
-def sampler(totals: pd.DataFrame) -> Figure:
-    """What indices cost as the data set grows: before the first batch, and for each batch of an epoch."""
+def sampler(scaling: pd.DataFrame) -> Figure:
+    """What indices cost as the data set grows: before the first batch, and a batch over a whole epoch."""
     figure, axes = figures.new(1, 2, height=2.8)
     with figures.style():
-        for (way, rows), color in zip(totals.groupby("way", sort=False), (BLUE, ORANGE), strict=False):
+        for (way, rows), color in zip(scaling.groupby("way", sort=False), (BLUE, ORANGE), strict=False):
             rows = rows.sort_values("samples")
             axes[0].plot(rows["samples"], rows["init_s"] + rows["first_batch_ms"] / 1e3, "o-", color=color, label=way)
-            axes[1].plot(rows["samples"], rows["batch_us"], "o-", color=color, label=f"{way}: once it runs")
-            axes[1].plot(rows["samples"], rows["epoch_us_a_batch"], "o:", color=color, label=f"{way}: over the epoch")
+            axes[1].plot(rows["samples"], rows["batch_us"], "o-", color=color, label=way)
         axes[0].set_ylabel("until the first batch, s")
+        axes[0].set_yscale("log")
         axes[1].set_ylabel("a batch of 32, µs")
+        axes[1].set_ylim(bottom=0)
         for axis in axes:
             axis.set_xscale("log")
-            axis.set_yscale("log")
             axis.set_xlabel("samples")
         figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

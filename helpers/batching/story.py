@@ -74,15 +74,6 @@ def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.Data
     return said or ["Nothing has been measured yet."]
 
 
-def sampler_totals(scaling: pd.DataFrame, batch_size: int = 32) -> pd.DataFrame:
-    """The cost of a whole epoch of indices, a batch: what comes before the first one shared out over all."""
-    found = scaling.copy()
-    batches = -(-found["samples"] // batch_size)
-    before_us = found["init_s"] * 1e6 + found["first_batch_ms"] * 1e3
-    found["epoch_us_a_batch"] = before_us / batches + found["batch_us"]
-    return found
-
-
 def gpu_verdicts(batch_time: pd.DataFrame, throughput: pd.DataFrame, collator: pd.DataFrame) -> list[str]:
     """What the chapter aims at on a GPU, held against the records."""
     if not any(map(len, (batch_time, throughput, collator))):

@@ -123,17 +123,11 @@ def test_without_records_the_sentences_say_so():
     assert len(story.gpu_verdicts(empty, empty, empty)) == 1
 
 
-def test_the_start_of_an_epoch_is_shared_out_over_its_batches(recorded):
-    rows = story.sampler_totals(recorded(experiments.sampler_scaling))
-    row = rows[(rows["samples"] == 1000) & (rows["way"] == experiments.TORCHTEXT)].iloc[0]
-    assert row["epoch_us_a_batch"] == pytest.approx((2000 + 1000) / 32 + 8)
-
-
 def test_the_figures_can_be_drawn(recorded):
     lengths = experiments.wikitext_lengths(2000)
     assert len(plots.lengths(lengths).axes) == 2
     assert len(plots.pictures(lengths).axes) == 4
     assert plots.batch_times(recorded(experiments.batch_time)).axes
     assert plots.padding(recorded(experiments.padding)).axes
-    assert plots.sampler(story.sampler_totals(recorded(experiments.sampler_scaling))).axes
+    assert plots.sampler(recorded(experiments.sampler_scaling)).axes
     assert plots.fill(recorded(experiments.packing)).axes
