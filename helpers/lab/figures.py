@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from pathlib import Path
 
 import matplotlib
@@ -32,15 +33,17 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as SVG. Ids are derived from its name, and no date is written: same drawing, same bytes.
+    """The figure as SVG: same drawing, same bytes, on any machine. No date is written.
 
-    The first call fixes the layout, which would otherwise start from its own result and drift.
+    Processors differ in the last bits of a layout. So coordinates are rounded to a thousandth of a point, and ids,
+    which matplotlib derives from them, are numbered. The first call fixes the layout, which would otherwise start from
+    its own result and drift.
     """
     text = io.StringIO()
     with style(), matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     figure.set_layout_engine("none")
-    return text.getvalue()
+    return _settled(text.getvalue(), name)
 
 
 def save(figure: Figure, name: str) -> Path:
@@ -49,3 +52,15 @@ def save(figure: Figure, name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg(figure, name), encoding="utf-8")
     return path
+
+
+def _settled(text: str, figure: str) -> str:
+    text = re.sub(r"-?\d+\.\d{4,}", _rounded, text)
+    names = dict.fromkeys(re.findall(r'\bid="([a-zA-Z]+[0-9a-f]{10})"', text))
+    numbered = {name: f"{figure}-{number}" for number, name in enumerate(names)}
+    return re.sub(r"\b[a-zA-Z]+[0-9a-f]{10}\b", lambda found: numbered.get(found[0], found[0]), text)
+
+
+def _rounded(number: re.Match) -> str:
+    text = f"{float(number[0]):.3f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

@@ -39,3 +39,15 @@ def test_the_style_stays_inside():
 def test_ids_differ_between_figures(name):
     other = "b" if name == "a" else "a"
     assert figures.svg(draw(), name) != figures.svg(draw(), other)
+
+
+def test_the_last_bits_of_a_layout_do_not_show():
+    """As another processor's arithmetic might give them."""
+    pictures = []
+    for nudge in (0.0, 1e-9):
+        figure, axis = figures.new(height=2)
+        axis.plot([0, 1 + nudge], [0, 2 + nudge], "o-", clip_on=True)
+        axis.set_position([0.1 + nudge, 0.1, 0.8, 0.8])
+        pictures.append(figures.svg(figure, "nudged"))
+    assert pictures[0] == pictures[1]
+    assert "clip-path" in pictures[0]
