@@ -108,11 +108,12 @@ def padding(measured: pd.DataFrame) -> Figure:
         for row in measured.drop_duplicates("way").to_dict("records"):
             if row["way"].startswith("k = ") and row["way"] != "k = 640":
                 axis.annotate(
-                    row["way"], (row["choice"], row["padding_share"]), (4, -9), textcoords="offset points", size=7
+                    row["way"], (row["choice"], row["padding_share"]), (5, -7), textcoords="offset points", size=7
                 )
         axis.set_xlabel("share of all samples that a sample can meet in a batch")
         axis.set_ylabel("share of padding")
-        axis.set_ylim(bottom=0)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
         axis.legend()
     return figure
 

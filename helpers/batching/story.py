@@ -48,7 +48,7 @@ def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.Data
         ks = ks[ks["way"].str.removeprefix("k = ").astype(int) >= GOAL_K]
         lowest = ks["fill"].min()
         said.append(
-            f"{keys['gpu']}, batches of {keys['batch_size']}: at k of {GOAL_K} and more at least {lowest:.1%} full "
+            f"{keys['gpu']}, batches of {keys['batch_size']}: at k of {GOAL_K} and more at least {lowest:.2%} full "
             f"({_reached(lowest >= GOAL_FILL)}: at least {GOAL_FILL:.0%})"
         )
     for keys, found in _groups(scaling[scaling["way"] == OURS] if len(scaling) else scaling, ["gpu"]):

@@ -95,7 +95,7 @@ def test_documents_fill_the_sequence_that_attention_is_timed_on(tokens):
 def test_goals_of_the_host_are_held_against_the_records(recorded):
     tables = [recorded(e) for e in (experiments.padding, experiments.sampler_scaling, experiments.packing)]
     said = " ".join(story.host_verdicts(*tables))
-    assert "at least 99.0% full (reached: at least 97%)" in said
+    assert "at least 99.00% full (reached: at least 97%)" in said
     assert "costs 1.00 of one out of ten thousand (reached" in said
     assert (
         "best-fit: a million lengths in 0.10 s (reached: below 1), 99.90% full (reached: at least 99.5%), 0 tokens"
