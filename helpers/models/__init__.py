@@ -2,5 +2,6 @@
 
 from .gpt import GPT2LikeModel, PositionalEncoding
 from .unet import UNet
+from .vit import ViT
 
-__all__ = ["GPT2LikeModel", "PositionalEncoding", "UNet"]
+__all__ = ["GPT2LikeModel", "PositionalEncoding", "UNet", "ViT"]

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .checks import check_positive
+
 # What is fixed by name; everything else is the constructor's default.
 PRESETS = {
     "tiny": {"d_model": 64, "num_heads": 4, "num_layers": 2},  # trains on a CPU
@@ -28,14 +30,9 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, d_model: int, max_length: int = 5000, dropout: float = 0.0) -> None:
         super().__init__()
-        _check_positive(d_model=d_model, max_length=max_length)
+        check_positive(d_model=d_model, max_length=max_length)
         self.dropout = nn.Dropout(dropout)
-        positions = torch.arange(max_length, dtype=torch.float64)[:, None]
-        rates = 10000 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-        table = torch.empty(max_length, d_model)
-        table[:, 0::2] = (positions * rates).sin()
-        table[:, 1::2] = (positions * rates[: d_model // 2]).cos()
-        self.register_buffer("table", table, persistent=False)  # (max_length, C)
+        self.register_buffer("table", sinusoids(max_length, d_model), persistent=False)  # (max_length, C)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """x is (B, T, C). `positions`, (T,) or (B, T), replace 0 … T−1 where documents are packed one after another."""
@@ -47,6 +44,25 @@ class PositionalEncoding(nn.Module):
         else:
             added = self.table[:length]
         return self.dropout(x + added.to(x.dtype))
+
+
+def sinusoids(length: int, channels: int, device: torch.device | None = None) -> Tensor:
+    """The table of `PositionalEncoding`, (length, channels) in fp32, computed in fp64."""
+    positions = torch.arange(length, dtype=torch.float64, device=device)[:, None]
+    rates = 10000 ** (-torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels)
+    table = torch.empty(length, channels, device=device)
+    table[:, 0::2] = (positions * rates).sin()
+    table[:, 1::2] = (positions * rates[: channels // 2]).cos()
+    return table
+
+
+def project(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+    """q of x, k and v of `memory`, or of x if that is None: each (B, T, C), in as few products as there are inputs."""
+    weight, bias, size = block.in_proj_weight, block.in_proj_bias, block.embed_dim  # (3C, C), (3C,), C
+    if memory is None:
+        return F.linear(x, weight, bias).chunk(3, dim=-1)
+    q = F.linear(x, weight[:size], bias[:size])
+    return q, *F.linear(memory, weight[size:], bias[size:]).chunk(2, dim=-1)
 
 
 class GPT2LikeModel(nn.Module):
@@ -68,6 +84,8 @@ class GPT2LikeModel(nn.Module):
     kernels for packed documents have none, and want 0.
     """
 
+    project = staticmethod(project)  # how `attend`'s path comes to q, k and v; chapter 3 puts slower products in its place
+
     def __init__(
         self,
         vocab_size: int,
@@ -85,7 +103,7 @@ class GPT2LikeModel(nn.Module):
     ) -> None:
         super().__init__()
         feedforward_size = 4 * d_model if feedforward_size is None else feedforward_size
-        _check_positive(
+        check_positive(
             vocab_size=vocab_size, num_heads=num_heads, num_layers=num_layers, feedforward_size=feedforward_size
         )
         if d_model % num_heads:
@@ -177,11 +195,21 @@ class GPT2LikeModel(nn.Module):
         """What `self.decoder` computes, step by step, with attention by `attend`."""
         memory = x
         for layer in self.decoder.layers:
-            x = x + layer.dropout1(_attention(layer.self_attn, layer.norm1(x), None, attend))
-            x = x + layer.dropout2(_attention(layer.multihead_attn, layer.norm2(x), memory, attend))
+            x = x + layer.dropout1(self._attention(layer.self_attn, layer.norm1(x), None, attend))
+            x = x + layer.dropout2(self._attention(layer.multihead_attn, layer.norm2(x), memory, attend))
             hidden = layer.dropout(layer.activation(layer.linear1(layer.norm3(x))))  # (B, T, feedforward_size)
             x = x + layer.dropout3(layer.linear2(hidden))
         return self.decoder.norm(x)
+
+    def _attention(
+        self, block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None, attend: Callable[..., Tensor]
+    ) -> Tensor:
+        """The block with its own weights: queries from x, keys and values from `memory`, or from x if that is None."""
+        parts = self.project(block, x, memory)
+        q, k, v = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in parts)
+        dropout = block.dropout if block.training else 0.0
+        out = attend(q, k, v, dropout) if dropout else attend(q, k, v)  # (B, heads, T, head_dim)
+        return block.out_proj(out.transpose(1, 2).flatten(2))
 
     def _scores(self, mask: Tensor, x: Tensor) -> Tensor:
         """What is added to the scores: (T, T), or (B·heads, T, T). A query sees at least itself, so no row is empty."""
@@ -196,20 +224,6 @@ class GPT2LikeModel(nn.Module):
         return scores.repeat_interleave(self.num_heads, dim=0) if mask.dim() == 3 else scores
 
 
-def _attention(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None, attend: Callable[..., Tensor]) -> Tensor:
-    """The block with its own weights: queries from x, keys and values from `memory`, or from x if that is None."""
-    weight, bias, size = block.in_proj_weight, block.in_proj_bias, block.embed_dim  # (3C, C), (3C,), C
-    if memory is None:
-        q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)  # (B, T, C) each
-    else:
-        q = F.linear(x, weight[:size], bias[:size])
-        k, v = F.linear(memory, weight[size:], bias[size:]).chunk(2, dim=-1)
-    q, k, v = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
-    dropout = block.dropout if block.training else 0.0
-    out = attend(q, k, v, dropout) if dropout else attend(q, k, v)  # (B, heads, T, head_dim)
-    return block.out_proj(out.transpose(1, 2).flatten(2))
-
-
 def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:
     """Rows of a table. Ids are not checked in advance, for on a GPU that would wait for it; there CUDA reports them."""
     try:
@@ -217,9 +231,3 @@ def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:
     except IndexError:
         low, high = ids.min().item(), ids.max().item()
         raise ValueError(f"{name} reach from {low} to {high}; allowed: 0 to {len(table) - 1}") from None
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {size!r}; it must be an integer of at least 1")

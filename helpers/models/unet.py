@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .checks import check_at_least, check_positive
+
 
 class UNet(nn.Module):
     """Images (B, in_channels, H, W) to logits (B, out_channels, H, W), for any H and W of at least 2**depth.
@@ -27,11 +29,8 @@ class UNet(nn.Module):
         upsampling: Literal["transposed", "bilinear"] = "transposed",
     ) -> None:
         super().__init__()
-        for name, size in (("in_channels", in_channels), ("out_channels", out_channels), ("width", width)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}; it must be an integer of at least 1")
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise ValueError(f"depth is {depth!r}; it must be an integer of at least 0")
+        check_positive(in_channels=in_channels, out_channels=out_channels, width=width)
+        check_at_least(0, depth=depth)
         if upsampling not in ("transposed", "bilinear"):
             raise ValueError(f"upsampling is {upsampling!r}; allowed: 'transposed', 'bilinear'")
         self.in_channels, self.depth = in_channels, depth

@@ -1,0 +1,57 @@
+"""When the device works: spans of time in which at least one kernel runs."""
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from statistics import median
+
+from .events import KERNEL, Trace
+
+Spans = list[tuple[float, float]]
+
+
+def kernel_spans(trace: Trace) -> Spans:
+    """Spans in which a kernel runs on any stream, in order and apart. Copies and fills leave the device idle."""
+    spans: Spans = []
+    for event in trace.device:
+        if event.kind != KERNEL:
+            continue
+        if spans and event.begin <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], event.end))
+        else:
+            spans.append((event.begin, event.end))
+    return spans
+
+
+def covered(spans: Spans, begin: float, end: float) -> float:
+    """How much of [begin, end] the spans cover."""
+    first = bisect_right(spans, begin, key=lambda span: span[1])
+    last = bisect_left(spans, end, key=lambda span: span[0])
+    return sum(min(stop, end) - max(start, begin) for start, stop in spans[first:last])
+
+
+def device_windows(trace: Trace) -> Spans:
+    """The steps on the device's own clock: from the first kernel that a step launched to the next step's first.
+
+    The host may run steps ahead of the device, so its steps don't tell what the device did in them. The last step has
+    no next one: it is left out, and where it is the only one it ends with its last kernel or on the host, whichever is
+    later.
+    """
+    firsts: dict[int, float] = {}
+    for event in trace.device:
+        step = trace.step_of(event) if event.kind == KERNEL else None
+        if step is not None:
+            firsts.setdefault(step, event.begin)
+    if len(firsts) > 1:
+        return list(pairwise(firsts[step] for step in sorted(firsts)))
+    step = trace.steps[0]
+    return [(step.begin, max([step.end, *(e.end for e in trace.device if e.kind == KERNEL)]))] if firsts else []
+
+
+def device_idle_share(trace: Trace) -> float | None:
+    """The share of a step in which no kernel runs, the median over the steps; None without a GPU.
+
+    A profiler slows the host, most of all with `with_stack=True`: take the share from a profile without it.
+    """
+    spans = kernel_spans(trace)
+    shares = [1 - covered(spans, begin, end) / (end - begin) for begin, end in device_windows(trace) if end > begin]
+    return median(shares) if shares else None

@@ -1,0 +1,38 @@
+"""What is slow in a training loop, read from a profile of it.
+
+    with profile(schedule=schedule(wait=1, warmup=2, active=5, repeat=1), record_shapes=True, with_stack=True) as prof:
+        for batch in loader:
+            train_step(batch)
+            prof.step()
+    diagnose(prof)                  # or diagnose("trace.json.gz")
+
+`record_shapes` is needed for all that concerns sizes, `with_stack` for lines of source. Each row says how its cost was
+come by (`basis`): measured, an estimate, or a bound. Costs may overlap: a step that waits for a copy is not slow twice.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from .findings import FROM_ABSENCE, FROM_PRESENCE
+from .trace import Trace, read_trace
+
+COLUMNS = ["finding", "where", "count", "cost_ms", "share", "basis", "advice"]
+
+
+def diagnose(profile: "Trace | torch.profiler.profile | str | Path") -> pd.DataFrame:
+    """Findings in a live profile or a saved trace, most expensive first; none if the loop is clean.
+
+    `count` and `cost_ms` are means over the steps, `share` is `cost_ms` of the mean step. What the trace can't show,
+    or what of it couldn't be read, is said in `.attrs["notes"]`.
+    """
+    trace = read_trace(profile)
+    rules = FROM_PRESENCE + FROM_ABSENCE if trace.complete else FROM_PRESENCE
+    rows = [vars(finding) for rule in rules for finding in rule(trace)]
+    table = pd.DataFrame(rows, columns=[c for c in COLUMNS if c != "share"])
+    table.insert(COLUMNS.index("share"), "share", table["cost_ms"].astype(float) / trace.step_ms)
+    table = table.sort_values("cost_ms", ascending=False, na_position="last", kind="stable", ignore_index=True)
+    unseen = [] if trace.complete else ["of a trace with gaps only what is there is reported, not what seems missing"]
+    table.attrs |= {"notes": trace.notes + unseen, "steps": len(trace.steps), "step_ms": trace.step_ms}
+    return table

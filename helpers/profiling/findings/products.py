@@ -1,0 +1,166 @@
+"""Matrix products: their sizes, their type, and the ones that together are attention.
+
+A product of an (m × k) by a (k × n) matrix is read from the shapes that `record_shapes=True` records. m counts rows
+(batch × tokens) and may be anything; k and n are how far the rows of the operands and of the result lie apart, and so
+decide whether the tensor cores can load them in 16-byte pieces.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ..events import KERNEL, Event, Trace
+from ..places import by_place, places
+from .finding import ATTENTION, FP32, UNALIGNED, Finding
+
+ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
+SMALL = 16  # up to this a size is a matter of the task (classes, features)
+MATTERS = 0.05  # of the operations of all products, or of their time: less is not worth a line
+
+_MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
+_CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_conv_depthwise2d"}
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
+_BATCHED = {"aten::bmm", "aten::baddbmm"}
+_SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
+
+
+@dataclass(frozen=True)
+class Product:
+    op: Event
+    batch: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.batch * self.m * self.k * self.n
+
+
+def products(trace: Trace) -> list[Product]:
+    """The products of the forward pass, in order."""
+    found = (_product(op) for op in trace.ops if op.name in _MATRICES and op.backward is None)
+    return [product for product in found if product is not None]
+
+
+def _product(op: Event) -> Product | None:
+    """None where the shapes aren't recorded."""
+    places_of = _MATRICES[op.name]
+    if len(op.dims) <= max(places_of):
+        return None
+    left, right = (op.dims[i] for i in places_of)
+    if len(left) not in (2, 3) or len(left) != len(right) or not all(isinstance(d, int) for d in left + right):
+        return None
+    dtype = op.types[places_of[0]] if len(op.types) > places_of[0] else ""
+    return Product(op, prod(left[:-2]), left[-2], left[-1], right[-1], dtype)
+
+
+def unaligned_sizes(trace: Trace) -> Iterator[Finding]:
+    """Rows of 255 or 1023 elements don't begin at multiples of 16 bytes: the fast kernels can't be used."""
+    attention = {op for trio in _attentions(trace) for op in trio}
+    everything = products(trace)
+    total = sum(p.operations for p in everything)
+    missed = [p for p in everything if _missed(p) and p.op not in attention]
+    of = {p.op: p for p in missed}
+    for group in by_place(trace, [p.op for p in missed]).values():
+        if sum(of[op].operations for op in group) < MATTERS * total:
+            continue
+        sizes = sorted({size for op in group for size in _missed(of[op])})
+        unit = max(ALIGNED_TO[of[op].dtype] for op in group)
+        yield Finding(
+            UNALIGNED,
+            f"{places(trace, group)}: {', '.join(map(str, sizes))}",
+            trace.per_step(len(group)),
+            trace.ms(trace.both_ways(group)) / 2,
+            "estimate: half of these products' time, forward and backward; unaligned rows run at half the rate or less",
+            f"make the size a multiple of {max(unit, 8)} ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes)})",
+        )
+
+
+def _missed(product: Product) -> list[int]:
+    unit = ALIGNED_TO.get(product.dtype)
+    return [size for size in (product.k, product.n) if unit and size > SMALL and size % unit]
+
+
+def fp32_products(trace: Trace) -> Iterator[Finding]:
+    """Products and convolutions of fp32 inputs, on a GPU. TF32 counts too: bf16 is twice as fast at half the bytes."""
+    if not trace.on_gpu:
+        return
+    heavy = [op for op in trace.ops if op.name in _MATRICES or op.name in _CONVOLUTIONS]
+    heavy = [op for op in heavy if op.backward is None and op.device_us > 0]
+    matters = MATTERS * sum(op.device_us for op in heavy)
+    for group in by_place(trace, [op for op in heavy if "float" in op.types[:3]]).values():
+        if sum(op.device_us for op in group) < matters:
+            continue
+        kernels = sorted({e.name for op in group for e in op.inner() if e.kind == KERNEL})
+        tf32 = all(_TF32.search(name) for name in kernels)
+        yield Finding(
+            FP32,
+            places(trace, group),
+            trace.per_step(len(group)),
+            trace.ms(trace.both_ways(group)) * (0.5 if tf32 else 0.75),
+            f"estimate: {'half' if tf32 else 'three quarters'} of their time, both ways; kernel {_short(kernels)}",
+            "train under torch.autocast in bf16"
+            + ("" if tf32 else '; for TF32 torch.set_float32_matmul_precision("high")'),
+        )
+
+
+def _short(kernels: list[str]) -> str:
+    return re.sub(r"^void |<.*|\(.*", "", kernels[0])[:60] if kernels else "unknown"
+
+
+def handmade_attention(trace: Trace) -> Iterator[Finding]:
+    """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
+    found = {
+        softmax: (first, last) for first, softmax, last in _attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
+    }
+    for group in by_place(trace, list(found)).values():
+        ops = [op for softmax in group for op in _between(trace, *found[softmax])]
+        advice = (
+            "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
+            if any(map(_by_sdpa, group))
+            else "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
+        )
+        yield Finding(
+            ATTENTION,
+            places(trace, group),
+            trace.per_step(len(group)),
+            trace.ms(trace.both_ways(ops)),
+            "estimate: all that runs between the two products, both ways; a fused kernel keeps it on the chip",
+            advice,
+        )
+
+
+def _by_sdpa(op: Event) -> bool:
+    return op.within("aten::_scaled_dot_product_attention_math")
+
+
+def _attentions(trace: Trace) -> Iterator[tuple[Event, Event, Event]]:
+    """(product, softmax, product) in the forward pass, where the shapes show that each feeds the next."""
+    batched = {p.op: p for p in products(trace) if p.op.name in _BATCHED}
+    last: Product | None = None
+    weights: tuple[Event, Event] | None = None
+    for op in trace.ops:
+        if op in batched:
+            after = batched[op]
+            if weights and _shape(weights[1]) == (after.batch, after.m, after.k):
+                yield *weights, op
+            last, weights = after, None
+        elif op.name in _SOFTMAX and last and _shape(op) == (last.batch, last.m, last.n):
+            weights = (last.op, op)
+
+
+def _shape(op: Event) -> tuple[int, ...] | None:
+    """(matrices, rows, columns) of an op's first input."""
+    return (prod(op.shape[:-2]), *op.shape[-2:]) if len(op.shape) > 2 else None
+
+
+def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
+    """The outermost ops between two ops of one thread."""
+    start, stop = (bisect_left(trace.ops, time, key=lambda op: op.begin) for time in (first.end, last.begin))
+    ops = [op for op in trace.ops[start:stop] if op.track == first.track and op.end <= last.begin]
+    chosen = set(ops)
+    return [op for op in ops if not any(outer in chosen for outer in op.outer())]

@@ -1,0 +1,165 @@
+"""The same work again: constants built in every step, and one input multiplied by three weights in turn.
+
+A trace names no tensors, so what feeds what is told from order and shapes. A chain of ops is taken for constant if it
+begins with a constructor (ones, full, arange, …), every input after that has a shape that the chain itself has made,
+nothing in it records a gradient, and it holds an op that shapes a mask or a table (triu, tril, sin, cos, exp, pow). It
+is reported if every step builds it alike.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from math import ceil, prod
+
+from ..events import Event, Trace
+from ..places import by_place, place, places, user_frame
+from .finding import CONSTANT, SEPARATE, Finding
+
+_CONSTRUCTORS = {
+    f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
+}
+_SHAPING = {f"aten::{name}" for name in ("triu", "tril", "triu_", "tril_", "sin", "cos", "exp", "pow")}
+_PURE = _SHAPING | {
+    f"aten::{name}"
+    for name in (
+        "mul", "div", "add", "sub", "rsub", "neg", "reciprocal", "outer", "eq", "ne", "lt", "gt", "le", "ge",
+        "logical_not", "bitwise_not", "masked_fill", "masked_fill_", "to", "view", "reshape", "unsqueeze", "squeeze",
+        "expand", "transpose", "t", "permute", "numpy_T", "contiguous", "mul_", "div_", "neg_", "exp_", "fill_",
+    )
+}  # fmt: skip
+_VIEWS = {
+    f"aten::{name}"
+    for name in (
+        "view", "reshape", "transpose", "permute", "contiguous", "chunk", "split", "unbind", "unflatten", "unsqueeze",
+        "squeeze", "flatten", "select", "slice", "t", "to", "rearrange", "movedim", "swapaxes", "_unsafe_view",
+    )
+}  # fmt: skip
+
+
+def constant_work(trace: Trace) -> Iterator[Finding]:
+    """Masks and tables of positions that are built anew in each step though nothing in them changes."""
+    if len(trace.steps) < 2:
+        return
+    built: dict[tuple, dict[int, list[list[Event]]]] = defaultdict(lambda: defaultdict(list))
+    for chain in _constant_chains(trace):
+        made = tuple((op.name, str(op.dims), str(op.values)) for op in chain)
+        built[(place(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
+    repeated = [
+        c for steps in built.values() if len(steps) == len(trace.steps) for chains in steps.values() for c in chains
+    ]
+    chain_of = {chain[0]: chain for chain in repeated}
+    for group in by_place(trace, list(chain_of)).values():
+        ops = [op for first in group for op in chain_of[first]]
+        names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in chain_of[group[0]]))
+        yield Finding(
+            CONSTANT,
+            f"{places(trace, group)}: {' → '.join(names)}",
+            trace.per_step(len(group)),
+            max(trace.ms(ops), trace.per_step(sum(op.us for op in ops)) / 1e3),
+            "measured: the ops that build it, on the host or the device, whichever takes longer",
+            "build it once: register_buffer in the module, or is_causal=True for a causal mask",
+        )
+
+
+def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
+    """Runs of outermost ops, in the loop's thread, that need nothing but themselves."""
+    chain: list[Event] = []
+    shapes: set[tuple[int, ...]] = set()
+    recording = {op for op in trace.makers.values()}
+    for op in _outermost(trace):
+        inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims]
+        if op.name in _CONSTRUCTORS:
+            shapes.add(_squeezed(_made(op)))
+            chain.append(op)
+        elif (
+            chain
+            and op.name in _PURE
+            and op not in recording
+            and inputs
+            and all(shape in shapes or shape == () for shape in inputs)
+        ):
+            shapes |= _results(op.name, inputs)
+            chain.append(op)
+        else:
+            if any(op.name in _SHAPING for op in chain):
+                yield chain
+            chain, shapes = [], set()
+    if any(op.name in _SHAPING for op in chain):
+        yield chain
+
+
+def _outermost(trace: Trace) -> list[Event]:
+    return [
+        op
+        for op in trace.ops
+        if op.track == trace.thread and op.backward is None and not any(o.kind == op.kind for o in op.outer())
+    ]
+
+
+def _made(op: Event) -> list[int]:
+    """The shape that a constructor makes, from its arguments."""
+    numbers = []
+    for value in op.values:
+        try:
+            numbers.append(ast.literal_eval(value))
+        except (ValueError, SyntaxError):
+            break
+    if numbers and isinstance(numbers[0], list):
+        return numbers[0]
+    if op.name == "aten::arange":  # (end, …), (start, end, …) or (start, end, step, …), and four options
+        bounds = numbers[: max(len(op.values) - 4, 1)]
+        begin, end, by = {1: [0, *bounds, 1], 2: [*bounds, 1], 3: bounds}.get(len(bounds), [0, 0, 1])
+        return [max(0, ceil((end - begin) / by))]
+    return [int(numbers[0])] * 2 if op.name == "aten::eye" and numbers else []
+
+
+def _squeezed(dims: list[int]) -> tuple[int, ...]:
+    return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else (-1,)
+
+
+def _results(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """The shapes that an op may return, without sizes of 1."""
+    made = set(inputs)
+    if len(inputs) == 2 and inputs[0] != inputs[1]:
+        made |= {inputs[0] + inputs[1], inputs[1] + inputs[0]}  # outer products by broadcasting
+    if name == "aten::outer" or (len(inputs) == 2 and len(inputs[0]) == len(inputs[1]) == 1):
+        made |= {inputs[0] + inputs[-1], inputs[-1] + inputs[0]}
+    return made | {shape[::-1] for shape in made}
+
+
+def separate_projections(trace: Trace) -> Iterator[Finding]:
+    """Three or more Linear layers in a row with inputs of one shape and nothing but views between them: Q, K and V.
+
+    Layers that follow each other with nothing between them would be one layer; so they share their input.
+    """
+    rows: list[list[Event]] = []
+    row: list[Event] = []
+    for op in _outermost(trace):
+        if op.name == "aten::linear" and op.shape and len(op.dims) > 1 and op.dims[1]:
+            if row and (op.shape != row[0].shape or user_frame(op) is not user_frame(row[0])):
+                rows.append(row)
+                row = []
+            row.append(op)
+        elif op.name not in _VIEWS:
+            rows.append(row)
+            row = []
+    rows = [r for r in [*rows, row] if len(r) >= 3]
+    of = {r[0]: r for r in rows}
+    for group in by_place(trace, list(of)).values():
+        linears = [op for first in group for op in of[first]]
+        yield Finding(
+            SEPARATE,
+            places(trace, linears),
+            trace.per_step(len(linears)),
+            trace.ms(trace.both_ways(linears)) * _spared(of[group[0]]),
+            "estimate: the share of these products' traffic that goes into reading the input again",
+            "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
+        )
+
+
+def _spared(row: list[Event]) -> float:
+    """The share of a row's elements read and written that one joint product wouldn't read again."""
+    *rows, k = row[0].shape
+    m = prod(rows)
+    traffic = sum(m * k + k * op.dims[1][0] + m * op.dims[1][0] for op in row)
+    return (len(row) - 1) * m * k / traffic

@@ -1,0 +1,207 @@
+"""A trace of torch.profiler as Python objects: what ran inside what, on the host and on the device, step by step.
+
+    trace = read_trace(prof)                 # after the `with` block
+    trace = read_trace("trace.json.gz")      # what prof.export_chrome_trace wrote
+    trace.notes                              # what could not be read or seen, in words
+
+A live profile is exported to a temporary file and read back, so that there is one way to read. It knows one thing
+more, which the export leaves out: the line in the caller of every Python call. `slim` keeps that line. Before torch
+2.13 a profile can be exported only once, and this is that once: save it by `slim`, or export it and read the file.
+
+A file of 100 MB costs about 5 s and 500 MB of memory; `with_stack=True` makes a trace several times as large.
+"""
+
+import inspect
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .events import ANNOTATION, BACKWARD, COPY, FILL, KERNEL, ON_DEVICE, OP, PYTHON, RUNTIME, TORCHS_OWN, Event, Trace
+from .trace_file import load
+
+__all__ = ["Trace", "parse", "read_trace"]
+
+# kineto's categories (torch 2), and those of the profiler before it.
+_KINDS = {
+    "cpu_op": OP,
+    "user_annotation": ANNOTATION,
+    "python_function": PYTHON,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "gpu_memset": FILL,
+    "operator": OP,
+    "runtime": RUNTIME,
+    "memcpy": COPY,
+    "memset": FILL,
+}
+
+
+def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
+    """Read a live profile, a saved trace (.json or .json.gz), or hand on what is read already.
+
+    What can't be read is left out and said in `notes`; a ValueError where nothing can be.
+    """
+    if isinstance(source, Trace):
+        return source
+    if isinstance(source, str | Path):
+        return parse(*load(source))
+    if not hasattr(source, "export_chrome_trace"):
+        raise ValueError(
+            f"a profile is a {type(source).__name__}; it must be a torch.profiler.profile or a trace's path"
+        )
+    return _read_profile(source)
+
+
+# A profile that has been read, its results then, and the trace: before torch 2.13 it can be read once only.
+_READ: "WeakKeyDictionary[torch.profiler.profile, tuple[Any, Trace]]" = WeakKeyDictionary()
+
+
+def _read_profile(profile: torch.profiler.profile) -> Trace:
+    results = getattr(profile.profiler, "kineto_results", None)
+    if results is None:
+        raise ValueError("the profile holds nothing: leave its `with` block first, with a schedule that has recorded")
+    if profile in _READ and _READ[profile][0] is results:
+        return _READ[profile][1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        _export(profile, str(path))
+        events, about, faults = load(path)
+    _add_call_sites(results, events, about)
+    trace = parse(events, about, faults)
+    _READ[profile] = results, trace
+    return trace
+
+
+def _export(profile: torch.profiler.profile, path: str) -> None:
+    """Export without using the profile up, where torch can (2.13)."""
+    if "use_python_export" in inspect.signature(profile.export_chrome_trace).parameters:
+        profile.export_chrome_trace(path, use_python_export=True)
+        return
+    try:
+        profile.export_chrome_trace(path)
+    except RuntimeError as error:
+        if "already saved" not in str(error):
+            raise
+        raise ValueError("the profile is exported already, which torch allows once: read the exported file") from None
+
+
+def parse(events: list[dict[str, Any]], about: dict[str, Any], faults: list[str]) -> Trace:
+    """Events of the Chrome trace format, in any order, as a `Trace`; `faults` says what could not be read of them."""
+    host, device, unusable = [], [], 0
+    for raw in events:
+        kind = _KINDS.get(str(raw.get("cat", "")).lower())
+        args = _usable(raw.get("args"))
+        try:
+            if kind is not None and raw.get("ph") == "X":
+                begin = float(raw["ts"])
+                end = begin + max(float(raw.get("dur", 0)), 0.0)
+                name, track = str(raw["name"]), (raw.get("pid"), raw.get("tid"))
+                if kind == OP and name.startswith(TORCHS_OWN):  # as older versions file them
+                    kind = ANNOTATION
+                (device if kind in ON_DEVICE else host).append(Event(name, kind, begin, end, track, args))
+        except (KeyError, TypeError, ValueError):
+            unusable += 1
+    if not any(e.kind in (OP, RUNTIME) for e in host) and not device:
+        raise ValueError(
+            "the trace holds no op and no kernel: it isn't torch.profiler's, or its schedule ended in a cycle in which "
+            "nothing ran (repeat=1 records one cycle)"
+        )
+    faults = faults + [f"{unusable} events without a name or a time are left out"] * (unusable > 0)
+    host.sort(key=lambda e: (e.begin, -e.end))
+    device.sort(key=lambda e: e.begin)
+    _nest(host)
+    lost = _link(host, device)
+    trace = Trace(host, device, about, list(faults), complete=not faults)
+    trace.notes.extend(_unseen(trace, lost))
+    return trace
+
+
+# The arguments that are read, and what they consist of.
+_NUMBERS = ("Sequence number", "correlation", "bytes")
+_LISTS = {"Input Dims": list, "Input type": str, "Concrete Inputs": str}
+
+
+def _usable(args: Any) -> dict[str, Any]:
+    """Arguments without those that are of another kind than torch.profiler's; so a missing one is all that can be."""
+    if not isinstance(args, dict):
+        return {}
+    foreign = [key for key in _NUMBERS if key in args and not isinstance(args[key], int)]
+    for key, kind in _LISTS.items():
+        value = args.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(part, kind) for part in value):
+            foreign.append(key)
+    return {key: value for key, value in args.items() if key not in foreign} if foreign else args
+
+
+def _nest(host: list[Event]) -> None:
+    """What began while something of its thread was running, ran inside that."""
+    stacks: dict[Any, list[Event]] = defaultdict(list)
+    for event in host:
+        stack = stacks[event.track]
+        while stack and stack[-1].end <= event.begin:
+            stack.pop()
+        if stack:
+            outer = event.parent = stack[-1]
+            outer.children.append(event)
+            event.backward = outer.backward
+            event.scope = outer if outer.kind == ANNOTATION else outer.scope
+        if event.kind == OP and event.name.startswith(BACKWARD):
+            event.backward = event
+        stack.append(event)
+
+
+def _link(host: list[Event], device: list[Event]) -> int:
+    """Hand device time to the calls that launched it and to all around them; returns how many have no launch."""
+    launches = {e.args["correlation"]: e for e in host if e.kind == RUNTIME and "correlation" in e.args}
+    lost = 0
+    for event in device:
+        event.device_us = event.us
+        launch = launches.get(event.args.get("correlation"))
+        lost += launch is None
+        if launch is not None:
+            event.parent = launch
+            launch.children.append(event)
+        for outer in event.outer():
+            outer.device_us += event.us
+    return lost
+
+
+def _unseen(trace: Trace, lost: int) -> Iterator[str]:
+    """What this trace can't show, in words."""
+    if trace.steps[0].name == "whole trace":
+        yield "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
+    if not trace.on_gpu:
+        yield "no GPU events: only what the host shows is looked for, and times are the host's"
+    if lost:
+        yield f"{lost} device events have no launch in the trace, and count for no op"
+    if not any(e.kind == PYTHON for e in trace.host):
+        yield "no Python frames (with_stack=True records them): places are named by module ranges or by op"
+    if not any(e.dims for e in trace.host):
+        yield "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen"
+
+
+def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Write into every Python frame which line called it; only the live profile knows."""
+    base = int(about.get("baseTimeNanoseconds", 0))
+    waiting = list(results.experimental_event_tree())
+    sites = {}
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        caller = getattr(event.extra_fields, "caller", None)
+        if caller is not None:
+            sites[event.name, event.start_time_ns - base] = (
+                f"{caller.file_name}({caller.line_number}): {caller.function_name}"
+            )
+    for raw in events:
+        if raw.get("cat") == "python_function":
+            site = sites.get((raw["name"], round(float(raw["ts"]) * 1e3)))
+            if site:
+                raw.setdefault("args", {})["Called from"] = site

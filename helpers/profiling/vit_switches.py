@@ -1,0 +1,143 @@
+"""What is slow in the ViT pipeline on purpose, and what mends it. The order is that of `cumulative`."""
+
+from .switches import Switch
+
+SWITCHES = (
+    Switch(
+        name="workers",
+        where="data",
+        slow="the training process decodes and cuts each photo itself while the device waits",
+        fixed="worker processes do, some batches ahead, and live on between epochs",
+    ),
+    Switch(
+        name="pinned",
+        where="data",
+        slow="batches are copied from pageable memory, and the host waits for each copy",
+        fixed="from page-locked memory, while the host goes on",
+        cuda_only=True,
+    ),
+    Switch(
+        name="uint8_transfer",
+        where="data",
+        slow="photos become fp32 and are normalised on the CPU: four times the bytes to pass on and to copy",
+        fixed="they travel as uint8 and are normalised on the device",
+    ),
+    Switch(
+        name="single_cut",
+        where="data",
+        slow="the whole photo is resized and its middle cut out before a random part of that is cut and resized again",
+        fixed="the random part is cut from the photo itself: one resampling",
+        changes="the data: parts come from the whole photo, not only from its middle, and are resampled once",
+    ),
+    Switch(
+        name="decode_once",
+        where="data",
+        slow="every JPEG is decoded at its full size again in each epoch",
+        fixed="all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares",
+        changes="the data: small parts are blurrier, for what is kept is smaller than the photo",
+    ),
+    Switch(
+        name="width_256",
+        where="model",
+        slow="the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels",
+        fixed="the width is 256",
+        changes="the model: one channel more",
+    ),
+    Switch(
+        name="fused_qkv",
+        where="model",
+        slow="queries, keys and values are three small products",
+        fixed="they are one",
+    ),
+    Switch(
+        name="fused_attention",
+        where="model",
+        slow="attention is a product, nn.Softmax and a product, with its weights in memory between them",
+        fixed="F.scaled_dot_product_attention never writes the weights",
+    ),
+    Switch(
+        name="conv_patches",
+        where="model",
+        slow="patches are copied together and go through a linear layer",
+        fixed="a convolution whose stride is its size reads the image as it lies",
+    ),
+    Switch(
+        name="inference_mode",
+        where="validation",
+        slow="validation keeps a graph for a backward that never comes",
+        fixed="torch.inference_mode keeps nothing",
+    ),
+    Switch(
+        name="no_item",
+        where="training loop",
+        slow="loss.item() and accuracy.item() in each step, before backward: the host waits for the device twice",
+        fixed="both are summed up on the device and read once an epoch",
+    ),
+    Switch(
+        name="streaming_metrics",
+        where="training loop",
+        slow="in each step all outputs of the epoch so far, copied to the CPU, make its accuracy and F1 anew",
+        fixed="a confusion matrix on the device is added to and read once an epoch",
+    ),
+    Switch(
+        name="fused_optimizer",
+        where="training loop",
+        slow="AdamW updates one parameter after another, in a dozen kernels each",
+        fixed="fused: all parameters in a few kernels",
+    ),
+    Switch(
+        name="set_to_none",
+        where="training loop",
+        slow="zero_grad(set_to_none=False) writes zeros that backward then reads and adds to",
+        fixed="gradients are dropped, and backward writes them",
+    ),
+    Switch(
+        name="cudnn_benchmark",
+        where="training loop",
+        slow="cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed",
+        fixed="cuDNN tries its kernels once and takes the fastest",
+        cuda_only=True,
+    ),
+    Switch(
+        name="constants_once",
+        where="training loop",
+        slow="in each step all labels are counted for class weights, which are copied over, as are mean and deviation",
+        fixed="both are made before training",
+    ),
+    Switch(
+        name="keep_memory",
+        where="training loop",
+        slow="torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again",
+        fixed="the allocator keeps what it has",
+        cuda_only=True,
+    ),
+    Switch(
+        name="bf16",
+        where="training loop",
+        slow="matrix products in fp32",
+        fixed="in bf16, by autocast",
+        changes="the numbers: products have 8 bits of mantissa",
+    ),
+    Switch(
+        name="photos_on_device",
+        where="data",
+        slow="each batch is cut on the CPU and copied to the device",
+        fixed="all photos lie on the device, decoded once, and are cut there: no work for workers, no copies",
+        changes="the data: as decode_once, and parts are interpolated without rounding to uint8",
+    ),
+    Switch(
+        name="compile",
+        where="model",
+        slow="each operation is a kernel of its own",
+        fixed="torch.compile makes one of many; validation stays eager",
+        optional=True,
+    ),
+    Switch(
+        name="cuda_graph",
+        where="training loop",
+        slow="Python launches each kernel of a step",
+        fixed="the step is recorded once and replayed with one launch",
+        cuda_only=True,
+        optional=True,
+    ),
+)

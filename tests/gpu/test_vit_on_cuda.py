@@ -1,0 +1,110 @@
+"""The ViT pipeline on a GPU: what only shows there."""
+
+import pytest
+import torch
+
+from helpers.lab import peak_memory
+from helpers.profiling.loop import RecordedStep
+from helpers.profiling.vit_pipeline import ALL, FIXED, SWITCHES, prepare, run
+from helpers.profiling.vit_slow import plain_state
+
+SPEED_ONLY = [switch.name for switch in SWITCHES if switch.changes is None]
+CLEAN = FIXED - {"bf16", "photos_on_device"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings(tmp_path_factory):
+    """Photos in a folder of their own, and convolutions in full fp32."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        yield
+
+
+def observe(fixes, **changes):
+    seen = []
+
+    def look(number, loss, model):
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        seen.append({"loss": loss.clone()} | plain_state(gradients))
+
+    return run(fixes, epochs=2, steps=8, dropout=0.0, on_step=look, **changes), seen
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return observe(frozenset())
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return observe(CLEAN)
+
+
+def assert_same(one, other):
+    assert len(one[1]) == len(other[1]) == 8
+    for ours, theirs in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", SPEED_ONLY)
+def test_a_speed_only_fix_leaves_losses_and_gradients_as_they_are(name, slow):
+    assert_same(observe({name}), slow)
+
+
+def test_a_step_that_is_recorded_and_replayed_is_the_step(clean):
+    """Eight steps: three before recording, the recorded one, and replays on batches of their own."""
+    assert_same(observe(CLEAN | {"cuda_graph"}), clean)
+
+
+def test_recording_goes_with_every_other_fix():
+    found = run(ALL, epochs=2)
+    assert found["steps"] == 8
+    assert torch.isfinite(torch.tensor(found["train_loss"]))
+
+
+def test_a_smaller_batch_after_recording_is_an_ordinary_step():
+    weight = torch.zeros(3, device="cuda")
+
+    def work(x):
+        weight.add_(x.sum(0))
+        return (weight.clone(),)
+
+    step, total = RecordedStep(work), torch.zeros(3, device="cuda")
+    for rows in (4, 4, 4, 4, 4, 2, 4):
+        x = torch.randn(rows, 3, device="cuda")
+        total += x.sum(0)
+        torch.testing.assert_close(step(x)[0], total)
+
+
+@pytest.fixture
+def no_waiting():
+    """Turns a wait for the device into an error, from the call of what is given on."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fixes", [CLEAN, FIXED], ids=["loader", "on the device"])
+def test_a_fixed_step_never_waits_for_the_device(fixes, no_waiting):
+    training = prepare(fixes)
+    batches = training.epoch(0)
+    training.step(next(batches))
+    no_waiting()
+    training.step(next(batches))
+
+
+@pytest.mark.parametrize("name", ["no_item", "streaming_metrics", "constants_once"])
+def test_a_step_that_reads_or_copies_waits(name, no_waiting):
+    training = prepare(CLEAN - {name})
+    batches = training.epoch(0)
+    training.step(next(batches))
+    batch = next(batches)
+    no_waiting()
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        training.step(batch)
+
+
+def test_a_validation_that_keeps_a_graph_takes_more_memory():
+    peaks = [peak_memory(prepare(CLEAN - removed).validate).added_bytes for removed in ({"inference_mode"}, set())]
+    assert peaks[0] > 1.2 * peaks[1]
+    assert run(CLEAN, steps=1)["peak_gib"] > 0

@@ -1,0 +1,139 @@
+"""The Vision Transformer: torch's own layers as oracle, and able to learn."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers.models import ViT
+from helpers.models.vit import ConvPatches
+
+
+def tiny(**changes):
+    return ViT.from_name("tiny", 5, **{"width": 16, "dropout": 0.0} | changes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    patches=st.integers(1, 4),
+    patch_size=st.integers(1, 6),
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 5),
+    width=st.integers(1, 9),
+    channels=st.integers(1, 3),
+)
+def test_logits_are_one_row_an_image_whatever_the_sizes(patches, patch_size, heads, head_dim, width, channels):
+    size = patches * patch_size
+    model = ViT(7, size, patch_size, width, depth=2, heads=heads, head_dim=head_dim, channels=channels)
+    logits = model(torch.randn(3, channels, size, size))
+    assert logits.shape == (3, 7)
+    assert logits.isfinite().all()
+
+
+def test_a_block_is_torchs_encoder_layer():
+    model, x = tiny(), torch.randn(3, 16, 16)
+    block = model.blocks[0]
+    peer = nn.TransformerEncoderLayer(16, 2, 64, 0.0, activation="gelu", batch_first=True, norm_first=True)
+    with torch.no_grad():
+        peer.self_attn.in_proj_weight.copy_(block.attention.qkv.linear.weight)
+        peer.self_attn.in_proj_bias.zero_()
+    pairs = {
+        peer.self_attn.out_proj: block.attention.out,
+        peer.linear1: block.mlp.up,
+        peer.linear2: block.mlp.down,
+        peer.norm1: block.norm1,
+        peer.norm2: block.norm2,
+    }
+    for theirs, ours in pairs.items():
+        theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(block(x), peer(x), atol=1e-5, rtol=1e-4)
+
+
+def test_patches_are_the_products_of_unfolded_patches_row_by_row():
+    patches, images = ConvPatches(3, 4, 6), torch.randn(2, 3, 12, 12)
+    columns = F.unfold(images, 4, stride=4).transpose(1, 2)  # (B, T, 3·4·4)
+    expected = columns @ patches.conv.weight.flatten(1).T + patches.conv.bias
+    torch.testing.assert_close(patches(images), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_without_positions_the_order_of_patches_does_not_matter():
+    model, images = tiny().eval(), torch.randn(2, 3, 32, 32)
+    mirrored = torch.cat(images.split(8, dim=3)[::-1], dim=3)  # columns of patches in reverse
+    assert not torch.allclose(model(images), model(mirrored), atol=1e-5)
+    nn.init.zeros_(model.positions)
+    torch.testing.assert_close(model(images), model(mirrored), atol=1e-5, rtol=1e-4)
+
+
+def test_images_of_one_batch_are_independent():
+    model, images = tiny(), torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(model(images)[1:2], model(images[1:2]), atol=1e-5, rtol=1e-4)
+
+
+def test_every_parameter_gets_a_gradient():
+    model = tiny()
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+
+
+def test_at_the_start_every_class_is_about_as_likely():
+    logits = ViT.from_name("tiny", 20)(torch.randn(64, 3, 32, 32))
+    assert F.cross_entropy(logits, torch.arange(64) % 20).item() == pytest.approx(math.log(20), abs=0.1)
+
+
+def test_dropout_is_off_in_evaluation_only():
+    model, images = tiny(dropout=0.5), torch.randn(1, 3, 32, 32)
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+def test_the_size_of_the_task_is_10_million_parameters_and_49_tokens():
+    with torch.device("meta"):
+        model = ViT.from_name("clothing", 20)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(10.27e6, rel=1e-3)
+    assert model.positions.shape == (49, 256)
+
+
+def test_it_learns_a_small_batch_by_heart():
+    model, images, labels = tiny(), torch.randn(8, 3, 32, 32), torch.arange(8) % 5
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+def test_wrong_images_are_named():
+    model = tiny()
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 32, 31\); they must be floating point \(B, 3, 32, 32\)"):
+        model(torch.randn(1, 3, 32, 31))
+    with pytest.raises(ValueError, match=r"torch\.uint8"):
+        model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"width": 255}, "width is 255; it must be a multiple of heads, 4, or head_dim must be given"),
+        ({"patch_size": 30}, "image_size is 224; it must be a multiple of patch_size, 30"),
+        ({"depth": 0}, "depth is 0"),
+        ({"heads": True}, "heads is True"),
+        ({"head_dim": 1.5}, r"head_dim is 1\.5"),
+        ({"dropout": 1.0}, r"dropout is 1\.0; it must be at least 0 and below 1"),
+        ({"classes": -1}, "classes is -1"),
+    ],
+)
+def test_wrong_settings_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        ViT(**arguments)
+
+
+def test_an_unknown_preset_names_those_there_are():
+    with pytest.raises(ValueError, match="unknown model 'huge'; valid: tiny, clothing"):
+        ViT.from_name("huge")

@@ -1,0 +1,171 @@
+"""A clean training loop, and the same with one inefficiency planted.
+
+The line that plants NAME ends in the comment `plant NAME`, so that a test can tell whether a finding points there.
+"""
+
+import time
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.profiling.findings import finding as names
+
+# What is planted, and the finding that it must cause.
+ON_CPU = {
+    "item": names.HOST_WAITS,
+    "cpu": names.HOST_WAITS,
+    "boolean index": names.HOST_WAITS,
+    "slow loader": names.LOADER_WAITS,
+    "width 255": names.UNALIGNED,
+    "attention": names.ATTENTION,
+    "foreach optimizer": names.OPTIMIZER,
+    "loop optimizer": names.OPTIMIZER,
+    "zeroed": names.ZEROED,
+    "empty cache": names.RETURNED,
+    "validation": names.KEPT_GRAPH,
+    "dead projection": names.UNUSED,
+    "mask": names.CONSTANT,
+    "positions": names.CONSTANT,
+    "separate": names.SEPARATE,
+    "deterministic": names.DETERMINISTIC,
+}
+ON_CUDA_ONLY = {
+    "pageable": names.PAGEABLE,
+    "fp32": names.FP32,
+    "tiny kernels": names.TINY_KERNELS,
+    "unbenchmarked": names.UNBENCHMARKED,
+}
+HEADS, CLASSES, PATCH = 3, 8, 4  # every width here is three heads
+
+
+class Images(Dataset):
+    """Whole batches, made beforehand."""
+
+    def __init__(self, count: int, batch: int, side: int, plant: str):
+        self.x = torch.randn(count, batch, 3, side, side)
+        self.y = torch.randint(CLASSES, (count, batch))
+        self.plant = plant
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int):
+        if self.plant == "slow loader":
+            time.sleep(0.05)  # plant slow loader
+        return self.x[i], self.y[i]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, plant: str):
+        super().__init__()
+        self.plant = plant
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        h = self.norms[0](x)
+        if self.plant == "separate":
+            q, k, v = (part(h) for part in self.parts)  # plant separate
+        else:
+            q, k, v = self.qkv(h).chunk(3, dim=-1)
+        q, k, v = (t.view(B, T, HEADS, C // HEADS).transpose(1, 2) for t in (q, k, v))  # (B, heads, T, C / heads)
+        mask = None
+        if self.plant == "mask":
+            mask = torch.triu(torch.ones(T, T, device=x.device), 1) == 0  # plant mask
+        if self.plant == "attention":
+            a = (q @ k.transpose(-2, -1) / (C // HEADS) ** 0.5).softmax(-1) @ v  # plant attention
+        else:
+            a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(a.transpose(1, 2).reshape(B, T, C))
+        if self.plant == "dead projection":
+            self.parts[0](x)  # plant dead projection
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class Model(nn.Module):
+    def __init__(self, width: int, depth: int, plant: str):
+        super().__init__()
+        self.plant = plant
+        self.patches = nn.Conv2d(3, width, PATCH, PATCH)
+        self.blocks = nn.Sequential(*(Block(width, plant) for _ in range(depth)))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, C)
+        if self.plant == "positions":
+            x = x + positions(x.shape[1], x.shape[2], x.device)
+        if self.plant == "tiny kernels":
+            for _ in range(1500):
+                x[0, 0].detach().mul(1)  # plant tiny kernels
+        return self.head(self.blocks(x).mean(1))
+
+
+def positions(length: int, width: int, device) -> torch.Tensor:
+    place = torch.arange(length, device=device).unsqueeze(1)  # plant positions
+    rate = torch.exp(torch.arange(0, width, 2, device=device) * -0.1)
+    return torch.sin(place * rate).repeat(1, 2)
+
+
+def precision(x, plant: str):
+    return torch.autocast("cuda", torch.bfloat16) if x.is_cuda and plant != "fp32" else nullcontext()
+
+
+def train_step(model, optimizer, x, y, plant: str) -> None:
+    with precision(x, plant):
+        loss = F.cross_entropy(model(x), y)
+    if plant == "item":
+        loss.item()  # plant item
+    if plant == "cpu":
+        loss.detach().cpu()  # plant cpu
+    if plant == "boolean index":
+        y[y > 3].sum()  # plant boolean index
+    loss.backward()
+    optimizer.step()  # plant foreach optimizer, loop optimizer
+    optimizer.zero_grad(set_to_none=plant != "zeroed")  # plant zeroed
+    if plant == "empty cache":
+        torch.cuda.empty_cache()  # plant empty cache
+
+
+def validate(model, x, plant: str) -> None:
+    graph = nullcontext() if plant == "validation" else torch.no_grad()
+    with graph, record_function("validation"), precision(x, plant):
+        model(x)
+
+
+@contextmanager
+def cudnn(plant: str):
+    flags = {"benchmark": plant not in ("unbenchmarked", "deterministic"), "deterministic": plant == "deterministic"}
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True, **flags):
+        yield
+
+
+def run(plant: str = "", *, device: str = "cpu", steps: int = 3, stack: bool = True, shapes: bool = True) -> profile:
+    """Profile the loop with something planted, or clean."""
+    if plant and plant not in ON_CPU | ON_CUDA_ONLY:
+        raise ValueError(f"plant is {plant!r}; valid: {', '.join(ON_CPU | ON_CUDA_ONLY)}")
+    cuda = device == "cuda"
+    batch, side, depth, width = (64, 64, 2, 768) if cuda else (16, 16, 1, 192)
+    if plant == "width 255":
+        width = 765 if cuda else 255
+    model = Model(width, depth, plant).to(device)
+    ways = {"foreach optimizer": {"foreach": True}, "loop optimizer": {"foreach": False}}
+    optimizer = torch.optim.AdamW(model.parameters(), **ways.get(plant, {"fused": True}))
+    images = Images(steps + 3, batch, side, plant)
+    loader = DataLoader(images, batch_size=None, pin_memory=cuda and plant != "pageable")
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    record = schedule(wait=1, warmup=1, active=steps, repeat=1)
+    with cudnn(plant), profile(activities=activities, schedule=record, with_stack=stack, record_shapes=shapes) as prof:
+        for x, y in loader:
+            x, y = (t.to(device, non_blocking=True) for t in (x, y))  # plant pageable
+            train_step(model, optimizer, x, y, plant)
+            validate(model, x, plant)
+            prof.step()
+    return prof

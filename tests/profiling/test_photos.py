@@ -1,0 +1,409 @@
+"""Photos: where they come from, how they are cut, and that a broken file does not stop an epoch."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from helpers.profiling import photo_files as sources
+from helpers.profiling.photo_files import PhotoError, class_names, photo_files
+from helpers.profiling.photos import Broken, EpochOrder, Photos, collate, keep_photos, read_photo
+from helpers.profiling.transforms import (
+    AREA,
+    boxes_within,
+    channel_constants,
+    cut_image,
+    cut_on_device,
+    draw_cuts,
+    middle_boxes,
+    normalise,
+    random_boxes,
+    to_tensor,
+)
+
+SMALL = {"classes": 3, "samples": 12, "validation_samples": 6, "size": (40, 53)}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def generated(cache):
+    return photo_files(**SMALL, cache=cache)[0]
+
+
+def save(path, size=(40, 30), colour=(200, 10, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+@pytest.fixture
+def small_dataset(tmp_path):
+    """`train/CLASS/*.jpg` with 6 hats and 4 skirts, one of which is no image and one cut off; 2 for validation."""
+    folder = tmp_path / "clothing-small"
+    for split, counts in {"train": {"hat": 6, "skirt": 4}, "validation": {"hat": 1, "skirt": 1}}.items():
+        for name, count in counts.items():
+            for at in range(count):
+                save(folder / split / name / f"{at}.jpg", colour=(40 * at, 100, 255 * (name == "hat")))
+    (folder / "train" / "hat" / "2.jpg").write_bytes(b"this is no image")
+    whole = (folder / "train" / "skirt" / "3.jpg").read_bytes()
+    (folder / "train" / "skirt" / "3.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "train" / "hat" / "notes.txt").write_text("no photo at all")
+    return folder
+
+
+@pytest.fixture
+def full_dataset(tmp_path):
+    """`images.csv` and `images_original/` with 60 photos of two garments and 3 that nobody was sure about."""
+    rows = ["image,sender_id,label,kids"]
+    for at in range(63):
+        label = ("Not sure", "Skip", "Other")[at % 3] if at >= 60 else ("T-Shirt", "Hat")[at % 2]
+        save(tmp_path / "images_original" / f"photo-{at}.jpg")
+        rows.append(f"photo-{at},{at % 5},{label},False")
+    (tmp_path / "images.csv").write_text("\n".join(rows))
+    return tmp_path
+
+
+# Files
+
+
+def test_generated_photos_are_drawn_once_and_found_again(cache, monkeypatch):
+    first = photo_files(**SMALL, cache=cache)
+    monkeypatch.setattr(sources, "_draw_all", None)  # drawing again would fail
+    again = photo_files(**SMALL, cache=cache)
+    assert [split.files for split in first] == [split.files for split in again]
+    assert [len(split) for split in again] == [12, 6]
+    assert again[0].classes == ["pants", "shoes", "t-shirt"]
+    assert np.bincount(again[0].labels).tolist() == [4, 4, 4]
+    assert again[0].source == "generated garments 40×53, 3 classes, seed 0"
+    assert all(Image.open(file).size == (40, 53) for file in again[0].files)
+
+
+def test_generated_photos_follow_from_the_seed(cache, tmp_path):
+    def pixels(**changes):
+        return [np.asarray(Image.open(file)) for file in photo_files(**SMALL | changes)[0].files]
+
+    here, there, other = pixels(cache=cache), pixels(cache=tmp_path), pixels(cache=cache, seed=1)
+    assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(here, other, strict=True))
+
+
+def test_validation_photos_are_not_those_of_training(cache):
+    train, validation = (
+        {Image.open(file).tobytes() for file in split.files} for split in photo_files(**SMALL, cache=cache)
+    )
+    assert len(train) == 12
+    assert not train & validation
+
+
+def test_a_drawing_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(self, index):
+        if index == 7:
+            raise OSError("No space left on device")
+        return index
+
+    monkeypatch.setattr(sources._Drawings, "__getitem__", fail)
+    with pytest.raises(PhotoError, match="cannot be written"):
+        photo_files(**SMALL, cache=tmp_path)
+    assert list((tmp_path / "photos").iterdir()) == []
+
+
+def test_a_cache_that_lost_photos_is_named(tmp_path):
+    train, _ = photo_files(**SMALL, cache=tmp_path)
+    os.remove(train.files[3])
+    with pytest.raises(PhotoError, match="not the 18 photos that were drawn; delete the folder"):
+        photo_files(**SMALL, cache=tmp_path)
+
+
+def test_twenty_classes_are_ten_garments_plain_and_patterned():
+    names = class_names(20)
+    assert len(set(names)) == 20
+    assert {name.partition(" ")[2] for name in names} == set(class_names(10))
+
+
+def test_the_small_dataset_comes_with_its_splits(small_dataset):
+    save(small_dataset / "validation" / "scarf" / "0.jpg")
+    train, validation = photo_files(small_dataset)
+    assert (train.classes, len(train), len(validation)) == (["hat", "skirt"], 10, 2)
+    assert train.labels.tolist() == [0] * 6 + [1] * 4
+    assert train.source == "clothing photos, clothing-small"
+    assert validation.left_out == {"scarf": 1}
+
+
+def test_the_full_dataset_is_split_by_name_and_unsure_labels_are_left_out(full_dataset):
+    train, validation = photo_files(full_dataset)
+    assert train.classes == ["Hat", "T-Shirt"]
+    assert train.left_out == {"Not sure": 1, "Other": 1, "Skip": 1}
+    assert len(train) + len(validation) == 60
+    assert not {file.name for file in train.files} & {file.name for file in validation.files}
+    assert 1 <= len(validation) <= 15
+    named = dict(line.split(",")[::2] for line in (full_dataset / "images.csv").read_text().splitlines())
+    for split in (train, validation):
+        assert [split.classes[at] for at in split.labels] == [named[file.stem] for file in split.files]
+
+
+def test_adding_a_photo_moves_no_other_to_another_split(full_dataset):
+    before = {file.name for file in photo_files(full_dataset)[1].files}
+    with open(full_dataset / "images.csv", "a") as table:
+        table.write("\nphoto-new,1,Hat,False")
+    assert {file.name for file in photo_files(full_dataset)[1].files} - {"photo-new.jpg"} == before
+
+
+def test_unsure_labels_are_classes_on_request(full_dataset):
+    train, _ = photo_files(full_dataset, unsure=True)
+    assert set(train.classes) >= {"Not sure", "Skip", "Other"}
+    assert train.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("image,label\na,Hat", "no column 'sender_id'; expected image, sender_id, label, kids"),
+        ("image,sender_id,label,kids\n../a,1,Hat,False", r"line 2: image '\.\./a'"),
+        ("image,sender_id,label,kids\na,1,,False", "line 2: image 'a', label ''"),
+        ("image,sender_id,label,kids", "0 photos of garments"),
+        (b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_a_wrong_table_is_named(full_dataset, table, said):
+    (full_dataset / "images.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
+    with pytest.raises(PhotoError, match=said):
+        photo_files(full_dataset)
+
+
+def test_a_folder_without_photos_says_what_is_expected(tmp_path):
+    with pytest.raises(PhotoError, match=r"no clothing dataset; expected images\.csv"):
+        photo_files(tmp_path)
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+    with pytest.raises(PhotoError, match=r"train: no photos; expected train/CLASS/\*\.jpg"):
+        photo_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"classes": 0}, "classes is 0; allowed for generated photos: 1 to 10, or 20"),
+        ({"classes": 11}, "classes is 11"),
+        ({"samples": 0}, "samples is 0"),
+        ({"validation_samples": 1.5}, r"validation_samples is 1\.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"size": (400, 8)}, r"size is \(400, 8\)"),
+    ],
+)
+def test_wrong_settings_of_generated_photos_are_named(tmp_path, arguments, said):
+    with pytest.raises(PhotoError, match=said):
+        photo_files(**arguments, cache=tmp_path)
+
+
+# Cuts
+
+sides = st.integers(20, 4000)
+
+
+@settings(max_examples=50, deadline=None)
+@given(width=sides, height=sides, seed=st.integers(0, 2**32))
+def test_random_boxes_lie_within_the_photo_and_have_the_area_they_say(width, height, seed):
+    cuts, size = draw_cuts(200, seed, 0), np.array([width, height])
+    boxes = random_boxes(cuts, np.broadcast_to(size, (200, 2)))
+    assert boxes.min() >= 0
+    assert boxes.max() <= 1 + 1e-12
+    across, down = (boxes[:, 2:] - boxes[:, :2]).T
+    whole = (across < 1) & (down < 1)  # neither side was cut short
+    np.testing.assert_allclose((across * down)[whole], cuts[whole, 0])
+    ratio = (across * width / (down * height))[whole]
+    np.testing.assert_allclose(ratio, np.exp(cuts[whole, 1]))
+    assert ((across * down) <= cuts[:, 0] + 1e-12).all()
+    assert AREA[0] <= cuts[:, 0].min()
+
+
+@settings(max_examples=50, deadline=None)
+@given(width=sides, height=sides)
+def test_the_middle_is_a_square_of_seven_eighths_of_the_shorter_side(width, height):
+    left, top, right, bottom = middle_boxes([width, height]) * [width, height, width, height]
+    assert right - left == pytest.approx(min(width, height) * 7 / 8)
+    assert bottom - top == pytest.approx(min(width, height) * 7 / 8)
+    assert left + right == pytest.approx(width)
+    assert top + bottom == pytest.approx(height)
+
+
+def test_a_box_within_a_box_is_in_shares_of_the_photo():
+    inner, outer = np.array([[0.5, 0.0, 1.0, 0.5]]), np.array([[0.2, 0.4, 0.6, 0.8]])
+    np.testing.assert_allclose(boxes_within(inner, outer), [[0.4, 0.4, 0.6, 0.6]])
+
+
+def test_cutting_agrees_with_torchs_resize_of_a_slice():
+    photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    cut = to_tensor(cut_image(Image.fromarray(photo), np.array([0.25, 0.5, 0.75, 1.0]), 16))
+    part = torch.from_numpy(photo[20:, 15:45]).permute(2, 0, 1)[None].float()
+    expected = torch.nn.functional.interpolate(part, (16, 16), mode="bilinear", antialias=True)[0]
+    assert (cut - expected)[:, 1:-1, 1:-1].abs().max() <= 1  # PIL rounds twice, and at the rim looks beyond the box
+
+
+def smooth(width, height):
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    return (255 * np.stack([x, y, (x + y) / 2], axis=-1)).round().astype(np.uint8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_the_device_cuts_what_pil_cuts(seed):
+    photo = smooth(48, 48)
+    cuts = draw_cuts(4, seed, 0)
+    boxes, mirrored = random_boxes(cuts, np.ones((4, 2))), cuts[:, 4] > 0
+    images = torch.from_numpy(photo).permute(2, 0, 1).expand(4, -1, -1, -1)
+    there = cut_on_device(images, torch.from_numpy(boxes).float(), torch.from_numpy(mirrored), 32)
+    for box, flip, found in zip(boxes, mirrored, there, strict=True):
+        expected = to_tensor(cut_image(Image.fromarray(photo), box, 32)).float()
+        inside = (slice(None), slice(1, -1), slice(1, -1))  # at the rim PIL looks beyond the box
+        torch.testing.assert_close(found[inside], (expected.flip(2) if flip else expected)[inside], atol=1.5, rtol=0)
+
+
+def test_chance_differs_by_photo_epoch_and_seed_and_half_is_mirrored():
+    cuts = draw_cuts(2000, 0, 0)
+    assert len(np.unique(cuts[:, 0])) == 2000
+    assert np.array_equal(cuts, draw_cuts(2000, 0, 0))
+    assert not np.isclose(cuts[:, :4], draw_cuts(2000, 0, 1)[:, :4]).any(axis=1).all()
+    assert not np.isclose(cuts[:, :4], draw_cuts(2000, 1, 0)[:, :4]).any(axis=1).all()
+    assert set(cuts[:, 4]) == {0.0, 1.0}
+    assert 0.45 < cuts[:, 4].mean() < 0.55
+
+
+def test_normalising_bytes_is_normalising_shares():
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(3, -1, -1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    torch.testing.assert_close(normalise(pixels, *channel_constants()), (pixels / 255 - mean) / std)
+
+
+# Data sets
+
+
+def batches(photos, epoch=0, workers=0, size=4):
+    order = EpochOrder(len(photos), seed=3)
+    order.epoch = epoch
+    return list(DataLoader(photos, size, sampler=order, collate_fn=collate, num_workers=workers))
+
+
+def test_workers_give_the_same_pictures_and_epochs_give_others(generated):
+    photos = Photos(generated, 16)
+    here, there, later = batches(photos), batches(photos, workers=2), batches(photos, epoch=1)
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.labels, b.labels)
+    seen = torch.cat([batch.images for batch in here + later]).flatten(1)
+    assert len(torch.unique(seen, dim=0)) == 2 * len(generated)
+    assert len({tuple(batch.labels.tolist()) for batch in here + later}) > 1
+
+
+def test_an_epoch_has_every_photo_once(generated):
+    for epoch in range(3):
+        order = EpochOrder(len(generated), seed=0)
+        order.epoch = epoch
+        assert sorted(index for index, _ in order) == list(range(len(generated)))
+
+
+def test_normalised_here_or_later_is_the_same(generated):
+    for early, late in zip(batches(Photos(generated, 16, as_float=True)), batches(Photos(generated, 16)), strict=True):
+        assert late.images.dtype == torch.uint8
+        assert torch.equal(early.images, normalise(late.images, *channel_constants()))
+
+
+def test_the_middle_first_hides_the_rim_of_a_photo(tmp_path):
+    photo = np.zeros((96, 64, 3), dtype=np.uint8)
+    photo[16:80] = 255  # white but for the top and bottom sixth
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.fromarray(photo).save(tmp_path / "train" / "a" / "0.png")
+    save(tmp_path / "validation" / "a" / "0.jpg")
+    train, _ = photo_files(tmp_path)
+    whole, middle = Photos(train, 32), Photos(train, 32, middle_first=True)
+    dark = [[photos[0, cut][0].min() < 100 for cut in draw_cuts(50, 0, 0)] for photos in (whole, middle)]
+    assert sum(dark[0]) > 10
+    assert not any(dark[1])
+
+
+def test_a_kept_photo_is_cut_like_the_file(tmp_path):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.fromarray(smooth(80, 60)).save(tmp_path / "train" / "a" / "0.png")
+    save(tmp_path / "validation" / "a" / "0.jpg")
+    train, _ = photo_files(tmp_path)
+    kept = keep_photos(train, 64)
+    assert kept.pixels.shape == (1, 64, 64, 3)
+    assert kept.sizes.tolist() == [[80, 60]]
+    for cut in [None, *draw_cuts(10, 0, 0)]:
+        once, again = (photos[0, cut][0].float() for photos in (Photos(train, 24), Photos(train, 24, kept=kept)))
+        assert (once - again).abs().max() <= 4
+
+
+def test_photos_stand_upright_and_in_rgb(tmp_path):
+    image = Image.new("L", (20, 10), 90)
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "grey.jpg", exif=exif)
+    read = read_photo(tmp_path / "grey.jpg")
+    assert (read.mode, read.size) == ("RGB", (10, 20))
+
+
+def test_a_large_photo_is_decoded_no_finer_than_asked(tmp_path):
+    save(tmp_path / "large.jpg", (800, 1200))
+    assert read_photo(tmp_path / "large.jpg", least=90).size == (100, 150)
+    assert read_photo(tmp_path / "large.jpg").size == (800, 1200)
+
+
+# Broken files
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_files_are_left_out_of_their_batch_and_named(small_dataset, workers):
+    train, _ = photo_files(small_dataset)
+    found = batches(Photos(train, 16), workers=workers)
+    assert sum(len(batch.labels) for batch in found) == 8
+    assert all(len(batch.images) == len(batch.labels) for batch in found)
+    named = dict(fault for batch in found for fault in batch.skipped)
+    assert sorted(named) == [str(small_dataset / "train" / part) for part in ("hat/2.jpg", "skirt/3.jpg")]
+    assert all(f"{file}: not a readable image" in fault for file, fault in named.items())
+
+
+def test_keeping_photos_leaves_broken_ones_out(small_dataset):
+    train, _ = photo_files(small_dataset)
+    kept = keep_photos(train, 16)
+    assert kept.usable.tolist() == [0, 1, 3, 4, 5, 6, 7, 8]
+    assert len(kept.skipped) == 2
+
+
+def test_a_batch_of_nothing_but_broken_files_is_empty():
+    batch = collate([Broken("a.jpg", "a.jpg: broken")] * 3)
+    assert len(batch.images) == len(batch.labels) == 0
+    assert len(batch.skipped) == 3
+
+
+def test_no_photo_at_all_is_an_error(small_dataset):
+    train, _ = photo_files(small_dataset)
+    for file in train.files:
+        file.write_bytes(b"")
+    with pytest.raises(PhotoError, match="none of 10 photos could be read; the first: "):
+        keep_photos(train, 16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 600))
+def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(tmp_path_factory, damage, at):
+    file = tmp_path_factory.mktemp("damaged") / "photo.jpg"
+    save(file, (16, 16))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+    try:
+        assert read_photo(file).mode == "RGB"
+    except PhotoError as error:
+        assert str(error).startswith(f"{file}: not a readable image")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PhotoError, match=r"gone\.jpg: not a readable image \(No such file"):
+        read_photo(tmp_path / "gone.jpg")

@@ -1,0 +1,309 @@
+import gzip
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiling.synthetic import Synthetic
+from torch import nn
+from torch.profiler import profile, record_function, schedule
+
+from helpers.profiling import events as kinds
+from helpers.profiling.busy import covered, device_idle_share, kernel_spans
+from helpers.profiling.places import module, place
+from helpers.profiling.slim import slim
+from helpers.profiling.timeline import kernel_table, timeline
+from helpers.profiling.trace import parse, read_trace
+
+
+def synthetic(steps=3):
+    gpu = Synthetic()
+    for number in range(steps):
+        with gpu.step():
+            gpu.train_step(number)
+    return gpu.events
+
+
+@pytest.fixture(scope="module")
+def text():
+    return json.dumps({"schemaVersion": 1, "record_shapes": 1, "traceEvents": synthetic(), "traceName": "a.json"})
+
+
+def names(trace):
+    return [e.name for e in trace.host + trace.device]
+
+
+def test_a_bare_list_and_gzip_by_any_name_read_alike(text, tmp_path):
+    (tmp_path / "whole.json").write_text(text)
+    (tmp_path / "list.json").write_text(json.dumps(json.loads(text)["traceEvents"]))
+    (tmp_path / "zipped.txt").write_bytes(gzip.compress(text.encode()))
+    half = len(text) // 2
+    members = gzip.compress(text[:half].encode()) + gzip.compress(text[half:].encode())
+    (tmp_path / "members.gz").write_bytes(members)
+    whole, *others = (read_trace(tmp_path / name) for name in ("whole.json", "list.json", "zipped.txt", "members.gz"))
+    assert whole.complete
+    assert all(names(other) == names(whole) and other.complete for other in others)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(0, 0.999))
+def test_a_cut_trace_is_read_up_to_its_last_whole_event(text, tmp_path_factory, share):
+    path = tmp_path_factory.mktemp("cut") / "trace.json"
+    cut = text[: int(len(text) * share)]
+    path.write_text(cut)
+    whole = [e for e in synthetic() if json.dumps(e) in cut]
+    if not any(e["cat"] != "user_annotation" for e in whole):
+        with pytest.raises(ValueError, match=r"trace|empty"):
+            read_trace(path)
+        return
+    trace = read_trace(path)
+    assert sorted(names(trace)) == sorted(e["name"] for e in whole)
+    assert not trace.complete
+    assert any("cut off" in note for note in trace.notes)
+    assert trace.about["record_shapes"] == 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.3, 0.99))
+def test_cut_gzip_is_read_as_far_as_it_goes(text, tmp_path_factory, share):
+    path = tmp_path_factory.mktemp("cut") / "trace.json.gz"
+    data = gzip.compress(text.encode())
+    path.write_bytes(data[: int(len(data) * share)])
+    trace = read_trace(path)
+    assert not trace.complete
+    assert any("gzip" in note for note in trace.notes)
+    assert set(names(trace)) <= {e["name"] for e in synthetic()}
+
+
+def test_damage_in_the_middle_loses_only_what_it_hits(text, tmp_path):
+    hit = text.index("aten::mm") - 2
+    (tmp_path / "trace.json").write_text(text[:hit] + "\x00garbage" + text[hit:])
+    trace = read_trace(tmp_path / "trace.json")
+    assert len(names(trace)) == len(synthetic()) - 1
+    assert "1 left out" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"\x1f\x8b", "is empty"),
+        (b"hello", "no trace"),
+        (b"{}", "no trace"),
+        (b'{"traceEvents": []}', "no trace"),
+        (b"[1, 2]", "no trace"),
+        (b'{"traceEvents": 3}', "no trace"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "no trace"),
+        (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "no op and no kernel"),
+    ],
+)
+def test_what_is_no_trace_is_an_error_in_one_line(tmp_path, content, said):
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        read_trace(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere\.json.*No such file"):
+        read_trace(tmp_path / "nowhere.json")
+
+
+def test_events_of_other_versions_are_read():
+    """Times as text, no duration, no arguments, the categories before kineto; what has no time is counted."""
+    raw = [
+        {"ph": "X", "cat": "Operator", "name": "ProfilerStep#7", "pid": 1, "tid": 1, "ts": "10.5", "dur": "100.0"},
+        {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 20, "dur": 5, "args": None},
+        {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 21},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1},
+    ]
+    trace = parse(raw, {}, [])
+    assert [s.name for s in trace.steps] == ["ProfilerStep#7"]
+    assert [op.name for op in trace.ops] == ["aten::mm"]
+    assert "1 events without a name or a time are left out" in trace.notes
+
+
+def test_device_time_counts_for_all_that_launched_it():
+    trace = parse(synthetic(1), {}, [])
+    forward = next(op for op in trace.ops if op.name == "aten::mm")
+    assert forward.device_us == 300
+    assert [e.name for e in trace.both_ways([forward])] == [
+        "aten::mm",
+        "autograd::engine::evaluate_function: MmBackward0",
+    ]
+    assert sum(e.device_us for e in trace.both_ways([forward])) == 600
+    step = next(e for e in trace.host if e.name.startswith(kinds.STEP))
+    assert step.device_us == 300 + 50 + 20 + 100  # the backward pass runs in another thread
+
+
+def test_device_events_without_a_launch_are_counted():
+    raw = [e for e in synthetic(1) if e["name"] != "cudaMemcpyAsync"]
+    assert any(note.startswith("1 device events have no launch") for note in parse(raw, {}, []).notes)
+
+
+spans = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), min_size=1, max_size=12)
+
+
+@given(spans, st.integers(0, 100), st.integers(1, 60))
+def test_busy_time_is_that_of_a_count_by_ticks(pairs, begin, length):
+    """Against a plain count of which whole microseconds are inside any kernel."""
+    raw = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": i, "ts": b, "dur": d, "args": {}}
+        for i, (b, d) in enumerate(pairs)
+    ]
+    ticks = {t for b, d in pairs for t in range(b, b + d)}
+    busy = covered(kernel_spans(parse(raw, {}, [])), begin, begin + length)
+    assert busy == len(ticks & set(range(begin, begin + length)))
+
+
+def test_without_a_gpu_there_is_no_idle_share():
+    raw = [e for e in synthetic() if e["cat"] in ("cpu_op", "user_annotation")]
+    trace = parse(raw, {}, [])
+    assert device_idle_share(trace) is None
+    assert kernel_table(trace).empty
+
+
+def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is_ahead():
+    gpu = Synthetic()
+    for _ in range(4):
+        with gpu.step():
+            for _ in range(5):
+                gpu.op("aten::mm", kernel="gemm", us=500.0)
+    trace = parse(gpu.events, {}, [])
+    assert device_idle_share(trace) == pytest.approx(0)
+
+
+def test_a_timeline_begins_with_its_step_and_has_every_track():
+    trace = parse(synthetic(), {}, [])
+    rows = timeline(trace, 1)
+    assert set(rows["track"]) == {"annotations", "host", "backward thread", "stream 7"}
+    assert rows["begin_ms"].min() >= 0
+    assert (rows["end_ms"] >= rows["begin_ms"]).all()
+    assert timeline(trace).equals(timeline(trace, 2))
+    with pytest.raises(ValueError, match="step is 3; the trace has 3 steps"):
+        timeline(trace, 3)
+
+
+def test_the_kernel_table_adds_up():
+    trace = parse(synthetic(), {}, [])
+    table = kernel_table(trace)
+    assert table["total_ms"].sum() == pytest.approx(3 * (300 + 50 + 50 + 300 + 100) / 1e3)
+    assert table["share"].sum() == pytest.approx(1)
+    assert table.iloc[0]["name"].startswith("sm90") and table.iloc[0]["count"] == 2
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x * 2
+        return self.linear(x)  # here
+
+
+def lines_with(mark):
+    with open(__file__) as source:
+        return [n for n, line in enumerate(source, 1) if line.rstrip().endswith(f"# {mark}")]
+
+
+@pytest.fixture(scope="module")
+def live():
+    model = Inner()
+    with profile(with_stack=True, record_shapes=True, schedule=schedule(wait=0, warmup=1, active=2, repeat=1)) as prof:
+        for _ in range(3):
+            with record_function("mine"):
+                model(torch.ones(2, 4)).sum().backward()
+            prof.step()
+    return prof
+
+
+def test_a_live_profile_knows_lines_and_modules(live):
+    trace = read_trace(live)
+    assert len(trace.steps) == 2
+    product = next(op for op in trace.ops if op.name == "aten::addmm")
+    assert place(trace, product).endswith(f"test_trace.py:{lines_with('here')[0]} in forward")
+    assert module(product) == "Linear_0"
+    product_back = next(op for op in trace.ops if op.name == "aten::mm" and op.backward)
+    assert place(trace, product_back) == place(trace, product)
+
+
+def test_without_frames_a_place_is_the_users_range_and_the_op():
+    model = Inner()
+    with profile(record_shapes=True) as prof, record_function("mine"):
+        model(torch.ones(2, 4))
+    trace = read_trace(prof)
+    product = next(op for op in trace.ops if op.name == "aten::addmm")
+    assert place(trace, product) == "mine: aten::addmm [4, 2×4, 4×4]"
+
+
+def test_every_node_that_ran_backward_is_known_by_the_op_that_made_it(live):
+    trace = read_trace(live)
+    pairs = {(trace.makers[n].name, ran.name) for n, rans in trace.executed.items() for ran in rans}
+    assert {(maker, ran.removeprefix(kinds.BACKWARD)) for maker, ran in pairs} == {
+        ("aten::t", "TBackward0"),
+        ("aten::addmm", "AddmmBackward0"),
+        ("aten::sum", "SumBackward0"),
+    }
+
+
+def test_a_slim_trace_is_smaller_reads_the_same_and_is_the_same_bytes(live, tmp_path):
+    trace = read_trace(live)
+    live.export_chrome_trace(str(tmp_path / "full.json.gz"))
+    size = slim(trace, tmp_path / "slim.json.gz")
+    assert size == (tmp_path / "slim.json.gz").stat().st_size < (tmp_path / "full.json.gz").stat().st_size / 2
+    again = read_trace(tmp_path / "slim.json.gz")
+    assert [op.name for op in again.ops] == [op.name for op in trace.ops]
+    assert again.step_ms == pytest.approx(trace.step_ms)
+    slim(again, tmp_path / "again.json.gz")
+    assert (tmp_path / "again.json.gz").read_bytes() == (tmp_path / "slim.json.gz").read_bytes()
+
+
+class Before213:
+    """A profile as it was before torch 2.13: it can be exported once."""
+
+    def __init__(self, prof):
+        self.prof, self.profiler = prof, prof.profiler
+
+    def export_chrome_trace(self, path):
+        self.prof.export_chrome_trace(path)
+
+
+def test_a_profile_of_older_versions_is_read_once_and_remembered_and_an_exported_one_is_said_to_be():
+    with profile() as prof:
+        torch.ones(2) + 1
+    old = Before213(prof)
+    assert read_trace(old) is read_trace(old)
+    with pytest.raises(ValueError, match=r"exported already.*read the exported file"):
+        read_trace(Before213(prof))
+
+
+def test_reading_leaves_a_profile_to_be_exported(tmp_path):
+    with profile() as prof:
+        torch.ones(2) + 1
+    read_trace(prof)
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert names(read_trace(tmp_path / "trace.json")) == names(read_trace(prof))
+
+
+def test_a_profile_that_has_recorded_again_is_read_again():
+    seen = []
+    twice = schedule(wait=0, warmup=1, active=1, repeat=2)
+    with profile(schedule=twice, on_trace_ready=lambda p: seen.append({op.name for op in read_trace(p).ops})) as prof:
+        for number in range(4):
+            torch.ones(2) + 1 if number < 2 else torch.ones(2) * 1
+            prof.step()
+    assert ["aten::add" in ops for ops in seen] == [True, False]
+    assert ["aten::mul" in ops for ops in seen] == [False, True]
+
+
+def test_a_schedule_that_began_anew_and_recorded_nothing_is_told_what_to_do():
+    with profile(schedule=schedule(wait=0, warmup=1, active=1)) as prof:
+        for _ in range(2):
+            torch.ones(2) + 1
+            prof.step()
+    with pytest.raises(ValueError, match="repeat=1"):
+        read_trace(prof)

@@ -1,0 +1,57 @@
+"""A clock that stands still unless a module moves it, for exact tests of the profiler, and modules that move it."""
+
+import torch
+from torch import nn
+
+
+class VirtualClock:
+    """What the profiler needs of a clock. `now` is in nanoseconds."""
+
+    now = 0
+    unix_ns = 1_700_000_000 * 10**9
+
+    def mark(self):
+        return VirtualClock.now
+
+    def done(self, mark):
+        return True
+
+    def wait(self):
+        pass
+
+    def read(self, marks):
+        return torch.tensor(marks).numpy()
+
+
+def spend(ms):
+    VirtualClock.now += round(ms * 1e6)
+
+
+class _SpendInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ms):
+        ctx.ms = ms
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        spend(ctx.ms)
+        return gradient, None
+
+
+class Spender(nn.Module):
+    """Multiplies by a weight; takes so many milliseconds forward and backward."""
+
+    def __init__(self, forward_ms=0.0, backward_ms=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.forward_ms, self.backward_ms = forward_ms, backward_ms
+
+    def forward(self, x):
+        spend(self.forward_ms)
+        return spend_in_backward(x * self.weight, self.backward_ms)
+
+
+def spend_in_backward(x, ms):
+    """x, by an operation whose backward takes so long."""
+    return _SpendInBackward.apply(x, ms)
