@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from helpers.lab.tables import reached
+
 RUNS = {
     "fp32": "fp32",
     "fp16": "pure fp16",
@@ -48,10 +50,10 @@ def quality_verdicts(measured: pd.DataFrame) -> list[str]:
         lowest, mean = accuracy.min(), accuracy.mean()
         for precision in ("static", "dynamic"):
             if precision in lowest:
-                reached = "reached" if lowest[precision] >= GOAL_ACCURACY else "missed"
+                met = reached(lowest[precision] >= GOAL_ACCURACY)
                 said.append(
                     f"{gpu}: segmentation with a {precision} scale, lowest of all seeds: "
-                    f"{lowest[precision]:.4f} (at least {GOAL_ACCURACY}: {reached})"
+                    f"{lowest[precision]:.4f} (at least {GOAL_ACCURACY}: {met})"
                 )
         if {"amp", "dynamic"} <= set(mean.index):
             less = mean["dynamic"] - mean["amp"]
@@ -91,15 +93,15 @@ def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
         faster = 1 / row["ratio_to_torch"]
         said.append(
             f"{row['gpu']}, {row['million_parameters']} M parameters: unscale, clip and step {faster:.2f}× as fast as "
-            f"torch's ({_reached(faster >= GOAL_SPEEDUP)}: at least {GOAL_SPEEDUP}), "
+            f"torch's ({reached(faster >= GOAL_SPEEDUP)}: at least {GOAL_SPEEDUP}), "
             f"{row['ratio_to_no_scaler']:.3f} of the step without a scaler "
-            f"({_reached(row['ratio_to_no_scaler'] <= GOAL_OVERHEAD)}: at most {GOAL_OVERHEAD}), "
+            f"({reached(row['ratio_to_no_scaler'] <= GOAL_OVERHEAD)}: at most {GOAL_OVERHEAD}), "
             f"{int(row['host_reads'])} waits for the GPU"
         )
     for row in autocast[autocast["way"] == "ours"].to_dict("records") if len(autocast) else []:
         said.append(
             f"{row['gpu']}, width {row['hidden']}: a step under our Autocast takes {row['ratio_to_torch']:.3f} of one "
-            f"under torch's ({_reached(row['ratio_to_torch'] <= GOAL_AUTOCAST)}: at most {GOAL_AUTOCAST})"
+            f"under torch's ({reached(row['ratio_to_torch'] <= GOAL_AUTOCAST)}: at most {GOAL_AUTOCAST})"
         )
     return said
 
@@ -114,10 +116,6 @@ def lost(exponents: pd.DataFrame) -> pd.DataFrame:
             share = present.loc[present["exponent"] < below, "share"].sum() / total
             rows.append({"task": task, "gradients of": kind, "range": name, "share": share})
     return pd.DataFrame(rows)
-
-
-def _reached(yes: bool) -> str:
-    return "reached" if yes else "missed"
 
 
 def _spread(found: pd.DataFrame, column: str) -> str | None:

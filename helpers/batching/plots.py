@@ -6,11 +6,11 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from helpers.lab import figures
+from helpers.lab.figures import BLUE, GREEN, ORANGE
 
 from .balanced import BalancedBatchSampler
 from .packing import pack
 
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 STRATEGIES = {"greedy": ORANGE, "first-fit": BLUE, "best-fit": GREEN}
 ROWS, WIDTH = 16, 640
 

@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from helpers.lab.tables import groups, reached
+
 GOAL_FILL, GOAL_K = 0.97, 5
 GOAL_PACK_S, GOAL_PACK_FILL = 1.0, 0.995
 GOAL_INIT_S, GOAL_GROWTH = 0.5, 1.5
@@ -13,7 +15,7 @@ OURS = "BalancedBatchSampler"
 def gains(batch_time: pd.DataFrame) -> pd.DataFrame:
     """Each way of batching against the one before it, in real tokens a second over a whole epoch."""
     rows = []
-    for keys, found in _groups(batch_time, ["gpu", "batch_size"]):
+    for keys, found in groups(batch_time, ["gpu", "batch_size"]):
         rates = found.set_index("way")["real_tokens_per_s"]
         before = None
         for way in STEPS:
@@ -43,33 +45,33 @@ def training(plan: pd.DataFrame) -> pd.DataFrame:
 def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.DataFrame) -> list[str]:
     """What the chapter aims at in the work of the CPU, held against the records."""
     said = []
-    for keys, found in _groups(padding, ["gpu", "batch_size"]):
+    for keys, found in groups(padding, ["gpu", "batch_size"]):
         ks = found[found["way"].str.startswith("k = ")]
         ks = ks[ks["way"].str.removeprefix("k = ").astype(int) >= GOAL_K]
         lowest = ks["fill"].min()
         said.append(
             f"{keys['gpu']}, batches of {keys['batch_size']}: at k of {GOAL_K} and more at least {lowest:.2%} full "
-            f"({_reached(lowest >= GOAL_FILL)}: at least {GOAL_FILL:.0%})"
+            f"({reached(lowest >= GOAL_FILL)}: at least {GOAL_FILL:.0%})"
         )
-    for keys, found in _groups(scaling[scaling["way"] == OURS] if len(scaling) else scaling, ["gpu"]):
+    for keys, found in groups(scaling[scaling["way"] == OURS] if len(scaling) else scaling, ["gpu"]):
         at = found.set_index("samples")
         if {10_000, 1_000_000} <= set(at.index):
             growth = at.loc[1_000_000, "batch_us"] / at.loc[10_000, "batch_us"]
             init = at.loc[1_000_000, "init_s"]
             said.append(
                 f"{keys['gpu']}: a batch out of a million samples costs {growth:.2f} of one out of ten thousand "
-                f"({_reached(growth <= GOAL_GROWTH)}: at most {GOAL_GROWTH}); making the sampler takes {init:.2f} s "
-                f"({_reached(init < GOAL_INIT_S)}: below {GOAL_INIT_S})"
+                f"({reached(growth <= GOAL_GROWTH)}: at most {GOAL_GROWTH}); making the sampler takes {init:.2f} s "
+                f"({reached(init < GOAL_INIT_S)}: below {GOAL_INIT_S})"
             )
     million = packing[packing["samples"] == 1_000_000] if len(packing) else packing
-    for keys, found in _groups(million, ["gpu", "strategy"]):
+    for keys, found in groups(million, ["gpu", "strategy"]):
         if keys["strategy"] == "greedy":
             continue
         slowest, emptiest, lost = found["pack_s"].max(), found["fill"].min(), int(found["tokens_lost"].sum())
         said.append(
             f"{keys['gpu']}, {keys['strategy']}: a million lengths in {slowest:.2f} s "
-            f"({_reached(slowest < GOAL_PACK_S)}: below {GOAL_PACK_S:g}), {emptiest:.2%} full "
-            f"({_reached(emptiest >= GOAL_PACK_FILL)}: at least {GOAL_PACK_FILL:.1%}), {lost} tokens lost"
+            f"({reached(slowest < GOAL_PACK_S)}: below {GOAL_PACK_S:g}), {emptiest:.2%} full "
+            f"({reached(emptiest >= GOAL_PACK_FILL)}: at least {GOAL_PACK_FILL:.1%}), {lost} tokens lost"
         )
     return said or ["Nothing has been measured yet."]
 
@@ -79,40 +81,28 @@ def gpu_verdicts(batch_time: pd.DataFrame, throughput: pd.DataFrame, collator: p
     if not any(map(len, (batch_time, throughput, collator))):
         return ["How fast each way of batching trains has not been measured on a GPU yet."]
     said = []
-    for keys, found in _groups(gains(batch_time), ["gpu", "batch_size"]) if len(batch_time) else []:
+    for keys, found in groups(gains(batch_time), ["gpu", "batch_size"]) if len(batch_time) else []:
         steps = found.dropna(subset="gain")
         told = ", ".join(f"{row['way']} {row['gain']:.2f}×" for row in steps.to_dict("records"))
         every = bool((steps["gain"] > 1).all())
         said.append(
             f"{keys['gpu']}, batches of {keys['batch_size']}, real tokens a second against the way before: {told} "
-            f"({_reached(every)}: each a gain)"
+            f"({reached(every)}: each a gain)"
         )
     packed = throughput[throughput["way"].str.startswith("packed")] if len(throughput) else throughput
-    for keys, found in _groups(packed, ["gpu", "batch_size"]):
+    for keys, found in groups(packed, ["gpu", "batch_size"]):
         best = found.loc[found["ratio_to_no_padding"].idxmax()]
         ratio = best["ratio_to_no_padding"]
         said.append(
             f"{keys['gpu']}, batches of {keys['batch_size']}: {best['way']} trains at {ratio:.3f} of the rate on "
-            f"samples that need no padding ({_reached(ratio >= GOAL_NO_PADDING)}: at least {GOAL_NO_PADDING})"
+            f"samples that need no padding ({reached(ratio >= GOAL_NO_PADDING)}: at least {GOAL_NO_PADDING})"
         )
     ours = collator[collator["way"].str.startswith("packs")] if len(collator) else collator
-    for keys, found in _groups(ours, ["gpu", "batch_size"]):
+    for keys, found in groups(ours, ["gpu", "batch_size"]):
         best = found.loc[found["ratio_to_collator"].idxmax()]
         ratio = best["ratio_to_collator"]
         said.append(
             f"{keys['gpu']}, batches of {keys['batch_size']}: {best['way']}, {ratio:.2f}× the real tokens a second of "
-            f"transformers' padding-free collator ({_reached(ratio >= GOAL_COLLATOR)}: at least {GOAL_COLLATOR})"
+            f"transformers' padding-free collator ({reached(ratio >= GOAL_COLLATOR)}: at least {GOAL_COLLATOR})"
         )
     return said
-
-
-def _groups(frame: pd.DataFrame, names: list[str]):
-    """Groups in the order of the rows, with their keys by name; none of an empty frame."""
-    if not len(frame):
-        return
-    for values, found in frame.groupby(names, sort=False):
-        yield dict(zip(names, values, strict=True)), found
-
-
-def _reached(yes: bool) -> str:
-    return "reached" if yes else "missed"

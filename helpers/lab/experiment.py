@@ -31,7 +31,7 @@ PRESETS = ("small", "full")
 class Experiment:
     """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale.
 
-    `host` marks work that no GPU does (sorting indices, say): there a CPU's record is a result.
+    `host` marks what can be told of a CPU as well (the sorting of indices, say): there a CPU's record is a result.
     """
 
     chapter: str

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from .machine import project_root
 
+# Colours that those who confuse red and green can tell apart.
+BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777"
 STYLE = Path(__file__).with_name("house.mplstyle")
 
 

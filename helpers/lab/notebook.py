@@ -32,7 +32,10 @@ UNITS |= {unit: unit for unit in ("s", "ms", "us")}
 
 @dataclass(frozen=True)
 class Results:
-    """What is recorded of an experiment's full preset, on every recorded GPU (of the host's work, on CPUs too)."""
+    """What is recorded of an experiment's full preset, on every recorded GPU.
+
+    Of the host's work, where no GPU's machine has a record, those of other CPUs.
+    """
 
     experiment: Experiment
     rows: pd.DataFrame
@@ -87,10 +90,17 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
     else:
         display(Markdown(NOT_THE_RECORD if experiment.host else NOT_A_RESULT), metadata=LEFT_OUT)
         display(experiment("small"), metadata=LEFT_OUT)
-    devices = records.devices() + (records.devices(cpu=True) if experiment.host else [])
-    tables = [records.read(device, experiment.chapter, experiment.table) for device in devices]
-    tables = [table[table["preset"] == "full"] for table in tables if len(table)]
+    tables = _recorded(experiment, records.devices())
+    if not tables and experiment.host:
+        tables = _recorded(experiment, records.devices(cpu=True))
     return Results(experiment, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
+
+
+def _recorded(experiment: Experiment, devices: Iterable[str]) -> list[pd.DataFrame]:
+    """The rows of the full preset, of each device that has any."""
+    tables = [records.read(device, experiment.chapter, experiment.table) for device in devices]
+    full = [table[table["preset"] == "full"] for table in tables if len(table)]
+    return [table for table in full if len(table)]
 
 
 def table(frame: pd.DataFrame, caption: str) -> None:

@@ -1,0 +1,185 @@
+"""What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds."""
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from helpers.lab import device, experiment
+from helpers.lab.ceilings import copy, matmul
+from helpers.lab.records import Row
+
+from . import gpt_pipeline, vit_pipeline
+from .busy import device_idle_share
+from .costs import Cost, cost
+from .diagnose import diagnose as read_diagnosis
+from .metrics_cost import metrics_cost as measure_metrics
+from .modules import ModuleProfiler
+from .timeline import timeline as read_timeline
+from .trace import read_trace
+
+PIPELINES: dict[str, ModuleType] = {"vit": vit_pipeline, "gpt": gpt_pipeline}
+BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]
+SLOW, ALONE, CUMULATIVE = "slow", "alone", "cumulative"
+FIX_STEPS, PROFILED_STEPS = 16, 8
+DRAWN = 400  # rows of a timeline: the longest ones
+
+
+def _preset() -> str:
+    return "full" if device().type == "cuda" else "small"
+
+
+def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
+    return PIPELINES[pipeline].FIXED if variant == "fixed" else frozenset()
+
+
+@experiment(small=BOTH, full=BOTH, host=True)
+def modules(pipeline: str, variant: str) -> list[Row]:
+    """Forward and backward time and memory of every module, and what its work must cost at least.
+
+    The floor is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth, whichever
+    is more; for all calls of a step, forward and backward.
+    """
+    watched: list[_Watched] = []
+
+    def watch(model: nn.Module) -> ModuleProfiler:
+        watched.append(_Watched(model, pipeline))
+        return watched[-1].profiler
+
+    fixes = fixes_of(pipeline, variant)
+    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=10, profile=watch)
+    table = watched[0].profiler.summary()
+    floors = watched[0].floors(torch.bfloat16 if "bf16" in fixes else torch.float32)
+    names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
+    names += ["activation_mib", "peak_mib"]
+    rows = table[names].astype(object).where(table[names].notna(), None).to_dict("records")
+    return [row | floors.get(row["module"], {}) for row in rows]
+
+
+class _Watched:
+    """A model's profiler, and the shapes that its layers were called with in one step."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.profiler = ModuleProfiler(model, name)
+        self.called: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
+        for path, module in model.named_modules():
+            if not list(module.children()):
+                module.register_forward_pre_hook(partial(self._note, f"{name}.{path}"))
+
+    def _note(self, path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if torch.is_grad_enabled() and path not in self.called:
+            self.called[path] = module, tuple(inputs[0].shape)
+
+    def floors(self, dtype: torch.dtype) -> dict[str, Row]:
+        """Operations, bytes and the least time of each layer that `costs` knows."""
+        on_gpu = device().type == "cuda"
+        _, tflops = matmul(8192 if on_gpu else 256, dtype)
+        _, gb_per_s = copy(2048 if on_gpu else 16)
+        found = {}
+        for path, (module, shape) in self.called.items():
+            costs = cost(module, shape, dtype.itemsize)
+            if costs is not None:
+                both = Cost(sum(c.flop for c in costs), sum(c.bytes for c in costs))
+                floor_ms = sum(c.floor_ms(tflops, gb_per_s) for c in costs)
+                found[path] = {"gflop": both.flop / 1e9, "moved_mib": both.bytes / 2**20, "floor_ms": floor_ms}
+        return found
+
+
+def _fix_configurations(pipeline: ModuleType) -> list[Row]:
+    names = [switch.name for switch in pipeline.SWITCHES]
+    return [{"way": SLOW, "fix": "none"}] + [{"way": way, "fix": name} for way in (ALONE, CUMULATIVE) for name in names]
+
+
+def _few(pipeline: ModuleType) -> list[Row]:
+    names = [switch.name for switch in pipeline.SWITCHES if not switch.optional]
+    ends = [{"way": ALONE, "fix": names[-1]}, {"way": CUMULATIVE, "fix": names[-1]}]
+    return [{"way": SLOW, "fix": "none"}, *ends]
+
+
+@experiment(small=_few(vit_pipeline), full=_fix_configurations(vit_pipeline))
+def vit_fixes(way: str, fix: str) -> Row:
+    """The ViT on photos: each fix alone, and one more at a time."""
+    return _fixed(vit_pipeline, way, fix)
+
+
+@experiment(small=_few(gpt_pipeline), full=_fix_configurations(gpt_pipeline))
+def gpt_fixes(way: str, fix: str) -> Row:
+    """The language model: each fix alone, and one more at a time."""
+    return _fixed(gpt_pipeline, way, fix)
+
+
+def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
+    names = [switch.name for switch in pipeline.SWITCHES]
+    chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[way]
+    small = _preset() == "small"
+    found = pipeline.run(frozenset(chosen), preset=_preset(), steps=4 if small else FIX_STEPS)
+    kept = ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms", "n", "peak_gib", "source")
+    idle = device_idle_share(_trace(pipeline, frozenset(chosen))) if device().type == "cuda" else None
+    return {name: found[name] for name in kept} | {"device_idle_share": idle}
+
+
+@experiment(
+    small=[{"pipeline": "vit", "variant": "fixed", "epochs": 1, "seed": 0}],
+    full=[
+        {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
+        for pipeline, epochs in (("vit", 5), ("gpt", 1))
+        for variant in ("slow", "fixed")
+        for seed in range(3)
+    ],
+)
+def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
+    """Training for whole epochs: seconds of the last one with its validation, and what was learned."""
+    found = PIPELINES[pipeline].run(fixes_of(pipeline, variant), preset=_preset(), epochs=epochs, seed=seed)
+    names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
+    return {name: found[name] for name in names}
+
+
+@experiment(small=BOTH, full=BOTH, host=True)
+def diagnose(pipeline: str, variant: str) -> list[Row]:
+    """What a diagnosis finds in each pipeline, the most expensive first."""
+    found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
+    if not len(found):
+        return [{"place": 0, "finding": "nothing"}]
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    return [{"place": place} | row for place, row in enumerate(rows)]
+
+
+@experiment(small=BOTH[:2], full=BOTH, host=True)
+def timeline(pipeline: str, variant: str) -> list[Row]:
+    """One step from a trace, to be drawn: the longest of what ran on the host and on the device, and when."""
+    rows = read_timeline(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant)))
+    rows = rows.assign(ms=rows["end_ms"] - rows["begin_ms"]).nlargest(DRAWN, "ms").sort_values("begin_ms")
+    return [row | {"name": row["name"][:60]} for row in rows.drop(columns="ms").to_dict("records")]
+
+
+@experiment(small=[{"steps": 40}], full=[{"steps": 2000}], host=True)
+def metrics_cost(steps: int) -> list[Row]:
+    """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one."""
+    rows = measure_metrics(steps, preset=_preset())
+    every = max(steps // 50, 1)
+    chunks: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        chunks.setdefault((row["way"], row["step"] // every), []).append(row["ms"])
+    return [
+        {"way": way, "step": chunk * every, "ms": sorted(taken)[len(taken) // 2]}
+        for (way, chunk), taken in chunks.items()
+    ]
+
+
+def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) -> Any:
+    """A profile of a few steps. `detailed` has shapes and lines of source, and makes the host slower."""
+    held: list[profile] = []
+    on_gpu = device().type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    active = PROFILED_STEPS - 4 if on_gpu else 2
+
+    def watch(_model: nn.Module) -> profile:
+        steps = schedule(wait=1, warmup=2, active=active, repeat=1)
+        held.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
+        return held[0]
+
+    pipeline.run(fixes, preset=_preset(), steps=active + 4, profile=watch)
+    return read_trace(held[0])
