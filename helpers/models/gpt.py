@@ -84,7 +84,9 @@ class GPT2LikeModel(nn.Module):
     kernels for packed documents have none, and want 0.
     """
 
-    project = staticmethod(project)  # how `attend`'s path comes to q, k and v; chapter 3 puts slower products in its place
+    project = staticmethod(
+        project
+    )  # how `attend`'s path comes to q, k and v; chapter 3 puts slower products in its place
 
     def __init__(
         self,

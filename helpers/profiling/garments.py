@@ -32,7 +32,7 @@ class Garment:
 def draw(rng: Generator, kind: str, size: tuple[int, int] = (400, 533), patterned: bool | None = None) -> Image.Image:
     """A photo of width × height pixels with one garment of a kind in it; plain or patterned by chance unless given.
 
-    Costs about 30 ms of one core at 400×533.
+    Costs about 40 ms of one core at 400×533.
     """
     garment = KINDS[kind](rng)
     pose = _pose(rng, garment, size)

@@ -64,7 +64,7 @@ def photo_files(
     The small one comes split (`train/CLASS/`, `validation/CLASS/`); its `test/` is not touched.
 
     Generated photos are drawn once, into the cache, and found there again: 1 to 10 classes are garments, 20 are the
-    same ten, plain and patterned. Drawing takes 30 ms of one core a photo, on all cores.
+    same ten, plain and patterned. Drawing takes 40 ms of one core a photo, on all cores.
     """
     if path is None:
         return _generated(classes, (samples, validation_samples), size, seed, cache_folder(cache))

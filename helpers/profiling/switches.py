@@ -4,8 +4,9 @@ A pipeline has a tuple of `Switch`, and what it runs with is a frozenset of the 
 the slow pipeline. `alone` and `cumulative` are the two ways to account for what each fix brings.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Fixes = frozenset[str]
 
@@ -54,3 +55,13 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
     if unknown := sorted(chosen.difference(known), key=str):
         raise ValueError(f"unknown fix {unknown[0]!r}; valid: {', '.join(known)}")
     return chosen
+
+
+def choose(presets: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset of that name, with changes of values that it has."""
+    if preset not in presets:
+        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(presets)}")
+    chosen = presets[preset]
+    if unknown := sorted(set(changes) - set(chosen)):
+        raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")
+    return chosen | changes

@@ -23,6 +23,7 @@ from torch.profiler import record_function
 
 from helpers.lab import device
 from helpers.models import ViT
+from helpers.models.checks import check_positive
 
 from . import loop, switches
 from .epoch_metrics import CollectedMetrics, StreamingMetrics
@@ -94,9 +95,7 @@ def run(
     preset. `steps`, `on_step` and `profile`, and what the times mean: see `loop.train`. `prepare_s` is what was spent
     once, before the first epoch, to decode photos. `validation_accuracy` is over the whole validation split.
     """
-    for name, value in (("epochs", epochs), ("steps", 1 if steps is None else steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
+    check_positive(epochs=epochs, steps=1 if steps is None else steps)
     training = prepare(fixes, preset=preset, path=path, seed=seed, **changes)
     with training.settings():
         found = loop.train(
@@ -136,12 +135,7 @@ def prepare(
 ) -> "Training":
     """Model, optimizer and batches of a set of fixes, before the first step."""
     fixes = switches.check_fixes(fixes, SWITCHES)
-    if preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(PRESETS)}")
-    chosen = PRESETS[preset]
-    if unknown := sorted(set(changes) - set(chosen)):
-        raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")
-    chosen = chosen | changes
+    chosen = switches.choose(PRESETS, preset, changes)
     counts = {name: chosen[name] for name in ("classes", "samples", "validation_samples")}
     train, validation = photo_files(path, **counts, size=chosen["photo_size"], seed=seed)
     where = device()

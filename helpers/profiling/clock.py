@@ -1,0 +1,84 @@
+"""Marks in time: taken without waiting, read later.
+
+On CUDA a mark is an event that the device passes when it has done all that was queued before it. Reading needs the
+event to be over, so marks are read when a step is known to be done. An event costs the host about 2 µs to record;
+making one costs more, so that events are used again.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class HostClock:
+    """The host's clock, which is right for work on the CPU."""
+
+    def __init__(self) -> None:
+        self.mark = time.perf_counter_ns
+        self._zero, self.unix_ns = time.perf_counter_ns(), time.time_ns()
+
+    def done(self, mark: int) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def read(self, marks: Sequence[int]) -> np.ndarray:
+        """Nanoseconds of the marks since `unix_ns` after 1970, as integers."""
+        return np.array(marks, np.int64) - self._zero
+
+
+class DeviceClock:
+    """The clock of a CUDA device, read through events on whichever stream is current.
+
+    Its zero is tied to the host's by one wait when it is made. From then on nothing waits until `wait`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device.index if device.index is not None else torch.cuda.current_device()
+        self._pool: list[torch.cuda.Event] = []
+        self._streams: dict[tuple, torch.cuda.Stream] = {}
+        torch.cuda.synchronize(self._device)
+        self._anchor = self.mark()
+        self.unix_ns = time.time_ns()
+        self._anchor_ns = 0  # of the anchor, since unix_ns
+        torch.cuda.synchronize(self._device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event.record(self._stream())
+        return event
+
+    def done(self, mark: torch.cuda.Event) -> bool:
+        """Whether the device has passed the mark. Doesn't wait."""
+        return mark.query()
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def read(self, marks: Sequence[torch.cuda.Event]) -> np.ndarray:
+        """Nanoseconds of the marks since `unix_ns` after 1970, as integers; the marks are used up.
+
+        Call it with marks in the order in which they were taken, all of them done. A mark on another stream that the
+        device passed before the mark ahead of it counts as passed together with that one.
+
+        An event is read against the first of its step and that one against the last of the step read before: the
+        driver gives differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
+        """
+        start = self._anchor_ns + self._anchor.elapsed_time(marks[0]) * 1e6
+        since = [0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])]
+        times = np.maximum.accumulate(np.rint(start + np.array(since)).astype(np.int64))
+        last = max(range(len(marks)), key=since.__getitem__)
+        self._pool += [self._anchor, *marks[:last], *marks[last + 1 :]]
+        self._anchor, self._anchor_ns = marks[last], int(times[last])
+        return times
+
+    def _stream(self) -> torch.cuda.Stream:
+        """What `torch.cuda.current_stream` returns, without making a new object for it each time."""
+        key = torch._C._cuda_getCurrentStream(self._device)
+        if key not in self._streams:
+            stream, device, kind = key
+            self._streams[key] = torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind)
+        return self._streams[key]

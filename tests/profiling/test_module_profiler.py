@@ -1,0 +1,593 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiling_cases import Spender, VirtualClock, spend, spend_in_backward
+from torch import nn
+from torch.profiler import ProfilerAction
+from torch.utils.checkpoint import checkpoint
+
+from helpers.lab import saved_bytes
+from helpers.lab.memory import MIB
+from helpers.profiling import modules
+from helpers.profiling.modules import ModuleProfiler
+from helpers.profiling.schedule import Schedule
+
+ONE = Schedule(wait=0, warmup=0, active=1)
+X = torch.ones(4)
+
+
+def profiled(model, step, schedule=ONE, steps=1):
+    """The table of a profile, by module."""
+    with ModuleProfiler(model, schedule=schedule) as profiler:
+        for _ in range(steps):
+            step()
+            profiler.step()
+    return profiler.summary().set_index("module")
+
+
+def train(model, x=X):
+    return lambda: model(x).sum().backward()
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still_unless_spent(monkeypatch):
+    monkeypatch.setattr(modules, "HostClock", VirtualClock)
+
+
+class Forked(nn.Module):
+    """Branches that join: gradients flow around the modules as well as through them."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.last = Spender(10, 20), Spender(15, 5), Spender(5, 10)
+
+    def forward(self, x):
+        left = self.left(x)
+        spend(2)
+        return spend_in_backward(self.last(left + self.right(x)), 3) + left
+
+
+def test_forward_and_backward_take_the_time_that_each_module_takes():
+    model = Forked()
+    table = profiled(model, train(model))
+    for path, forward, backward in (("left", 10, 20), ("right", 15, 5), ("last", 5, 10)):
+        row = table.loc[f"model.{path}"]
+        assert (row.type, row.calls, row.forward_ms, row.backward_ms) == ("Spender", 1, forward, backward)
+        assert row.self_ms == row.total_ms == forward + backward
+    row = table.loc["model"]
+    assert (row.type, row.forward_ms, row.backward_ms, row.self_ms) == ("Forked", 32, 38, 5)
+
+
+def test_own_times_and_what_is_outside_add_up_to_the_step():
+    model = Forked()
+
+    def step():
+        spend(10)  # a slow loader
+        spend_in_backward(model(X), 7).sum().backward()  # a slow loss
+        spend(13)  # a slow optimizer
+
+    table = profiled(model, step, Schedule(1, 1, 3), 5)
+    assert table.total_ms["step"] == table.self_ms["step"] == 100
+    assert table.total_ms["outside"] == table.self_ms["outside"] == 30
+    assert table.total_ms["model"] == 70
+    assert table.self_ms.drop("step").sum() == pytest.approx(100)
+    assert table.share[["model", "outside", "step"]].tolist() == [0.7, 0.3, 1]
+    assert (table.forward_ms["step"], table.backward_ms["step"]) == (32, 38)
+
+
+def test_a_few_odd_steps_do_not_count_and_the_rest_still_adds_up():
+    model, durations = nn.Sequential(Spender(1, 1)), iter([5, 6, 7, 8, 9, 10, 11, 12, 1000, 2000])
+
+    def step():
+        spend(next(durations))
+        train(model)()
+
+    table = profiled(model, step, Schedule(0, 0, 10), 10)
+    assert table.total_ms["step"] == pytest.approx(2 + sum([7, 8, 9, 10, 11, 12]) / 6)
+    assert table.self_ms.drop("step").sum() == pytest.approx(table.total_ms["step"])
+    with ModuleProfiler(model, schedule=Schedule(0, 0, 3)) as profiler:
+        for ms in (1, 2, 3):
+            model(X)
+            spend(ms)
+            profiler.step()
+    attributes = profiler.summary().attrs
+    assert attributes == {"steps": 3, "median_ms": 3, "p20_ms": 2.4, "p80_ms": 3.6, "device": "cpu"}
+
+
+def test_a_module_called_twice_counts_twice_and_may_call_another_in_between():
+    shared, other = Spender(10, 5), Spender(5, 15)
+    model = nn.Sequential(shared, other, shared)
+    table = profiled(model, train(model))
+    assert list(table.index) == ["model", "model.0", "model.1", "outside", "step"]
+    assert (table.calls["model.0"], table.calls["model.1"]) == (2, 1)
+    assert table.forward_ms["model.0"] == 20
+    assert table.backward_ms["model.0"] == 10
+    assert table.backward_ms["model.1"] == 15
+
+
+def test_a_model_called_twice_before_one_backward_is_timed_in_both_calls():
+    model = nn.Sequential(Spender(0, 10), Spender(0, 5))
+
+    def step():
+        first, second = model(X), model(2 * X)
+        (first * second).sum().backward()
+
+    table = profiled(model, step)
+    assert table.backward_ms["model.0"] == 20
+    assert table.backward_ms["model.1"] == 10
+
+
+class Recursive(nn.Module):
+    """Calls itself: its time must not count twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Spender(5, 5)
+
+    def forward(self, x, depth=2):
+        return self.inner(x) if depth == 0 else self(x, depth - 1)
+
+
+def test_a_module_that_calls_itself_is_not_counted_twice():
+    model = Recursive()
+    table = profiled(model, lambda: model(X).sum().backward())
+    assert table.calls["model"] == 3
+    assert table.forward_ms["model"] == 5
+    assert table.backward_ms["model"] == 5
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.block = nn.Sequential(Spender(10, 5), Spender(5, 10))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_computes_again_is_recompute_and_in_nobodys_backward(reentrant):
+    model = Checkpointed(reentrant)
+    table = profiled(model, lambda: model(X.clone().requires_grad_()).sum().backward())
+    assert table.calls.drop(["outside", "step"]).tolist() == [1, 1, 1, 1]
+    for path, forward, backward in (("block.0", 10, 5), ("block.1", 5, 10), ("block", 15, 15)):
+        row = table.loc[f"model.{path}"]
+        assert row.forward_ms == forward
+        assert row.backward_ms == backward
+        assert row.recompute_ms == forward
+    assert table.recompute_ms["step"] == 15
+    assert table.self_ms.drop("step").sum() == pytest.approx(table.self_ms["step"])
+
+
+def test_backward_within_forward_is_backward_time():
+    class Penalty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(Spender(5, 10))
+
+        def forward(self, x):
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.inner(x).sum(), x)
+            return self.inner(x) + slope
+
+    model = Penalty()
+    table = profiled(model, train(model))
+    assert table.forward_ms["model.inner.0"] == 10
+    assert table.backward_ms["model.inner.0"] == 20
+    assert table.self_ms["model"] == 0
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    extra: list
+
+
+class Wrapped(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.one, self.two, self.wrap = Spender(0, 10), Spender(0, 5), wrap
+
+    def forward(self, x):
+        return self.wrap(self.one(x), self.two(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "parts"),
+    [
+        (lambda a, b: (a, b), lambda out: out),
+        (lambda a, b: {"a": a, "b": [b, None]}, lambda out: (out["a"], out["b"][0])),
+        (lambda a, b: Answer(a, [b, "text"]), lambda out: (out.logits, out.extra[0])),
+        (lambda a, b: iter((a, b)), tuple),
+    ],
+)
+def test_outputs_may_be_tuples_mappings_dataclasses_and_iterators(wrap, parts):
+    model = Wrapped(wrap)
+
+    def step():
+        one, two = parts(model(X))
+        (one + two).sum().backward()
+
+    table = profiled(model, step)
+    assert table.backward_ms["model.one"] == 10
+    assert table.backward_ms["model.two"] == 5
+
+
+def test_only_the_part_of_the_graph_that_runs_is_timed():
+    model = nn.Sequential(Spender(0, 5), Spender(0, 10), Spender(0, 15))
+    outputs = []
+    model[1].register_forward_hook(lambda module, args, output: outputs.append(output))
+
+    def step():
+        model(X)
+        torch.autograd.grad(outputs.pop().sum(), model[0].weight)
+
+    table = profiled(model, step)
+    assert table.backward_ms["model.0"] == 5
+    assert table.backward_ms["model.1"] == 10
+    assert table.backward_ms["model.2"] == 0
+
+
+def test_a_side_branch_that_is_not_below_the_output_is_timed_too():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.body = Spender(0, 5), Spender(0, 10)
+
+        def forward(self, x):
+            x = self.body(x)
+            self.balance = self.gate(x.detach()).sum()
+            return 3 * x
+
+    model = Gated()
+    table = profiled(model, lambda: (model(X).sum() + model.balance).backward())
+    assert table.backward_ms["model.gate"] == 5
+    assert table.backward_ms["model.body"] == 10
+
+
+def test_frozen_modules_and_evaluation_have_no_backward():
+    model = nn.Sequential(Spender(5, 10), Spender(5, 10))
+    model[0].requires_grad_(False)
+    table = profiled(model, train(model))
+    assert (table.backward_ms["model.0"], table.backward_ms["model.1"]) == (0, 10)
+    with torch.no_grad():
+        table = profiled(model, lambda: model(X))
+    assert table.backward_ms["step"] == 0
+    assert table.forward_ms["step"] == 10
+
+
+def test_a_second_backward_through_a_kept_graph_counts_again():
+    model = nn.Sequential(Spender(0, 5))
+
+    def step():
+        loss = model(X).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    assert profiled(model, step).backward_ms["model.0"] == 10
+
+
+class Faulty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.fails = Spender(5, 5), Spender(5, 5), False
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.fails:
+            raise ArithmeticError("as asked")
+        return self.second(x)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_in_a_step_is_the_users_and_spoils_nothing(where):
+    model = Faulty()
+
+    def fail():
+        model.fails = where == "forward"
+        y = model(X)
+        if where == "backward":
+            model.first.weight.register_hook(lambda gradient: 1 / 0)
+        y.sum().backward()
+
+    def step():
+        with pytest.raises(ArithmeticError):
+            fail()
+        model.fails = False
+        model.first.weight._backward_hooks = None
+        model(X).sum().backward()
+
+    table = profiled(model, step)
+    assert table.calls["model"] == table.calls["model.first"] == 2
+    assert table.calls["model.second"] == (1 if where == "forward" else 2)
+    assert table.forward_ms["model.first"] == 10
+    assert table.backward_ms["model.second"] == 5 if where == "forward" else 10
+    assert table.self_ms.drop("step").sum() == pytest.approx(table.self_ms["step"])
+
+
+def test_a_call_that_anothers_hook_forbids_is_no_call():
+    model, forbidden = Faulty(), []
+
+    def forbid(module, args):
+        if module in forbidden:
+            raise ArithmeticError
+
+    def step():
+        for module in (model, model.second):
+            forbidden[:] = [module]
+            with pytest.raises(ArithmeticError):
+                model(X)
+        forbidden.clear()
+        train(model)()
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(forbid)  # runs before any module's own
+    try:
+        table = profiled(model, step)
+    finally:
+        handle.remove()
+    assert table.calls[["model", "model.first", "model.second"]].tolist() == [2, 2, 1]
+    assert (table.forward_ms["model"], table.backward_ms["model"]) == (15, 10)
+
+
+def test_an_interrupt_leaves_the_profile_in_order():
+    model = Faulty()
+    model.second.forward = lambda x: (_ for _ in ()).throw(KeyboardInterrupt)
+
+    def step():
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        model.first(X)
+
+    table = profiled(model, step, Schedule(0, 1, 1), 2)
+    assert table.calls["model.first"] == 2
+    x = torch.ones(3, requires_grad=True)
+    assert x.exp().grad_fn._saved_result is not None  # the saved-tensor hooks are off again
+
+
+def test_everything_is_removed_on_leaving_and_after_an_exception():
+    model = Forked()
+    with pytest.raises(ArithmeticError), ModuleProfiler(model, schedule=Schedule(0, 0, 5)) as profiler:
+        kept = model(X).sum()
+        profiler.step()
+        raise ArithmeticError
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks_always_called
+    before = len(profiler._steps[0].log)
+    kept.backward()  # its nodes still have hooks, which do nothing
+    assert len(profiler._steps[0].log) == before
+    assert profiler.summary().attrs["steps"] == 1
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Dropout(0.5, inplace=True))
+
+
+def attention():
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+@pytest.mark.parametrize("build", [mlp, attention, lambda: nn.LSTM(8, 8), lambda: nn.Bilinear(8, 8, 8)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_numbers_do_not_change_by_a_bit(build, autocast):
+    model, x = build(), torch.randn(3, 5, 8)
+    arguments = (x, x) if isinstance(model, nn.Bilinear) else (x,)
+
+    def gradients(profiler=None):
+        found = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output = model(*arguments)
+            output = output[0] if isinstance(output, tuple) else output
+            output.float().square().sum().backward()
+            found += [output.detach(), *(p.grad for p in model.parameters())]
+            model.zero_grad()
+            if profiler:
+                profiler.step()
+        return found
+
+    expected = gradients()
+    with ModuleProfiler(model, schedule=Schedule(0, 1, 2)) as profiler:
+        found = gradients(profiler)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_arguments_and_outputs_stay_the_same_objects():
+    seen = []
+
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, query, key):
+            seen.append(query is key)
+            self.returned = query * self.weight
+            return self.returned
+
+    model, x = Looks(), torch.ones(2, requires_grad=True)
+    profiled(model, lambda: seen.append(model(x, x) is model.returned))
+    assert seen == [True, True]
+
+
+def test_it_works_inside_torch_profiler():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as outer:
+        table = profiled(model, train(model, torch.ones(2, 8)))
+    assert table.calls["model.1"] == 1
+    assert any(event.key == "aten::gelu" for event in outer.key_averages())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 4), st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))
+def test_a_schedule_chooses_the_steps_that_torchs_does(wait, warmup, active, repeat):
+    ours = Schedule(wait, warmup, active, repeat)
+    with pytest.warns() if warmup == 0 else pytest.MonkeyPatch.context():
+        theirs = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
+    plain = {ProfilerAction.RECORD_AND_SAVE: ProfilerAction.RECORD}
+    assert [ours(i) for i in range(30)] == [plain.get(theirs(i), theirs(i)) for i in range(30)]
+
+
+def test_only_the_steps_of_the_schedule_are_recorded_and_others_have_no_hooks():
+    model = nn.Sequential(nn.Linear(2, 2))
+    hooks = []
+    with ModuleProfiler(model, schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as profiler:
+        for _ in range(6):
+            hooks.append(len(model[0]._forward_hooks))
+            train(model, torch.ones(2))()
+            profiler.step()
+    assert hooks == [0, 1, 1, 1, 0, 0]
+    assert profiler.summary().attrs["steps"] == 2
+
+
+def test_activations_are_what_autograd_keeps():
+    model, x = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128)), torch.randn(1024, 256)
+    table = profiled(model, train(model, x), Schedule(0, 1, 1), 2)
+    assert table.activation_mib["model.0"] == 1024 * 256 * 4 / MIB  # x
+    assert table.activation_mib["model.1"] == 1024 * 512 * 4 / MIB  # its output, which the next layer keeps as well
+    assert table.activation_mib["model.2"] == 0
+    of_all = saved_bytes(lambda: model(x), without=model.parameters())
+    assert table.activation_mib["model"] == table.activation_mib["step"] == of_all / MIB
+
+
+def test_what_autograd_keeps_is_let_go_in_backward():
+    model = mlp()
+    with ModuleProfiler(model, schedule=Schedule(0, 1, 1)) as profiler:
+        loss = model(torch.randn(3, 8)).sum()
+        during = profiler._running.kept.level_bytes
+        loss.backward()
+        after = profiler._running.kept.level_bytes
+    assert during > 0
+    assert after == 0
+
+
+def test_without_a_warm_up_step_memory_is_not_known():
+    model = mlp()
+    table = profiled(model, train(model, torch.ones(2, 8)), Schedule(0, 0, 1))
+    assert table[["activation_mib", "peak_mib", "backward_peak_mib"]].isna().all().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"wait": -1}, "wait is -1; it must be a whole number, 0 or more"),
+        ({"warmup": 0.5}, "warmup is 0.5"),
+        ({"active": 0}, "active is 0; it must be a whole number, 1 or more"),
+        ({"repeat": True}, "repeat is True"),
+    ],
+)
+def test_a_wrong_schedule_is_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Schedule(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((lambda x: x,), "model is a function; it must be a torch.nn.Module"),
+        ((nn.ReLU(),), "'model' has no parameters"),
+        ((nn.Linear(1, 1), "net", 3), "schedule is 3; it must be a Schedule or a function"),
+        ((nn.Linear(1, 1, device="meta"),), "'model' lies on meta; it must lie on the CPU or on one CUDA device"),
+        ((nn.Linear(1, 1), "net", lambda step: "record"), "the schedule returned 'record' for step 0; it must return"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said), ModuleProfiler(*arguments):
+        pass
+
+
+def test_a_compiled_model_is_refused_in_one_line():
+    model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match=r"'model.1' is compiled, .* profile the model before torch.compile"):
+        ModuleProfiler(model)
+    inplace = nn.Linear(2, 2)
+    inplace.compile()
+    with pytest.raises(ValueError, match="'model' is compiled"):
+        ModuleProfiler(inplace)
+
+
+def test_a_profile_of_nothing_says_what_to_do():
+    model, x = nn.Linear(2, 2), torch.ones(2)
+    with pytest.raises(RuntimeError, match="nothing was profiled: run the loop inside"):
+        ModuleProfiler(model).summary()
+    with ModuleProfiler(model) as profiler:
+        model(x)
+    with pytest.raises(RuntimeError, match=r"step\(\) was never called: call profiler.step\(\) at the end"):
+        profiler.summary()
+    with pytest.raises(RuntimeError, match=r"none of the 2 steps was recorded: Schedule\(wait=1, .* needs 3 or more"):
+        profiled(model, lambda: model(x), None, 2)
+    with pytest.raises(RuntimeError, match="none of the 2 steps was recorded: the schedule returned RECORD for none"):
+        profiled(model, lambda: model(x), lambda step: ProfilerAction.NONE, 2)
+    with pytest.raises(RuntimeError, match=r"no module of 'model' was called .* call it, not its forward\(\)"):
+        profiled(model, lambda: model.forward(x))
+    with pytest.raises(RuntimeError, match=r"step\(\) outside of the with block"):
+        profiler.step()
+
+
+def test_a_model_is_profiled_by_one_profiler_at_a_time():
+    model = Forked()
+    with ModuleProfiler(model), pytest.raises(RuntimeError, match="'part' is being profiled already"):
+        ModuleProfiler(model.left, "part").__enter__()
+    with ModuleProfiler(model.left):
+        pass
+    with pytest.raises(ValueError, match="the schedule returned 5"):
+        ModuleProfiler(model, schedule=lambda step: 5).__enter__()
+    with ModuleProfiler(model):  # that one left nothing behind
+        pass
+
+
+def test_what_a_module_does_beside_the_call_of_another_is_its_own():
+    """The last node made before the call is not what is passed to it, so the graph has to be walked."""
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Spender(1, 10)
+
+        def forward(self, x):
+            x = x.clone()
+            beside = spend_in_backward(x, 7)
+            return beside + self.inner(x)
+
+    model = Beside()
+    table = profiled(model, train(model, torch.ones(2, requires_grad=True)))
+    assert table.backward_ms["model.inner"] == 10
+    assert table.self_ms["model"] == 7
+
+
+@pytest.mark.parametrize("asked_for", ["everything", "the input's gradient"])
+def test_what_feeds_the_model_is_outside(asked_for):
+    """Though the first node that the model made, its weight's transposition, doesn't run for the input's gradient."""
+    model, x = nn.Sequential(nn.Linear(4, 4), Spender(0, 5)), torch.ones(2, 4, requires_grad=True)
+
+    def step():
+        loss = model(spend_in_backward(x, 9)).sum()
+        if asked_for == "everything":
+            loss.backward()
+        else:
+            torch.autograd.grad(loss, x)
+
+    table = profiled(model, step)
+    assert (table.backward_ms["model.1"], table.backward_ms["model.0"], table.total_ms["outside"]) == (5, 0, 9)
+
+
+def test_what_lies_between_two_calls_of_a_model_is_outside():
+    model = nn.Sequential(Spender(1, 5))
+    table = profiled(model, lambda: model(spend_in_backward(model(X), 9)).sum().backward())
+    assert (table.backward_ms["model.0"], table.total_ms["outside"]) == (10, 9)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_adding_up_a_parameters_gradient_is_part_of_its_modules_backward(fed):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4, requires_grad=True)
+    for layer, ms in zip(model, (3, 4), strict=True):
+        layer.weight.register_post_accumulate_grad_hook(lambda parameter, ms=ms: spend(ms))
+    table = profiled(model, lambda: model(spend_in_backward(x, 9) if fed else x).sum().backward())
+    assert table.backward_ms[["model.0", "model.1"]].tolist() == [3, 4]
+    assert table.total_ms["outside"] == (9 if fed else 0)

@@ -1,0 +1,134 @@
+"""The profiler in real time, and on a device whose events are the host's."""
+
+import statistics
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from profiling_cases import VirtualClock
+from torch import nn
+from torch.profiler import ProfilerAction
+
+from helpers.profiling import clock, modules
+from helpers.profiling.modules import ModuleProfiler
+from helpers.profiling.schedule import Schedule
+
+
+def sequential():
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(inplace=True), nn.Linear(64, 1))
+
+
+def train(model):
+    model(torch.ones(8, 16)).sum().backward()
+
+
+def test_on_the_cpu_times_are_those_of_the_hosts_clock():
+    model = sequential()
+    model[1].register_forward_hook(lambda *_: time.sleep(0.02))  # within the parent, outside of the module
+    start = time.perf_counter()
+    with ModuleProfiler(model, schedule=Schedule(0, 0, 1)) as profiler:
+        began = time.perf_counter()
+        train(model)
+        profiler.step()
+        ended = time.perf_counter()
+    table = profiler.summary().set_index("module")
+    assert 20 <= table.forward_ms["model"] <= table.total_ms["step"] <= (ended - start) * 1e3
+    assert table.total_ms["step"] <= (ended - began) * 1e3 + 20
+    assert table.self_ms.drop("step").sum() == pytest.approx(table.total_ms["step"])
+
+
+def test_it_costs_less_than_5_percent_of_a_step_of_20_ms():
+    layers = (nn.TransformerEncoderLayer(192, 4, 768, dropout=0.0, batch_first=True) for _ in range(2))
+    model = nn.Sequential(nn.Linear(64, 192), *layers, nn.Linear(192, 64))  # 21 calls of modules a step
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def timed(rows):
+        x = torch.ones(2, rows, 64)
+        start = time.thread_time()  # what others do on this machine doesn't count
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.thread_time() - start
+
+    def ratio(rows):
+        """Of steps with and without the profiler, in turn."""
+        turns = [[], []]
+        in_turn = [ProfilerAction.NONE, ProfilerAction.RECORD]
+        with ModuleProfiler(model, schedule=lambda step: in_turn[step % 2]) as profiler:
+            for step in range(60):
+                turns[step % 2].append(timed(rows))
+                profiler.step()
+        assert profiler.summary().attrs["steps"] == 30
+        plain, watched = (statistics.median(turn[5:]) for turn in turns)
+        return watched / plain
+
+    rows = 16
+    while min(timed(rows) for _ in range(4)) < 0.02:
+        rows += 16
+    assert any(ratio(rows) < 1.05 for _ in range(3))
+
+
+class FakeEvent:
+    """A CUDA event of a device that is the host."""
+
+    made = 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        FakeEvent.made += 1
+
+    def record(self, stream):
+        self.at = time.perf_counter_ns()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) / 1e6
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """What the profiler asks of torch.cuda, answered by the host; its waits are counted."""
+    waits = []
+    FakeEvent.made = 0
+    answers = {"Event": FakeEvent, "Stream": dict, "current_device": lambda: 0, "synchronize": waits.append}
+    monkeypatch.setattr(clock.torch, "cuda", SimpleNamespace(**answers))
+    monkeypatch.setattr(clock.torch._C, "_cuda_getCurrentStream", lambda device: (7, device, 1), raising=False)
+    monkeypatch.setattr(modules, "HostClock", lambda: clock.DeviceClock(torch.device("cuda")))
+    return waits
+
+
+def test_events_are_used_again_and_nothing_waits_between_steps(waits, monkeypatch):
+    monkeypatch.setattr(modules, "UNREAD_STEPS", 2)
+    model, made = sequential(), []
+    with ModuleProfiler(model, schedule=Schedule(0, 0, 12)) as profiler:
+        before = len(waits)
+        for _ in range(12):
+            made.append(FakeEvent.made)
+            train(model)
+            profiler.step()
+        assert len(waits) == before
+    table = profiler.summary().set_index("module")
+    assert made[5] == FakeEvent.made
+    assert len(waits) > before
+    assert (table.backward_ms.filter(like="model") > 0).all()
+    assert table.self_ms.drop("step").sum() == pytest.approx(table.self_ms["step"])
+
+
+def test_the_clock_of_a_device_keeps_time_over_hours_and_streams(waits):
+    ticking = clock.DeviceClock(torch.device("cuda", 0))
+    zero = ticking._anchor.at
+    for at in (5_000, 3_600_000_000_000):
+        marks = [ticking.mark() for _ in range(3)]
+        for mark, more in zip(marks, (0, 2_000, 1_000), strict=True):  # the last one is on another stream, and early
+            mark.at = zero + at + more
+        assert ticking.read(marks).tolist() == [at, at + 2_000, at + 2_000]
+
+
+def test_a_clock_is_tied_to_the_time_of_day():
+    ticking = clock.HostClock()
+    now = ticking.unix_ns + int(ticking.read([ticking.mark()])[0])
+    assert abs(now - time.time_ns()) < 1e9
+    assert VirtualClock().done(0)

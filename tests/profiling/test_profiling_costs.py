@@ -1,0 +1,121 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiling_cases import Spender
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.profiling.costs import Cost, attention, cost, costs
+from helpers.profiling.modules import ModuleProfiler
+from helpers.profiling.schedule import Schedule
+
+
+def counted(fn):
+    with FlopCounterMode(display=False) as counter:
+        result = fn()
+    return counter.get_total_flops(), result
+
+
+def check_flop(module, shape, input_gradient, call=None):
+    """Ours are those that torch counts, forward and backward."""
+    x = torch.randn(shape, requires_grad=input_gradient)
+    forward, y = counted(lambda: (call or module)(x))
+    backward, _ = counted(lambda: y.sum().backward())
+    ours = cost(module, shape, input_gradient=input_gradient)
+    assert (ours[0].flop, ours[1].flop) == (forward, backward)
+
+
+sizes = st.integers(1, 9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(sizes, max_size=3), sizes, sizes, st.booleans(), st.booleans())
+def test_a_linear_layer_costs_the_products_that_torch_counts(rows, inside, outside, bias, input_gradient):
+    check_flop(nn.Linear(inside, outside, bias=bias), (*rows, inside), input_gradient)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.booleans(), sizes)
+def test_a_convolution_costs_the_products_that_torch_counts(kernel, stride, dilation, padding, gradient, side):
+    shape = (2, 4, side + 5, side + 6)
+    check_flop(nn.Conv2d(4, 6, kernel, stride, padding, dilation), shape, gradient)
+    check_flop(nn.Conv2d(4, 6, 2 * kernel - 1, padding="same", dilation=dilation), shape, gradient)
+
+
+def test_a_grouped_convolution_costs_what_its_groups_cost():
+    """Which torch's counter gets wrong in backward: it counts the weight's gradient as if there were one group."""
+    grouped, alone = nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(2, 3, 3)
+    for whole, one in zip(cost(grouped, (2, 4, 9, 8)), cost(alone, (2, 2, 9, 8)), strict=True):
+        assert whole == Cost(2 * one.flop, 2 * one.bytes)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_as_a_module_costs_the_products_that_torch_counts(batch_first):
+    module = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    check_flop(module, (3, 5, 8), True, lambda x: module(x, x, x, need_weights=True)[0])
+
+
+def test_attention_from_two_products_costs_what_torch_counts():
+    q, k, v = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 7, 7))
+    forward, y = counted(lambda: F.softmax(q @ k.mT, -1) @ v)
+    backward, _ = counted(lambda: y.sum().backward())
+    ours = attention(2, 3, 5, 7, 8, fused=False)
+    assert (ours[0].flop, ours[1].flop) == (forward, backward)
+
+
+def test_fused_attention_computes_more_and_moves_less():
+    (forward, backward), (plain_forward, plain_backward) = (
+        attention(2, 3, 64, 64, 8, fused=fused) for fused in (True, False)
+    )
+    assert (forward.flop, backward.flop * 4) == (plain_forward.flop, plain_backward.flop * 5)
+    tensor, weights = 2 * 3 * 64 * 8 * 4, 2 * 3 * 64 * 64 * 4
+    assert (forward.bytes, backward.bytes) == (4 * tensor, 8 * tensor)
+    assert (plain_forward.bytes, plain_backward.bytes) == (4 * tensor + 4 * weights, 8 * tensor + 7 * weights)
+
+
+@pytest.mark.parametrize("module", [nn.LayerNorm(8), nn.GELU(), nn.Softmax(-1), nn.Linear(8, 3), nn.Conv2d(2, 3, 2)])
+def test_bytes_are_those_of_each_tensor_once(module):
+    x = torch.randn(4, 2, 5, 8, requires_grad=True)
+    y = module(x)
+    weights = sum(parameter.nbytes for parameter in module.parameters())
+    forward, backward = cost(module, tuple(x.shape))
+    assert forward.bytes == x.nbytes + weights + y.nbytes
+    assert backward.bytes == y.nbytes + 2 * x.nbytes + 2 * weights
+    if weights == 0:
+        assert cost(module, tuple(x.shape), input_gradient=False)[1] == Cost()
+
+
+def test_an_embedding_reads_the_rows_it_is_asked_for_and_its_gradient_is_whole():
+    forward, backward = cost(nn.Embedding(100, 16), (3, 5), 2)
+    assert forward == Cost(0, 15 * 8 + 2 * 15 * 16 * 2)
+    assert backward == Cost(0, 15 * 8 + 15 * 16 * 2 + 100 * 16 * 2)
+
+
+def test_the_floor_is_what_binds():
+    one = Cost(flop=10**12, bytes=10**9)
+    assert one.floor_ms(tflops=100, gb_per_s=1000) == 10
+    assert one.floor_ms(tflops=1000, gb_per_s=100) == 10
+    with pytest.raises(ValueError, match="tflops is 0; it must be above 0"):
+        one.floor_ms(0, 1)
+
+
+def test_an_unknown_layer_has_no_cost():
+    assert cost(Spender(), (3,)) is None
+
+
+def test_costs_of_a_model_stand_beside_its_times():
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Embedding(10, 8), shared, nn.GELU(), shared, Spender())
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    with ModuleProfiler(model, "net", Schedule(0, 0, 1)) as profiler:
+        model(tokens).sum().backward()
+        profiler.step()
+    table = costs(model, tokens, name="net")
+    both = profiler.summary().merge(table, on="module")
+    assert both.module.tolist() == ["net.0", "net.1", "net.2"]
+    assert both.calls.tolist() == [1, 2, 1]
+    assert both.forward_flop.tolist() == [0, 2 * 2 * 6 * 8 * 8, 0]
+    assert (both.backward_flop == 2 * both.forward_flop).all()
+    assert not any(module._forward_hooks for module in model.modules())
