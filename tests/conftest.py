@@ -6,6 +6,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
+os.environ["KINETO_LOG_LEVEL"] = "6"  # some builds of torch print a line whenever a profiler starts or stops
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -1,8 +1,8 @@
 """Accuracy and F1 of an epoch so far, in two ways that give the same numbers at very different prices.
 
 `CollectedMetrics` copies every batch to the CPU and computes over all of them again, as a metric of scikit-learn in the
-loop does: at step n that is a wait for the device and O(n) work, O(n²) over the epoch. `StreamingMetrics` adds counts to a confusion matrix on the device: the same
-few kernels at each step, nothing is read until `compute`.
+loop does: at step n that is a wait for the device and O(n) work, O(n²) over the epoch. `StreamingMetrics` adds counts
+to a confusion matrix on the device: the same few kernels at each step, nothing is read until `compute`.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds."""
 
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -143,6 +144,7 @@ def diagnose(pipeline: str, variant: str) -> list[Row]:
     found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
     if not len(found):
         return [{"place": 0, "finding": "nothing"}]
+    found["where"] = found["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
     rows = found.astype(object).where(found.notna(), None).to_dict("records")
     return [{"place": place} | row for place, row in enumerate(rows)]
 
@@ -170,7 +172,7 @@ def metrics_cost(steps: int) -> list[Row]:
 
 
 def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) -> Any:
-    """A profile of a few steps. `detailed` has shapes and lines of source, and makes the host slower."""
+    """A profile of a few steps within one epoch. `detailed` has shapes and lines of source, and slows the host."""
     held: list[profile] = []
     on_gpu = device().type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
@@ -181,5 +183,8 @@ def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) 
         held.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
         return held[0]
 
-    pipeline.run(fixes, preset=_preset(), steps=active + 4, profile=watch)
+    steps = active + 4
+    preset = pipeline.PRESETS[_preset()]
+    samples = max(preset["samples"], preset["batch_size"] * (steps + 2))
+    pipeline.run(fixes, preset=_preset(), steps=steps, profile=watch, samples=samples)
     return read_trace(held[0])

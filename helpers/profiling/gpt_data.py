@@ -131,10 +131,12 @@ class Loader:
     def _on_device(self, made: Tensor | Packed) -> Batch:
         there = made.to(self.feed.device, non_blocking=self.pinned)
         if isinstance(made, Packed):
-            real = int(made.offsets[-1]) - (len(made.offsets) - 1)  # the last token of each document has no target
+            real = int(made.offsets.numpy()[-1]) - (
+                len(made.offsets) - 1
+            )  # the last token of each document has no target
             targets = there.targets(self.pad_id)
             return Batch(there.tokens[None], targets[None], real, there.positions, made.layout())
-        real = int((made[:, 1:] != self.pad_id).sum())
+        real = np.count_nonzero(made.numpy()[:, 1:] != self.pad_id)
         return Batch(there[:, :-1], there[:, 1:], real)
 
 

@@ -39,18 +39,18 @@ from .switches import Fixes
 FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose
 ALL = frozenset(switch.name for switch in SWITCHES)  # and what can be done beyond that
 
-# Presets as plain data; `small` is for a CPU and for tests. `vocab_size` is of made-up text; with a `path`, `samples` and
+# Presets as plain data; `small` is for a CPU and for tests. `vocab_size` is of made-up text; of WikiText, `samples` and
 # `validation_samples` are the most that are taken. `full` takes some 60 GiB while nothing is fixed.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
-        "samples": 48,
-        "validation_samples": 16,
+        "samples": 24,
+        "validation_samples": 8,
         "vocab_size": 499,
         "shape": ({"d_model": 30, "num_heads": 2}, {"d_model": 32, "num_heads": 2}),  # slow, fixed
         "layers": 2,
-        "max_length": 64,
+        "max_length": 200,
         "dropout": 0.1,
-        "batch_size": 8,
+        "batch_size": 4,
         "workers": 1,
         "learning_rate": 3e-3,
     },

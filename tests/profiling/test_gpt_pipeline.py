@@ -108,7 +108,7 @@ def test_a_run_says_what_it_took_and_what_was_learned(fixes):
     rate = real_tokens() / steps / found["iteration_mean_ms"] * 1e3
     assert found["real_tokens_per_s"] == pytest.approx(rate)
     assert found["padding_share"] == pytest.approx(
-        1 - real_tokens() / (steps * (8 * 64 if fixes == SLOW else capacity()))
+        1 - real_tokens() / (steps * (4 * 200 if fixes == SLOW else capacity()))
     )
     assert found["epoch_s"] > steps * found["iteration_p20_ms"] / 1e3
     assert (found["prepare_s"] > 0) == (fixes == FIXED)
@@ -127,7 +127,7 @@ def real_tokens(all_of_it=False):
 
 
 def capacity():
-    return math.ceil(max(round(8 * lengths().mean()), 65) / 64) * 64
+    return math.ceil(max(round(4 * lengths().mean()), lengths().max()) / 64) * 64
 
 
 def test_the_same_run_twice_gives_the_same_numbers():
@@ -149,7 +149,7 @@ def test_alone_and_cumulative_go_through_all_fixes_in_order():
     assert steps[0] == SLOW
     assert steps[-1] == ALL == set(names)
     assert [next(iter(after - before)) for before, after in itertools.pairwise(steps)] == names
-    assert ALL - FIXED == {"compile"}
+    assert {"compile"} == ALL - FIXED
     assert len(names) == len(set(names)) >= 10
 
 
@@ -164,7 +164,7 @@ def test_weights_go_from_any_variant_to_the_plain_model(fixes):
     chosen = PRESETS["small"] | {"dropout": 0.0}
     tokens = torch.randint(1, 499, (2, 40))
     model = build_model(frozenset(fixes), 499, 0, chosen, seed=0)
-    plain = GPT2LikeModel(499, d_model=30, num_heads=2, num_layers=2, max_length=65, dropout=0.0)
+    plain = GPT2LikeModel(499, d_model=30, num_heads=2, num_layers=2, max_length=201, dropout=0.0)
     plain.load_state_dict(plain_state(model.state_dict()))
     causal = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
     torch.testing.assert_close(model(tokens, attend=causal), plain(tokens), atol=1e-5, rtol=1e-4)
@@ -251,19 +251,11 @@ def test_settings_of_torch_are_put_back(before):
     assert seen == [True, False]
 
 
-def test_a_text_teaches_the_model_what_follows_what():
-    found = run(
-        CLEAN,
-        epochs=12,
-        samples=240,
-        batch_size=8,
-        vocab_size=99,
-        dropout=0.0,
-        learning_rate=1e-2,
-        validation_samples=60,
-    )
-    frequencies = SyntheticText(240, 0, 99).unigram_entropy
-    assert found["validation_loss"] < frequencies - 0.1
+@pytest.mark.parametrize("fixes", [CLEAN, CLEAN - {"packed"}], ids=["packed", "padded"])
+def test_a_text_teaches_the_model_what_follows_what(fixes):
+    size = {"samples": 320, "validation_samples": 60, "vocab_size": 99, "max_length": 32, "layers": 1, "batch_size": 8}
+    found = run(fixes, epochs=4, dropout=0.0, learning_rate=2e-2, **size)
+    assert found["validation_loss"] < SyntheticText(320, 0, 99).unigram_entropy - 1
 
 
 # Data
@@ -318,8 +310,9 @@ def test_padding_is_short_or_long_and_a_pack_always_as_long():
     widths = {}
     for name in ("no_item", "short_padding", "packed"):
         widths[name] = [batch.tokens.shape for batch in prepare({name}).epoch(0)]
-    assert set(widths["no_item"]) == {(8, 64)}
-    assert len(set(widths["short_padding"])) > 1 or widths["short_padding"][0][1] <= 64
+    assert set(widths["no_item"]) == {(4, 200)}
+    assert len(set(widths["short_padding"])) > 1
+    assert max(width for _, width in widths["short_padding"]) <= lengths().max() - 1
     assert set(widths["packed"]) == {(1, capacity())}
 
 
