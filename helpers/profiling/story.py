@@ -14,8 +14,9 @@ GOAL_IDLE = 0.05
 PARTS: tuple[tuple[str, set[str], set[str]], ...] = (
     ("embedding", {"ReshapedPatches", "ConvPatches", "Embedding", "PositionalEncoding", "RebuiltPositions"}, set()),
     ("attention", set(), {"attention", "self_attn", "multihead_attn"}),
+    ("attention's output", {"NonDynamicallyQuantizableLinear"}, set()),  # nn.MultiheadAttention's
     ("  softmax", {"Softmax"}, set()),
-    ("feed-forward", set(), {"mlp", "feedforward"}),
+    ("feed-forward", set(), {"mlp", "linear1", "linear2"}),
     ("  GELU", {"GELU"}, set()),
     ("normalisation", {"LayerNorm"}, set()),
     ("head", set(), {"head"}),
@@ -31,7 +32,7 @@ def parts(modules: pd.DataFrame) -> pd.DataFrame:
         whole = [("model", ~found["module"].str.contains(".", regex=False) & (found["type"] != ""))]
         whole += [(part, found["type"].isin(types) | names.isin(called)) for part, types, called in PARTS]
         for part, chosen in whole:
-            times = found[chosen]
+            times = found[chosen & (found["calls"] > 0)]
             if len(times):
                 sums = {name: times[name].sum() for name in ("calls", "forward_ms", "backward_ms", "activation_mib")}
                 both = sums["forward_ms"] + sums["backward_ms"]
@@ -44,6 +45,7 @@ def parts(modules: pd.DataFrame) -> pd.DataFrame:
 def floors(modules: pd.DataFrame) -> pd.DataFrame:
     """Layers of one type together: what they took against what their work must cost at least."""
     known = modules.dropna(subset="floor_ms") if "floor_ms" in modules else modules[:0]
+    known = known.replace({"type": {"NonDynamicallyQuantizableLinear": "Linear"}})  # nn.MultiheadAttention's output
     rows = []
     for keys, found in groups(known, ["gpu", "pipeline", "variant", "type"]):
         sums = {name: found[name].sum() for name in ("calls", "gflop", "moved_mib", "floor_ms", "total_ms")}
