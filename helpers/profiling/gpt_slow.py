@@ -68,7 +68,7 @@ def hidden_keys(tokens: Tensor, positions: Tensor | None) -> Tensor:
 
 
 class SpelledOutLoss(nn.Module):
-    """`LMCrossEntropyLoss` as its definition reads. Each line makes B·T·V numbers of 4 bytes, padding or not."""
+    """`LMCrossEntropyLoss` as its definition reads: softmax, limit and logarithm make B·T·V fp32 numbers each."""
 
     def __init__(self, pad_id: int) -> None:
         super().__init__()

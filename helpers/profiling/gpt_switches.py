@@ -83,7 +83,7 @@ SWITCHES = (
     Switch(
         name="fused_loss",
         where="training loop",
-        slow="cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more in backward",
+        slow="cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more backward",
         fixed="log-softmax keeps one",
     ),
     Switch(
