@@ -5,10 +5,46 @@ import pandas as pd
 from helpers.lab.tables import groups, reached
 
 from .experiments import ALONE, CUMULATIVE, PIPELINES, SLOW
+from .findings import finding as found_as
 
 NAMES = {"vit": "ViT on photos", "gpt": "language model"}
 GOAL_SPEEDUP = {"vit": 5.0, "gpt": 3.0}
 GOAL_IDLE = 0.05
+
+# What gives each planted inefficiency away: a finding of the diagnosis, or something else to look at.
+GIVEN_AWAY = {
+    "workers": found_as.LOADER_WAITS,
+    "token_cache": found_as.LOADER_WAITS,
+    "decode_once": found_as.LOADER_WAITS,
+    "photos_on_device": found_as.LOADER_WAITS,
+    "pinned": found_as.PAGEABLE,
+    "constants_once": found_as.PAGEABLE,
+    "uint8_transfer": "the bytes of a copy: four times the photos'",
+    "single_cut": "the loader's own profile: two resamplings of each photo",
+    "short_padding": "the share of padding",
+    "packed": "the share of padding",
+    "width_256": found_as.UNALIGNED,
+    "width_1024": found_as.UNALIGNED,
+    "vocabulary_64": found_as.UNALIGNED,
+    "fused_qkv": found_as.SEPARATE,
+    "fused_attention": found_as.ATTENTION,
+    "no_dead_projection": found_as.UNUSED,
+    "positions_once": found_as.CONSTANT,
+    "conv_patches": "the embedding's time against its floor",
+    "fused_loss": "kernels over all logits between head and loss",
+    "inference_mode": found_as.KEPT_GRAPH,
+    "no_item": found_as.HOST_WAITS,
+    "streaming_metrics": found_as.HOST_WAITS,
+    "streaming_accuracy": found_as.HOST_WAITS,
+    "fused_optimizer": found_as.OPTIMIZER,
+    "set_to_none": found_as.ZEROED,
+    "cudnn_benchmark": found_as.UNBENCHMARKED,
+    "any_algorithm": "the settings that the profile notes",
+    "keep_memory": found_as.RETURNED,
+    "bf16": found_as.FP32,
+    "compile": found_as.TINY_KERNELS,
+    "cuda_graph": found_as.TINY_KERNELS,
+}
 
 # Parts of a model: by the type of a module, or by its name. What is indented is within the part above.
 PARTS: tuple[tuple[str, set[str], set[str]], ...] = (
@@ -73,19 +109,12 @@ def fixes(plan: pd.DataFrame, pipeline: str) -> pd.DataFrame:
 
 
 def inefficiencies(pipeline: str) -> pd.DataFrame:
-    """What is slow on purpose, and what mends it."""
-    return pd.DataFrame(
-        [
-            {
-                "switch": switch.name,
-                "where": switch.where,
-                "slow": switch.slow,
-                "fixed": switch.fixed,
-                "kind": switch.kind,
-            }
-            for switch in PIPELINES[pipeline].SWITCHES
-        ]
-    )
+    """What is slow on purpose, what gives it away, and what mends it."""
+    rows = []
+    for switch in PIPELINES[pipeline].SWITCHES:
+        row = {"switch": switch.name, "slow": switch.slow, "given away by": GIVEN_AWAY[switch.name]}
+        rows.append(row | {"fixed": switch.fixed, "kind": switch.kind})
+    return pd.DataFrame(rows)
 
 
 def runs(plan: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.lab import records
 from helpers.profiling import experiments, plots, story
+from helpers.profiling.findings import finding
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def test_the_slow_pipelines_are_diagnosed_and_the_fixed_ones_are_clean():
         found = rows[rows["pipeline"] == pipeline].groupby("variant")["finding"]
         assert found.nunique()["slow"] >= least
         assert found.unique()["fixed"].tolist() == ["nothing"]
+        switches = experiments.PIPELINES[pipeline].SWITCHES
+        on_gpu_only = (finding.PAGEABLE, finding.UNBENCHMARKED, finding.RETURNED, finding.FP32, finding.TINY_KERNELS)
+        outside_the_steps = (finding.KEPT_GRAPH,)
+        told = {story.GIVEN_AWAY[switch.name] for switch in switches} & set(finding.NAMES)
+        assert told - {*on_gpu_only, *outside_the_steps} <= set(found.unique()["slow"]) | {finding.LOADER_WAITS}
     assert not rows["where"].dropna().str.startswith("/").any()
 
 
