@@ -66,7 +66,7 @@ def test_it_costs_less_than_5_percent_of_a_step_of_20_ms():
     rows = 16
     while min(timed(rows) for _ in range(4)) < 0.02:
         rows += 16
-    assert any(ratio(rows) < 1.05 for _ in range(3))
+    assert any(ratio(rows) < 1.05 for _ in range(8))  # a busy machine disturbs; a slow profiler fails each time
 
 
 class FakeEvent:
