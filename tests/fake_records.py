@@ -7,6 +7,7 @@ from helpers.batching import experiments as batching
 from helpers.lab import records
 from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.profiling import experiments as profiling
+from helpers.rush import experiments as rush
 from helpers.swiglu import costs, experiments, peers
 
 GIB = 2**30
@@ -264,6 +265,46 @@ def _metrics_cost(config):
     ]
 
 
+def _rung(config):
+    speed = 1 + list(rush.LADDER).index(config["step"]) if "step" in config else 10
+    row = {"tokens_per_s": 5000.0 * speed, "step_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 20, "peak_gib": 20.0}
+    return [row | {"mfu": 0.03 * speed, "matmul_share": 0.04 * speed, "compile_s": 3.0, "loss": 11.8}]
+
+
+def _rush_peers(config):
+    return [_rung({})[0] | {"tokens_per_s": 60000.0 if config["way"] == "ours" else 30000.0}]
+
+
+def _loading(config):
+    return [{"step_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 30, "wait_ms": 0.2, "epoch_s": 1.2}]
+
+
+def _norms(config):
+    return [
+        {"way": way, "ratio_to_torch": 1.0, "share_of_copy": 0.7, "peak_gib": 0.1} | SPREAD
+        for way in rush.norm_ways.WAYS
+    ]
+
+
+def _adam(config):
+    return [{"way": way, "ratio_to_fused": 1.0, "share_of_copy": 0.95} | SPREAD for way in rush.adam_ways.WAYS]
+
+
+def _lecture(config):
+    return [{"way": way, "ratio_to_fp32": 1.0, "peak_gib": 2.0} | SPREAD for way in rush.LECTURE]
+
+
+def _distributed(config):
+    strategies = ("single",) if config["ranks"] == 1 else rush.STRATEGIES
+    held = {"parameter_bytes": 100, "gradient_bytes": 100, "optimizer_bytes": 200, "step_ms": 10.0}
+    return [held | {"strategy": strategy, "last_loss": 5.5} for strategy in strategies]
+
+
+def _memory_plan(config):
+    gib = {"parameter_gib": 1.0, "gradient_gib": 1.0, "optimizer_gib": 2.0, "peak_gib": 9.0, "derived_gib": 9.09}
+    return [gib | {"how": "measured", "simulated": True, "derived_ratio": 1.01}]
+
+
 TABLES = [
     (experiments.sweep, _sweep),
     (experiments.peers, _peers),
@@ -294,4 +335,14 @@ TABLES = [
     (profiling.diagnose, _diagnose),
     (profiling.timeline, _timeline),
     (profiling.metrics_cost, _metrics_cost),
+    (rush.ladder, _rung),
+    (rush.batch, _rung),
+    (rush.checkpointing, _rung),
+    (rush.peers, _rush_peers),
+    (rush.loading, _loading),
+    (rush.norms, _norms),
+    (rush.adam, _adam),
+    (rush.lecture, _lecture),
+    (rush.distributed, _distributed),
+    (rush.memory_plan, _memory_plan),
 ]

@@ -1,0 +1,297 @@
+"""Llama 3: RMSNorm, rotary positions with the 3.1/3.2 scaling, grouped-query attention, SwiGLU.
+
+Every part that a faster one could replace is an argument of `Llama`: the attention, the norm, the rotation, the
+feed-forward layer, whether products that read the same input are one product. The defaults are the plain ones, a
+few lines of torch each, which keep whatever autograd wants to keep.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .checks import check_positive
+from .rotary import Positions, RopeScaling, eager_rotate
+
+# What is fixed by name; everything else is the constructor's default.
+PRESETS = {
+    "tiny": {  # trains on a CPU
+        "vocab_size": 512,
+        "width": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "feedforward_size": 192,
+        "max_length": 4096,
+        "scaling": RopeScaling(factor=32.0, original_length=256),
+    },
+    "llama-3.2-1b": {
+        "vocab_size": 128256,
+        "width": 2048,
+        "layers": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "feedforward_size": 8192,
+        "scaling": RopeScaling(factor=32.0),
+    },
+    "llama-3.1-8b": {
+        "vocab_size": 128256,
+        "width": 4096,
+        "layers": 32,
+        "heads": 32,
+        "kv_heads": 8,
+        "feedforward_size": 14336,
+        "scaling": RopeScaling(factor=8.0),
+        "tied": False,
+    },
+}
+
+INIT_STD = 0.02
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Two products with a softmax between them; q is (B, H, T, D), k and v (B, H / n, T, D).
+
+    Forms all H·T² scores and keeps them about twice for backward. `mask` is added to them: -inf hides. Without one
+    a causal one is made.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))  # (B, H, T, D)
+    mask = causal_mask(q.shape[2], q) if mask is None else mask
+    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + mask.to(q.dtype)  # (B, H, T, T)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def causal_mask(length: int, like: Tensor) -> Tensor:
+    """(T, T) of zeros, with -inf where a position would see a later one."""
+    return torch.full((length, length), -math.inf, dtype=like.dtype, device=like.device).triu(1)
+
+
+def eager_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / √(mean x² + ε) · weight over the last dimension, in fp32 inside, in the type of x outside."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """A weight for each channel, and the function that does the work: `normalise(x, weight, epsilon)`."""
+
+    def __init__(self, width: int, epsilon: float, normalise: Callable[..., Tensor] = eager_rms_norm) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon, self.normalise = epsilon, normalise
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalise(x, self.weight, self.epsilon)
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate x) ⊙ up x); `fused` makes gate and up one product of twice the width."""
+
+    def __init__(self, width: int, hidden: int, fused: bool = False) -> None:
+        super().__init__()
+        self.fused = fused
+        if fused:
+            self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        else:
+            self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1) if self.fused else (self.gate(x), self.up(x))
+        return self.down(F.silu(gate) * up)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: `heads` queries share `kv_heads` keys and values. Head counts are read off the
+    projections, so that a part of the heads (tensor parallelism) needs no other code."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, *, attend, rotate, fused: bool) -> None:
+        super().__init__()
+        self.head_dim, self.attend, self.rotate = head_dim, attend, rotate
+        self.sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        self.fused = fused
+        if fused:
+            self.qkv = nn.Linear(width, sum(self.sizes), bias=False)
+        else:
+            self.q, self.k, self.v = (nn.Linear(width, size, bias=False) for size in self.sizes)
+        self.out = nn.Linear(heads * head_dim, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = self.qkv(x).split(self.sizes, dim=-1) if self.fused else (self.q(x), self.k(x), self.v(x))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)  # (B, T, heads, D)
+        q, k = self.rotate(q, k, cos, sin)
+        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)  # (B, H, T, D)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normed copy of the residual stream and added to it."""
+
+    def __init__(self, norm1: RMSNorm, attention: Attention, norm2: RMSNorm, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), cos, sin, mask)
+        return x + self.mlp(self.norm2(x))
+
+
+class Llama(nn.Module):
+    """Tokens (B, T) to logits (B, T, V) of the token after each.
+
+    Weights start normal with deviation 0.02, those that end a residual branch smaller by √(2·layers), norms at 1.
+    The draw doesn't depend on the parts: any two models of one size start from the same weights on one device.
+
+    The parts, and what each is called with:
+        attend     (q, k, v, mask): (B, H, T, D), twice (B, kv_heads, T, D), None or (T, T) added to the scores
+        normalise  (x, weight, epsilon)
+        rotate     (q, k, cos, sin): (B, T, H, D), (B, T, kv_heads, D), twice (T, D/2)
+        mlp        (width, feedforward_size): makes a module; None is `SwiGLU`
+        fused      q, k, v are one product, gate and up another
+        residual   the type of the residual stream; None leaves it as the embedding gives it
+
+    `checkpoint(block, *arguments)` may be set to run the blocks in another way than calling them.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        feedforward_size: int,
+        *,
+        head_dim: int | None = None,
+        max_length: int = 131072,
+        theta: float = 500000.0,
+        scaling: RopeScaling | None = None,
+        tied: bool = True,
+        epsilon: float = 1e-5,
+        attend: Callable[..., Tensor] = eager_attention,
+        normalise: Callable[..., Tensor] = eager_rms_norm,
+        rotate: Callable[..., tuple[Tensor, Tensor]] = eager_rotate,
+        mlp: Callable[[int, int], nn.Module] | None = None,
+        fused: bool = False,
+        residual: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=kv_heads)
+        check_positive(feedforward_size=feedforward_size, max_length=max_length)
+        if heads % kv_heads:
+            raise ValueError(f"heads is {heads}; it must be a multiple of kv_heads, {kv_heads}")
+        if head_dim is None and width % heads:
+            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}, or head_dim must be given")
+        head_dim = width // heads if head_dim is None else head_dim
+        check_positive(head_dim=head_dim)
+        if head_dim % 2:
+            raise ValueError(f"head_dim is {head_dim}; it must be even, for channels are turned in pairs")
+        self.residual, self.checkpoint = residual, None
+        self.masked = attend is eager_attention  # which reads a mask: made once a pass, not in every layer
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.positions = Positions(head_dim, max_length, theta, scaling)
+
+        def block() -> Block:
+            norm1, norm2 = (RMSNorm(width, epsilon, normalise) for _ in range(2))
+            attention = Attention(width, heads, kv_heads, head_dim, attend=attend, rotate=rotate, fused=fused)
+            feed = SwiGLU(width, feedforward_size, fused) if mlp is None else mlp(width, feedforward_size)
+            return Block(norm1, attention, norm2, feed)
+
+        self.layers = nn.ModuleList(block() for _ in range(layers))
+        self.norm = RMSNorm(width, epsilon, normalise)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.reset_parameters()
+
+    @classmethod
+    def from_name(cls, name: str, **changes) -> "Llama":
+        """The model of a preset, with changes: `from_name("llama-3.2-1b", layers=2)`."""
+        return cls(**preset(name) | changes)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights and fill the tables of positions. One weight at a time exists twice."""
+        self.positions.reset_parameters()
+        for name, weight in self.weights().items():
+            if weight.is_meta:
+                continue
+            if weight.dim() == 1:
+                weight.fill_(1)
+                continue
+            ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = INIT_STD / math.sqrt(2 * len(self.layers)) if ends_branch else INIT_STD
+            drawn = torch.empty(weight.shape, device=weight.device)
+            weight.copy_(drawn.normal_(std=std, generator=generator))
+
+    def weights(self, of: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
+        """Views of the weights, (out, in), by the names that transformers gives them, however the parts hold them.
+
+        `of` says what of a parameter: `lambda p: p.grad` for gradients. A tied head has no entry of its own.
+        """
+        found = {"model.embed_tokens.weight": of(self.embedding.weight)}
+        for i, layer in enumerate(self.layers):
+            held = {f"self_attn.{name}": view for name, view in _attention_weights(layer.attention, of).items()}
+            held |= {f"mlp.{name}": view for name, view in _mlp_weights(layer.mlp, of).items()}
+            held |= {"input_layernorm": of(layer.norm1.weight), "post_attention_layernorm": of(layer.norm2.weight)}
+            found |= {f"model.layers.{i}.{name}.weight": view for name, view in held.items()}
+        found["model.norm.weight"] = of(self.norm.weight)
+        if self.head.weight is not self.embedding.weight:
+            found["lm_head.weight"] = of(self.head.weight)
+        return found
+
+    @torch.no_grad()
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy weights that have transformers' names: its `state_dict()`, or another Llama's `weights()`."""
+        views = self.weights()
+        missing = sorted(views.keys() - weights.keys())
+        if missing:
+            raise ValueError(f"no weight {missing[0]!r} is given, nor {len(missing) - 1} others of {len(views)}")
+        for name, view in views.items():
+            if view.shape != weights[name].shape:
+                raise ValueError(f"{name} is {tuple(weights[name].shape)}; it must be {tuple(view.shape)}")
+            view.copy_(weights[name])
+
+    def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the head multiplies: the normed residual stream (B, T, width)."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
+        cos, sin = self.positions(tokens.shape[1])
+        x = self.embedding(tokens)  # (B, T, width)
+        x = x if self.residual is None else x.to(self.residual)
+        mask = causal_mask(tokens.shape[1], x) if mask is None and self.masked else mask
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask) if self.checkpoint is None else self.checkpoint(layer, x, cos, sin, mask)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V). `mask`, (T, T) or (B, 1, T, T), replaces the causal one: it is added to the scores."""
+        return self.head(self.hidden(tokens, mask))
+
+
+def preset(name: str) -> dict:
+    """The arguments of a preset; a `ValueError` that names those there are."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _attention_weights(attention: Attention, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    if attention.fused:
+        q, k, v = of(attention.qkv.weight).split(attention.sizes)
+    else:
+        q, k, v = (of(linear.weight) for linear in (attention.q, attention.k, attention.v))
+    return {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": of(attention.out.weight)}
+
+
+def _mlp_weights(mlp: nn.Module, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    if not isinstance(mlp, SwiGLU):  # as `helpers.swiglu` holds them: transposed
+        gate, up, down = (of(weight).t() for weight in (mlp.W, mlp.V, mlp.U))
+    elif mlp.fused:
+        (gate, up), down = of(mlp.gate_up.weight).chunk(2), of(mlp.down.weight)
+    else:
+        gate, up, down = (of(linear.weight) for linear in (mlp.gate, mlp.up, mlp.down))
+    return {"gate_proj": gate, "up_proj": up, "down_proj": down}

@@ -1,0 +1,32 @@
+"""One training loop on many ranks: DDP, ZeRO-2, ZeRO-3, tensor parallelism; real ones, on GPUs (nccl) or CPUs (gloo).
+
+torchrun --nproc-per-node 8 -m helpers.rush.distributed --strategy zero3 --model llama-3.1-8b --backend nccl
+measure([Job(strategy="ddp"), Job(strategy="zero3")], ranks=2)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .job import STRATEGIES, Job
+from .launch import RankFailed, joined, launch
+from .training import train
+
+__all__ = ["STRATEGIES", "Job", "RankFailed", "joined", "launch", "measure", "train"]
+
+
+def measure(jobs: Sequence[Job], ranks: int) -> list[dict[str, Any]]:
+    """A row for each job, run one after another on the same `ranks` new processes of this machine.
+
+    All are checked before a process starts. The jobs share one process group, so their backends must be the same.
+    """
+    for job in jobs:
+        job.check(ranks)
+    if len({job.backend for job in jobs}) > 1:
+        raise ValueError("jobs that share ranks must have one backend; measure those of each apart")
+    return launch(work, ranks, list(jobs))[0]
+
+
+def work(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """What one rank does: join, and train each job."""
+    with joined(jobs[0].backend, jobs[0].timeout_s) as device:
+        return [train(job, device) for job in jobs]

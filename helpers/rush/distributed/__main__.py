@@ -1,0 +1,103 @@
+"""`torchrun -m helpers.rush.distributed …`, or `python -m helpers.rush.distributed --ranks N …` on one machine.
+
+Rank 0 prints one line of JSON. What the user got wrong ends in one line on stderr and exit code 2, before anything is
+allocated; a rank that fails ends all, with its error and exit code 1.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from . import measure, work
+from .job import BACKENDS, PRECISIONS, STRATEGIES, Job
+from .launch import RankFailed, under_torchrun
+
+CHOICES = {"strategy": STRATEGIES, "backend": BACKENDS, "precision": PRECISIONS}
+HELP = {
+    "model": "a preset of helpers.models.Llama",
+    "batch": "sequences of a step, over all ranks",
+    "sequence": "tokens of a sequence",
+    "accumulate": "micro-batches of a step",
+    "precision": "bf16: fp32 parameters, bf16 compute",
+    "checkpointing": "compute each block again in backward",
+    "bucket_mib": "ddp: average gradients in pieces of so many MiB",
+    "sync_each": "average gradients after each micro-batch",
+    "clip": "the gradient's norm at most",
+    "save": "folder to write a checkpoint to",
+    "resume": "folder to go on from",
+    "timeout_s": "how long a rank waits for one that is gone",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> None:
+        raise ValueError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = Parser(prog="helpers.rush.distributed", description="Train a Llama on many ranks; print a row of JSON.")
+    found.add_argument("--ranks", type=int, help="processes to start here; torchrun starts its own")
+    for field in dataclasses.fields(Job):
+        flag = "--" + field.name.replace("_", "-")
+        says = HELP.get(field.name, "")
+        if field.name in CHOICES:
+            says = f"{says + '; ' if says else ''}one of {', '.join(CHOICES[field.name])}"
+        if isinstance(field.default, bool):
+            found.add_argument(flag, action="store_true", help=says)
+        else:
+            kind = str if field.default is None else type(field.default)
+            found.add_argument(flag, type=kind, default=field.default, help=f"{says} ({field.default})".strip())
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        chosen = vars(parser().parse_args(arguments))
+        ranks = chosen.pop("ranks")
+        job = Job(**chosen)
+        if under_torchrun():
+            if ranks is not None:
+                raise ValueError("--ranks is for starting without torchrun, which has its own --nproc-per-node")
+            job.check(int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        else:
+            job.check(1 if ranks is None else ranks)
+    except ValueError as error:
+        return _refused(error)
+    if under_torchrun():
+        return _as_a_rank(job)
+    try:
+        [row] = measure([job], ranks or 1)
+    except RankFailed as error:
+        print(f"{error.details}helpers.rush.distributed: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(row))
+    return 0
+
+
+@record  # so that torchrun names the error of the rank that failed first
+def _as_a_rank(job: Job) -> int:
+    [row] = work([job])
+    if os.environ["RANK"] == "0":
+        print(json.dumps(row), flush=True)
+    return 0
+
+
+def _refused(error: ValueError) -> int:
+    """Say what is wrong: once on each machine. The other ranks wait to be ended, for the first to end ends all."""
+    if int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        time.sleep(30)
+    else:
+        print(f"helpers.rush.distributed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

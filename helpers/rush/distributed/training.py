@@ -1,0 +1,162 @@
+"""The loop that every strategy runs, and the row it returns."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from helpers.lab.memory import GIB
+from helpers.lab.timing import Timing
+from helpers.models.llama import preset
+
+from . import checkpoints, strategies
+from .job import Job
+
+Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
+
+
+def train(job: Job, device: torch.device) -> dict[str, Any]:
+    """Train on this rank, as one of the joined group; the row is the same on all ranks.
+
+    Times are of whole steps but the first, which allocates. Bytes and peaks are the largest of any rank.
+    """
+    ranks = dist.get_world_size()
+    mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
+    model = strategies.build(job, device, mesh)
+    optimizer = optimizer_of(job, model)
+    begin = checkpoints.load(job.resume, model, optimizer) if job.resume else 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    losses, norms, clock = [], [], Clock(device)
+    for step in range(begin, begin + job.steps):
+        batches = micro_batches(job, step, dist.get_rank(), ranks, device)
+        loss, norm = train_step(job, model, optimizer, batches)
+        losses.append(loss)
+        norms.append(norm)
+        clock.mark()
+    if job.save:
+        checkpoints.save(job.save, model, optimizer, begin + job.steps)
+    return _row(job, ranks, device, clock.steps()) | {
+        "losses": _averaged(losses),
+        "gradient_norms": _averaged(norms),
+        **_largest(held(model, optimizer) | peak(device), device),
+    }
+
+
+def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
+    """AdamW, fused: one that isn't makes copies as large as its state."""
+    return torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
+
+
+def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batches) -> tuple[Tensor, Tensor]:
+    """One step over the micro-batches: this rank's mean loss, and the norm of the whole gradient before clipping."""
+    optimizer.zero_grad(set_to_none=True)
+    loss_of = strategies.loss_of(job, model, batches[0][0].device)
+    total = torch.zeros((), device=batches[0][0].device)
+    for number, (tokens, targets) in enumerate(batches, 1):
+        now = job.sync_each or number == len(batches)
+        with strategies.synchronising(model, now), strategies.differentiating(job):
+            loss = loss_of(tokens, targets) / len(batches)
+            loss.backward()
+        total += whole(loss.detach())
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip))
+    optimizer.step()
+    return total, norm
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that is spread over ranks, put together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Batches:
+    """This rank's part of a step's random tokens."""
+    generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
+    size = (job.batch, job.sequence + 1)
+    tokens = torch.randint(preset(job.model)["vocab_size"], size, generator=generator).to(device)
+    parts = job.data_ranks(ranks)
+    mine = tokens.chunk(parts)[rank % parts]
+    return [(part[:, :-1], part[:, 1:]) for part in mine.chunk(job.accumulate)]
+
+
+class Clock:
+    """Marks the ends of steps, on a GPU without waiting for it, and tells their lengths in ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.marks: list[Any] = []
+        self.mark()
+
+    def mark(self) -> None:
+        if not self.cuda:
+            self.marks.append(time.perf_counter())
+            return
+        self.marks.append(torch.cuda.Event(enable_timing=True))
+        self.marks[-1].record()
+
+    def steps(self) -> list[float]:
+        pairs = zip(self.marks, self.marks[1:], strict=False)
+        if not self.cuda:
+            return [(end - begin) * 1e3 for begin, end in pairs]
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in pairs]
+
+
+def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state that this rank holds."""
+    parameters = list(model.parameters())
+    state = [t for per in optimizer.state.values() for t in per.values() if isinstance(t, Tensor)]
+    return {
+        "parameter_bytes": local_bytes(parameters),
+        "gradient_bytes": local_bytes(p.grad for p in parameters if p.grad is not None),
+        "optimizer_bytes": local_bytes(state),
+    }
+
+
+def local_bytes(tensors: Iterable[Tensor]) -> int:
+    locals_ = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    return sum(t.numel() * t.element_size() for t in locals_)
+
+
+def peak(device: torch.device) -> dict[str, float]:
+    return {"peak_gib": torch.cuda.max_memory_allocated() / GIB} if device.type == "cuda" else {}
+
+
+def _row(job: Job, ranks: int, device: torch.device, step_ms: list[float]) -> dict[str, Any]:
+    timing = Timing.of(step_ms[1:] or step_ms)
+    return {
+        "strategy": job.strategy,
+        "ranks": ranks,
+        "backend": job.backend,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "model": job.model,
+        "batch": job.batch,
+        "sequence": job.sequence,
+        "accumulate": job.accumulate,
+        "precision": job.precision,
+        "checkpointing": job.checkpointing,
+        "tokens_per_s": job.batch * job.sequence / timing.median_ms * 1e3,
+        "step_ms": timing.median_ms,
+        "p20_ms": timing.p20_ms,
+        "p80_ms": timing.p80_ms,
+        "n": timing.n,
+    }
+
+
+def _averaged(values: list[Tensor]) -> list[float]:
+    """Means over the ranks. One collective, after the loop: nothing waits for a number while it trains."""
+    stacked = torch.stack(values).double()
+    dist.all_reduce(stacked)
+    return (stacked / dist.get_world_size()).tolist()
+
+
+def _largest(numbers: dict[str, float], device: torch.device) -> dict[str, float]:
+    values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return {name: type(number)(value) for (name, number), value in zip(numbers.items(), values.tolist(), strict=True)}

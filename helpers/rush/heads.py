@@ -1,0 +1,113 @@
+"""The last product and the loss: from the hidden states (T, C) and the head's weight (V, C) to one number.
+
+With V = 128256 the logits are the largest tensor of a small Llama's training: 0.25 MiB a token in bf16, and the
+plain way holds them about three times, partly in fp32. The gradient of the cross-entropy is known as soon as the
+logits are, so `chunked` computes loss and gradients for some tokens at a time and never holds (T, V) numbers.
+The products are the same three as the plain way's; nothing is computed twice.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # the target of a token that doesn't count
+CHUNK_BYTES = 2**30  # of a chunk's logits at most
+
+Head = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x (T, C), weight (V, C), targets (T,)) -> mean loss
+# (logits (T, V), targets (T,)) -> losses (T,) in fp32 and their gradients (T, V), in the type of the logits
+Pieces = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def full(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """All logits at once, and their cross-entropy in fp32."""
+    return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=IGNORED)
+
+
+def torch_chunked(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """torch's own chunked way (2.13 and later). It wants one type, and adds the loss up in it: in bf16, a loss near 6
+    comes in steps of 1/32, and is off by one or two of them."""
+    dtype = compute_dtype(x)
+    with without_autocast(x):
+        x, weight = x.to(dtype), weight.to(dtype)
+        options = torch.nn.LinearCrossEntropyOptions()
+        return F.linear_cross_entropy(x, weight, targets, ignore_index=IGNORED, options=options)
+
+
+def chunked(
+    x: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None, pieces: Pieces | None = None
+) -> Tensor:
+    """Cross-entropy of x @ weight.T, a chunk of tokens at a time, with the gradients computed in forward.
+
+    Holds a chunk's logits and their gradient, and from forward to backward the gradients of x and `weight`, the
+    latter summed in the type of the weight. `pieces` does the part between the products. Backward can run once.
+    """
+    x = x.flatten(0, -2)
+    if chunk is None:
+        chunk = chunk_length(len(x), len(weight), compute_dtype(x))
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1 token")
+    if not torch.is_grad_enabled():
+        x, weight = x.detach(), weight.detach()  # so that no gradient is computed
+    return _Chunked.apply(x, weight, targets.flatten(), chunk, pieces or loss_and_gradient)
+
+
+def chunk_length(tokens: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """The largest power of two of tokens whose logits take at most `CHUNK_BYTES`; no more than there are."""
+    most = max(CHUNK_BYTES // (vocabulary * dtype.itemsize), 1)
+    return max(min(2 ** (most.bit_length() - 1), tokens), 1)
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the summed cross-entropy, without the tokens to ignore. Compiled: two reads of the logits and one write."""
+    wide = logits.float()
+    counts = targets != IGNORED
+    normaliser = wide.logsumexp(dim=-1)  # (T,)
+    target = wide.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    hit = torch.arange(wide.shape[1], device=wide.device) == targets[:, None]  # (T, V)
+    gradient = ((wide - normaliser[:, None]).exp() - hit.float()) * counts[:, None]
+    return (normaliser - target) * counts, gradient.to(logits.dtype)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, pieces: Pieces) -> Tensor:
+        dtype = compute_dtype(x)
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        grad_x = torch.empty_like(x) if need_x else None
+        grad_weight = torch.zeros_like(weight) if need_weight else None
+        count = (targets != IGNORED).sum()
+        losses = torch.zeros((), dtype=torch.float32, device=x.device)
+        with without_autocast(x):
+            w = weight.to(dtype)
+            for begin in range(0, len(x), chunk):
+                rows = slice(begin, begin + chunk)
+                part = x[rows].to(dtype)
+                loss, grad = pieces(part @ w.T, targets[rows])  # (chunk,), (chunk, V)
+                losses += loss.sum()
+                if need_x:
+                    grad_x[rows] = grad @ w
+                if need_weight:
+                    grad_weight += grad.T @ part
+                del grad
+        ctx.save_for_backward(grad_x, grad_weight, count)
+        return losses / count
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        # In place: autograd's own check of versions refuses a second backward, which would find them scaled already.
+        grad_x, grad_weight, count = ctx.saved_tensors
+        scale = upstream / count
+        grads = [None if grad is None else grad.mul_(scale) for grad in (grad_x, grad_weight)]
+        return *grads, None, None, None
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type of the products: autocast's where it is on, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def without_autocast(x: Tensor) -> torch.autocast:
+    return torch.autocast(x.device.type, enabled=False)

@@ -1,0 +1,198 @@
+"""LayerNorm and RMSNorm by every way there is: as functions to be compared, and swapped into any model.
+
+    swap_norms(model, to="triton")    # every nn.LayerNorm and nn.RMSNorm of the model; `to="torch"` undoes it
+
+What a norm must at least move, forward and backward, is told by `least_bytes`.
+"""
+
+import shutil
+import types
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
+
+from . import kernels
+
+KINDS = ("layer", "rms")
+WRITTEN_OUT, COMPILED, TORCH, OURS = "torch operations", "torch.compile", "torch", "triton"
+APEX, LIGER = "apex", "liger"
+WAYS = (WRITTEN_OUT, COMPILED, TORCH, OURS, APEX, LIGER)
+SWAPS = (TORCH, OURS, APEX, LIGER)
+PACKAGES = {OURS: "triton", APEX: "apex", LIGER: "liger-kernel"}
+
+# (x, weight, bias, eps) -> y; weight and bias may be None, eps too for RMSNorm, whose bias is never there
+Norm = Callable[[Tensor, Tensor | None, Tensor | None, float | None], Tensor]
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` over the last dimension by the fused kernels, or by the way that `swap_norms` has chosen.
+
+    Under autocast the output has autocast's type; `nn.LayerNorm` gives fp32, twice the bytes, all of them kept for the
+    next matrix product's backward unless that copies them to half precision again.
+    """
+
+    way = OURS
+
+    def forward(self, x: Tensor) -> Tensor:
+        _one_dimension(self.normalized_shape)
+        return NORMS["layer"][self.way](x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` over the last dimension by the fused kernels, or by the way that `swap_norms` has chosen."""
+
+    way = OURS
+
+    def forward(self, x: Tensor) -> Tensor:
+        _one_dimension(self.normalized_shape)
+        return NORMS["rms"][self.way](x, self.weight, None, self.eps)
+
+
+def swap_norms(model: nn.Module, to: str = OURS) -> int:
+    """Make every LayerNorm and RMSNorm of a model compute by a way of `SWAPS`; returns how many there are of them.
+
+    The modules stay what they are, with parameters, names and hooks, so optimizers and checkpoints notice nothing; only
+    their class changes. Norms over more than the last dimension, and subclasses of torch's, are left alone.
+    """
+    if to not in SWAPS:
+        raise ValueError(f"to is {to!r}; allowed: {', '.join(map(repr, SWAPS))}")
+    if to in (APEX, LIGER) and installed(PACKAGES[to]) is None:
+        raise ValueError(f"to is {to!r}; {NOT_INSTALLED}{PACKAGES[to]}")
+    pairs = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
+    theirs = {ours: torchs for torchs, ours in pairs.items()}
+    count = 0
+    for module in model.modules():
+        kind = theirs.get(type(module), type(module))
+        if kind not in pairs or len(module.normalized_shape) != 1:
+            continue
+        count += 1
+        module.__dict__.pop("way", None)
+        module.__class__ = kind if to == TORCH else pairs[kind]
+        if to not in (TORCH, OURS):
+            module.way = to
+    return count
+
+
+def norm(way: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    """The norm of a kind by a way, as a function of x, weight and bias. See `obstacle` before."""
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; allowed: {', '.join(map(repr, KINDS))}")
+    if way not in WAYS:
+        raise ValueError(f"way is {way!r}; allowed: {', '.join(map(repr, WAYS))}")
+    # Code of its own for each: torch.compile keeps what it compiled, and how often, with the code object.
+    chosen = torch.compile(_own_code(NORMS[kind][WRITTEN_OUT]), dynamic=False) if way == COMPILED else NORMS[kind][way]
+
+    def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return chosen(x, weight, bias, eps)
+
+    return normalise
+
+
+def obstacle(way: str, device: torch.device) -> str:
+    """Why a way can't run on this machine, in a line for a table's status; "" if it can."""
+    package = PACKAGES.get(way)
+    if package is not None and installed(package) is None:
+        return NOT_INSTALLED + package
+    if package is not None and device.type != "cuda":
+        return "needs CUDA"
+    if way == COMPILED and device.type == "cuda" and installed("triton") is None:
+        return NOT_INSTALLED + "triton"
+    if way == COMPILED and device.type == "cpu" and not (shutil.which("g++") or shutil.which("c++")):
+        return "needs a C++ compiler"
+    return ""
+
+
+def least_bytes(elements: int, itemsize: int, residual: bool = False) -> tuple[int, int]:
+    """What forward and backward of a norm must at least move: 2 and 3 tensors of x's size.
+
+    Forward reads x and writes y; backward reads ∂L/∂y and x and writes ∂L/∂x. With a residual added inside it is 4 and
+    4: one tensor more in and one more out, and the sum's gradient in. Left out are the weights and the statistics.
+    """
+    tensors = (4, 4) if residual else (2, 3)
+    return tensors[0] * elements * itemsize, tensors[1] * elements * itemsize
+
+
+def _written_out_layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = wide if weight is None else wide * weight
+    return (wide if bias is None else wide + bias).to(x.dtype)
+
+
+def _written_out_rms(x: Tensor, weight: Tensor | None, bias: None, eps: float | None) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _given(eps))
+    return (wide if weight is None else wide * weight).to(x.dtype)
+
+
+def _apex_layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    from apex.normalization import fused_layer_norm as apex
+
+    shape = x.shape[-1:]
+    if weight is None:
+        return apex.fused_layer_norm(x, shape, eps)
+    bias = torch.zeros_like(weight) if bias is None else bias
+    return apex.fused_layer_norm_affine(x, weight, bias, shape, eps)
+
+
+def _apex_rms(x: Tensor, weight: Tensor | None, bias: None, eps: float | None) -> Tensor:
+    from apex.normalization import fused_layer_norm as apex
+
+    if weight is None:
+        return apex.fused_rms_norm(x, x.shape[-1:], _given(eps))
+    return apex.fused_rms_norm_affine(x, weight, x.shape[-1:], _given(eps))
+
+
+def _liger_layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    weight = x.new_ones(x.shape[-1]) if weight is None else weight
+    return LigerLayerNormFunction.apply(x, weight, torch.zeros_like(weight) if bias is None else bias, eps)
+
+
+def _liger_rms(x: Tensor, weight: Tensor | None, bias: None, eps: float | None) -> Tensor:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    weight = x.new_ones(x.shape[-1]) if weight is None else weight
+    # offset 0; "gemma" casts the result after the weight, as torch does; the gradient it is given stays as it is
+    return LigerRMSNormFunction.apply(x, weight, _given(eps), 0.0, "gemma", False)
+
+
+NORMS: dict[str, dict[str, Norm]] = {
+    "layer": {
+        WRITTEN_OUT: _written_out_layer,
+        TORCH: lambda x, weight, bias, eps: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
+        OURS: kernels.layer_norm,
+        APEX: _apex_layer,
+        LIGER: _liger_layer,
+    },
+    "rms": {
+        WRITTEN_OUT: _written_out_rms,
+        TORCH: lambda x, weight, bias, eps: F.rms_norm(x, x.shape[-1:], weight, eps),
+        OURS: lambda x, weight, bias, eps: kernels.rms_norm(x, weight, eps),
+        APEX: _apex_rms,
+        LIGER: _liger_rms,
+    },
+}
+
+
+def _given(eps: float | None) -> float:
+    """What torch's RMSNorm takes if it is given nothing, for what is computed in fp32."""
+    return torch.finfo(torch.float32).eps if eps is None else eps
+
+
+def _own_code(function: Callable) -> Callable:
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+def _one_dimension(normalized_shape: tuple[int, ...]) -> None:
+    if len(normalized_shape) != 1:
+        raise ValueError(
+            f"normalized_shape must be one number, the width of the last dimension, not {normalized_shape}"
+        )

@@ -1,0 +1,173 @@
+"""The same model as others train it: transformers' Llama, as it is and with what its users add to make it fast."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.lab import device as this_device
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
+from helpers.models import Llama
+from helpers.models.llama import preset
+from helpers.models.rotary import RopeScaling
+
+from .run import measure
+from .setup import Setup
+
+FLASH = "flash_attention_2"
+
+# way -> what differs from transformers as it comes, which is SDPA and AdamW as torch chooses (foreach on a GPU)
+WAYS: dict[str, dict[str, Any]] = {
+    "transformers, eager attention": {"attention": "eager"},
+    "transformers": {},
+    "transformers, FlashAttention-2": {"attention": FLASH},
+    "transformers, fused AdamW": {"fused": True},
+    "transformers, fused AdamW, compile": {"fused": True, "compile": True},
+    "transformers, liger-kernel, fused AdamW": {"fused": True, "liger": True},
+    "transformers, liger-kernel, FlashAttention-2, fused AdamW": {"fused": True, "liger": True, "attention": FLASH},
+}
+
+
+def obstacle(way: str, device: torch.device) -> str:
+    """Why a way can't run here, in a line for a table's status; "" if it can."""
+    parts = _parts(way)
+    wanted = {
+        "transformers": True,
+        "flash_attn": parts.get("attention") == FLASH,
+        "liger-kernel": parts.get("liger", False),
+    }
+    for package, needed in wanted.items():
+        if needed and installed(package) is None:
+            return NOT_INSTALLED + package
+    if device.type != "cuda" and (wanted["flash_attn"] or wanted["liger-kernel"]):
+        return "needs CUDA"
+    return ""
+
+
+def run(way: str, setup: Setup, *, steps: int = 20, warmup: int = 3, loss_steps: int = 20) -> dict[str, Any]:
+    """A way's row, by the measure of our own. Of the setup count the model, precision, batch, sequence, learning rate,
+    and seed, from which our Llama draws the weights that both start from."""
+    return measure(build(way, setup), setup, steps=steps, warmup=warmup, loss_steps=loss_steps)
+
+
+def build(way: str, setup: Setup, device: torch.device | None = None) -> Callable[[Tensor], Tensor]:
+    """`step(tokens)`: one training step of a way on tokens (B, T + 1); returns the loss, unread."""
+    device, parts = device or this_device(), _parts(way)
+    if reason := obstacle(way, device):
+        raise ValueError(reason)
+    model = transformers_llama(setup, device, parts.get("attention", "sdpa"))
+    patched = apply_liger(model) if parts.get("liger") else {}
+    options = {"fused": True} if parts.get("fused") else {}
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=setup.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, **options
+    )
+    forward = torch.compile(model, dynamic=False) if parts.get("compile") else model
+
+    def step(tokens: Tensor) -> Tensor:
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        with replaced(_modeling(), patched):
+            with torch.autocast(device.type, torch.bfloat16, enabled=setup.precision == "amp-bf16"):
+                loss = forward(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def transformers_llama(setup: Setup, device: torch.device, attention: str) -> nn.Module:
+    """transformers' model of a setup's size, in training mode, with the weights that our own would start from."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(setup.seed)
+    with torch.device(device):
+        ours = Llama.from_name(setup.model)
+        model = LlamaForCausalLM(config(setup.model, attention))
+    found = model.load_state_dict(ours.weights(), strict=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise ValueError(f"transformers' names are others than ours: {found}")
+    return model.to(torch.bfloat16 if setup.precision == "bf16" else torch.float32).train()
+
+
+def config(model: str, attention: str = "sdpa"):
+    """transformers' configuration of a preset."""
+    import transformers
+
+    size = preset(model)
+    theta, scaling = size.get("theta", 500000.0), size.get("scaling")
+    rope: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if scaling is None else _scaling(scaling)}
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        kind = {"rope_type": "default"} if scaling is None else _scaling(scaling)
+        rope = {"rope_parameters": {"rope_theta": theta} | kind}
+    return transformers.LlamaConfig(
+        vocab_size=size["vocab_size"],
+        hidden_size=size["width"],
+        intermediate_size=size["feedforward_size"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        num_key_value_heads=size["kv_heads"],
+        max_position_embeddings=size.get("max_length", 131072),
+        tie_word_embeddings=size.get("tied", True),
+        rms_norm_eps=size.get("epsilon", 1e-5),
+        attn_implementation=attention,
+        use_cache=False,
+        **rope,
+    )
+
+
+def apply_liger(model: nn.Module) -> dict[str, Any]:
+    """Put liger-kernel's parts into a model; returns what that replaced in transformers' module for everyone.
+
+    Those names are given back at once: a step of this model replaces them while it runs, and no other model meets them.
+    """
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    module = _modeling()
+    before = dict(vars(module))
+    apply_liger_kernel_to_llama(model=model)
+    patched = {name: value for name, value in vars(module).items() if value is not before.get(name)}
+    for name in patched:
+        setattr(module, name, before[name])
+    return patched
+
+
+@contextlib.contextmanager
+def replaced(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
+    """Names of a module mean something else inside."""
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+@functools.cache
+def _modeling() -> ModuleType:
+    from transformers.models.llama import modeling_llama
+
+    return modeling_llama
+
+
+def _parts(way: str) -> dict[str, Any]:
+    if way not in WAYS:
+        raise ValueError(f"unknown way {way!r}; valid: {'; '.join(WAYS)}")
+    return WAYS[way]
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low,
+        "high_freq_factor": scaling.high,
+        "original_max_position_embeddings": scaling.original_length,
+    }

@@ -1,0 +1,160 @@
+"""The bytes that ranks exchange in a training step: derived, and counted.
+
+    transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="bf16"), ranks=8)
+
+Of S bytes over n ranks, a gather or a scatter makes each rank send S·(n−1)/n, an all-reduce twice that, by any
+algorithm that lets no rank send more than another.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.rush.distributed.job import Job
+from helpers.rush.distributed.training import train_step
+
+from . import rank
+from .activations import FP32
+from .shapes import Shapes, elements, share
+
+GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
+FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
+ROUNDS = {GATHER: 1, SCATTER: 1, REDUCE: 2}  # how often (n−1)/n of the bytes leave a rank
+
+# By torch's names.
+KINDS = {
+    "_allgather_base_": GATHER,
+    "all_gather_into_tensor": GATHER,
+    "_reduce_scatter_base_": SCATTER,
+    "reduce_scatter_tensor": SCATTER,
+    "allreduce_": REDUCE,
+    "all_reduce": REDUCE,
+}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`count` collectives of the same kind and purpose, of `bytes` together, each counted whole."""
+
+    what: str
+    kind: str
+    bytes: int
+    count: int
+    phase: str
+    # Whether computation goes on meanwhile: all of it may hide, or none, or all but the first or last collective.
+    hides: str = "none"
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that each rank sends, and receives."""
+        return ROUNDS[self.kind] * self.bytes * (ranks - 1) / ranks
+
+
+def transfers(job: Job, ranks: int) -> list[Transfer]:
+    """All that is exchanged in a step of `ranks`, in its order but for what is of one purpose."""
+    job.check(ranks)
+    if ranks == 1:
+        return []
+    shapes = Shapes.of(job.model)
+    found = {"ddp": _ddp, "zero2": _zero, "zero3": _zero, "tp": _tp}[job.strategy](job, shapes, ranks)
+    return [transfer for transfer in found if transfer.bytes]
+
+
+def _ddp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
+    size = FP32 * elements(shapes.weights)
+    times = job.accumulate if job.sync_each else 1
+    buckets = max(1, math.ceil(size / (job.bucket_mib * 2**20)))
+    return [Transfer("gradients", REDUCE, times * size, times * buckets, BACKWARD, "all but the last")]
+
+
+def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
+    table = [] if shapes.tied else [[shapes.table]]
+    last = shapes.outside if shapes.tied else [shapes.table, (shapes.width, 1)]
+    body = table + [shapes.block] * shapes.layers
+    itemsize = {"fp32": 4, "bf16": 2}[job.precision]
+
+    def whole(units: list, itemsize: int) -> int:
+        return itemsize * ranks * sum(share(unit, ranks) for unit in units)
+
+    passes = job.accumulate
+    again = passes if job.strategy == "zero3" else 0
+    sums = passes if job.sync_each else 1
+    every = [*body, last]
+    return [
+        Transfer(
+            "parameters", GATHER, passes * whole(every, itemsize), passes * len(every), FORWARD, "all but the first"
+        ),
+        Transfer("parameters again", GATHER, again * whole(body, itemsize), again * len(body), BACKWARD, "all"),
+        Transfer("gradients", SCATTER, sums * whole(every, FP32), sums * len(every), BACKWARD, "all but the last"),
+        Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
+    ]
+
+
+def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
+    """Two gathers and two scatters of the residual stream in a block and a pass; recomputation does all but the last."""
+    itemsize = {"fp32": 4, "bf16": 2}[job.precision]
+    tokens, layers = job.batch * job.sequence, shapes.layers
+    stream, wide = tokens * shapes.width * itemsize, tokens * shapes.width * FP32
+    norms = FP32 * shapes.width * (2 * layers + 1)
+    passes = job.accumulate  # micro-batches: their tokens add up to the batch's
+
+    def pair(what: str, gathers: int, scatters: int, phase: str) -> list[Transfer]:
+        return [
+            Transfer(what, GATHER, gathers * stream, gathers * passes, phase),
+            Transfer(what, SCATTER, scatters * stream, scatters * passes, phase),
+        ]
+
+    again = layers if job.checkpointing else 0
+    return [
+        Transfer("embedding", SCATTER, wide, passes, FORWARD),
+        *pair("stream", 2 * layers + 1, 2 * layers, FORWARD),
+        Transfer("loss", REDUCE, 3 * tokens * FP32, 3 * passes, FORWARD),
+        *pair("stream, recomputed", 2 * again, again, BACKWARD),
+        *pair("gradient of the stream", 2 * layers, 2 * layers + 1, BACKWARD),
+        Transfer("gradient of the embedding", GATHER, wide, passes, BACKWARD),
+        # A rank's share of the sequence gives a part of the norms' gradients; both readers, clip and step, add them up.
+        Transfer("gradients of the norms", REDUCE, 2 * norms, 2 * (2 * layers + 1), AFTER),
+        Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
+    ]
+
+
+def counted(job: Job, ranks: int) -> dict[str, tuple[int, int]]:
+    """SIMULATION: for each kind of collective its bytes and how many, in a step of a rank that runs without memory."""
+    job.check(ranks)
+    meter = Meter()
+    with rank.weightless(job, ranks, meter) as step:
+        meter.seen.clear()
+        train_step(job, *step)
+    return meter.seen
+
+
+class Meter(TorchDispatchMode):
+    """Sees collectives go by: bytes, each counted whole, and number, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, tuple[int, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its collectives come here as operations on local tensors
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name.split("::")[1]
+        if function.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
+            operands = [t for t in torch.utils._pytree.tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
+            kind = KINDS.get(name, name)
+            size, count = self.seen.get(kind, (0, 0))
+            self.seen[kind] = size + max(t.nbytes for t in operands), count + 1
+        return result
+
+
+def totals(found: list[Transfer]) -> dict[str, tuple[int, int]]:
+    """Of each kind, bytes and number: what `counted` returns."""
+    kinds = dict.fromkeys(transfer.kind for transfer in found)
+    return {
+        kind: tuple(sum(column) for column in zip(*[(t.bytes, t.count) for t in found if t.kind == kind], strict=True))
+        for kind in kinds
+    }

@@ -1,0 +1,122 @@
+"""The tables and sentences of chapter 5, made from the records."""
+
+import pandas as pd
+
+from helpers.lab.tables import groups, reached
+
+from .ladder import LEFT, START, STEPS, stands_on
+
+GOAL_MFU, GOAL_PEER, GOAL_START, GOAL_FLOAT8 = 0.60, 1.5, 12.0, 1.2
+GOAL_NORM, GOAL_ADAM = 0.65, 0.90
+LIGER = "transformers, liger-kernel, FlashAttention-2, fused AdamW"
+
+
+def ladder(plan: pd.DataFrame) -> pd.DataFrame:
+    """Each rung against the one it stands on, and against the start; its loss against fp32's."""
+    rows = []
+    for gpu, found in plan.groupby("gpu", dropna=False, sort=False) if "gpu" in plan else [(None, plan)]:
+        known = found.set_index("step")
+        for step in [START, *STEPS]:
+            if step not in known.index:
+                continue
+            rate, before = _value(known, step, "tokens_per_s"), None
+            if step != START:
+                before = _value(known, stands_on(step), "tokens_per_s")
+            row = {"gpu": gpu, "step": step, "tokens_per_s": rate, "gain": _ratio(rate, before)}
+            row["gain in all"] = _ratio(rate, _value(known, START, "tokens_per_s"))
+            row |= {
+                name: _value(known, step, name) for name in ("mfu", "matmul_share", "peak_gib", "compile_s", "loss")
+            }
+            rows.append(row | {"status": known.loc[step, "status"]})
+    return pd.DataFrame(rows)
+
+
+def changes() -> pd.DataFrame:
+    """What each rung changes, in which it stands on which, and why some are left again."""
+    rows = [
+        {
+            "step": step,
+            "changes": ", ".join(f"{name} = {value}" for name, value in change.items()),
+            "stands on": stands_on(step),
+            "left, because": LEFT.get(step, ""),
+        }
+        for step, change in STEPS.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def longest(checkpointing: pd.DataFrame) -> pd.DataFrame:
+    """The longest sequence that fits with each way of checkpointing, and its speed."""
+    rows = []
+    for keys, found in groups(checkpointing, ["gpu", "checkpointing"]):
+        fits = found[found["status"] == "ok"]
+        if len(fits):
+            last = fits.loc[fits["sequence"].idxmax()]
+            rows.append(keys | {name: last[name] for name in ("sequence", "tokens_per_s", "peak_gib", "mfu")})
+    return pd.DataFrame(rows)
+
+
+def ladder_verdicts(measured: pd.DataFrame, peers: pd.DataFrame) -> list[str]:
+    """What the chapter aims at in training speed, held against the records."""
+    said = []
+    told = ladder(measured) if len(measured) else measured
+    for keys, found in groups(told[told["mfu"].notna()] if len(told) else told, ["gpu"]):
+        plain = found[found["step"] != "float8"]
+        best = plain.loc[plain["tokens_per_s"].idxmax()]
+        said.append(
+            f"{keys['gpu']}: best bf16 rung, {best['step']}: {best['tokens_per_s']:,.0f} tokens/s, "
+            f"{best['mfu']:.1%} MFU ({reached(best['mfu'] >= GOAL_MFU)}: at least {GOAL_MFU:.0%}), "
+            f"{best['gain in all']:.1f}× the start "
+            f"({reached(best['gain in all'] >= GOAL_START)}: at least {GOAL_START:g})"
+        )
+        for row in found[found["step"] == "float8"].to_dict("records"):
+            said.append(
+                f"{keys['gpu']}: float8, {row['gain']:.2f}× the same in bf16 "
+                f"({reached(row['gain'] >= GOAL_FLOAT8)}: at least {GOAL_FLOAT8})"
+            )
+    for keys, found in groups(peers, ["gpu"]):
+        rates = found.set_index("way")["tokens_per_s"].dropna()
+        others = [way for way in rates.index if way != "ours"]
+        if "ours" in rates and others:
+            way = LIGER if LIGER in others else rates[others].idxmax()
+            ratio = rates["ours"] / rates[way]
+            said.append(f"{keys['gpu']}: {ratio:.2f}× {way} ({reached(ratio >= GOAL_PEER)}: at least {GOAL_PEER})")
+    return said or ["The ladder has not been measured on a GPU yet."]
+
+
+def kernel_verdicts(norms: pd.DataFrame, adam: pd.DataFrame) -> list[str]:
+    """How near our kernels come to the bandwidth of a copy."""
+    said = []
+    for table, name, goal in ((norms, "norm", GOAL_NORM), (adam, "AdamW", GOAL_ADAM)):
+        ours = table[table["way"] == "triton"].dropna(subset="share_of_copy") if "share_of_copy" in table else table[:0]
+        for keys, found in groups(ours, ["gpu"]):
+            lowest = found["share_of_copy"].min()
+            said.append(
+                f"{keys['gpu']}: our {name} kernel moves its bytes at {lowest:.0%} of a copy's rate or more "
+                f"({reached(lowest >= goal)}: at least {goal:.0%})"
+            )
+    return said or ["The fused kernels have not been measured on a GPU yet."]
+
+
+def same_losses(distributed: pd.DataFrame) -> list[str]:
+    """How far the last loss of each strategy is from one process's."""
+    said = []
+    for keys, found in groups(distributed, ["gpu"]):
+        alone = found[found["strategy"] == "single"]["last_loss"]
+        others = found[found["strategy"] != "single"]
+        if len(alone) and len(others):
+            apart = (others["last_loss"] - alone.iloc[0]).abs().max()
+            said.append(
+                f"{keys['gpu']}: on 2 and 4 ranks no strategy's last loss is further than {apart:.1e} from one rank's"
+            )
+    return said or ["The strategies have not been compared yet."]
+
+
+def _value(known: pd.DataFrame, step: str, column: str) -> float | None:
+    if step not in known.index or column not in known or pd.isna(known.loc[step, column]):
+        return None
+    return float(known.loc[step, column])
+
+
+def _ratio(value: float | None, to: float | None) -> float | None:
+    return None if value is None or to is None else value / to

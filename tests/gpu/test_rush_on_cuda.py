@@ -1,0 +1,166 @@
+"""The rush's setups on a GPU: every way walks the curve of the plain one, captured and compiled steps included."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from helpers.lab import peak_memory
+from helpers.lab.timing import relative_error
+from helpers.models.llama import eager_attention
+from helpers.rush import LADDER, Setup, Trainer, climb, heads, loss_curve, parts, run
+from helpers.rush.optimizers import SmallStateAdamW
+from helpers.rush.run import random_tokens
+
+TINY = Setup(model="tiny", sequence=128)
+AMP = dataclasses.replace(TINY, precision="amp-bf16", attention="flash", optimizer="fused")
+COMPILED = dataclasses.replace(AMP, compile="default", head="chunked")
+STEPS = 8  # a graph is captured in the fourth
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return loss_curve(TINY, STEPS)
+
+
+def here(setup):
+    """The setup, or a skip with the reason why this machine can't run it."""
+    if reason := setup.obstacle(torch.device("cuda")):
+        pytest.skip(reason)
+    return setup
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "cudnn"},
+        {"attention": "math"},
+        {"norm": "torch"},
+        {"norm": "triton"},
+        {"rope": "triton"},
+        {"head": "chunked"},
+        {"head": "triton"},
+        {"head": "torch"},
+        {"optimizer": "for-loop"},
+        {"optimizer": "foreach"},
+        {"optimizer": "triton"},
+        {"optimizer": "bf16-state"},
+        {"optimizer": "8-bit"},
+        {"mlp": "level 0"},
+        {"mlp": "level 2"},
+        {"fused": True},
+        {"residual": "bf16"},
+        {"precision": "bf16"},
+        {"float8": "tensorwise"},
+        {"float8": "torchao"},
+        {"checkpointing": "full"},
+        {"checkpointing": "selective"},
+        {"clip": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("graph", [False, True], ids=["", "graph"])
+def test_every_way_walks_the_plain_curve_captured_or_not(changes, graph, reference):
+    setup = here(dataclasses.replace(AMP, **changes, cuda_graph=graph))
+    tolerance = 4 / 32 if setup.head == "torch" else 2e-2
+    assert loss_curve(setup, STEPS) == pytest.approx(reference, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head": "full"},
+        {"cuda_graph": True},
+        {"attention": "cudnn", "residual": "bf16", "fused": True},
+        {"checkpointing": "selective"},
+        {"checkpointing": "memory budget", "memory_budget": 0.3},
+        {"float8": "tensorwise", "cuda_graph": True},
+        {"norm": "triton", "rope": "triton", "head": "triton", "optimizer": "triton"},
+        {"mlp": "level 2", "cuda_graph": True},
+        {"optimizer": "8-bit", "cuda_graph": True},
+    ],
+    ids=str,
+)
+def test_compiled_steps_walk_the_plain_curve(changes, reference):
+    setup = here(dataclasses.replace(COMPILED, **changes))
+    assert loss_curve(setup, STEPS) == pytest.approx(reference, abs=2e-2)
+
+
+def test_the_last_step_of_the_ladder_that_the_others_stand_on_gives_a_row():
+    setup = climb(TINY)["batch 16"].possible(torch.device("cuda"))
+    row = run(dataclasses.replace(setup, compile="default", batch=4), steps=20)
+    assert row["n"] == 20
+    assert 0 < row["matmul_share"] < 1
+    assert row["compile_s"] > row["step_ms"] / 1e3
+
+
+def test_a_captured_step_reads_the_tokens_it_is_given():
+    trainer = Trainer(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12))
+    batches = random_tokens(trainer.setup, 2)
+    for _ in range(5):
+        trainer.step(batches[0])
+    first, second = float(trainer.step(batches[0])), float(trainer.step(batches[1]))
+    expected = [float(trainer.loss(tokens)) for tokens in batches]
+    assert [first, second] == pytest.approx(expected, abs=1e-3)
+    assert first != second
+
+
+@pytest.mark.parametrize("backend", ["math", "flash", "cudnn"])
+def test_attention_equals_the_eager_one(backend):
+    q, k, v = (torch.randn(2, 257, n, 64, device="cuda").transpose(1, 2) for n in (8, 2, 2))
+    upstream = torch.randn_like(q)
+
+    def gradients(attend, dtype):
+        inputs = [tensor.to(dtype).detach().requires_grad_() for tensor in (q, k, v)]
+        out = attend(*inputs)
+        return out, *torch.autograd.grad(out, inputs, upstream.to(dtype))
+
+    expected = gradients(eager_attention, torch.float32)
+    found = gradients(parts.attention(backend), torch.bfloat16)
+    assert max(relative_error(ours, true) for ours, true in zip(found, expected, strict=True)) < 1e-2
+
+
+def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
+    x = torch.randn(8192, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (0.02 * torch.randn(128256, 2048, device="cuda")).requires_grad_()
+    targets = torch.randint(128256, (8192,), device="cuda")
+
+    def gradients(head, **options):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = head(x, weight, targets, **options)
+        return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+
+    compiled = parts.compiled(COMPILED, heads.loss_and_gradient)
+    expected = gradients(heads.full)
+    for pieces in (heads.loss_and_gradient, compiled):
+        found = gradients(heads.chunked, pieces=pieces)
+        assert max(relative_error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) < 2e-2
+    del expected, found
+    full = peak_memory(lambda: gradients(heads.full)).added_bytes
+    chunked = peak_memory(lambda: gradients(heads.chunked, pieces=compiled)).added_bytes
+    assert chunked < 0.5 * full
+
+
+@pytest.mark.parametrize("state", ["bf16", "8-bit"])
+def test_a_compiled_update_is_adamws_first_step(state):
+    weight = torch.randn(3, 1024, device="cuda", requires_grad=True)
+    copy = weight.detach().clone().requires_grad_()
+    weight.grad = torch.randn_like(weight)
+    copy.grad = weight.grad.clone()
+    SmallStateAdamW([weight], lr=0.1, weight_decay=0.3, state=state).step()
+    torch.optim.AdamW([copy], lr=0.1, weight_decay=0.3).step()
+    torch.testing.assert_close(weight, copy, atol=1e-5, rtol=1e-5)
+
+
+def test_the_step_of_an_8_bit_optimizer_needs_little_memory_beside_its_state():
+    weight = torch.randn(2**26, device="cuda", requires_grad=True)
+    weight.grad = torch.randn_like(weight)
+    optimizer = SmallStateAdamW([weight])
+    optimizer.step()
+    assert peak_memory(optimizer.step).added_bytes < 0.6 * weight.nbytes
+
+
+def test_each_step_of_the_ladder_runs_here_or_says_why_not():
+    for name, setup in LADDER.items():
+        assert setup.obstacle(torch.device("cuda")) == "" or setup.possible(torch.device("cuda")) != setup, name

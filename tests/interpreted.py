@@ -1,0 +1,68 @@
+"""What tests of Triton kernels share: loops in Triton's interpreter, and kernels compiled for a GPU that's elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+
+
+def allow_loops() -> None:
+    """Let a tensor of the interpreter bound a loop: from NumPy 2.4 on an array of one element is no integer."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+    if patch.__name__ == "patch_with_index":
+        return
+
+    def patch_with_index(tensor, scope) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_with_index
+
+
+# Runs in a process of its own, for the interpreter is chosen when Triton is imported.
+COMPILER = """
+import importlib, json, os, re, subprocess, sys, tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+def compiled(module, kernel, types, constants, options):
+    kernel = getattr(importlib.import_module(module), kernel)
+    signature = {n: types.get(n) or "constexpr" for n in kernel.arg_names}
+    values = {n: None for n, kind in types.items() if kind is None} | constants
+    constant = {(kernel.arg_names.index(n),): value for n, value in values.items()}
+    divisible = [n for n, kind in types.items() if kind and (kind[0] == "*" or kind == "i32")]
+    aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
+    source = ASTSource(kernel, signature, constant, aligned)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptxas = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(found.asm["ptx"])
+        file.flush()
+        target = re.search(r"\\.target (sm_\\w+)", found.asm["ptx"])[1]
+        command = [ptxas, "-v", "-arch=" + target, file.name, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "ptx": found.asm["ptx"],
+        "registers": int(re.search(r"Used (\\d+) registers", said)[1]),
+        "spilled": int(re.search(r"(\\d+) bytes spill stores", said)[1]),
+        "shared": found.metadata.shared,
+    }
+
+print(json.dumps([compiled(*job) for job in json.load(sys.stdin)]))
+"""
+
+
+def compile_for_hopper(jobs: list[tuple[str, str, dict, dict, dict]]) -> list[dict]:
+    """Compile kernels for sm_90: (module, kernel, types, constants, options) -> PTX, registers, bytes spilled, shared.
+
+    A type is Triton's (`*bf16`), or None for an argument that is None; pointers and integers count as multiples of 16.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER], input=json.dumps(jobs), capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,220 @@
+"""Llama: transformers' logits as the oracle, parts that can be exchanged, and able to learn."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_cases import SIZE, TOKENS, numbers
+
+from helpers.models import Llama
+from helpers.models.llama import PRESETS, eager_attention
+from helpers.models.rotary import RopeScaling, rates
+from helpers.swiglu import MemoryOptimizedSwigluMLP
+
+# What transformers computed on `llama_cases`: logits of every sixth position, and rates of rotation by preset.
+KNOWN = json.loads(Path(__file__).with_name("llama_logits.json").read_text())
+
+PARTS = {
+    "fused products": {"fused": True},
+    "SDPA": {"attend": lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)},
+    "F.rms_norm": {"normalise": lambda x, weight, epsilon: F.rms_norm(x, weight.shape, weight, epsilon)},
+    "chapter 4's mlp": {"mlp": lambda width, hidden: MemoryOptimizedSwigluMLP(width, hidden, 2)},
+}
+
+
+def small(**changes):
+    return Llama(**SIZE | changes)
+
+
+def filled(**changes):
+    model = small(**changes)
+    model.load_weights({name: numbers(name, view.shape) for name, view in model.weights().items()})
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("parts", [{}, *PARTS.values()], ids=["plain", *PARTS])
+def test_logits_are_those_of_transformers(tied, parts):
+    logits = filled(tied=tied, **parts)(torch.tensor(TOKENS))
+    known = torch.tensor(KNOWN["tied" if tied else "untied"])
+    torch.testing.assert_close(logits[0, ::6], known, atol=3e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_positions_turn_as_fast_as_in_transformers(name):
+    size = PRESETS[name]
+    found = rates(size["width"] // size["heads"], 500000.0, size["scaling"])
+    torch.testing.assert_close(found, torch.tensor(KNOWN[name], dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_the_transformers_that_is_installed(tied):
+    from transformers import LlamaForCausalLM
+
+    from helpers.rush import peers
+
+    theirs = LlamaForCausalLM(peers.config("tiny"))
+    ours = Llama.from_name("tiny")
+    ours.load_weights(theirs.state_dict())
+    tokens = torch.randint(512, (2, 300))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_sizes_are_those_of_the_models_they_are_named_after():
+    with torch.device("meta"):
+        one, eight = Llama.from_name("llama-3.2-1b"), Llama.from_name("llama-3.1-8b")
+    assert sum(parameter.numel() for parameter in one.parameters()) == 1_235_814_400
+    assert sum(parameter.numel() for parameter in eight.parameters()) == 8_030_261_248
+    assert one.head.weight is one.embedding.weight
+    assert eight.head.weight is not eight.embedding.weight
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    groups=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    pairs=st.integers(1, 4),
+    batch=st.integers(1, 3),
+    length=st.integers(1, 9),
+    changed=st.integers(0, 8),
+)
+def test_no_position_sees_a_later_one(groups, kv_heads, pairs, batch, length, changed):
+    size = {"vocab_size": 11, "width": 8, "layers": 2, "feedforward_size": 6, "max_length": 16}
+    model = Llama(**size, heads=groups * kv_heads, kv_heads=kv_heads, head_dim=2 * pairs)
+    tokens = torch.randint(11, (batch, length))
+    changed = min(changed, length - 1)
+    others = tokens.clone()
+    others[:, changed] = (others[:, changed] + 1) % 11
+    before, after = model(tokens), model(others)
+    assert before.shape == (batch, length, 11)
+    assert torch.equal(before[:, :changed], after[:, :changed])
+    assert not torch.equal(before[:, changed], after[:, changed])
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_a_part_changes_neither_the_weights_at_the_start_nor_the_gradients(parts):
+    tokens = torch.tensor(TOKENS)
+
+    def gradients(**changes):
+        torch.manual_seed(3)
+        model = small(**changes)
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        return model.weights(), model.weights(lambda parameter: parameter.grad)
+
+    (weights, grads), (reference, reference_grads) = gradients(**parts), gradients()
+    assert weights.keys() == reference.keys()
+    assert all(torch.equal(weights[name], reference[name]) for name in reference)
+    for name, grad in reference_grads.items():
+        torch.testing.assert_close(grads[name], grad, atol=1e-6, rtol=1e-4)
+
+
+def test_attention_depends_on_distances_and_not_on_places():
+    model = small(max_length=64)
+    cos, sin = model.positions(64)
+    attention = model.layers[0].attention
+    x = torch.randn(1, 8, 32)
+    early, late = attention(x, cos[:8], sin[:8]), attention(x, cos[40:48], sin[40:48])
+    torch.testing.assert_close(early, late, atol=1e-5, rtol=1e-4)
+
+
+def test_without_a_scaling_each_pair_turns_at_theta_to_a_power():
+    assert rates(4, 100.0, None).tolist() == pytest.approx([1.0, 0.1])
+
+
+@given(head_dim=st.integers(1, 64).map(lambda n: 2 * n), factor=st.floats(1, 64), original=st.integers(8, 10_000))
+def test_a_scaling_slows_each_pair_by_at_most_its_factor_and_slow_ones_more(head_dim, factor, original):
+    scaling = RopeScaling(factor=factor, original_length=original)
+    ratio = rates(head_dim, 10_000.0, scaling) / rates(head_dim, 10_000.0, None)
+    assert ratio.max() <= 1 + 1e-12
+    assert ratio.min() >= 1 / factor - 1e-12
+    assert (ratio.diff() <= 1e-12).all()
+
+
+def test_a_mask_is_added_to_the_scores():
+    q, k, v = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    only_itself = torch.full((6, 6), -math.inf).fill_diagonal_(0.0)
+    torch.testing.assert_close(eager_attention(q, k, v, only_itself), v.repeat_interleave(2, dim=1))
+
+
+def test_tables_of_positions_stay_fp32_when_the_model_is_cast():
+    model = small()
+    cos = model.positions.cos.clone()
+    model.to(torch.bfloat16)
+    assert model.embedding.weight.dtype == torch.bfloat16
+    assert torch.equal(model.positions.cos, cos)
+
+
+def test_a_model_laid_out_without_memory_can_be_filled():
+    with torch.device("meta"):
+        model = small()
+    model.to_empty(device="cpu")
+    model.head.weight = model.embedding.weight
+    model.reset_parameters(torch.Generator().manual_seed(1))
+    reference = small()
+    reference.reset_parameters(torch.Generator().manual_seed(1))
+    tokens = torch.tensor(TOKENS)
+    assert torch.equal(model(tokens), reference(tokens))
+
+
+def test_the_residual_stream_may_be_narrower_than_the_weights():
+    model, tokens = small(residual=torch.bfloat16), torch.tensor(TOKENS)
+    seen = []
+    model.layers[1].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(tokens)
+    assert seen == [torch.bfloat16]
+
+
+def test_at_the_start_every_word_is_about_as_likely():
+    model, tokens = Llama.from_name("tiny"), torch.randint(512, (4, 65))
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(512), abs=0.1)
+
+
+def test_it_learns_a_sequence_by_heart():
+    model, tokens = small(), torch.tensor(TOKENS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"kv_heads": 3}, "heads is 4; it must be a multiple of kv_heads, 3"),
+        ({"width": 33}, "width is 33; it must be a multiple of heads, 4, or head_dim must be given"),
+        ({"head_dim": 5}, "head_dim is 5; it must be even"),
+        ({"layers": 0}, "layers is 0"),
+        ({"feedforward_size": 1.5}, r"feedforward_size is 1\.5"),
+    ],
+)
+def test_wrong_sizes_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        small(**arguments)
+
+
+def test_wrong_input_is_named():
+    model = small()
+    with pytest.raises(ValueError, match="has 129 positions, and max_length is 128"):
+        model(torch.zeros(1, 129, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"torch\.float32 of shape \(1, 4\); they must be integers \(B, T\)"):
+        model(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="unknown model 'llama-2'; valid: tiny, "):
+        Llama.from_name("llama-2")
+    weights = dict(model.weights())
+    del weights["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"no weight 'model\.norm\.weight' is given"):
+        model.load_weights(weights)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is \(3,\); it must be \(32,\)"):
+        model.load_weights(weights | {"model.norm.weight": torch.ones(3)})

@@ -1,0 +1,203 @@
+"""RMSNorm and LayerNorm: the kernels in Triton's interpreter, and plain torch, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.lab import saved_bytes
+from helpers.rush.kernels import add_layer_norm, add_rms_norm, layer_norm, norms, norms_plain, rms_norm
+
+# The interpreter rounds to bf16 towards zero, a GPU to nearest.
+DTYPES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
+OURS = {"layer": layer_norm, "rms": lambda x, weight, bias=None: rms_norm(x, weight)}
+ADDED = {"layer": add_layer_norm, "rms": lambda x, more, weight, bias=None: add_rms_norm(x, more, weight)}
+
+
+@pytest.fixture(params=["plain", "interpreted"], autouse=True)
+def kernels(request, monkeypatch):
+    if request.param == "plain":
+        return norms_plain
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu runs the kernels themselves")
+    from interpreted import allow_loops
+
+    from helpers.rush.kernels import norms_triton
+
+    allow_loops()
+    monkeypatch.setattr(norms, "_kernels_for", lambda *tensors: norms_triton)
+    return norms_triton
+
+
+def theirs(kind, x, weight, bias):
+    """In fp64 throughout."""
+    x, weight, bias = (None if t is None else t.double() for t in (x, weight, bias))
+    if kind == "rms":
+        return F.rms_norm(x, x.shape[-1:], weight, torch.finfo(torch.float32).eps)
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def learning(*tensors):
+    return [None if t is None else t.detach().requires_grad_() for t in tensors]
+
+
+def gradients(outputs, inputs, upstream):
+    present = [t for t in inputs if t is not None]
+    return torch.autograd.grad(outputs, present, upstream)
+
+
+def assert_close(found, expected, tolerance):
+    """Off by `tolerance` of its norm, or of a norm of normal numbers: some gradients are zero but for rounding."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert (a.double() - b.double()).norm() <= tolerance * max(b.double().norm(), b.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", OURS)
+@settings(max_examples=5, deadline=None)
+@given(rows=st.integers(0, 9), width=st.sampled_from([1, 5, 64, 130, 1030]), affine=st.sampled_from(["", "w", "wb"]))
+def test_output_and_gradients_are_torchs(kind, dtype, rows, width, affine):
+    x, dy = torch.randn(2, rows, width).to(dtype), torch.randn(2, rows, width).to(dtype)
+    weight = torch.randn(width).to(dtype) if "w" in affine else None
+    bias = torch.randn(width).to(dtype) if "b" in affine and kind == "layer" else None
+    ours, reference = learning(x, weight, bias), learning(x, weight, bias)
+    y, expected = OURS[kind](*ours), theirs(kind, *reference)
+    assert y.dtype == dtype
+    assert_close([y], [expected], DTYPES[dtype])
+    found = gradients(y, ours, dy)
+    assert [g.dtype for g in found] == [dtype] * len(found)
+    assert_close(found, gradients(expected, reference, dy.double()), 4 * DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("use_sum", [False, True])
+def test_a_residual_is_added_before_and_the_sum_returned(kind, dtype, use_sum):
+    x, more, dy, dsum = (torch.randn(5, 130).to(dtype) for _ in range(4))
+    ours, reference = learning(x, more, torch.randn(130).to(dtype)), learning(x, more, None)
+    reference[2] = ours[2].detach().requires_grad_()
+    y, total = ADDED[kind](*ours)
+    expected_total = reference[0] + reference[1]
+    expected = theirs(kind, expected_total, reference[2], None)
+    assert_close([y, total], [expected, expected_total], DTYPES[dtype])
+    outputs, upstream = ([y, total], [dy, dsum]) if use_sum else ([y], [dy])
+    found = gradients(outputs, ours, upstream)
+    outputs, upstream = ([expected, expected_total], [dy.double(), dsum]) if use_sum else ([expected], [dy.double()])
+    assert_close(found, gradients(outputs, reference, upstream), 2 * DTYPES[dtype])
+
+
+def test_the_sum_alone_passes_its_gradient_on():
+    x, more = learning(torch.randn(3, 8), torch.randn(3, 8))
+    _, total = add_rms_norm(x, more)
+    found = torch.autograd.grad(total, [x, more], torch.ones(3, 8))
+    assert all(torch.equal(gradient, torch.ones(3, 8)) for gradient in found)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_views_and_expanded_gradients(kind):
+    whole = torch.randn(4, 6, 96)
+    views = [whole[..., 32:64], whole[:, ::2], whole.transpose(0, 1), whole.transpose(1, 2), whole[:1].expand(3, 6, 96)]
+    for view in views:
+        ours, reference = learning(view, torch.randn(view.shape[-1])), learning(view, None)
+        reference[1] = ours[1].detach().requires_grad_()
+        y, expected = OURS[kind](*ours), theirs(kind, *reference, None)
+        assert_close([y], [expected], 1e-6)
+        dy = torch.randn(()).expand(y.shape)
+        assert_close(gradients(y, ours, dy), gradients(expected, reference, dy.double()), 1e-5)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_weights_in_fp32_with_activations_in_half_precision(kind):
+    x, dy = torch.randn(7, 40).bfloat16(), torch.randn(7, 40).bfloat16()
+    ours = learning(x, torch.randn(40))
+    y = OURS[kind](*ours)
+    dx, dweight = gradients(y, ours, dy)
+    assert (y.dtype, dx.dtype, dweight.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    reference = learning(x, ours[1])
+    expected = gradients(theirs(kind, *reference, None), reference, dy.double())
+    assert_close([dx, dweight], expected, DTYPES[torch.bfloat16])
+
+
+def test_autocast_decides_the_outputs_type_and_x_is_read_in_its_own():
+    ours = learning(torch.randn(4, 16), torch.randn(16), torch.randn(16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer_norm(*ours)
+    assert y.dtype == torch.bfloat16
+    assert_close([y], [theirs("layer", *ours)], DTYPES[torch.bfloat16])
+    assert all(g.dtype == torch.float32 for g in gradients(y, ours, torch.randn(4, 16).bfloat16()))
+
+
+@pytest.mark.parametrize("learns", ["", "x", "weight", "bias", "weight bias"])
+def test_only_gradients_that_are_wanted_are_computed(learns):
+    named = {"x": torch.randn(5, 33), "weight": torch.randn(33), "bias": torch.randn(33)}
+    tensors = [t.requires_grad_(name in learns.split()) for name, t in named.items()]
+    y = layer_norm(*tensors)
+    if not learns:
+        assert not y.requires_grad
+        return
+    dy = torch.randn(5, 33)
+    wanted = [t for t in tensors if t.requires_grad]
+    assert_close(gradients(y, wanted, dy), gradients(theirs("layer", *tensors), wanted, dy.double()), 1e-5)
+
+
+@pytest.mark.parametrize(("kind", "statistics"), [("layer", 2), ("rms", 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kept_for_backward_are_x_and_a_number_or_two_for_each_row(kind, statistics, dtype):
+    x, weight = learning(torch.randn(3, 5, 64).to(dtype), torch.randn(64).to(dtype))
+    kept = saved_bytes(lambda: OURS[kind](x, weight), without=[weight])
+    assert kept == 15 * 64 * dtype.itemsize + 15 * 4 * statistics
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_compiled_graph_gives_the_same(kind):
+    compiled = torch.compile(lambda *t: OURS[kind](t[0].sin(), *t[1:]).cos(), backend="aot_eager", fullgraph=True)
+    ours = learning(torch.randn(3, 5, 24), torch.randn(24), torch.randn(24) if kind == "layer" else None)
+    ours = [t for t in ours if t is not None]
+    dy = torch.randn(3, 5, 24)
+    expected = OURS[kind](ours[0].sin(), *ours[1:]).cos()
+    assert_close([compiled(*ours)], [expected], 1e-6)
+    assert_close(gradients(compiled(*ours), ours, dy), gradients(expected, ours, dy), 1e-6)
+
+
+def test_a_compiled_residual_gives_the_same():
+    compiled = torch.compile(lambda *t: add_layer_norm(*t), backend="aot_eager", fullgraph=True)
+    ours = learning(torch.randn(3, 24), torch.randn(3, 24), torch.randn(24), torch.randn(24))
+    upstream = [torch.randn(3, 24), torch.randn(3, 24)]
+    expected = gradients(add_layer_norm(*ours), ours, upstream)
+    assert_close(gradients(compiled(*ours), ours, upstream), expected, 1e-6)
+
+
+def test_gradients_by_differences(kernels):
+    if kernels is not norms_plain:
+        pytest.skip("the kernels are in fp32")
+    double = {"dtype": torch.float64, "requires_grad": True}
+    x, more = torch.randn(3, 7, **double), torch.randn(3, 7, **double)
+    weight, bias = torch.randn(7, **double), torch.randn(7, **double)
+    assert torch.autograd.gradcheck(add_layer_norm, (x, more, weight, bias))
+    assert torch.autograd.gradcheck(add_rms_norm, (x, more, weight))
+    assert torch.autograd.gradcheck(layer_norm, (x,))
+
+
+def test_a_second_derivative_is_refused():
+    x = torch.randn(3, 8, requires_grad=True)
+    (dx,) = torch.autograd.grad(rms_norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rms_norm(torch.randn(3, 8), torch.randn(7)), r"weight must have shape \(8,\)"),
+        (lambda: layer_norm(torch.randn(3, 8), None, torch.randn(1, 8)), r"bias must have shape \(8,\)"),
+        (lambda: rms_norm(torch.arange(8)), "floating-point"),
+        (lambda: rms_norm(torch.randn(())), "last dimension"),
+        (lambda: add_rms_norm(torch.randn(3, 8), torch.randn(8)), "residual must have x's shape"),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,131 @@
+"""The ways of the norms compute the same, and models have theirs swapped and swapped back."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
+from helpers.lab.timing import check_agreement
+from helpers.rush import norms
+from helpers.rush.norms import LayerNorm, RMSNorm, swap_norms
+
+CPU = torch.device("cpu")
+HERE = [norms.WRITTEN_OUT, norms.TORCH, norms.OURS]  # ours in plain torch
+
+
+@pytest.mark.parametrize("kind", norms.KINDS)
+@pytest.mark.parametrize("affine", [False, True])
+def test_all_ways_compute_the_same(kind, affine):
+    x, dy = torch.randn(6, 40, requires_grad=True), torch.randn(6, 40)
+    parameters = [torch.randn(40, requires_grad=True) for _ in range(2)] if affine else []
+    used = parameters[: 1 if kind == "rms" else 2]
+
+    def run(way):
+        normalise = norms.norm(way, kind)
+
+        def forward_and_backward():
+            y = normalise(x, *used)
+            return [y, *torch.autograd.grad(y, [x, *used], dy)]
+
+        return forward_and_backward
+
+    check_agreement({way: run(way) for way in HERE}, 1e-5)
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="needs a C++ compiler")
+def test_the_compiled_way_computes_the_same():
+    x, weight = torch.randn(6, 40), torch.randn(40)
+    check_agreement({way: lambda way=way: norms.norm(way, "rms")(x, weight) for way in (norms.TORCH, norms.COMPILED)})
+    assert norms.obstacle(norms.COMPILED, CPU) == ""
+
+
+def transformer():
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    return nn.TransformerDecoder(layer, 2, norm=nn.RMSNorm(16))
+
+
+def outputs(model, x, memory):
+    """The output and all gradients in one tensor, for some are zero but for rounding."""
+    y = model(x, memory)
+    gradients = torch.autograd.grad(y[..., 0].sum(), list(model.parameters()))
+    return [y, torch.cat([gradient.flatten() for gradient in gradients])]
+
+
+def test_a_decoders_norms_are_swapped_and_swapped_back():
+    model, x, memory = transformer(), torch.randn(2, 5, 16), torch.randn(2, 3, 16)
+    names, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
+    expected = outputs(model, x, memory)
+    assert swap_norms(model, "triton") == 7
+    assert type(model.layers[0].norm1) is LayerNorm
+    assert type(model.norm) is RMSNorm
+    assert list(model.state_dict()) == names
+    assert [id(p) for p in model.parameters()] == parameters
+    check_agreement({"torch": lambda: expected, "swapped": lambda: outputs(model, x, memory)}, 1e-5)
+    assert swap_norms(model, "triton") == 7
+    assert swap_norms(model, "torch") == 7
+    assert type(model.layers[1].norm3) is nn.LayerNorm
+    assert type(model.norm) is nn.RMSNorm
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, x, memory), expected, strict=True))
+    assert "way" not in model.norm.__dict__
+
+
+def test_under_autocast_a_swapped_norm_gives_half_precision_where_torchs_gives_fp32():
+    for norm in (nn.LayerNorm(8), nn.Sequential(nn.LayerNorm(8))):  # a model that is a norm, and one that has one
+        x = torch.randn(2, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            before = norm(x).dtype
+            assert swap_norms(norm) == 1
+            assert (before, norm(x).dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_other_peoples_norms_and_wide_ones_are_left_alone():
+    class Special(nn.LayerNorm):
+        def forward(self, x):
+            return x
+
+    model = nn.Sequential(Special(8), nn.LayerNorm((2, 8)), nn.BatchNorm1d(2), nn.LayerNorm(8, bias=False))
+    assert swap_norms(model) == 1
+    assert [type(module) for module in model[:3]] == [Special, nn.LayerNorm, nn.BatchNorm1d]
+    x = torch.randn(3, 2, 8)
+    torch.testing.assert_close(model[3](x), nn.functional.layer_norm(x, (8,)))
+
+
+def test_modules_have_torchs_arguments():
+    x = torch.randn(3, 8)
+    for ours, theirs in ((LayerNorm, nn.LayerNorm), (RMSNorm, nn.RMSNorm)):
+        torch.testing.assert_close(ours(8)(x), theirs(8)(x))
+        torch.testing.assert_close(ours(8, elementwise_affine=False)(x), theirs(8, elementwise_affine=False)(x))
+    with pytest.raises(ValueError, match="normalized_shape must be one number"):
+        LayerNorm((3, 8))(x)
+
+
+def test_what_a_machine_lacks_is_told():
+    assert norms.obstacle(norms.TORCH, CPU) == ""
+    for way, package in (("apex", "apex"), ("liger", "liger-kernel")):
+        if installed(package) is None:
+            assert norms.obstacle(way, CPU) == NOT_INSTALLED + package
+            with pytest.raises(ValueError, match=NOT_INSTALLED + package):
+                swap_norms(nn.LayerNorm(8), way)
+    assert norms.obstacle(norms.OURS, CPU) in ("needs CUDA", NOT_INSTALLED + "triton")
+
+
+def test_the_floor_is_ten_bytes_an_element_in_half_precision():
+    assert sum(norms.least_bytes(1000, 2)) == 10 * 1000
+    assert norms.least_bytes(1000, 4, residual=True) == (16_000, 16_000)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: swap_norms(nn.LayerNorm(8), "fast"), "to is 'fast'; allowed: 'torch', "),
+        (lambda: norms.norm("fast", "rms"), "way is 'fast'; allowed: "),
+        (lambda: norms.norm("torch", "batch"), "kind is 'batch'; allowed: 'layer', 'rms'"),
+    ],
+)
+def test_what_is_not_there_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

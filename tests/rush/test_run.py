@@ -1,0 +1,236 @@
+"""Training by a setup: every step of the ladder runs on the tiny model or says why not, and computes the same."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.lab import peak_memory
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, peers, run
+from helpers.rush.flops import flops_per_token, parameters, shares
+from helpers.rush.ladder import STEPS
+from helpers.rush.run import fixed_tokens, random_tokens
+
+CPU = torch.device("cpu")
+TINY = Setup(model="tiny", sequence=16)
+ROW = ["tokens_per_s", "step_ms", "p20_ms", "p80_ms", "n", "peak_gib", "mfu", "matmul_share", "compile_s", "loss"]
+
+
+def tiny(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return loss_curve(TINY, 6)
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """torch.compile traces, and runs what it traced as it is: writing code for a CPU takes most of a minute."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda fn, mode=None, dynamic=None: compile(fn, backend="eager", dynamic=dynamic)
+    )
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(name, reference, traced_only):
+    setup = climb(TINY)[name]
+    possible = setup.possible(CPU)
+    if possible != setup:
+        reason = setup.obstacle(CPU)
+        assert reason
+        with pytest.raises(ValueError) as caught:
+            run(setup)
+        assert str(caught.value) == reason
+    if "compile" not in STEPS.get(name, {}):
+        possible = dataclasses.replace(possible, compile="none")  # the steps above compile are tried without it
+    curve = loss_curve(possible, 6)
+    # torch's own chunked head adds the loss up in bf16, whose steps are 1/32 here
+    assert curve == pytest.approx(reference, abs=4 / 32 if possible.head == "torch" else 5e-3)
+
+
+def test_a_row_has_what_the_tables_need():
+    row = run(tiny(batch=2), steps=4, warmup=1, loss_steps=5)
+    assert list(row) == ROW
+    assert row["n"] == 4
+    assert row["p20_ms"] <= row["step_ms"] <= row["p80_ms"]
+    assert row["tokens_per_s"] == pytest.approx(2 * 16 / row["step_ms"] * 1e3)
+    assert row["peak_gib"] > 0
+    assert row["mfu"] is None or 0 < row["mfu"] < 1
+    assert 0 < row["matmul_share"] < 1
+
+
+def test_the_loss_of_a_row_is_that_of_the_last_pass_through_the_fixed_tokens():
+    row = run(TINY, steps=1, warmup=0, loss_steps=6)
+    assert row["loss"] == pytest.approx(sum(loss_curve(TINY, 6)[-4:]) / 4)
+
+
+def test_training_goes_down():
+    curve = loss_curve(tiny(learning_rate=3e-3), 32)
+    assert sum(curve[-4:]) < 0.8 * sum(curve[:4])
+
+
+def test_the_same_setup_gives_the_same_curve_and_another_seed_another(reference):
+    assert loss_curve(TINY, 6) == reference
+    assert loss_curve(tiny(seed=1), 6) != reference
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_the_curve_does_not_depend_on_the_batch(batch, reference):
+    assert loss_curve(tiny(batch=batch), 6) == pytest.approx(reference, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "math"},
+        {"attention": "flash"},
+        {"norm": "torch"},
+        {"mlp": "level 1"},
+        {"mlp": "level 2", "fused": True},
+        {"fused": True},
+        {"head": "chunked"},
+        {"optimizer": "foreach"},
+        {"checkpointing": "full"},
+        {"checkpointing": "selective"},
+        {"checkpointing": "selective", "attention": "flash"},
+    ],
+    ids=str,
+)
+def test_in_fp32_every_way_walks_the_same_curve(changes, reference):
+    assert loss_curve(tiny(**changes), 6) == pytest.approx(reference, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "bf16-state"},
+        {"optimizer": "8-bit"},
+        {"mlp": "level 3"},
+        {"precision": "amp-bf16"},
+        {"precision": "amp-bf16", "residual": "bf16", "norm": "torch"},
+        {"precision": "bf16", "norm": "torch", "optimizer": "8-bit"},
+        {"precision": "bf16", "head": "chunked", "checkpointing": "selective"},
+        {"precision": "amp-bf16", "float8": "tensorwise"},
+        {"precision": "bf16", "float8": "tensorwise", "checkpointing": "selective"},
+    ],
+    ids=str,
+)
+def test_what_rounds_stays_near_the_fp32_curve(changes, reference):
+    assert loss_curve(tiny(**changes), 6) == pytest.approx(reference, abs=2e-2)
+
+
+def test_pure_bf16_holds_nothing_in_fp32():
+    trainer = Trainer(tiny(precision="bf16", optimizer="fused"))
+    trainer.step(random_tokens(trainer.setup, 1)[0])
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+    moments = [value for state in trainer.optimizer.state.values() for n, value in state.items() if n != "step"]
+    assert {moment.dtype for moment in moments} == {torch.bfloat16}
+
+
+def test_gradients_are_freed_after_a_step():
+    trainer = Trainer(TINY)
+    trainer.step(random_tokens(TINY, 1)[0])
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_clipping_bounds_the_gradient(monkeypatch):
+    seen = []
+    trainer = Trainer(tiny(clip=1e-3))
+    norm = lambda: torch.nn.utils.get_total_norm(p.grad for p in trainer.model.parameters())  # noqa: E731
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: seen.append(norm().item()))
+    trainer.step(random_tokens(trainer.setup, 1)[0])
+    assert seen == [pytest.approx(1e-3, rel=1e-2)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_how_the_rest_of_the_program_multiplies_is_left_alone(precision):
+    before = torch.get_float32_matmul_precision()
+    loss_curve(tiny(precision=precision), 1)
+    assert torch.get_float32_matmul_precision() == before
+
+
+class Counter(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
+        return function(*args, **kwargs or {})
+
+
+def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
+    products, peaks = {}, {}
+    for way in ("none", "selective", "full"):
+        setup = tiny(checkpointing=way, sequence=256, attention="flash", head="chunked")
+        trainer = Trainer(setup)
+        tokens = random_tokens(setup, 1)[0]
+        with Counter() as counter:
+            trainer.loss(tokens).backward()
+        products[way] = counter.count
+        peaks[way] = peak_memory(lambda t=trainer, x=tokens: t.loss(x).backward()).peak_bytes
+    assert products["selective"] == products["none"]
+    # Of a block's seven products the last needn't be repeated: nothing's gradient depends on what it returns.
+    assert products["none"] + 2 * 6 <= products["full"] <= products["none"] + 2 * 7
+    assert peaks["full"] < peaks["selective"] < peaks["none"]
+
+
+def test_tokens_are_of_full_length_and_the_same_everywhere():
+    setup = tiny(batch=3)
+    first, second = random_tokens(setup, 2)
+    assert first.shape == (3, 17)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, random_tokens(setup, 2)[0])
+    fixed = fixed_tokens(setup)
+    rounds = [next(fixed) for _ in range(5)]
+    assert torch.equal(rounds[0], rounds[4])
+    assert not torch.equal(rounds[0], rounds[1])
+    assert (rounds[0] == rounds[0][:1]).all()
+
+
+def test_tokens_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"\(1, 16\); this setup's are \(batch, sequence \+ 1\), \(1, 17\)"):
+        Trainer(TINY).step(torch.zeros(1, 16, dtype=torch.long))
+
+
+def test_operations_are_counted_by_the_convention():
+    assert parameters("llama-3.2-1b") == 1_235_814_400  # the tied embedding once
+    found = [flops_per_token("llama-3.2-1b", length) / 1e9 for length in (2048, 4096, 8192)]
+    assert found == pytest.approx([8.22, 9.03, 10.64], abs=0.005)
+
+
+def test_mfu_is_against_the_vendors_peak(monkeypatch):
+    monkeypatch.setattr("helpers.rush.flops.device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("helpers.rush.flops.matmul_rate", lambda: 780e12)
+    found = shares("llama-3.2-1b", 2048, 72_200)
+    assert found["mfu"] == pytest.approx(0.600, abs=1e-3)
+    assert found["matmul_share"] == pytest.approx(found["mfu"] * 989 / 780)
+    monkeypatch.setattr("helpers.rush.flops.device_name", lambda: "CPU of some kind")
+    assert shares("llama-3.2-1b", 2048, 72_200)["mfu"] is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+@pytest.mark.parametrize("way", peers.WAYS)
+def test_a_peer_walks_our_curve_or_says_why_not(way, reference):
+    if reason := peers.obstacle(way, CPU):
+        assert reason.startswith(NOT_INSTALLED) or reason == "needs CUDA"
+        with pytest.raises(ValueError, match=reason):
+            peers.build(way, TINY)
+    elif "compile" not in way:
+        step, tokens = peers.build(way, TINY), fixed_tokens(TINY)
+        assert [float(step(next(tokens))) for _ in range(6)] == pytest.approx(reference, abs=1e-4)
+
+
+def test_a_peer_that_is_not_installed_says_so(monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda package: None)
+    assert {peers.obstacle(way, CPU) for way in peers.WAYS} == {"not installed: transformers"}
+    with pytest.raises(ValueError, match="unknown way 'jax'; valid: transformers, eager attention; "):
+        peers.obstacle("jax", CPU)

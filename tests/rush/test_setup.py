@@ -1,0 +1,156 @@
+"""Setups: contradictions are refused at once, what a machine lacks is told, and the ladder changes one thing a step."""
+
+import contextlib
+import dataclasses
+import re
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.rush import LADDER, Setup, climb, stands_on
+from helpers.rush.ladder import LEFT, START, STEPS
+from helpers.rush.setup import CHOICES, NEXT_BEST
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("field", CHOICES)
+def test_an_unknown_value_is_refused_with_those_that_are_allowed(field):
+    with pytest.raises(ValueError, match=f"{field} is 'nonsense'; allowed: {CHOICES[field][0]!r}"):
+        Setup(**{field: "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"checkpointing": "memory budget"}, "'memory budget', which is the compiler's to keep; compile must not be"),
+        ({"checkpointing": "selective", "mlp": "level 1"}, "both choose what the mlp keeps"),
+        ({"residual": "bf16"}, "residual is 'bf16' and precision 'fp32'"),
+        ({"float8": "tensorwise", "precision": "tf32"}, "float8 is 'tensorwise' and precision 'tf32'"),
+        ({"float8": "torchao", "precision": "bf16", "mlp": "level 0"}, "mlp must be 'plain'"),
+        ({"float8": "tensorwise", "precision": "bf16", "sequence": 100}, "multiple of 16 tokens; .* is 100"),
+        ({"sequence": 131073}, "sequence is 131073; llama-3.2-1b has positions for 131072"),
+        ({"batch": 0}, "batch is 0"),
+        ({"memory_budget": 1.5}, r"memory_budget is 1\.5; it must be from 0 to 1"),
+        ({"learning_rate": 0.0}, r"learning_rate is 0\.0; it must be above 0"),
+        ({"clip": float("nan")}, "clip is nan; it must be above 0"),
+    ],
+)
+def test_a_contradiction_is_refused_in_one_line(arguments, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        Setup(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_setup_cannot_be_changed_and_takes_keywords_only():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Setup().batch = 2
+    with pytest.raises(TypeError):
+        Setup("llama-3.2-1b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention": "cudnn", "precision": "bf16"}, "attention 'cudnn' needs CUDA"),
+        ({"cuda_graph": True}, "a CUDA graph needs CUDA"),
+        ({"precision": "tf32"}, "TF32 .* needs CUDA"),
+        ({"norm": "triton"}, "norm 'triton' needs CUDA"),
+        ({"optimizer": "triton"}, "optimizer 'triton' needs CUDA"),
+        ({"compile": "max-autotune"}, "it needs CUDA"),
+    ],
+)
+def test_on_a_cpu_what_needs_cuda_says_so(changes, said):
+    assert re.search(said, Setup(**changes).obstacle(CPU))
+    assert Setup(**changes).possible(CPU).obstacle(CPU) == ""
+
+
+def test_a_plain_setup_has_no_obstacle():
+    assert Setup().obstacle(CPU) == ""
+    assert Setup().possible(CPU) == Setup()
+
+
+@contextlib.contextmanager
+def a_gpu(capability):
+    """As if there were a GPU of this compute capability."""
+    with (
+        mock.patch("torch.cuda.is_bf16_supported", return_value=capability >= (8, 0)),
+        mock.patch("torch.cuda.get_device_capability", return_value=capability),
+    ):
+        yield
+
+
+def test_float8_needs_a_gpu_that_has_it():
+    setup = Setup(float8="tensorwise", precision="amp-bf16")
+    with a_gpu((8, 0)):
+        assert setup.obstacle(CUDA) == "float8 needs a GPU that multiplies it (compute capability 8.9 or above)"
+        assert setup.possible(CUDA) == dataclasses.replace(setup, float8="none")
+    with a_gpu((9, 0)):
+        assert setup.obstacle(CUDA) == ""
+
+
+def test_a_missing_package_is_named_as_not_installed():
+    with mock.patch("helpers.rush.setup.installed", return_value=None):
+        assert Setup(float8="torchao", precision="bf16").obstacle(CPU) == "not installed: torchao"
+        assert Setup(compile="default").obstacle(CUDA) == "not installed: triton"
+
+
+def test_a_gpu_has_no_flash_kernel_for_fp32():
+    assert "it needs 'amp-bf16' or 'bf16'" in Setup(attention="flash").obstacle(CUDA)
+    assert Setup(attention="cudnn").possible(CUDA).attention == "math"
+    assert Setup(attention="flash").obstacle(CPU) == ""
+
+
+def test_a_gpu_without_bf16_falls_back_on_what_it_has():
+    setup = Setup(precision="amp-bf16", residual="bf16", float8="tensorwise", attention="flash")
+    with a_gpu((7, 5)):
+        found = setup.possible(CUDA)
+    assert (found.precision, found.residual, found.float8, found.attention) == ("tf32", "weights", "none", "math")
+
+
+def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():
+    with mock.patch("helpers.rush.setup.shutil.which", return_value=None):
+        found = Setup(compile="max-autotune", checkpointing="memory budget").possible(CPU)
+    assert (found.compile, found.checkpointing) == ("none", "full")
+
+
+@given(st.fixed_dictionaries({field: st.sampled_from(values) for field, values in CHOICES.items()}), st.booleans())
+def test_the_nearest_possible_setup_is_always_possible(fields, graph):
+    try:
+        setup = Setup(**fields, cuda_graph=graph, sequence=64)
+    except ValueError:
+        return
+    found = setup.possible(CPU)
+    assert found.obstacle(CPU) == ""
+    replaced = found.differs(setup).keys()
+    assert replaced <= {*NEXT_BEST, "residual", "checkpointing"}
+    assert bool(replaced) == bool(setup.obstacle(CPU))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_the_ladder_changes_one_thing(name):
+    assert list(LADDER[name].differs(LADDER[stands_on(name)])) == list(STEPS[name])
+    assert len(STEPS[name]) == 1
+
+
+def test_the_ladder_starts_with_no_optimisation_and_is_in_order():
+    assert LADDER[START] == Setup()
+    assert list(LADDER) == [START, *STEPS]
+
+
+def test_the_next_step_stands_on_the_last_that_was_not_left():
+    assert stands_on("TF32") == START
+    assert LEFT.keys() <= STEPS.keys()
+    for name in STEPS:
+        assert stands_on(name) not in LEFT
+    with pytest.raises(ValueError, match="no step 'none'; valid: TF32, "):
+        stands_on("none")
+
+
+def test_the_ladder_can_be_climbed_from_elsewhere():
+    small = climb(Setup(model="tiny", sequence=64))
+    assert {setup.model for setup in small.values()} == {"tiny"}
+    assert {name: setup.batch for name, setup in small.items()} == {name: setup.batch for name, setup in LADDER.items()}
