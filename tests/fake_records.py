@@ -305,6 +305,15 @@ def _memory_plan(config):
     return [gib | {"how": "measured", "simulated": True, "derived_ratio": 1.01}]
 
 
+def _scaling(config):
+    times = {"sent_gib": 30.0, "compute_ms": 400.0, "communication_ms": 100.0, "exposed_ms": 10.0, "step_ms": 410.0}
+    return [
+        times | {"strategy": strategy, "ranks": ranks, "predicted": True, "efficiency": 0.97}
+        for strategy in ("ddp", "zero3")
+        for ranks in (8, 64, 512)
+    ]
+
+
 TABLES = [
     (experiments.sweep, _sweep),
     (experiments.peers, _peers),
@@ -345,4 +354,5 @@ TABLES = [
     (rush.lecture, _lecture),
     (rush.distributed, _distributed),
     (rush.memory_plan, _memory_plan),
+    (rush.scaling, _scaling),
 ]

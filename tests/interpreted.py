@@ -1,4 +1,4 @@
-"""What tests of Triton kernels share: loops in Triton's interpreter, and kernels compiled for a GPU that's elsewhere."""
+"""What tests of Triton kernels share: loops in Triton's interpreter, and compiling for a GPU that isn't there."""
 
 import json
 import os

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from .lengths import Lengths, at_least, checked_lengths, checked_rank
+from .lengths import LONGEST, Lengths, at_least, checked_lengths, checked_rank
 from .permutation import GOLDEN, mix, permuted
 from .windows import Windows, plan
 
@@ -100,8 +100,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self.epoch, self._position = epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is. `position` counts the batches given out; a loader with workers fetches some ahead, so set
-        it to the number of batches trained on: `sampler.state_dict() | {"position": steps}`."""
+        """Where the pass is. `position` counts the batches given out. A loader with workers fetches some ahead, and so
+        ends the epoch before its last batches are trained on. There set both, `position` to the number of batches
+        trained on: `sampler.state_dict() | {"epoch": epoch, "position": steps}`."""
         return self._identity() | {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,8 +110,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         differing = sorted(name for name, value in self._identity().items() if state.get(name) != value)
         if differing:
             raise ValueError(f"the state is of another sampler; it differs in {', '.join(differing)}")
-        self.epoch = at_least("epoch", state["epoch"], 0)
-        self._position = self._resume_at = at_least("position", state["position"], 0)
+        before, self.epoch = self.epoch, at_least("epoch", state.get("epoch"), 0)
+        position, batches = at_least("position", state.get("position"), 0), len(self)
+        if position > batches:
+            last, self.epoch = self.epoch, before
+            raise ValueError(f"position is {position}; epoch {last} has {batches} batches")
+        self._position = self._resume_at = position
 
     def _identity(self) -> dict[str, int]:
         names = ("batch_size", "k", "seed", "world_size")
@@ -120,10 +125,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """The windows of the epoch, and how far each length's stretch is turned in it."""
         if self._planned is None or self._planned[0] != self.epoch:
             random = np.random.default_rng((self.seed, self.epoch))
-            first = int(random.integers(self.k, endpoint=True))
-            windows = plan(
-                self._values.tolist(), self._starts.tolist(), self.batch_size, self.k, first, self.world_size
-            )
+            k = min(self.k, LONGEST)  # no two lengths differ by more
+            first = int(random.integers(k, endpoint=True))
+            windows = plan(self._values.tolist(), self._starts.tolist(), self.batch_size, k, first, self.world_size)
             turns = random.integers(np.diff(self._starts))
             self._planned = self.epoch, windows, turns
         return self._planned[1:]

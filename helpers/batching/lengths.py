@@ -7,21 +7,32 @@ from torch import Tensor
 
 Lengths = Sequence[int] | np.ndarray | Tensor
 
+LONGEST = 2**40  # so that sums of millions of lengths fit into 64 bits
+
 
 def checked_lengths(lengths: Lengths) -> np.ndarray:
     """The lengths as int64 (n,); a ValueError names the first that is none. Two passes, about 1 ms for a million."""
-    found = lengths.numpy(force=True) if isinstance(lengths, Tensor) else np.asarray(lengths)
+    if isinstance(lengths, Tensor):
+        lengths = (lengths.double() if lengths.is_floating_point() else lengths).numpy(force=True)
+    try:
+        found = np.asarray(lengths)
+    except ValueError:  # numpy's, of lists that differ in length: the samples in place of their lengths
+        raise ValueError("lengths are sequences; they must be whole numbers, 0 or more") from None
     if found.ndim != 1:
         raise ValueError(f"lengths have shape {found.shape}; they must be one-dimensional")
     if not len(found):
         return found.astype(np.int64)
     if found.dtype.kind not in "iu":
-        given = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-        wrong = next(x for x in given if isinstance(x, bool) or not hasattr(x, "__index__"))
-        raise ValueError(f"a length is {wrong!r}; lengths must be whole numbers, 0 or more")
+        found = np.array(lengths, dtype=object)  # whole numbers all the same, if numpy has no type that holds them
+        for length in found.tolist():
+            if isinstance(length, bool) or not hasattr(length, "__index__"):
+                raise ValueError(f"a length is {length!r}; lengths must be whole numbers, 0 or more")
     if found.min() < 0:
         place = int(np.argmax(found < 0))
         raise ValueError(f"length {place} is {found[place]}; lengths must be whole numbers, 0 or more")
+    if found.max() > LONGEST:
+        place = int(np.argmax(found > LONGEST))
+        raise ValueError(f"length {place} is {found[place]}; it must be at most {LONGEST}")
     return found.astype(np.int64)
 
 

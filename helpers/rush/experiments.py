@@ -21,11 +21,14 @@ from . import norms as norm_ways
 from . import peers as peer_ways
 from .distributed import Job
 from .distributed import measure as measure_ranks
+from .flops import PEAKS, flops_per_token
 from .ladder import LADDER, climb
 from .run import run
 from .setup import Setup
 from .simulation.analytic import rank_peak
+from .simulation.links import CLUSTERS
 from .simulation.memory import rank_memory
+from .simulation.scaling import predict
 from .training import Trainer
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
@@ -283,8 +286,40 @@ def distributed(ranks: int) -> list[Row]:
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: what one rank of so many would hold, one sequence each; the other ranks do not exist."""
     sequence = 64 if model == TINY else 4096
-    job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, precision="bf16", checkpointing=True)
+    job = Job(
+        strategy=strategy, model=model, batch=ranks, sequence=sequence, precision="amp-bf16", checkpointing="full"
+    )
     found = rank_memory(job, ranks)
     derived = rank_peak(job, ranks).bytes / GIB
     kept = {name: value for name, value in found.items() if name not in ("strategy", "ranks", "model", "peak_bytes")}
     return kept | {"derived_gib": derived, "derived_ratio": derived / found["peak_gib"]}
+
+
+ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to measure it on
+
+
+@experiment(
+    small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
+    full=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
+    host=True,
+)
+def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
+    """PREDICTED: the time of a step on many GPUs, one sequence each, from the bytes that they exchange.
+
+    The time of the computation is that of half the peak of an H100 or H200: an assumption, as everything here is.
+    """
+    chosen = next(one for one in CLUSTERS if one.name == cluster)
+    compute_ms = flops_per_token(model, sequence) * sequence / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
+    rows = []
+    for strategy in ("ddp", "zero2", "zero3"):
+        for ranks in (2, 4, 8, 16, 64, 256, 512):
+            job = Job(
+                strategy=strategy,
+                model=model,
+                precision="amp-bf16",
+                checkpointing="full",
+                batch=ranks,
+                sequence=sequence,
+            )
+            rows.append(predict(job, ranks, chosen, compute_ms))
+    return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]

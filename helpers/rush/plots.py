@@ -74,3 +74,23 @@ def memory(planned: pd.DataFrame, column: str = "peak_gib") -> Figure:
         axis.set_ylabel("peak memory of one, GiB")
         axis.legend()
     return figure
+
+
+def scaling(predicted: pd.DataFrame) -> Figure:
+    """PREDICTED efficiency against the number of GPUs, a panel for each kind of link."""
+    clusters = list(dict.fromkeys(predicted["cluster"]))
+    figure, axes = figures.new(1, len(clusters), height=2.6, sharey=True, squeeze=False)
+    with figures.style():
+        for axis, cluster in zip(axes[0], clusters, strict=True):
+            for strategy, color in STRATEGIES.items():
+                rows = predicted[(predicted["cluster"] == cluster) & (predicted["strategy"] == strategy)]
+                if len(rows):
+                    rows = rows.sort_values("ranks")
+                    axis.plot(rows["ranks"], rows["efficiency"], "o-", color=color, label=strategy, markersize=3)
+            axis.set_xscale("log", base=2)
+            axis.set_ylim(0, 1.05)
+            axis.set_title(cluster)
+            axis.set_xlabel("GPUs")
+        axes[0][0].set_ylabel("share of the time that computes")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure

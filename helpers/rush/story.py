@@ -8,6 +8,7 @@ from .ladder import LEFT, START, STEPS, stands_on
 
 GOAL_MFU, GOAL_PEER, GOAL_START, GOAL_FLOAT8 = 0.60, 1.5, 12.0, 1.2
 GOAL_NORM, GOAL_ADAM = 0.65, 0.90
+GOAL_DERIVED = 0.03
 LIGER = "transformers, liger-kernel, FlashAttention-2, fused AdamW"
 
 
@@ -96,6 +97,18 @@ def kernel_verdicts(norms: pd.DataFrame, adam: pd.DataFrame) -> list[str]:
                 f"({reached(lowest >= goal)}: at least {goal:.0%})"
             )
     return said or ["The fused kernels have not been measured on a GPU yet."]
+
+
+def simulation_verdicts(planned: pd.DataFrame) -> list[str]:
+    """How far the formula is from the simulated memory."""
+    said = []
+    for keys, found in groups(planned, ["gpu", "how"]):
+        furthest = (found[found["ranks"].isin([8, 64])]["derived_ratio"] - 1).abs().max()
+        said.append(
+            f"{keys['gpu']}: at 8 and 64 ranks the derived memory is within {furthest:.1%} of the {keys['how']} one "
+            f"({reached(furthest <= GOAL_DERIVED)}: at most {GOAL_DERIVED:.0%})"
+        )
+    return said or ["The memory of many ranks has not been simulated yet."]
 
 
 def same_losses(distributed: pd.DataFrame) -> list[str]:

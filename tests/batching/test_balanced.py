@@ -181,6 +181,34 @@ def _copy(sampler):
     return other
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_resumes_after_any_of_its_batches(workers):
+    dataset = StandardDataset(SyntheticText(60, 0))
+    sampler = BalancedBatchSampler(dataset.lengths, 8, 20)
+    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, num_workers=workers)
+    whole = list(BalancedBatchSampler(dataset.lengths, 8, 20))
+    for steps, _ in enumerate(loader, start=1):  # workers end the sampler's epoch before the loader's
+        resumed = BalancedBatchSampler(dataset.lengths, 8, 20)
+        resumed.load_state_dict(sampler.state_dict() | {"epoch": 0, "position": steps})
+        assert list(resumed) == whole[steps:]
+        assert list(resumed) != whole  # the next epoch
+
+
+def test_a_place_that_an_epoch_does_not_have_is_refused():
+    sampler = BalancedBatchSampler([1, 2, 3], 2, 5)
+    with pytest.raises(ValueError, match="position is 3; epoch 7 has 2 batches"):
+        sampler.load_state_dict(sampler.state_dict() | {"epoch": 7, "position": 3})
+    with pytest.raises(ValueError, match="epoch is None; it must be a whole number"):
+        sampler.load_state_dict({name: value for name, value in sampler.state_dict().items() if name != "epoch"})
+    assert sampler.epoch == 0
+
+
+@pytest.mark.parametrize("kind", [list, lambda x: np.array(x, dtype=object), lambda x: np.array(x, dtype=np.uint64)])
+def test_any_whole_numbers_are_lengths(kind):
+    sampler = BalancedBatchSampler(kind([5, 2, 900]), 8, 10**30)
+    assert sorted(next(iter(sampler))) == [0, 1, 2]
+
+
 def test_a_state_of_another_sampler_is_refused():
     state = BalancedBatchSampler([1, 2, 3], 2, 1).state_dict()
     with pytest.raises(ValueError, match="it differs in k, samples"):
@@ -209,6 +237,11 @@ def test_a_loader_takes_it():
         (([1, -3], 2, 1), "length 1 is -3; lengths must be whole numbers"),
         (([1, 2.5], 2, 1), "a length is 2.5; lengths must be whole numbers"),
         (([[1, 2]], 2, 1), r"shape \(1, 2\)"),
+        (([[1], [2, 3]], 2, 1), "lengths are sequences; they must be whole numbers"),
+        (([2**70, 1], 2, 1), f"length 0 is {2**70}; it must be at most {2**40}"),
+        ((np.array([1, 2**63], dtype=np.uint64), 2, 1), f"length 1 is {2**63}; it must be at most"),
+        ((np.array([1, None]), 2, 1), "a length is None; lengths must be whole numbers"),
+        ((torch.tensor([1.5], dtype=torch.bfloat16), 2, 1), "a length is 1.5; lengths must be whole numbers"),
         (([], 2, 1), "there are 0 samples"),
         (([1], 0, 1), "batch_size is 0; it must be a whole number, 1 or more"),
         (([1], 2.0, 1), "batch_size is 2.0"),

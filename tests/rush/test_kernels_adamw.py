@@ -73,6 +73,25 @@ def test_updates_are_torchs(sizes, betas, weight_decay, scale):
             assert_equal([a[name] / scale**power], [b[name] / scale**power], 1e-5)
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=5),
+    offsets=st.lists(st.sampled_from([0, 4, 8, 16]), min_size=5, max_size=5),
+)
+def test_chunks_cover_every_element_once_and_wide_ones_neither_begin_nor_end_within_16_bytes(sizes, offsets):
+    adamw_triton = pytest.importorskip("helpers.rush.kernels.adamw_triton")
+    table = torch.zeros(len(sizes), adamw_triton.COLUMNS, dtype=torch.int64)
+    table[:, 5] = torch.tensor(sizes)
+    table[:, 1] = torch.tensor(offsets[: len(sizes)])  # where the gradient begins
+    covered = [torch.zeros(size) for size in sizes]
+    for vector, chunks in adamw_triton.cut(adamw_triton.layout(table)).items():
+        for tensor, chunk in chunks.tolist():
+            begin, end = chunk * adamw_triton.CHUNK, min((chunk + 1) * adamw_triton.CHUNK, sizes[tensor])
+            covered[tensor][begin:end] += 1
+            assert vector == (offsets[tensor] % 16 == 0 and (end - begin) % 4 == 0)
+    assert all(bool((count == 1).all()) for count in covered)
+
+
 def test_tensors_that_begin_anywhere_and_lie_otherwise():
     whole = torch.randn(5000)
     ours = [whole[1:1030], whole[2000:4053], torch.randn(6, 40).t(), torch.randn(2, 8, 5, 5)]

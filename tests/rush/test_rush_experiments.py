@@ -48,6 +48,13 @@ def test_simulated_memory_is_told_beside_the_derived():
     assert row["derived_ratio"] == pytest.approx(1, abs=0.03)
 
 
+def test_scaling_is_predicted_for_each_strategy():
+    rows = experiments.scaling("small")
+    assert rows["predicted"].all()
+    assert rows["efficiency"].between(0, 1).all()
+    assert set(rows["strategy"]) == {"ddp", "zero2", "zero3"}
+
+
 def test_rungs_are_told_against_what_they_stand_on(recorded):
     told = story.ladder(recorded(experiments.ladder)).set_index("step")
     assert told.loc["TF32", "gain"] == pytest.approx(2.0)
@@ -64,7 +71,10 @@ def test_goals_are_held_against_the_records(recorded):
     assert (
         "NVIDIA Test: our norm kernel moves its bytes at 70% of a copy's rate or more (reached: at least 65%)" in said
     )
+    said = story.simulation_verdicts(recorded(experiments.memory_plan))
+    assert "the derived memory is within 1.0% of the measured one (reached: at most 3%)" in said[0]
     empty = pd.DataFrame()
+    assert len(story.simulation_verdicts(empty)) == 1
     assert len(story.ladder_verdicts(empty, empty)) == len(story.kernel_verdicts(empty, empty)) == 1
 
 
@@ -87,3 +97,4 @@ def test_the_figures_can_be_drawn(recorded):
     assert plots.batches(recorded(experiments.batch)).axes
     assert plots.checkpointing(recorded(experiments.checkpointing)).axes
     assert plots.memory(recorded(experiments.memory_plan)).axes
+    assert plots.scaling(recorded(experiments.scaling)).axes

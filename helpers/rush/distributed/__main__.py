@@ -15,17 +15,22 @@ from collections.abc import Sequence
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import measure, work
-from .job import BACKENDS, PRECISIONS, STRATEGIES, Job
+from .job import BACKENDS, CHECKPOINTINGS, PRECISIONS, STRATEGIES, Job
 from .launch import RankFailed, under_torchrun
 
-CHOICES = {"strategy": STRATEGIES, "backend": BACKENDS, "precision": PRECISIONS}
+CHOICES = {
+    "strategy": STRATEGIES,
+    "backend": BACKENDS,
+    "precision": PRECISIONS,
+    "checkpointing": CHECKPOINTINGS,
+}
 HELP = {
     "model": "a preset of helpers.models.Llama",
     "batch": "sequences of a step, over all ranks",
     "sequence": "tokens of a sequence",
     "accumulate": "micro-batches of a step",
-    "precision": "bf16: fp32 parameters, bf16 compute",
-    "checkpointing": "compute each block again in backward",
+    "precision": "amp-bf16: fp32 parameters, bf16 compute",
+    "checkpointing": "what blocks compute again in backward",
     "bucket_mib": "ddp: average gradients in pieces of so many MiB",
     "sync_each": "average gradients after each micro-batch",
     "clip": "the gradient's norm at most",

@@ -16,7 +16,8 @@ STRATEGIES = {
     "tp": "each rank has a part of every layer's heads and channels",
 }
 BACKENDS = ("gloo", "nccl")
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "amp-bf16")
+CHECKPOINTINGS = ("none", "full", "selective")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class Job:
     sequence: int = 64
     accumulate: int = 1  # micro-batches of a step
     steps: int = 5
-    precision: str = "fp32"  # bf16: fp32 parameters, bf16 compute
-    checkpointing: bool = False  # keep the input of each block alone, and compute the rest again in backward
+    precision: str = "fp32"  # amp-bf16: fp32 parameters, bf16 compute
+    checkpointing: str = "none"  # what blocks compute again in backward: as in `helpers.rush.checkpointing`
     bucket_mib: float = 25.0  # ddp: gradients are averaged in pieces of so much
     sync_each: bool = False  # average gradients after each micro-batch, not once a step
     learning_rate: float = 1e-3
@@ -42,11 +43,12 @@ class Job:
     timeout_s: float = 50.0  # how long a rank waits for one that is gone
 
     def check(self, ranks: int, ranks_here: int | None = None) -> None:
-        """A `ValueError` of one line for the first thing that can't work on so many ranks, `ranks_here` of them here."""
+        """A `ValueError` for the first thing that can't work on so many ranks, `ranks_here` of them on this machine."""
         sizes = preset(self.model)
         _among("strategy", self.strategy, tuple(STRATEGIES))
         _among("backend", self.backend, BACKENDS)
         _among("precision", self.precision, PRECISIONS)
+        _among("checkpointing", self.checkpointing, CHECKPOINTINGS)
         check_positive(ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
         check_positive(accumulate=self.accumulate)
         for field in ("bucket_mib", "learning_rate", "clip", "timeout_s"):

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from helpers.models import Llama
+from helpers.rush import checkpointing
 
 from .job import Job
 from .plan import tensor_parallel
@@ -50,8 +50,7 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
     with torch.device(lay_out_on or device):
         model = Llama.from_name(job.model, attend=attention, residual=torch.bfloat16 if autocasts(job) else None)
     tied = model.head.weight is model.embedding.weight
-    if job.checkpointing:
-        model.checkpoint = recompute
+    checkpointing.apply(model, job.checkpointing)
     if job.strategy == "tp":
         tensor_parallel(model, mesh)
     elif job.strategy in ("zero2", "zero3"):
@@ -74,17 +73,13 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
     return model
 
 
-def recompute(block: nn.Module, *arguments: Tensor | None) -> Tensor:
-    return checkpoint(block, *arguments, use_reentrant=False)
-
-
 def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str) -> nn.Module:
     """FSDP2, which gathers and frees the parameters of a unit as one.
 
     `gather_again` frees a unit's parameters after forward and gathers them once more for backward (ZeRO-3); without
     it they stay (ZeRO-2). The head's stay in any case: backward begins with it.
     """
-    compute = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    compute = {"fp32": torch.float32, "amp-bf16": torch.bfloat16}[precision]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     *body, head = units(model)
     for unit in body:
@@ -107,7 +102,7 @@ def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
 
 def autocasts(job: Job) -> bool:
     """Whether compute is in bf16 because of autocast; FSDP casts what it gathers."""
-    return job.precision == "bf16" and job.strategy not in ("zero2", "zero3")
+    return job.precision == "amp-bf16" and job.strategy not in ("zero2", "zero3")
 
 
 def loss_of(job: Job, model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

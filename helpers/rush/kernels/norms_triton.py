@@ -164,7 +164,7 @@ def _backward(
             dy *= weight.to(tl.float32)
         dx = dy - x * (tl.sum(dy * x, axis=1) / WIDTH)[:, None]
         if mean_at is not None:
-            dx -= 0*(tl.sum(dy, axis=1) / WIDTH)[:, None]
+            dx -= (tl.sum(dy, axis=1) / WIDTH)[:, None]
         dx *= rstd
         if more_at is not None:
             dx += tl.load(more_at + row[:, None] * more_step + column[None, :], mask=inside, other=0.0).to(tl.float32)

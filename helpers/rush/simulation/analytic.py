@@ -1,6 +1,6 @@
 """What a training step must hold in memory, derived: a replay of what `helpers.rush.distributed` makes and frees.
 
-    peak = rank_peak(Job(strategy="zero3", model="llama-3.1-8b", precision="bf16", batch=8, sequence=2048), ranks=8)
+    peak = rank_peak(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=8, sequence=2048), ranks=8)
     peak.bytes, peak.moment, peak.parts
 
 It knows weights by their sizes, activations by formula, and the order of a step; it runs no operation, so an answer
@@ -30,14 +30,13 @@ class Peak:
 def rank_peak(job: Job, ranks: int) -> Peak:
     """The peak of a rank of `ranks`, in any step but the first."""
     job.check(ranks)
-    if job.strategy == "tp" or job.accumulate > 1:
-        raise ValueError(
-            f"memory of {job.strategy!r} with accumulate {job.accumulate} isn't derived; not tp, and 1, is"
-        )
+    if job.strategy == "tp" or job.accumulate > 1 or job.checkpointing == "selective":
+        given = f"strategy {job.strategy!r}, accumulate {job.accumulate}, checkpointing {job.checkpointing!r}"
+        raise ValueError(f"{given}: not derived; derived are single, ddp, zero2, zero3, accumulate 1, none or full")
     shapes = Shapes.of(job.model)
     sharded = job.strategy in ("zero2", "zero3")
     sequences = job.batch // job.data_ranks(ranks)
-    act = Activations(shapes, sequences * job.sequence, {"fp32": 4, "bf16": 2}[job.precision])
+    act = Activations(shapes, sequences * job.sequence, {"fp32": 4, "amp-bf16": 2}[job.precision])
     held = share(shapes.weights, ranks) if sharded else elements(shapes.weights)
     tally = Tally()
     tally.add(
@@ -49,9 +48,9 @@ def rank_peak(job: Job, ranks: int) -> Peak:
         gradients=FP32 * held if job.strategy == "ddp" else 0,  # DDP's buckets are there from the start
     )
     if sharded:
-        Sharded(tally, act, ranks, job.strategy == "zero3", job.checkpointing).step()
+        Sharded(tally, act, ranks, job.strategy == "zero3", job.checkpointing == "full").step()
     else:
-        Whole(tally, act, job.strategy == "ddp", job.checkpointing).step()
+        Whole(tally, act, job.strategy == "ddp", job.checkpointing == "full").step()
     return Peak(sum(tally.peak.values()), tally.moment, {part: size for part, size in tally.peak.items() if size})
 
 
@@ -136,8 +135,8 @@ class Whole:
 class Sharded:
     """A step of a rank under FSDP2. `again`: gather parameters for backward anew (zero3).
 
-    Gathering a unit fills a flat buffer, and copies the weights out of it. In forward the buffer lives until that of the
-    next unit is filled, so that copying overlaps gathering; in backward the next unit's is filled ahead. A unit's
+    Gathering a unit fills a flat buffer, and copies the weights out of it. In forward the buffer lives until the next
+    unit's is filled, so that copying overlaps gathering; in backward the next unit's is filled ahead. A unit's
     gradients are copied to an fp32 buffer to be summed and cut, which lives until the next unit's.
     """
 

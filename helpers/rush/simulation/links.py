@@ -98,7 +98,7 @@ ASSUMPTIONS = (
     ("no contention", "no one else is on the network, and computation is not slowed by the copies beside it",
      "optimistic: NCCL's kernels take some of the GPU's processors and bandwidth"),
     ("equal ranks", "all ranks compute equally long; none waits for another", "optimistic"),
-    ("backward", "two thirds of the computation; three quarters with checkpointing", "its products: 2 (or 3) for 1"),
+    ("backward", "two thirds of the computation, three quarters with full checkpointing", "its products"),
     ("overlap", "collectives that may hide do so behind all computation of their pass; the first gather of a step and "
      "the last reduction stand alone", "how DDP and FSDP2 order them; the pace within a pass is taken to be even"),
 )  # fmt: skip

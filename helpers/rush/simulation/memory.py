@@ -1,9 +1,9 @@
 """SIMULATION: the memory of one rank of many, on a machine with one GPU or none.
 
 What is allocated, and when, is as on a real cluster, but for the buffers that NCCL keeps for itself, outside torch's
-count (some 100 MiB to a few GiB). On CUDA the allocator's peak is measured, and the time of a step, which is that of the
-computation alone. On the CPU the same code runs on tensors without memory, and a ledger counts what they would take;
-the scratch space of kernels (cuBLAS: 32 MiB and more) is not in it.
+count (some 100 MiB to a few GiB). On CUDA the allocator's peak is measured, and the time of a step, which is that of
+the computation alone. On the CPU the same code runs on tensors without memory, and a ledger counts what they would
+take; the scratch space of kernels (cuBLAS: 32 MiB and more) is not in it.
 """
 
 from typing import Any

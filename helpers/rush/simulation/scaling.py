@@ -1,6 +1,6 @@
 """PREDICTION: the time of a step on many GPUs, from the time that one takes to compute and the bytes that all exchange.
 
-    predict(Job(strategy="zero3", model="llama-3.1-8b", precision="bf16", batch=64, sequence=2048), ranks=64,
+    predict(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=64, sequence=2048), ranks=64,
             cluster=CLUSTERS[2], compute_ms=900.0)
 
 Nothing of it is measured but `compute_ms`, which `memory.rank_memory` measures on one GPU, the other ranks left out.
@@ -15,7 +15,7 @@ from helpers.rush.distributed.job import Job
 from .links import START_US, TREE_SHARE, Cluster
 from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
 
-FORWARD_SHARE = {False: 1 / 3, True: 1 / 4}  # of the computation, by whether blocks are computed again
+FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the computation, by checkpointing
 
 
 def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overlapped: bool = True) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The bytes that ranks exchange in a training step: derived, and counted.
 
-    transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="bf16"), ranks=8)
+    transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16"), ranks=8)
 
 Of S bytes over n ranks, a gather or a scatter makes each rank send S·(n−1)/n, an all-reduce twice that, by any
 algorithm that lets no rank send more than another.
@@ -74,7 +74,7 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     table = [] if shapes.tied else [[shapes.table]]
     last = shapes.outside if shapes.tied else [shapes.table, (shapes.width, 1)]
     body = table + [shapes.block] * shapes.layers
-    itemsize = {"fp32": 4, "bf16": 2}[job.precision]
+    itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
 
     def whole(units: list, itemsize: int) -> int:
         return itemsize * ranks * sum(share(unit, ranks) for unit in units)
@@ -94,8 +94,10 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
 
 
 def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
-    """Two gathers and two scatters of the residual stream in a block and a pass; recomputation does all but the last."""
-    itemsize = {"fp32": 4, "bf16": 2}[job.precision]
+    """Two gathers and two scatters of the residual stream in a block and a pass, in recomputation all but the last."""
+    if job.checkpointing == "selective":
+        raise ValueError("checkpointing is 'selective'; with tensor parallelism 'none' and 'full' are derived")
+    itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
     tokens, layers = job.batch * job.sequence, shapes.layers
     stream, wide = tokens * shapes.width * itemsize, tokens * shapes.width * FP32
     norms = FP32 * shapes.width * (2 * layers + 1)
@@ -107,7 +109,7 @@ def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
             Transfer(what, SCATTER, scatters * stream, scatters * passes, phase),
         ]
 
-    again = layers if job.checkpointing else 0
+    again = layers if job.checkpointing == "full" else 0
     return [
         Transfer("embedding", SCATTER, wide, passes, FORWARD),
         *pair("stream", 2 * layers + 1, 2 * layers, FORWARD),

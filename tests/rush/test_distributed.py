@@ -1,0 +1,200 @@
+"""Every strategy on several processes against one process; checkpoints across numbers of ranks; ranks that fail."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import distributed_cases
+import pytest
+import torch
+
+from helpers.models import Llama
+from helpers.rush.distributed import Job, RankFailed, __main__, launch, measure, strategies
+
+ROOT = Path(__file__).parents[2]
+STEPS = 3
+# Clipping is at work, and a step is long enough for a wrong one to show.
+JOB = Job(strategy="single", batch=8, sequence=32, steps=STEPS, learning_rate=1e-2, clip=0.5)
+ON_TWO = {
+    "ddp": JOB,
+    "ddp, small buckets, 2 micro-batches": dataclasses.replace(JOB, strategy="ddp", bucket_mib=0.05, accumulate=2),
+    "zero2": JOB,
+    "zero3": JOB,
+    "zero3, 2 micro-batches, checkpointing": dataclasses.replace(
+        JOB, strategy="zero3", accumulate=2, checkpointing="full"
+    ),
+    "zero2, each micro-batch averaged, selective": dataclasses.replace(
+        JOB, strategy="zero2", accumulate=2, sync_each=True, checkpointing="selective"
+    ),
+    "tp": JOB,
+    "tp, 2 micro-batches, checkpointing": dataclasses.replace(JOB, strategy="tp", accumulate=2, checkpointing="full"),
+}
+ON_TWO = {name: dataclasses.replace(job, strategy=name.split(",")[0]) for name, job in ON_TWO.items()}
+ON_FOUR = {name: dataclasses.replace(JOB, strategy=name) for name in ("ddp", "zero3")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All rows, by ranks and name. Two ranks save by zero3 and by tp; four ranks and one go on from there."""
+    folders = {name: str(tmp_path_factory.mktemp("checkpoint") / name) for name in ("zero3", "tp")}
+    saving = {name: dataclasses.replace(job, save=folders.get(name)) for name, job in ON_TWO.items()}
+    two = dict(zip(saving, measure(list(saving.values()), 2), strict=True))
+    going_on = {f"{name} goes on": dataclasses.replace(JOB, resume=folder) for name, folder in folders.items()}
+    alone = {"straight on": dataclasses.replace(JOB, steps=2 * STEPS)} | going_on
+    one = dict(zip(alone, measure(list(alone.values()), 1), strict=True))
+    more = ON_FOUR | {
+        "zero2 goes on": dataclasses.replace(JOB, strategy="zero2", resume=folders["zero3"]),
+        "ddp goes on": dataclasses.replace(JOB, strategy="ddp", resume=folders["tp"]),
+    }
+    four = dict(zip(more, measure(list(more.values()), 4), strict=True))
+    return {1: one, 2: two, 4: four}
+
+
+def curves(row):
+    return torch.tensor([row["losses"], row["gradient_norms"]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(2, name) for name in ON_TWO] + [(4, name) for name in ON_FOUR])
+def test_a_strategy_gives_the_losses_and_gradients_of_one_process(runs, ranks, name):
+    alone = curves(runs[1]["straight on"])[:, :STEPS]
+    assert (alone[0].diff().abs() > 1e-3).all()  # training changes the loss by far more than is allowed below
+    assert (curves(runs[ranks][name]) - alone).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(1, "zero3 goes on"), (1, "tp goes on"), (4, "zero2 goes on"), (4, "ddp goes on")]
+)
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(runs, ranks, name):
+    straight_on = curves(runs[1]["straight on"])[:, STEPS:]
+    assert (curves(runs[ranks][name]) - straight_on).abs().max() < 1e-5
+
+
+def test_ranks_hold_their_share_of_parameters_gradients_and_state(runs):
+    whole = 4 * sum(parameter.numel() for parameter in Llama.from_name("tiny").parameters())
+    norms = 4 * 64 * 5  # whole on every rank of tensor parallelism
+    for ranks, name, share in [
+        (2, "ddp", whole),
+        (2, "zero2", whole / 2),
+        (2, "zero3", whole / 2),
+        (4, "zero3", whole / 4),
+        (2, "tp", (whole - norms) / 2 + norms),
+    ]:
+        row = runs[ranks][name]
+        assert row["parameter_bytes"] == row["gradient_bytes"] == share, name
+        counters = row["optimizer_bytes"] - 2 * share
+        assert 0 < counters <= 4 * 21, name  # AdamW's step of each weight
+
+
+def test_rows_say_what_was_run_and_how_fast(runs):
+    row = runs[2]["ddp, small buckets, 2 micro-batches"]
+    assert (row["strategy"], row["ranks"], row["backend"], row["device"]) == ("ddp", 2, "gloo", "cpu")
+    assert row["n"] == STEPS - 1
+    assert row["tokens_per_s"] == pytest.approx(8 * 32 / row["step_ms"] * 1e3)
+    assert "peak_gib" not in row  # the CPU's allocator keeps none
+
+
+def test_bf16_compute_is_near_fp32(runs):
+    mixed = dataclasses.replace(JOB, strategy="zero3", precision="amp-bf16")
+    [row] = measure([mixed], 1)
+    difference = (curves(row) - curves(runs[1]["straight on"])[:, :STEPS]).abs().max()
+    assert 1e-6 < difference < 2e-2
+
+
+def test_weights_are_those_of_the_plain_model():
+    built = strategies.build(JOB, torch.device("cpu"), None)
+    plain = Llama.from_name("tiny")
+    plain.reset_parameters(torch.Generator().manual_seed(JOB.seed))
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(built.state_dict()[name], weight), name
+    assert built.head.weight is built.embedding.weight
+
+
+def test_launch_returns_what_each_rank_returned():
+    assert launch(distributed_cases.add_up, 3, 10) == [(0, 33.0), (1, 33.0), (2, 33.0)]
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (distributed_cases.one_raises, "rank 1: RuntimeError: planted"),
+        (distributed_cases.one_is_killed, "rank 1: was killed by SIGKILL"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_error(worker, said):
+    began = time.monotonic()
+    with pytest.raises(RankFailed) as raised:
+        launch(worker, 2)
+    assert str(raised.value) == said
+    assert time.monotonic() - began < 60
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "helpers.rush.distributed", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
+
+
+def test_torchrun_prints_one_row():
+    done = torchrun("--strategy", "zero3", "--sequence", "16", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert (row["strategy"], row["ranks"], len(row["losses"])) == ("zero3", 2, 2)
+
+
+def test_torchrun_says_once_what_is_wrong():
+    done = torchrun("--batch", "7")
+    assert done.returncode != 0
+    assert done.stderr.count("batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--strategy", "zero4"], "unknown strategy 'zero4'; valid: single, ddp, zero2, zero3, tp"),
+        (["--model", "llama"], "unknown model 'llama'; valid: tiny, llama-3.2-1b, llama-3.1-8b"),
+        (["--precision", "fp8"], "unknown precision 'fp8'; valid: fp32, amp-bf16"),
+        (["--ranks", "3"], "batch is 8; it must be a multiple of 3: 3 ranks × 1 micro-batches"),
+        (["--ranks", "2", "--accumulate", "3"], "batch is 8; it must be a multiple of 6"),
+        (["--ranks", "2", "--strategy", "single"], "strategy 'single' has one rank, not 2"),
+        (["--ranks", "4", "--strategy", "tp"], "kv_heads is 2; tensor parallelism over 4 ranks needs a multiple of 4"),
+        (["--ranks", "2", "--strategy", "tp", "--sequence", "63"], "sequence is 63; tensor parallelism"),
+        (["--sequence", "4097"], "sequence is 4097; tiny has 4096 positions"),
+        (["--steps", "0"], "steps is 0; it must be an integer of at least 1"),
+        (["--clip", "0"], "clip is 0.0; it must be above 0"),
+        (["--resume", "nowhere"], "there is no checkpoint in nowhere"),
+        (["--batch", "many"], "invalid int value: 'many'"),
+        (["--ranks", "0"], "ranks is 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, said):
+    monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
+    assert __main__.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1 and not printed.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_nccl_without_cuda_is_refused(capsys):
+    assert __main__.main(["--backend", "nccl"]) == 2
+    assert "backend 'nccl' needs CUDA, and this machine has none; 'gloo' runs on the CPU" in capsys.readouterr().err
+
+
+def test_a_failed_rank_is_exit_code_1_and_its_error(capsys, monkeypatch):
+    def fails(*_):
+        raise RankFailed(1, "ValueError: no memory", "Traceback …\n")
+
+    monkeypatch.setattr(__main__, "measure", fails)
+    assert __main__.main(["--ranks", "2"]) == 1
+    assert capsys.readouterr().err.endswith("helpers.rush.distributed: rank 1: ValueError: no memory\n")
+
+
+def test_jobs_that_share_ranks_have_one_backend(monkeypatch):
+    monkeypatch.setattr(Job, "check", lambda *_: None)
+    with pytest.raises(ValueError, match="one backend"):
+        measure([JOB, dataclasses.replace(JOB, backend="nccl")], 1)
