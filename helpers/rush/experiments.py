@@ -267,11 +267,19 @@ def distributed(ranks: int) -> list[Row]:
 
     Processes on one CPU share its cores, so the time says nothing of many GPUs; the losses and the bytes do.
     """
-    strategies = ("single",) if ranks == 1 else STRATEGIES
-    jobs = [Job(strategy=strategy, steps=20, timeout_s=300) for strategy in strategies]
+    rows, jobs = [], []
+    for strategy in ("single",) if ranks == 1 else STRATEGIES:
+        job = Job(strategy=strategy, steps=20, timeout_s=300)
+        try:
+            job.check(ranks)
+            jobs.append(job)
+        except ValueError as error:
+            rows.append({"strategy": strategy, STATUS: f"not here: {error}"})
     kept = ("strategy", "step_ms", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    rows = measure_ranks(jobs, ranks)
-    return [{name: row[name] for name in kept if name in row} | {"last_loss": row["losses"][-1]} for row in rows]
+    measured = [
+        {name: row[name] for name in kept} | {"last_loss": row["losses"][-1]} for row in measure_ranks(jobs, ranks)
+    ]
+    return measured + rows
 
 
 @experiment(
