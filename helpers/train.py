@@ -65,6 +65,10 @@ class Setup:
             raise ValueError(f"data is {self.data!r}, a way to batch text; {self.task} has 'standard' only")
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}; it must be above 0")
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def forward(setup: Setup, task: Task, model: nn.Module, batch: Batch) -> tuple[T
 
 @torch.no_grad()
 def evaluate(setup: Setup, task: Task, model: nn.Module) -> dict[str, float]:
-    """Accuracy and mean loss on the validation split, in the precision of training."""
+    """Accuracy and loss on the validation split, in the precision of training; batches count by their rows."""
     model.eval()
     task.accuracy.reset()
     losses, rows = [], 0

@@ -10,13 +10,6 @@ import torch.distributed as dist
 from helpers.rush.distributed import joined
 
 
-def add_up(number):
-    with joined("gloo"):
-        total = torch.tensor([float(number + dist.get_rank())])
-        dist.all_reduce(total)
-        return dist.get_rank(), total.item()
-
-
 def one_raises():
     with joined("gloo"):
         if dist.get_rank() == 1:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.batching import StandardDataset
 from helpers.tasks import DATA
+from helpers.tasks.language import packed_batches
 from helpers.text import SyntheticText
 from helpers.train import PRECISIONS, Setup, build_task, train
 
@@ -52,6 +54,13 @@ def test_precisions_agree_where_nothing_is_lost():
 def test_the_same_seed_gives_the_same_run_and_another_one_another():
     assert same(run(seed=3), run(seed=3))
     assert not same(run(seed=3), run(seed=4))
+
+
+def test_a_batch_larger_than_the_data_is_packed_as_long_as_the_data():
+    samples = StandardDataset(SyntheticText(10, 0))
+    batches, steps = packed_batches(samples, 1000, torch.device("cpu"), torch.float32, seed=0)
+    (batch,) = batches(0, 0)
+    assert (steps(0), batch.inputs.shape) == (1, (1, max(samples.lengths.sum(), 640)))
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -110,6 +119,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         ({"data": "heap"}, "unknown data 'heap'; valid: standard, base"),
         ({"task": "segmentation", "data": "base"}, "segmentation has 'standard' only"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"clip": 0.0}, "clip is 0.0; it must be above 0"),
+        ({"clip": float("nan")}, "clip is nan; it must be above 0"),
     ],
 )
 def test_a_wrong_setup_names_what_is_valid(changes, said):

@@ -159,7 +159,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
 def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The samples by length, equal ones in random order; the lengths that occur; where each one's samples start.
 
-    A radix sort: two bytes of the length a pass, so one pass up to 65,535. 45 ms for a million samples.
+    A radix sort: two bytes of the length a pass, so one pass up to 65,535. About 0.1 s for a million samples.
     """
     order = np.random.default_rng(seed).permutation(len(lengths)).astype(np.uint32)
     longest = int(lengths.max())

@@ -101,11 +101,12 @@ def batch_time(way: str, width: int, batch_size: int, samples: int) -> Row:
         took = each(measured(0), forward)
         epoch_s = time.perf_counter() - began
     real = int((dataset.lengths - 1).sum())  # the last token of a sample has nothing to predict
+    given = real + (len(dataset) if way == "packed" else 0)  # only packs keep it
     return {name: float(np.percentile(took, share)) for name, share in SHARES.items()} | {
         "mean_ms": float(np.mean(took)),
         "n": len(took),
         "batches": steps(0),
-        "padding_share": 1 - real / sum(area),
+        "padding_share": 1 - given / sum(area),
         "device_s": sum(took) / 1e3,
         "epoch_s": epoch_s,
         "real_tokens_per_s": real / epoch_s,
@@ -201,7 +202,8 @@ def throughput(width: int, layers: int, batch_size: int, rounds: int) -> list[Ro
     """Real tokens a second of training steps, forward, backward and AdamW, from one interleaved run.
 
     The limit is a batch of samples all as long as the mean one: the same model with nothing to pad. The others take
-    batches of WikiText's lengths; each step of theirs is another batch, so the rate is over all of them.
+    batches of WikiText's lengths; each step of theirs is another batch, so the rate is over all of them. Batches, and
+    the masks or tables that attention needs, are made before: `attention` has what those cost.
     """
     dtype = compute_dtype()
     text = _text(24 * batch_size, _vocab_size(width))
@@ -224,7 +226,7 @@ def throughput(width: int, layers: int, batch_size: int, rounds: int) -> list[Ro
             feed, _ = packed_batches(dataset, batch_size, device(), dtype, 0, way=way)
             held[f"packed, {way}"] = _some(feed)
     turns = {name: _Turn(batches, train_step, _real_tokens(batches)) for name, batches in held.items()}
-    timed = compare(turns, check=False, rounds=rounds, warmup=5)
+    timed = compare(turns, check=False, rounds=rounds, warmup=20)
     rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
     return [
         {"way": name}
@@ -259,7 +261,7 @@ def _full_batch(text: SyntheticText, batch_size: int, length: int) -> Batch:
     return Batch(tokens[:, :-1], tokens[:, 1:], {"attend": causal_attention})
 
 
-COLLATOR, PACKED, COMPILED = "flattening collator", "packs of one length", "packs of one length, compiled"
+COLLATOR, PACKED = "flattening collator", "packs of one length"
 
 
 @experiment(
@@ -269,7 +271,8 @@ COLLATOR, PACKED, COMPILED = "flattening collator", "packs of one length", "pack
 def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]:
     """Training steps of transformers' Llama, fed by its padding-free collator and by packs, in one interleaved run.
 
-    The same model, attention kernel and optimizer. Packs have one length, so that a compiled model serves all of them.
+    The same model, attention kernel and optimizer, each eager and compiled: the collator's batches all have another
+    length, so theirs for any, and packs have one. Batches are made before.
     """
     text = _text(24 * batch_size, _vocab_size(width))
     dataset = StandardDataset(text, MAX_LENGTH)
@@ -277,20 +280,22 @@ def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]
         model = peer.llama(len(text.vocab), width, layers, heads=8).to(device=device(), dtype=compute_dtype())
         joined = [inputs for inputs, _ in zip(peer.flattened(dataset, batch_size, 0), range(20), strict=False)]
     except ImportError:
-        return [{"way": way, STATUS: f"{NOT_INSTALLED}transformers"} for way in (COLLATOR, PACKED, COMPILED)]
+        return [{"way": way, STATUS: f"{NOT_INSTALLED}transformers"} for way in (COLLATOR, PACKED)]
     capacity = max(round(batch_size * float(dataset.lengths.mean())), MAX_LENGTH)
     sequences = SequencedDataset(dataset, None, capacity, strategy="best-fit", fixed=True)
     packs = [peer.as_inputs(packed, MAX_LENGTH) for packed, _ in zip(sequences, range(20), strict=False)]
-    held = {COLLATOR: joined, PACKED: packs, COMPILED: packs}
+    held = {COLLATOR: joined, PACKED: packs}
     models = {COLLATOR: model, PACKED: model}
     if device().type == "cuda":  # on the CPU a compiled model would say nothing, and need a C++ compiler
-        models[COMPILED] = torch.compile(model)
+        for name, dynamic in ((COLLATOR, True), (PACKED, None)):
+            held[f"{name}, compiled"] = held[name]
+            models[f"{name}, compiled"] = torch.compile(model, dynamic=dynamic)
     turns = {}
     for name, fed in models.items():
         batches = [{key: _there(value) for key, value in inputs.items()} for inputs in held[name]]
         real = float(np.mean([int((inputs["labels"] != peer.IGNORED).sum()) for inputs in held[name]]))
         turns[name] = _Turn(batches, peer.trainer(fed), real)
-    timed = compare(turns, check=False, rounds=rounds, warmup=5)
+    timed = compare(turns, check=False, rounds=rounds, warmup=20)
     rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
     rows = [
         {"way": name}
@@ -298,7 +303,7 @@ def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]
         | {"real_tokens_per_s": rate, "ratio_to_collator": rate / rates[COLLATOR]}
         for name, rate in rates.items()
     ]
-    return rows + [{"way": way, STATUS: "not here: compiled on CUDA only"} for way in held if way not in models]
+    return rows
 
 
 def _there(value: Tensor | int) -> Tensor | int:

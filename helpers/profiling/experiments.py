@@ -117,7 +117,16 @@ def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
     chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[way]
     small = _preset() == "small"
     found = pipeline.run(frozenset(chosen), preset=_preset(), steps=4 if small else FIX_STEPS)
-    kept = ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms", "n", "peak_gib", "source")
+    kept = (
+        "iteration_ms",
+        "iteration_p20_ms",
+        "iteration_p80_ms",
+        "iteration_mean_ms",
+        "n",
+        "peak_gib",
+        "prepare_s",
+        "source",
+    )
     idle = device_idle_share(_trace(pipeline, frozenset(chosen))) if device().type == "cuda" else None
     return {name: found[name] for name in kept} | {"device_idle_share": idle}
 
@@ -126,7 +135,7 @@ def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
     small=[{"pipeline": "vit", "variant": "fixed", "epochs": 1, "seed": 0}],
     full=[
         {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
-        for pipeline, epochs in (("vit", 5), ("gpt", 1))
+        for pipeline, epochs in (("vit", 5), ("gpt", 2))
         for variant in ("slow", "fixed")
         for seed in range(3)
     ],

@@ -148,5 +148,5 @@ def _padded(samples: list[Tensor], pad_id: int) -> Tensor:
 
 def _capacity(lengths: np.ndarray, batch_size: int) -> int:
     """Tokens of a packed batch: a multiple of 64, and room for the longest sample."""
-    tokens = max(round(batch_size * float(lengths.mean())), int(lengths.max()))
+    tokens = max(round(min(batch_size, len(lengths)) * float(lengths.mean())), int(lengths.max()))
     return -(-tokens // 64) * 64

@@ -154,9 +154,11 @@ def verdicts(whole: pd.DataFrame, vit: pd.DataFrame, gpt: pd.DataFrame) -> list[
             pipeline, goal = keys["pipeline"], GOAL_SPEEDUP[keys["pipeline"]]
             gain = mean.loc["slow", "epoch_s"] / mean.loc["fixed", "epoch_s"]
             more = mean.loc["fixed", "validation_accuracy"] - mean.loc["slow", "validation_accuracy"]
+            spread = found[found["variant"] == "slow"]["validation_accuracy"].std(ddof=1)
             said.append(
                 f"{keys['gpu']}, {NAMES[pipeline]}: an epoch {gain:.1f}× as fast ({reached(gain >= goal)}: at least "
-                f"{goal:g}), accuracy {more:+.4f}"
+                f"{goal:g}), accuracy {more:+.4f} "
+                f"({reached(more >= -spread)}: no lower, within a deviation of the seeds)"
             )
     for pipeline, table in (("vit", vit), ("gpt", gpt)):
         if not len(table):

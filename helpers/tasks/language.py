@@ -130,7 +130,7 @@ def packed_batches(
 
     `way` is the way of attention, the fastest that runs if it isn't given.
     """
-    capacity = max(round(size * float(dataset.lengths.mean())), dataset.max_length)
+    capacity = max(round(min(size, len(dataset)) * float(dataset.lengths.mean())), dataset.max_length)
     packed = SequencedDataset(
         dataset, None, capacity, strategy="best-fit", seed=seed, pad_id=dataset.pad_id, fixed=True
     )

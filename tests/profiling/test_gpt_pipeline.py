@@ -368,6 +368,11 @@ def test_padding_is_short_or_long_and_a_pack_always_as_long():
     assert set(widths["packed"]) == {(1, capacity())}
 
 
+def test_a_batch_larger_than_the_data_is_packed_as_long_as_the_data():
+    (batch,) = prepare({"packed"}, batch_size=1000).epoch(0)
+    assert batch.tokens.shape[1] - lengths().sum() in range(64)
+
+
 # Loss and accuracy
 
 

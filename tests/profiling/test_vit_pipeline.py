@@ -310,6 +310,7 @@ def test_class_weights_make_every_class_count_alike(labels):
         ({"preset": "huge"}, "unknown preset 'huge'; valid: small, full"),
         ({"epochs": 0}, "epochs is 0"),
         ({"steps": 0}, "steps is 0"),
+        ({"batch_size": 0}, "batch_size is 0; it must be an integer of at least 1"),
         ({"colour": 1}, "the preset has no 'colour' to change; it has classes"),
     ],
 )

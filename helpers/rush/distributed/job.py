@@ -31,7 +31,7 @@ class Job:
     sequence: int = 64
     accumulate: int = 1  # micro-batches of a step
     steps: int = 5
-    precision: str = "fp32"  # amp-bf16: fp32 parameters, bf16 compute
+    precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
     checkpointing: str = "none"  # what blocks compute again in backward: as in `helpers.rush.checkpointing`
     bucket_mib: float = 25.0  # ddp: gradients are averaged in pieces of so much
     sync_each: bool = False  # average gradients after each micro-batch, not once a step

@@ -32,7 +32,7 @@ def rank_peak(job: Job, ranks: int) -> Peak:
     job.check(ranks)
     if job.strategy == "tp" or job.accumulate > 1 or job.checkpointing == "selective":
         given = f"strategy {job.strategy!r}, accumulate {job.accumulate}, checkpointing {job.checkpointing!r}"
-        raise ValueError(f"{given}: not derived; derived are single, ddp, zero2, zero3, accumulate 1, none or full")
+        raise ValueError(f"{given}: memory is derived for single, ddp, zero2, zero3; for 1; for 'none' and 'full'")
     shapes = Shapes.of(job.model)
     sharded = job.strategy in ("zero2", "zero3")
     sequences = job.batch // job.data_ranks(ranks)

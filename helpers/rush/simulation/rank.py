@@ -59,20 +59,20 @@ def weightless(job: Job, ranks: int, watch: contextlib.AbstractContextManager) -
     with fake_group(ranks):
         mesh = init_device_mesh("cpu", (ranks,))
         with FakeTensorMode(), watch:
-            model, optimizer, batches = _rank(job, ranks, torch.device("cpu"), mesh, None)
-            if isinstance(model, DistributedDataParallel):
-                model.register_comm_hook(None, _all_reduce)
-            yield model, optimizer, batches
+            yield _rank(job, ranks, torch.device("cpu"), mesh, None)
 
 
 def _rank(job: Job, ranks: int, device: torch.device, mesh: Any, lay_out_on: str | None) -> Rank:
     model = strategies.build(job, device, mesh, lay_out_on=lay_out_on)
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, _all_reduce)
     return model, optimizer_of(job, model), micro_batches(job, 0, 0, ranks, device)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does with a bucket, in Python: its own code takes no tensors without memory."""
-    dist.all_reduce(bucket.buffer())
-    done = torch.futures.Future()
-    done.set_result(bucket.buffer())
+    """What DDP does with a bucket, in Python: its own code wants a result, of which a fake group gives none."""
+    gradients = bucket.buffer()
+    dist.all_reduce(gradients)
+    done = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else [])
+    done.set_result(gradients)
     return done

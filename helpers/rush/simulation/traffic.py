@@ -96,7 +96,9 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
 def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     """Two gathers and two scatters of the residual stream in a block and a pass, in recomputation all but the last."""
     if job.checkpointing == "selective":
-        raise ValueError("checkpointing is 'selective'; with tensor parallelism 'none' and 'full' are derived")
+        raise ValueError(
+            "checkpointing is 'selective'; with tensor parallelism bytes are derived for 'none' and 'full'"
+        )
     itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
     tokens, layers = job.batch * job.sequence, shapes.layers
     stream, wide = tokens * shapes.width * itemsize, tokens * shapes.width * FP32

@@ -1,0 +1,49 @@
+"""NCCL on one GPU against gloo on the CPU, and a simulated rank's memory: measured, counted and derived."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from helpers.rush.distributed import Job, measure
+from helpers.rush.simulation import rank_memory, rank_peak
+
+JOB = Job(strategy="single", sequence=32, steps=3, learning_rate=1e-2)
+GIB = 2**30
+
+
+def need_gib(size):
+    if torch.cuda.get_device_properties(0).total_memory < size * GIB:
+        pytest.skip(f"needs {size} GiB")
+
+
+def test_strategies_on_one_gpu_agree_with_each_other():
+    names = ("single", "ddp", "zero2", "zero3", "tp")
+    rows = measure([dataclasses.replace(JOB, strategy=name, backend="nccl") for name in names], 1)
+    reference = torch.tensor(rows[0]["losses"])
+    for name, row in zip(names, rows, strict=True):
+        assert (torch.tensor(row["losses"]) - reference).abs().max() < 1e-4, name
+        assert row["peak_gib"] > 0
+        assert row["device"] == torch.cuda.get_device_name()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "checkpointing", "gib"),
+    [("single", 1, "none", 40), ("ddp", 8, "full", 40), ("zero2", 8, "none", 40), ("zero3", 8, "full", 24)],
+)
+def test_memory_counted_and_derived_are_within_3_percent_of_memory_measured(strategy, ranks, checkpointing, gib):
+    need_gib(gib)
+    job = Job(
+        strategy=strategy,
+        model="llama-3.2-1b",
+        precision="amp-bf16",
+        batch=2 * ranks,
+        sequence=2048,
+        steps=2,
+        checkpointing=checkpointing,
+    )
+    measured = rank_memory(job, ranks)
+    assert measured["how"] == "measured" and measured["compute_ms"] > 0
+    allowed = 0.02 if ranks == 1 else 0.03
+    assert rank_memory(job, ranks, count=True)["peak_gib"] == pytest.approx(measured["peak_gib"], rel=allowed)
+    assert rank_peak(job, ranks).bytes / GIB == pytest.approx(measured["peak_gib"], rel=allowed)

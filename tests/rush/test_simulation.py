@@ -1,0 +1,229 @@
+"""Simulated ranks: memory and collectives, counted against derived; predicted times."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor.debug import CommDebugMode
+
+from helpers.models import Llama
+from helpers.rush.distributed import Job
+from helpers.rush.distributed.training import train_step
+from helpers.rush.simulation import (
+    CLUSTERS,
+    assumptions,
+    counted,
+    predict,
+    rank,
+    rank_memory,
+    rank_peak,
+    totals,
+    transfers,
+)
+from helpers.rush.simulation.activations import Activations
+from helpers.rush.simulation.ledger import Ledger
+from helpers.rush.simulation.scaling import transfer_ms
+from helpers.rush.simulation.shapes import Shapes, elements, share
+from helpers.rush.simulation.traffic import GATHER, REDUCE, SCATTER, Transfer
+
+PCIE4, PCIE5, NVLINK4 = CLUSTERS
+EIGHT_B = Job(model="llama-3.1-8b", precision="amp-bf16", batch=512, sequence=2048)
+
+
+def job(strategy, **changes):
+    return Job(**{"strategy": strategy, "batch": 16, "sequence": 64} | changes)
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-3.2-1b", "llama-3.1-8b"])
+def test_shapes_are_those_of_the_model(name):
+    with torch.device("meta"):
+        weights = [tuple(p.shape) for p in Llama.from_name(name).parameters()]
+    derived = [(rows,) if columns == 1 else (rows, columns) for rows, columns in Shapes.of(name).weights]
+    assert sorted(derived) == sorted(weights)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 50)), min_size=1), st.integers(1, 64))
+def test_shares_hold_all_and_little_more(weights, ranks):
+    assert elements(weights) <= ranks * share(weights, ranks) < elements(weights) + ranks * sum(c for _, c in weights)
+
+
+def test_the_ledger_counts_blocks_that_live_once_each():
+    with Ledger() as ledger:
+        first = torch.empty(1000)  # 4000 bytes: 8 blocks
+        view = first.view(10, 100)
+        second = torch.empty(1)
+        assert ledger.bytes == 4096 + 512
+        del first
+        assert ledger.bytes == 4096 + 512  # the view holds it
+        del view, second
+        assert (ledger.bytes, ledger.peak_bytes) == (0, 4096 + 512)
+        kept = torch.empty(256)
+        ledger.reset_peak()
+        kept.untyped_storage().resize_(0)
+        assert (ledger.bytes, ledger.peak_bytes) == (0, 1024)
+
+
+def test_a_block_keeps_for_backward_what_the_formula_says():
+    from helpers.lab import saved_bytes
+    from helpers.rush.distributed import strategies
+
+    network = Llama.from_name("tiny", attend=strategies.attention)
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    cos, sin = network.positions(64)
+    kept = saved_bytes(lambda: network.layers[0](x, cos, sin), without=[*network.parameters(), cos, sin])
+    assert kept == Activations(Shapes.of("tiny"), tokens=2 * 64, itemsize=4).block
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "changes"),
+    [
+        ("single", 1, {"precision": "amp-bf16", "batch": 4}),
+        ("single", 1, {"checkpointing": "full", "batch": 4}),
+        ("ddp", 8, {"precision": "amp-bf16", "checkpointing": "full"}),
+        ("zero2", 8, {"precision": "amp-bf16"}),
+        ("zero3", 8, {"precision": "amp-bf16", "checkpointing": "full"}),
+        ("zero3", 16, {}),
+    ],
+)
+def test_memory_derived_is_within_3_percent_of_memory_counted(strategy, ranks, changes):
+    found = rank_memory(job(strategy, **changes), ranks, count=True)
+    derived = rank_peak(job(strategy, **changes), ranks)
+    assert found["how"] == "counted" and found["simulated"]
+    assert derived.bytes == pytest.approx(found["peak_gib"] * 2**30, rel=0.03)
+    assert derived.parts["parameters"] == pytest.approx(found["parameter_gib"] * 2**30)
+    assert sum(derived.parts.values()) == derived.bytes
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_more_ranks_and_more_sharding_need_less(checkpointing):
+    def peak(strategy, ranks):
+        one_each = dataclasses.replace(EIGHT_B, strategy=strategy, batch=ranks, checkpointing=checkpointing)
+        return rank_peak(one_each, ranks).bytes
+
+    for strategy in ("zero2", "zero3"):
+        peaks = [peak(strategy, ranks) for ranks in (2, 8, 64, 512)]
+        assert peaks == sorted(peaks, reverse=True)
+    assert peak("ddp", 8) > peak("zero2", 8) > peak("zero3", 8)
+    assert peak("ddp", 8) > 16 * 8.03e9  # parameters, gradients and AdamW's state in fp32
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "changes"),
+    [
+        ("ddp", 4, {"accumulate": 2}),
+        ("zero2", 4, {"precision": "amp-bf16", "accumulate": 2}),
+        ("zero3", 4, {"precision": "amp-bf16", "checkpointing": "full"}),
+        ("zero3", 8, {"accumulate": 2, "sync_each": True}),
+        ("tp", 2, {}),
+        ("tp", 2, {"precision": "amp-bf16", "checkpointing": "full", "accumulate": 2}),
+    ],
+)
+def test_bytes_exchanged_are_those_counted(strategy, ranks, changes):
+    assert totals(transfers(job(strategy, **changes), ranks)) == counted(job(strategy, **changes), ranks)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("zero3", 4), ("tp", 2)])
+def test_collectives_are_as_many_as_torch_itself_sees(strategy, ranks):
+    with rank.real(job(strategy), ranks, torch.device("cpu")) as step, CommDebugMode() as seen:
+        train_step(job(strategy), *step)
+    numbers = dict.fromkeys((GATHER, SCATTER, REDUCE), 0)
+    for operation, number in seen.get_comm_counts().items():
+        name = str(operation)
+        numbers[GATHER if "gather" in name else SCATTER if "scatter" in name else REDUCE] += number
+    derived = totals(transfers(job(strategy), ranks))
+    assert numbers == {kind: derived.get(kind, (0, 0))[1] for kind in numbers}
+
+
+def test_a_rank_with_real_tensors_goes_on_step_after_step():
+    chosen = job("ddp", accumulate=2)
+    with rank.real(chosen, 4, torch.device("cpu")) as step:
+        losses = [train_step(chosen, *step)[0] for _ in range(3)]
+    assert losses[0] == pytest.approx(math.log(512), abs=0.1)
+    assert losses[2] < losses[0] - 0.05  # nothing is averaged, and this rank's batch is the same each time
+
+
+def test_zero3_moves_one_and_a_half_times_what_zero2_moves_of_bf16_parameters():
+    sent = {}
+    for strategy in ("ddp", "zero2", "zero3"):
+        found = transfers(dataclasses.replace(EIGHT_B, strategy=strategy), 8)
+        sent[strategy] = sum(transfer.sent(8) for transfer in found)
+    parameters = elements(Shapes.of("llama-3.1-8b").weights)
+    assert sent["ddp"] == 8 * parameters * 7 / 8
+    assert sent["zero2"] == pytest.approx(6 * parameters * 7 / 8, rel=1e-3)
+    head = 2 * 128256 * 4096  # stays between forward and backward
+    assert sent["zero3"] == pytest.approx((8 * parameters - head) * 7 / 8, rel=1e-3)
+
+
+def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_hops():
+    gigabyte = Transfer("parameters", GATHER, 10**9, 1, "forward")
+    # 7/8 GB at 370 GB/s; 8.4 µs to start, 7 hops of 3.4 µs
+    assert transfer_ms(gigabyte, 8, NVLINK4) == pytest.approx(0.875 / 370 * 1e3 + 0.0084 + 7 * 0.0034)
+    # 1/8 of it for each adapter, of which 1/2 leaves for the other machine, at 47 GB/s
+    hops = 0.0084 + 14 * 0.0034 + 0.014
+    assert transfer_ms(gigabyte, 16, NVLINK4) == pytest.approx(max(15 / 16 / 370, 1 / 8 / 2 / 47) * 1e3 + hops)
+    starved = NVLINK4.with_adapters(1)
+    assert transfer_ms(gigabyte, 16, starved) == pytest.approx(1 / 2 / 47 * 1e3 + hops)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["ddp", "zero2", "zero3", "tp"]),
+    st.sampled_from([1, 2, 4, 8, 64, 512]),
+    st.sampled_from(CLUSTERS),
+    st.floats(1, 1e5),
+    st.sampled_from(["none", "full"]),
+)
+def test_predictions_are_consistent(strategy, ranks, cluster, compute_ms, checkpointing):
+    if strategy == "tp" and ranks > 8:
+        ranks = 8
+    chosen = dataclasses.replace(EIGHT_B, strategy=strategy, checkpointing=checkpointing)
+    hidden, shown = (predict(chosen, ranks, cluster, compute_ms, overlapped=way) for way in (True, False))
+    assert 0 < hidden["efficiency"] <= 1
+    assert hidden["exposed_ms"] <= hidden["communication_ms"] * (1 + 1e-9)
+    assert shown["step_ms"] == pytest.approx(compute_ms + shown["communication_ms"])
+    assert (hidden["communication_ms"] == 0) == (ranks == 1)
+    if strategy == "tp":
+        assert hidden["step_ms"] == pytest.approx(shown["step_ms"])  # every product waits
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_faster_links_never_scale_worse(strategy):
+    chosen = dataclasses.replace(EIGHT_B, strategy=strategy)
+    for ranks in (2, 8, 64, 512):
+        steps = [predict(chosen, ranks, cluster, 900.0)["step_ms"] for cluster in CLUSTERS]
+        assert steps == sorted(steps, reverse=True)
+
+
+def test_every_figure_has_a_source():
+    rows = assumptions()
+    assert all(row["source"] and row["what"] for row in rows)
+    figures = [row["value"] for row in rows if isinstance(row["value"], float)]
+    assert len(figures) == 4 * 4 + 2 and all(math.isfinite(figure) for figure in figures)
+    for line, reached in itertools.pairwise(rows):
+        if "reached" in reached["what"]:
+            assert 0 < reached["value"] < line["value"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: rank_peak(job("tp"), 2), "strategy 'tp', accumulate 1, checkpointing 'none': memory is derived for"),
+        (lambda: rank_memory(job("ddp"), 3), "batch is 16; it must be a multiple of 3"),
+        (lambda: transfers(job("tp"), 4), "kv_heads is 2"),
+        (lambda: predict(job("ddp", batch=12), 12, NVLINK4, 1.0), "ranks is 12; beyond one machine"),
+        (lambda: predict(job("ddp"), 8, NVLINK4, 0.0), "compute_ms is 0.0; it must be above 0"),
+        (lambda: counted(job("ddp", accumulate=2, sync_each=True), 2), "needs real tensors"),
+    ],
+)
+def test_what_cannot_be_simulated_is_named(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_a_simulation_does_not_disturb_a_group_that_is_there():
+    with rank.fake_group(2), pytest.raises(ValueError, match="in a process group already"), rank.fake_group(2):
+        pass
