@@ -71,14 +71,15 @@ def launch(worker: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         rendezvous = (Path(folder) / "store").as_uri()
         pipes, processes = [], []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, ranks, rendezvous, theirs, worker, arguments))
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
         try:
+            for rank in range(ranks):
+                ours, theirs = context.Pipe(duplex=False)
+                given = (rank, ranks, rendezvous, theirs, worker, arguments)
+                process = context.Process(target=_rank, args=given, daemon=True)
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
             return _collect(processes, pipes)
         finally:
             _end(processes)
