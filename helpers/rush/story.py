@@ -119,9 +119,8 @@ def same_losses(distributed: pd.DataFrame) -> list[str]:
         others = found[found["strategy"] != "single"]
         if len(alone) and len(others):
             apart = (others["last_loss"] - alone.iloc[0]).abs().max()
-            said.append(
-                f"{keys['gpu']}: on 2 and 4 ranks no strategy's last loss is further than {apart:.1e} from one rank's"
-            )
+            told = f"further than {apart:.1e} from" if apart else "other, to the six digits recorded, than"
+            said.append(f"{keys['gpu']}: on 2 and 4 ranks no strategy's last loss is {told} one rank's")
     return said or ["The strategies have not been compared yet."]
 
 

@@ -86,6 +86,7 @@ def test_the_longest_sequence_is_that_of_the_last_row_that_fits(recorded):
 
 def test_losses_are_compared_with_one_process(recorded):
     rows = recorded(experiments.distributed)
+    assert "is other, to the six digits recorded, than one rank's" in story.same_losses(rows)[0]
     rows.loc[rows["strategy"] == "tp", "last_loss"] = 5.6
     assert story.same_losses(rows) == [
         "NVIDIA Test: on 2 and 4 ranks no strategy's last loss is further than 1.0e-01 from one rank's"
