@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_records
 import nbformat
 import pytest
 import torch
@@ -43,24 +42,6 @@ def test_the_committed_outputs_give_the_same_report_byte_for_byte(built, tmp_pat
     for figure in (built.parent / "figures").iterdir():
         assert (tmp_path / "figures" / figure.name).read_bytes() == figure.read_bytes()
         assert (ROOT / "figures" / figure.name).read_bytes() == figure.read_bytes()
-
-
-@on_cpu
-def test_with_records_the_report_quotes_them(tmp_path):
-    results = tmp_path / "results"
-    fake_records.write(results)
-    pdf = build(output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, progress=False)
-    text = " ".join(text_of(pdf).split())
-    assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
-    assert "out of memory" in text
-    assert "keeping two, time, d = 2048, NVIDIA Test: 1.000 (at most 1.00: reached)" in text
-    assert "measured +0.5% from predicted, within the 2 % aimed at" in text
-    assert "the unsynchronised clock is 100 times too fast" in text
-    assert "segmentation with a dynamic scale, lowest of all seeds: 0.9900 (at least 0.985: reached)" in text
-    assert "diverged at least once: pure fp16" in text
-    assert "unscale, clip and step 1.44× as fast as torch's (reached: at least 1.3)" in text
-    assert "not measured" not in text
-    assert "small preset" not in text
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

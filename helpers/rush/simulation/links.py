@@ -94,7 +94,7 @@ ASSUMPTIONS = (
     ("no SHARP", "switches do not add up; with NVLink SHARP an all-reduce of 8 ranks is 1.3 times as fast",
      "github.com/NVIDIA/nccl-tests/issues/212: 480 instead of 370 GB/s"),
     ("several machines", "as many rings as GPUs, each leaving the machine by another adapter; the slower of the two "
-     "kinds of link sets the pace", "how NCCL builds rings; a model, not measured here"),
+     "kinds of link sets the pace", "how NCCL builds rings; a model, and not checked here"),
     ("no contention", "no one else is on the network, and computation is not slowed by the copies beside it",
      "optimistic: NCCL's kernels take some of the GPU's processors and bandwidth"),
     ("equal ranks", "all ranks compute equally long; none waits for another", "optimistic"),

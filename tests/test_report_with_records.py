@@ -1,0 +1,35 @@
+"""With records of a GPU, made-up ones here, the report quotes them: no more, no less.
+
+A file of its own, so that it can run beside the other builds of the report.
+"""
+
+from pathlib import Path
+
+import fake_records
+import pytest
+import torch
+from pypdf import PdfReader
+
+from helpers.lab.report import build
+
+
+def text_of(pdf: Path) -> str:
+    return "\n".join(page.extract_text() for page in PdfReader(pdf).pages)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebook measures the full preset")
+def test_with_records_the_report_quotes_them(tmp_path):
+    results = tmp_path / "results"
+    fake_records.write(results)
+    pdf = build(output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, progress=False)
+    text = " ".join(text_of(pdf).split())
+    assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
+    assert "out of memory" in text
+    assert "keeping two, time, d = 2048, NVIDIA Test: 1.000 (at most 1.00: reached)" in text
+    assert "measured +0.5% from predicted, within the 2 % aimed at" in text
+    assert "the unsynchronised clock is 100 times too fast" in text
+    assert "segmentation with a dynamic scale, lowest of all seeds: 0.9900 (at least 0.985: reached)" in text
+    assert "diverged at least once: pure fp16" in text
+    assert "unscale, clip and step 1.44× as fast as torch's (reached: at least 1.3)" in text
+    assert "not measured" not in text
+    assert "small preset" not in text
