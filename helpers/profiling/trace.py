@@ -187,8 +187,15 @@ def _unseen(trace: Trace, lost: int) -> Iterator[str]:
         yield "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen"
 
 
+_INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
+
+
 def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Write into every Python frame which line called it; only the live profile knows."""
+    """Write into every Python frame which line called it; only the live profile knows.
+
+    Frames are found by their name and when they began. An exported time is a float of microseconds since the quarter of
+    the year began, which late in it is off by a nanosecond or two; no function is called twice within so few.
+    """
     base = int(about.get("baseTimeNanoseconds", 0))
     waiting = list(results.experimental_event_tree())
     sites = {}
@@ -202,6 +209,7 @@ def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str,
             )
     for raw in events:
         if raw.get("cat") == "python_function":
-            site = sites.get((raw["name"], round(float(raw["ts"]) * 1e3)))
+            began = round(float(raw["ts"]) * 1e3)
+            site = next((s for off in _INEXACT_NS if (s := sites.get((raw["name"], began + off)))), None)
             if site:
                 raw.setdefault("args", {})["Called from"] = site

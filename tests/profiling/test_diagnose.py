@@ -102,6 +102,7 @@ def test_a_saved_trace_tells_the_same_names_but_for_lines(profiles, plant, tmp_p
     profiles(plant).export_chrome_trace(str(tmp_path / "trace.json.gz"))
     saved = diagnose(tmp_path / "trace.json.gz")
     assert found(saved) == found(live) == {loops.ON_CPU[plant]}
+    assert saved["count"].sum() == pytest.approx(live["count"].sum())
 
 
 @pytest.mark.parametrize("plant", ["", "item", "mask", "separate", "validation"])

@@ -309,3 +309,12 @@ def test_a_schedule_that_began_anew_and_recorded_nothing_is_told_what_to_do():
             prof.step()
     with pytest.raises(ValueError, match="repeat=1"):
         read_trace(prof)
+
+
+def test_every_frame_of_a_live_profile_tells_its_caller_though_exported_times_are_inexact():
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+    with profile(with_stack=True) as live:
+        layers(torch.ones(1, 4))
+    frames = [e for e in read_trace(live).host if e.kind == kinds.PYTHON and "Linear" in e.name]
+    assert len(frames) == 40
+    assert all("Called from" in e.args for e in frames)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import ceil, prod
 
 from ..events import Event, Trace
-from ..places import by_place, places, user_frame
+from ..places import by_place, place, places, user_frame
 from .finding import CONSTANT, SEPARATE, Finding
 
 _CONSTRUCTORS = {
@@ -43,7 +43,7 @@ def constant_work(trace: Trace) -> Iterator[Finding]:
     built: dict[tuple, dict[int, list[list[Event]]]] = defaultdict(lambda: defaultdict(list))
     for chain in _constant_chains(trace):
         made = tuple((op.name, str(op.dims), str(op.values)) for op in chain)
-        built[made][trace.step_of(chain[0])].append(chain)
+        built[(place(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
     repeated = [
         c for steps in built.values() if len(steps) == len(trace.steps) for chains in steps.values() for c in chains
     ]
