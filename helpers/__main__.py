@@ -74,11 +74,24 @@ def train(options: argparse.Namespace) -> int:
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(training.Setup)}
     try:
-        found = training.train(training.Setup(**chosen))
+        found = training.train(training.Setup(**chosen)) if options.stages is None else _train_by_stages(options)
     except ValueError as error:  # what the user chose, or the data that was given
         return _fail(" ".join(str(error).split()), 2)
     print(json.dumps(found))
     return 0
+
+
+def _train_by_stages(options: argparse.Namespace) -> dict:
+    """The language model's training with stages switched on, which say what other options would."""
+    from helpers.summary import STAGES, run
+
+    free = ("preset", "epochs", "seed", "path", "stages", "run", "parser")
+    for name, value in vars(options).items():
+        if name not in free and value != options.parser.get_default(name):
+            raise ValueError(f"--stages switches {name} itself; with it go {', '.join(f'--{n}' for n in free[:4])}")
+    named = {"all": list(STAGES), "none": []}
+    stages = named.get(options.stages, [name.strip() for name in options.stages.split(",")])
+    return run(stages, preset=options.preset, epochs=options.epochs, seed=options.seed, path=options.path)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -121,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--clip", type=float, help="the largest norm of the gradients")
     added.add_argument("--growth-interval", type=int, default=50, help="good steps before the dynamic scale grows")
     added.add_argument("--path", type=Path, help="WikiText or Carvana; generated data without")
+    added.add_argument(
+        "--stages", help='the whole training of chapter 0: "all", "none", or names such as "batching,compile"'
+    )
     added.add_argument("--checkpoint", type=Path, help="where to keep the run; it goes on from there if it exists")
 
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")

@@ -1,6 +1,7 @@
 """Train a task in a chosen precision: what chapters 1 to 3 share.
 
     python -m helpers train --task segmentation --precision dynamic --epochs 5 --seed 0
+    python -m helpers train --stages "mixed precision,batching" --epochs 1      # chapter 0: `helpers.summary.run`
     >>> from helpers.train import Setup, train
     >>> train(Setup(task="lm", precision="bf16", preset="small"))
 

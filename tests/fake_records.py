@@ -8,6 +8,7 @@ from helpers.lab import records
 from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.profiling import experiments as profiling
 from helpers.rush import experiments as rush
+from helpers.summary import experiments as summary
 from helpers.swiglu import costs, experiments, peers
 
 GIB = 2**30
@@ -314,7 +315,22 @@ def _scaling(config):
     ]
 
 
+def _memory_alone(config):
+    return [{"counted_gib": 20.0, "derived_gib": 20.1, "measured_gib": 20.2, "ratio": 0.99}]
+
+
+def _stages(config):
+    stages = len(summary.chosen(config["way"], config["stage"], summary.ON_GPU))
+    times = {"train_s": 300 * 0.7**stages, "epoch_s": 200 * 0.7**stages, "iteration_mean_ms": 50.0}
+    quality = {"validation_loss": 5 + 0.01 * config["seed"], "validation_accuracy": 0.2, "train_loss": 5.1}
+    about = {"real_tokens": 700_000, "skipped_steps": 0, "steps": 128, "source": "synthetic text, seed 0"}
+    return [times | quality | about | {"real_tokens_per_s": 1e5, "peak_gib": 40.0 - stages}]
+
+
 TABLES = [
+    (summary.stages, _stages),
+    (summary.reduced_stages, _stages),
+    (rush.memory_alone, _memory_alone),
     (experiments.sweep, _sweep),
     (experiments.peers, _peers),
     (experiments.accuracy, _accuracy),

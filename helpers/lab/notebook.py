@@ -90,6 +90,11 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
     else:
         display(Markdown(NOT_THE_RECORD if experiment.host else NOT_A_RESULT), metadata=LEFT_OUT)
         display(experiment("small"), metadata=LEFT_OUT)
+    return recorded(experiment)
+
+
+def recorded(experiment: Experiment) -> Results:
+    """What the records hold of an experiment; nothing is measured."""
     tables = _recorded(experiment, records.devices())
     if not tables and experiment.host:
         tables = _recorded(experiment, records.devices(cpu=True))

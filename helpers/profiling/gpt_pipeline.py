@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from helpers.amp import DynamicGradScaler
 from helpers.batching.attention import causal_attention, packed_attention
 from helpers.lab import device
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
@@ -39,7 +40,7 @@ from .switches import Fixes
 FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose
 ALL = frozenset(switch.name for switch in SWITCHES)  # and what can be done beyond that
 
-# Presets as plain data; `small` is for a CPU and for tests. `vocab_size` is of made-up text; of WikiText, `samples` and
+# Presets as plain data; `small` is for tests, `reduced` is what a CPU trains in a minute. `vocab_size` is of made-up text; of WikiText, `samples` and
 # `validation_samples` are the most that are taken. `full` takes some 60 GiB while nothing is fixed.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
@@ -53,6 +54,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 4,
         "workers": 1,
         "learning_rate": 3e-3,
+    },
+    "reduced": {
+        "samples": 256,
+        "validation_samples": 64,
+        "vocab_size": 4000,
+        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
+        "layers": 2,
+        "max_length": 256,
+        "dropout": 0.1,
+        "batch_size": 16,
+        "workers": 1,
+        "learning_rate": 1e-3,
     },
     "full": {
         "samples": 8192,
@@ -131,9 +144,10 @@ def prepare(
     preset: str = "small",
     path: str | Path | None = None,
     seed: int = 0,
+    fp16: bool = False,
     **changes: Any,
 ) -> "Training":
-    """Model, optimizer and batches of a set of fixes, before the first step."""
+    """Model, optimizer and batches of a set of fixes, before the first step; `fp16` is mixed precision with a scaler."""
     fixes = switches.check_fixes(fixes, SWITCHES)
     chosen = switches.choose(PRESETS, preset, changes)
     train, validation = open_texts(path, *(chosen[name] for name in ("samples", "validation_samples", "vocab_size")))
@@ -145,7 +159,10 @@ def prepare(
         device=device(),
     )
     model = build_model(fixes, len(train.vocab), train.vocab.pad_id, chosen, seed).to(device())
-    return Training(fixes, model, chosen["learning_rate"], train.source, Loader(fixes, train, validation, feed))
+    mixed = {"half": torch.float16, "scaler": DynamicGradScaler()} if fp16 else {}
+    return Training(
+        fixes, model, chosen["learning_rate"], train.source, Loader(fixes, train, validation, feed), **mixed
+    )
 
 
 def build_model(fixes: Fixes, words: int, pad_id: int, chosen: dict[str, Any], seed: int) -> GPT2LikeModel:
@@ -174,15 +191,21 @@ class Counts:
 
 @dataclass
 class Training:
-    """A pipeline that is ready to run: what a step and a validation do, given the fixes."""
+    """A pipeline that is ready to run: what a step and a validation do, given the fixes.
+
+    `half` is the type of autocast, bf16 or none by the fixes; fp16 wants a `scaler`.
+    """
 
     fixes: Fixes
     model: GPT2LikeModel
     learning_rate: float
     source: str
     batches: Loader
+    half: torch.dtype | None = None
+    scaler: DynamicGradScaler | None = None
 
     def __post_init__(self) -> None:
+        self.half = torch.bfloat16 if "bf16" in self.fixes else self.half
         self.device = next(self.model.parameters()).device
         options = {"fused": True} if "fused_optimizer" in self.fixes else {"foreach": False}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate, weight_decay=0.1, **options)
@@ -208,15 +231,22 @@ class Training:
         with record_function("metrics"):
             self.loss_sum = self.loss_sum + (loss.detach() if "no_item" in self.fixes else loss.item())
         with record_function("backward"):
-            loss.backward()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         with record_function("optimizer"):
-            self.optimizer.step()
+            self._update()
         with record_function("metrics"):
             self.accuracy.update(logits.detach(), batch.targets)
             self.counts.steps += 1
             self.counts.real += batch.real
             self.counts.positions += batch.tokens.numel()
         return loss.detach()
+
+    def _update(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
 
     def validate(self) -> dict[str, float]:
         """Loss and accuracy over the whole validation split, in the precision of training."""
@@ -249,7 +279,7 @@ class Training:
                 torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
     def _logits(self, model: Callable[..., Tensor] | nn.Module, batch: Batch) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled="bf16" in self.fixes):
+        with torch.autocast(self.device.type, self.half or torch.bfloat16, enabled=self.half is not None):
             return model(batch.tokens, batch.positions, attend=self._attention(batch))
 
     def _attention(self, batch: Batch) -> Callable[..., Tensor]:
@@ -259,8 +289,8 @@ class Training:
         if batch.layout is None:
             return causal_attention
         # FlashAttention's kernel takes halves and heads of a multiple of 8; a mask of all pairs goes with anything.
-        fits = "bf16" in self.fixes and self.model.embedding.embedding_dim // self.model.num_heads % 8 == 0
-        return packed_attention(batch.layout, packed_way(self.device, torch.bfloat16) if fits else "dense", self.device)
+        fits = self.half is not None and self.model.embedding.embedding_dim // self.model.num_heads % 8 == 0
+        return packed_attention(batch.layout, packed_way(self.device, self.half) if fits else "dense", self.device)
 
     def _start_sums(self) -> None:
         self.counts, self.loss_sum = Counts(), 0.0

@@ -303,6 +303,22 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     return kept | {"derived_gib": derived, "derived_ratio": derived / found["peak_gib"]}
 
 
+@experiment(
+    small=[{"model": TINY, "strategy": "zero3"}],
+    full=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+)
+def memory_alone(model: str, strategy: str) -> Row:
+    """One rank, which a GPU can be: its memory as simulated without any, as derived, and as the allocator has it."""
+    sequence = 64 if model == TINY else 2048
+    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
+    counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
+    row = {"counted_gib": counted, "derived_gib": derived}
+    if device().type != "cuda":
+        return row | {STATUS: "needs CUDA"}
+    measured = rank_memory(job, 1)["peak_gib"]
+    return row | {"measured_gib": measured, "ratio": counted / measured}
+
+
 ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to measure it on
 
 

@@ -73,7 +73,12 @@ end
 
 local function link(element)
   if element.target:match('^%a[%w+.-]*:') then return nil end
-  return element.content -- a relative link leads nowhere from a PDF
+  local notebook = element.target:match('^([%w_.-]+)%.ipynb$')
+  if not notebook then return element.content end -- another relative link leads nowhere from a PDF
+  local parts = pandoc.Inlines {raw('#chapter-link(' .. quoted(notebook) .. ')[')}
+  parts:extend(element.content)
+  parts:insert(raw('];'))
+  return parts
 end
 
 -- U+E000 marks a path that Python must replace: no notebook writes it.

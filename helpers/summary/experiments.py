@@ -1,0 +1,50 @@
+"""What chapter 0 measures: whole trainings, a stage more each time, and with each stage alone."""
+
+from collections.abc import Sequence
+
+from helpers.lab import device, experiment
+from helpers.lab.records import Row
+
+from .stages import MIXED, PROFILED, STAGES, run
+
+START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
+SEEDS = range(3)
+ON_GPU = list(STAGES)
+ON_CPU = [name for name in STAGES if name != MIXED]  # which has no fast products in fp16
+
+
+def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
+    """The stages that a configuration switches on, of those that are gone through."""
+    up_to = stages[: stages.index(stage) + 1] if stage in stages else []
+    return {START: [], ALONE: [stage], CUMULATIVE: list(up_to)}[way]
+
+
+def _configurations(stages: Sequence[str]) -> list[Row]:
+    """The first stage alone is what is cumulative up to it, so it is run once."""
+    runs = [{"way": START, "stage": "none"}]
+    runs += [{"way": CUMULATIVE, "stage": name} for name in stages]
+    runs += [{"way": ALONE, "stage": name} for name in stages[1:]]
+    return [config | {"seed": seed} for seed in SEEDS for config in runs]
+
+
+FEW = [
+    {"way": START, "stage": "none", "seed": 0},
+    {"way": CUMULATIVE, "stage": PROFILED, "seed": 0},
+    {"way": ALONE, "stage": PROFILED, "seed": 0},
+]
+
+
+@experiment(small=FEW, full=_configurations(ON_GPU))
+def stages(way: str, stage: str, seed: int) -> Row:
+    """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
+    return run(chosen(way, stage, ON_GPU), preset="full" if device().type == "cuda" else "small", seed=seed)
+
+
+@experiment(
+    small=[config | {"width": 32} for config in FEW[:1]],
+    full=[config | {"width": 256} for config in _configurations(ON_CPU)],
+    host=True,
+)
+def reduced_stages(way: str, stage: str, seed: int, width: int) -> Row:
+    """The same, all in fp32, at a size that a CPU trains in a minute."""
+    return run(chosen(way, stage, ON_CPU), preset={32: "small", 256: "reduced"}[width], seed=seed)

@@ -1,0 +1,135 @@
+"""The language model's training of the first task, end to end, with every stage of making it faster as a switch.
+
+    from helpers.summary import STAGES, run
+    before, after = run([]), run(STAGES)        # fp32, padded, the slow pipeline; and all that was done about it
+
+The same samples are learned from whatever is switched on, so an epoch has equally many real tokens.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers.lab import device
+from helpers.lab.records import Row
+from helpers.models.checks import check_positive
+from helpers.profiling import loop
+from helpers.profiling.gpt_pipeline import FIXED, PRESETS, Training, prepare
+from helpers.rush.norms import OURS, swap_norms
+from helpers.rush.norms import obstacle as norm_obstacle
+
+PRECISION = "bf16"  # the pipeline's own switch; here mixed precision is fp16 with our scaler
+BATCHING = frozenset({"short_padding", "packed"})
+OPTIMIZER = frozenset({"fused_optimizer"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage: what it is, which chapter tells of it, and which of the pipeline's fixes it switches on."""
+
+    about: str
+    chapter: str
+    fixes: frozenset[str] = frozenset()
+
+
+MIXED, BATCHES, PROFILED, FUSED, COMPILED = (
+    "mixed precision",
+    "batching",
+    "profiling fixes",
+    "fused norm and optimizer",
+    "compile",
+)
+STAGES: dict[str, Stage] = {
+    MIXED: Stage(about="fp16 under autocast, with the dynamic loss scale", chapter="01_amp"),
+    BATCHES: Stage(
+        about="samples packed into sequences of one length, attention within each sample",
+        chapter="02_batching",
+        fixes=BATCHING,
+    ),
+    PROFILED: Stage(
+        about="what the profiler found: in the loader, the model, the loop and the validation",
+        chapter="03_profiling",
+        fixes=FIXED - BATCHING - OPTIMIZER - {PRECISION},
+    ),
+    FUSED: Stage(
+        about="AdamW in one kernel; each LayerNorm in one, written in half precision",
+        chapter="05_optimization_rush",
+        fixes=OPTIMIZER,
+    ),
+    COMPILED: Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
+}
+
+
+def run(
+    stages: Iterable[str] = STAGES,
+    *,
+    preset: str = "small",
+    epochs: int = 1,
+    path: str | Path | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Row:
+    """Train with these stages and no others; returns a row of what it took and what was learned.
+
+    `train_s` is everything that a person waits for: making tokens of the text, building the model, compiling, training
+    and validation. `path` is WikiText-103's folder, without it the text is made up; `changes` replace values of the
+    preset.
+    """
+    chosen = check_stages(stages)
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(PRESETS)}")
+    check_positive(epochs=epochs)
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; it must be at least 0")
+    if COMPILED in chosen:
+        torch._dynamo.reset()  # what an earlier run compiled would come for nothing
+    began = time.perf_counter()
+    training = build(chosen, preset=preset, path=path, seed=seed, **changes)
+    with training.settings():
+        found = loop.train(training.model, training.epoch, training.step, training.validate, epochs=epochs)
+    train_s = time.perf_counter() - began
+    real = training.counts.real
+    mean_ms = found["iteration_mean_ms"]
+    return {
+        "train_s": train_s,
+        "epoch_s": found["epoch_s"],
+        "iteration_mean_ms": mean_ms,
+        "real_tokens_per_s": real / found["steps"] * epochs / mean_ms * 1e3 if mean_ms else None,
+        "real_tokens": real * epochs,
+        "peak_gib": found["peak_gib"],
+        "validation_loss": found["validation_loss"],
+        "validation_accuracy": found["validation_accuracy"],
+        "train_loss": float(training.loss_sum) / max(training.counts.steps, 1),
+        "skipped_steps": 0 if training.scaler is None else training.scaler.skipped_steps(),
+        "steps": found["steps"],
+        "source": training.source,
+    }
+
+
+def build(stages: frozenset[str], **options: Any) -> Training:
+    """A training of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
+    fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
+    training = prepare(fixes, fp16=MIXED in stages, **options)
+    if FUSED in stages and not norm_obstacle(OURS, device()):
+        swap_norms(training.model, OURS)
+    return training
+
+
+def check_stages(stages: Iterable[str]) -> frozenset[str]:
+    """The names as a frozenset, if all of them are known."""
+    if isinstance(stages, str):
+        raise ValueError(f"stages is {stages!r}; it must be names, such as [{stages!r}]")
+    chosen = frozenset(stages)
+    if unknown := sorted(chosen.difference(STAGES)):
+        raise ValueError(f"unknown stage {unknown[0]!r}; valid: {', '.join(STAGES)}")
+    return chosen
+
+
+def cumulative(last: str) -> list[str]:
+    """The stages up to this one, which is the last."""
+    names = list(STAGES)
+    return names[: names.index(last) + 1]

@@ -1,0 +1,55 @@
+import pandas as pd
+import pytest
+
+from helpers.summary import plots, story
+from helpers.summary.experiments import stages
+from helpers.summary.stages import MIXED, STAGES
+
+SECONDS = {"none": 100.0} | {name: 100.0 * 0.5**place for place, name in enumerate(STAGES, 1)}
+
+
+def runs(gpu="NVIDIA Test", apart=0.0):
+    rows = []
+    for config in stages.configurations("full"):
+        seconds = SECONDS[config["stage"]] if config["way"] != "alone" else 80.0
+        loss = 5.0 + 0.01 * config["seed"] + (apart if config["stage"] == list(STAGES)[-1] else 0.0)
+        row = {"train_s": seconds, "peak_gib": seconds / 10, "validation_loss": loss, "gpu": gpu, "status": "ok"}
+        rows.append(config | row)
+    return pd.DataFrame(rows)
+
+
+def test_gains_are_told_alone_beside_the_stages_before_and_in_all():
+    told = story.stages(runs()).set_index("stage")
+    assert list(told.index) == ["start", *(f"+ {name}" for name in STAGES)]
+    assert told["gain beside"].dropna().tolist() == pytest.approx([2.0] * len(STAGES))
+    assert told.iloc[-1]["gain in all"] == pytest.approx(2.0 ** len(STAGES))
+    assert told.loc[f"+ {MIXED}", "gain alone"] == pytest.approx(2.0)
+    assert told.iloc[-1]["gain alone"] == pytest.approx(1.25)
+    assert told["seeds"].tolist() == [3] * len(told)
+
+
+def test_the_answer_names_the_whole_gain_the_best_stage_and_the_loss():
+    said = " ".join(story.answer(story.stages(runs())))
+    assert "100 s at the start and 3.12 s with all stages, 32.00× as fast" in said
+    assert "within twice the deviation" in said
+    assert "from 10.0 to 0.3 GiB" in said
+    assert "more than twice the deviation" in " ".join(story.answer(story.stages(runs(apart=0.5))))
+
+
+def test_a_stage_that_gains_nothing_is_named():
+    slower = runs()
+    last = list(STAGES)[-1]
+    slower.loc[(slower["stage"] == last) & (slower["way"] == "cumulative"), "train_s"] = 20.0
+    assert f"nothing, or less, by *{last}* (0.31×)" in " ".join(story.answer(story.stages(slower)))
+
+
+def test_nothing_measured_gives_rows_without_figures_and_no_answer():
+    plan = pd.DataFrame([c | {"status": "not measured"} for c in stages.configurations("full")])
+    told = story.stages(plan)
+    assert len(told) == len(STAGES) + 1
+    assert not story.answer(told)
+
+
+def test_the_waterfall_has_a_bar_for_each_stage():
+    drawn = plots.waterfall(story.stages(runs()))
+    assert len(drawn.axes[0].get_yticklabels()) == len(STAGES) + 1
