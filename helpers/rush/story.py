@@ -8,7 +8,7 @@ from .ladder import LEFT, START, STEPS, stands_on
 
 GOAL_MFU, GOAL_PEER, GOAL_START, GOAL_FLOAT8 = 0.60, 1.5, 12.0, 1.2
 GOAL_NORM, GOAL_ADAM = 0.65, 0.90
-GOAL_DERIVED = 0.03
+GOAL_DERIVED, GOAL_SIMULATED = 0.03, 0.02
 LIGER = "transformers, liger-kernel, FlashAttention-2, fused AdamW"
 
 
@@ -109,6 +109,18 @@ def simulation_verdicts(planned: pd.DataFrame) -> list[str]:
             f"({reached(furthest <= GOAL_DERIVED)}: at most {GOAL_DERIVED:.0%})"
         )
     return said or ["The memory of many ranks has not been simulated yet."]
+
+
+def alone_verdicts(alone: pd.DataFrame) -> list[str]:
+    """How far the simulated memory of one rank is from what a GPU measures."""
+    said = []
+    for keys, found in groups(alone, ["gpu"]):
+        furthest = (found["ratio"] - 1).abs().max()
+        said.append(
+            f"{keys['gpu']}: simulated memory of one rank is within {furthest:.1%} of the measured "
+            f"({reached(furthest <= GOAL_SIMULATED)}: at most {GOAL_SIMULATED:.0%})"
+        )
+    return said or ["The simulation has not been held against a GPU yet."]
 
 
 def same_losses(distributed: pd.DataFrame) -> list[str]:

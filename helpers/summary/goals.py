@@ -260,6 +260,8 @@ GOALS = [
          _of("triton", "share_of_copy", "min"), "100%", share=True),
     Goal(RUSH, "AdamW, share of a copy's bandwidth", AT_LEAST, rush.GOAL_ADAM, "rush/adam",
          _of("triton", "share_of_copy", "min"), "100%", share=True),
+    Goal(RUSH, "simulated memory of one rank, from the measured", AT_MOST, rush.GOAL_SIMULATED, "rush/memory_alone",
+         lambda alone: (alone["ratio"] - 1).abs().max(), "what the allocator rounds up", share=True),
     Goal(RUSH, "memory of a rank as derived, from the simulated, at 8 and 64 ranks", AT_MOST, rush.GOAL_DERIVED,
          "rush/memory_plan", _apart(8, 64), "0%", share=True),
 ]  # fmt: skip
