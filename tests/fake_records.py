@@ -4,8 +4,10 @@ from pathlib import Path
 
 from helpers.amp import experiments as amp
 from helpers.batching import experiments as batching
+from helpers.compilers import experiments as compilers
 from helpers.lab import records
 from helpers.lab.experiment import OUT_OF_MEMORY
+from helpers.pipelines import experiments as pipelines
 from helpers.profiling import experiments as profiling
 from helpers.rush import experiments as rush
 from helpers.summary import experiments as summary
@@ -327,7 +329,149 @@ def _stages(config):
     return [times | quality | about | {"real_tokens_per_s": 1e5, "peak_gib": 40.0 - stages}]
 
 
+SPEEDS = {
+    "files": 1000.0,
+    "webdataset": 4000.0,
+    "webdataset by index": 5000.0,
+    "tfrecord": 3000.0,
+    "mapped": 9000.0,
+    "ffcv": 8000.0,
+}
+
+
+def _formats(config):
+    speed = SPEEDS[config["format"]] * (1 + config["workers"] / 4)
+    disk = {"build_s": 1.0, "bytes_on_disk": 9e6, "bytes_allocated": 1e7, "files": 17, "payload_bytes": 8e6}
+    cache = "data and inodes" if config["cached"] == "cold" else "warm"
+    times = {"samples_per_s": speed, "samples_per_s_p20": speed * 0.9, "samples_per_s_p80": speed * 1.1, "n": 3}
+    more = {"raw_s": 100 / SPEEDS[config["format"]], "lookup_us": 50.0, "subset_s": 0.1, "find_s": 0.01}
+    return [disk | times | more | {"mb_per_s": speed / 1e3, "cache": cache}]
+
+
+def _loader(config):
+    idle = max(0.9 - config["workers"] / 4, 0.01)
+    times = {"median_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 40, "samples_per_s": 900.0}
+    return [times | {"idle_share": idle, "predicted_idle_share": idle + 0.01, "wait_ms": 9.0, "startup_s": 0.5}]
+
+
+def _decoding(config):
+    ways = {"Pillow": 900.0, "simplejpeg": 1600.0}
+    return [
+        {"way": way, "scale": 1, "images_per_s": speed, "mb_per_s": speed / 50, "mean_difference": 0.0} | SPREAD
+        for way, speed in ways.items()
+    ]
+
+
+def _decoder_faults(config):
+    return [
+        {"way": way, "fault": fault, "library": "raises", "decode": f"{way}: broken"}
+        for way in ("Pillow", "OpenCV")
+        for fault in ("empty", "truncated")
+    ]
+
+
+METRICS = {"scikit-learn, each step": 0.2, "torchmetrics, update": 0.0, "confusion matrix": 0.0}
+
+
+def _epoch_of_metrics(config):
+    return [
+        {"way": way, "step": step, "ms": 1 + slope * step}
+        for way, slope in METRICS.items()
+        for step in range(0, 1000, 25)
+    ]
+
+
+def _metrics_growth(config):
+    return [
+        {"way": way, "first_ms": 1.0, "last_ms": 1 + 1000 * slope, "slope_us_per_step": 1e3 * slope, "total_s": 2.0}
+        | {"slope_p20": 0.0, "slope_p80": 1.0}
+        | SPREAD
+        for way, slope in METRICS.items()
+    ]
+
+
+def _forgetting(config):
+    lost = {"least forgotten": 0.2, "random": 2.0, "most forgotten": 5.0}[config["way"]] * config["share"]
+    about = {"samples": 1198, "samples_kept": round(1198 * (1 - config["share"])), "test_samples": 599}
+    accuracy = 0.98 - lost / 100 + config["seed"] / 1000
+    return [about | {"test_accuracy": accuracy, "lost_points": lost, "source": "digits", "train_s": 1.0}]
+
+
+def _forgotten(config):
+    return [{"forgotten": times, "samples": 100, "share": 0.5} for times in ("0", "1", "never learned")]
+
+
+def _wrong_labels(config):
+    return [{"precision": 0.6, "gained_points": 2.0, "test_accuracy": 0.95, "noisy_accuracy": 0.93}]
+
+
+def _jit(config):
+    compiled = {"compile_s": 0.5, "speedup": 50.0, "turns": 3e6}
+    return [{"way": "CPython", "compile_s": 0.0} | SPREAD, {"way": "numba"} | compiled | SPREAD]
+
+
+def _process_start(config):
+    return [{"way": "CPython", "part": part} | SPREAD for part in ("start", "demo")]
+
+
+def _semantics(config):
+    wrong = config["specimen"] == "printing"
+    ways = {"torch.jit.trace": "silently wrong" if wrong else "right", "torch.export": "refuses"}
+    told = {"when": "", "said": "no", "line": "x + 1", "graphs": 1, "breaks": 0, "recompiles": 0, "warnings": 0}
+    return [{"way": way, "outcome": outcome} | told for way, outcome in ways.items()]
+
+
+def _deprecations(config):
+    return [{"call": "torch.jit.trace", "deprecated": "yes", "said": "deprecated", "successor": "torch.export.export"}]
+
+
+def _fusion(config):
+    moved = {"eager": (5, 4e8, 1.0), "torch.compile": (1, 1e8, 0.3)}
+    return [
+        {"kind": "vertical", "way": way, "kernels": count, "bytes_moved": moved, "bytes_least": 1e8}
+        | {"share_of_least": 1e8 / moved, "ratio": ratio, "ratio_p20": ratio, "ratio_p80": ratio}
+        | SPREAD
+        for way, (count, moved, ratio) in moved.items()
+    ]
+
+
+def _against_eager(speedup):
+    ratios = {"speedup": speedup, "speedup_p20": speedup * 0.9, "speedup_p80": speedup * 1.1, "eager_ms": 5.0}
+    return SPREAD | ratios | {"samples_per_s": 200.0, "build_s": 9.0}
+
+
+def _latency(config):
+    speedup = {"eager": 1.0, "ONNX Runtime": 1.5}.get(config["way"], 1.2)
+    return [_against_eager(speedup) | {"p99_ms": 4.0, "max_difference": 1e-6, "error": 1e-7, "tolerance": 1e-5}]
+
+
+def _flawed(config):
+    return [_against_eager(1.1) | {"flawed_ms": 9.0, "flawed_eager_ms": 20.0, "flawed_speedup": 2.2, "flawed_n": 100}]
+
+
+def _compiled_training(config):
+    speedup = 1.3 if config["way"].startswith("compile") else 1.0
+    return [_against_eager(speedup) | {"precision": "bf16", "loss": 2.3, "eager_loss": 2.3}]
+
+
 TABLES = [
+    (pipelines.formats, _formats),
+    (pipelines.loader, _loader),
+    (pipelines.decoding, _decoding),
+    (pipelines.decoder_faults, _decoder_faults),
+    (pipelines.metrics_cost, _epoch_of_metrics),
+    (pipelines.metrics_growth, _metrics_growth),
+    (pipelines.forgetting, _forgetting),
+    (pipelines.forgotten, _forgotten),
+    (pipelines.wrong_labels, _wrong_labels),
+    (pipelines.jit, _jit),
+    (pipelines.process_start, _process_start),
+    (compilers.semantics, _semantics),
+    (compilers.deprecations, _deprecations),
+    (compilers.fusion, _fusion),
+    (compilers.latency, _latency),
+    (compilers.flawed, _flawed),
+    (compilers.training, _compiled_training),
     (summary.stages, _stages),
     (summary.reduced_stages, _stages),
     (rush.memory_alone, _memory_alone),

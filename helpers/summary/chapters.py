@@ -14,7 +14,13 @@ from helpers.amp import story as amp_story
 from helpers.batching import experiments as batching
 from helpers.batching import plots as batching_plots
 from helpers.batching import story as batching_story
+from helpers.compilers import experiments as compilers
+from helpers.compilers import plots as compilers_plots
+from helpers.compilers import story as compilers_story
 from helpers.lab.notebook import recorded
+from helpers.pipelines import experiments as pipelines
+from helpers.pipelines import plots as pipelines_plots
+from helpers.pipelines import story as pipelines_story
 from helpers.profiling import experiments as profiling
 from helpers.profiling import plots as profiling_plots
 from helpers.profiling import story as profiling_story
@@ -100,12 +106,33 @@ def _rush() -> Line:
     return Line(said, rush_plots.memory(plan.measured), "rush_memory", caption)
 
 
+def _pipelines() -> Line:
+    formats = recorded(pipelines.formats)
+    said = pipelines_story.format_verdicts(formats.measured)[0]
+    if not len(formats.measured):
+        return Line(said)
+    caption = f"Samples a second against workers; bars from the 20th to the 80th percentile. {formats.origin}"
+    return Line(said, pipelines_plots.formats(formats.measured), "pipelines_formats", caption)
+
+
+def _compilers() -> Line:
+    latency = recorded(compilers.latency)
+    said = compilers_story.latency_verdicts(latency.measured)[-1]
+    if not len(latency.measured):
+        return Line(said)
+    caption = "Speed-up over eager; whiskers from the 20th to the 80th percentile of the rounds. " + latency.origin
+    measured = latency.measured[latency.measured["precision"] == "fp32"]
+    return Line(said, compilers_plots.latency(measured), "compilers_latency", caption)
+
+
 LINES: dict[str, Callable[[], Line]] = {
     "01_amp": _amp,
     "02_batching": _batching,
     "03_profiling": _profiling,
     "04_swiglu_checkpointing": _swiglu,
     "05_optimization_rush": _rush,
+    "06_data_pipelines": _pipelines,
+    "07_compilers": _compilers,
 }
 QUESTIONS = {
     "01_amp": "What does training lose in fp16, what brings it back, and what does that cost?",
@@ -117,4 +144,6 @@ QUESTIONS = {
     "05_optimization_rush": (
         "What does each step bring, from a plain loop to many GPUs, and what stands between the best and the hardware?"
     ),
+    "06_data_pipelines": "Where does the time between two steps go, and which samples are needed at all?",
+    "07_compilers": "What does each compiler get wrong, what does it fuse, and how much faster does it answer and train?",
 }

@@ -12,8 +12,10 @@ import pandas as pd
 from helpers.amp import story as amp
 from helpers.batching import story as batching
 from helpers.chapters import select
+from helpers.compilers import story as compilers
 from helpers.lab import records
 from helpers.lab.tables import reached
+from helpers.pipelines import story as pipelines
 from helpers.profiling import story as profiling
 from helpers.profiling.experiments import CUMULATIVE
 from helpers.rush import story as rush
@@ -48,6 +50,7 @@ class Goal:
     find: Find
     limit: str
     share: bool = False  # to be told in percent
+    between: str = ""  # what stands between, where it is missed
 
 
 def against_records(results: Path | None = None) -> pd.DataFrame:
@@ -68,7 +71,8 @@ def _rows(goal: Goal, results: Path | None) -> list[dict]:
         if value is not None and value == value:
             verdict = reached(MET[goal.relation](value, goal.goal))
             name = frames[0]["gpu"].iloc[0]
-            found.append(about | {"reached": _told(goal, value), "verdict": verdict, "limit": goal.limit, "gpu": name})
+            row = about | {"reached": _told(goal, value), "verdict": verdict, "limit": goal.limit, "gpu": name}
+            found.append(row | {"between": goal.between})
     return found or [about | {"reached": None, "verdict": NOT_MEASURED, "limit": goal.limit, "gpu": None}]
 
 
@@ -197,6 +201,7 @@ def _apart(*ranks: int) -> Find:
 
 AMP, BATCHING, PROFILING = "01_amp", "02_batching", "03_profiling"
 SWIGLU, RUSH = "04_swiglu_checkpointing", "05_optimization_rush"
+PIPELINES, COMPILERS = "06_data_pipelines", "07_compilers"
 
 GOALS = [
     Goal(AMP, "segmentation accuracy with a static scale, lowest of all seeds", AT_LEAST, amp.GOAL_ACCURACY,
@@ -264,4 +269,12 @@ GOALS = [
          lambda alone: (alone["ratio"] - 1).abs().max(), "what the allocator rounds up", share=True),
     Goal(RUSH, "memory of a rank as derived, from the simulated, at 8 and 64 ranks", AT_MOST, rush.GOAL_DERIVED,
          "rush/memory_plan", _apart(8, 64), "0%", share=True),
+    Goal(PIPELINES, "the best format against small files, cold and in order, without workers", AT_LEAST,
+         pipelines.GOAL_SHARDS, "pipelines/formats", pipelines.shard_gain, "the bare files against each other"),
+    Goal(PIPELINES, "points of accuracy lost without the least forgotten 30 %", AT_MOST, pipelines.GOAL_LOST,
+         "pipelines/forgetting", pipelines.lost_points, "what random choice loses"),
+    Goal(COMPILERS, "ONNX Runtime or compile on one of two models, times eager, fp32", AT_LEAST,
+         compilers.GOAL_INFERENCE, "compilers/latency", compilers.inference_gain, "the products' rate"),
+    Goal(COMPILERS, "torch.compile in training on a GPU, times eager", AT_LEAST, compilers.GOAL_TRAINING,
+         "compilers/training", compilers.training_gain, "the products' rate"),
 ]  # fmt: skip

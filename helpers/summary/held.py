@@ -32,6 +32,18 @@ HELD = [
      "rush/test_distributed.py::test_a_strategy_gives_the_losses_and_gradients_of_one_process"),
     ("05_optimization_rush", "each step of the ladder runs on the tiny model, or says why it can't",
      "rush/test_run.py::test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not"),
+    ("06_data_pipelines", "every format gives the samples back as they were written",
+     "pipelines/test_formats.py::test_samples_come_back_as_they_were_written"),
+    ("06_data_pipelines", "all ranks and workers together get every sample once",
+     "pipelines/test_formats.py::test_streams_of_all_ranks_and_workers_give_every_sample_once"),
+    ("06_data_pipelines", "a flipped bit is named and costs only its sample",
+     "pipelines/test_formats_faults.py::test_a_flipped_bit_is_named_and_costs_only_its_sample"),
+    ("06_data_pipelines", "a file that is cut anywhere loses only what is gone, and says so",
+     "pipelines/test_formats_faults.py::test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so"),
+    ("07_compilers", "what each way of capturing gets right and wrong is the same on every run",
+     "compilers/test_semantics.py::test_a_way_is_right_or_wrong_about_a_specimen"),
+    ("07_compilers", "every way of fusing agrees with separate operations",
+     "compilers/test_fusion.py::test_every_way_agrees_with_the_eager_one"),
 ]  # fmt: skip
 
 

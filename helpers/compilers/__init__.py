@@ -1,0 +1,1 @@
+"""What compilers capture of a program, what they make faster, and what they get wrong."""

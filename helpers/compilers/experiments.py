@@ -1,0 +1,104 @@
+"""What chapter 7 measures: what each way of capturing gets wrong, what fusion saves, and how fast each runtime is."""
+
+from helpers.lab import device, experiment
+from helpers.lab.records import STATUS, Row
+
+from . import fusion as fused
+from . import latency as latencies
+from . import semantics as captured
+from . import training as trained
+from .backends import COMPILE, EAGER, ONNX, SCRIPT, TRACE
+from .inputs import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
+from .specimens import SPECIMENS
+from .successor import deprecations as read_deprecations
+
+NEEDS_CUDA = "needs CUDA"
+
+
+@experiment(
+    small=[{"specimen": "printing"}],
+    full=[{"specimen": name} for name in SPECIMENS],
+    host=True,
+)
+def semantics(specimen: str) -> list[Row]:
+    """A function captured by each way, then called so that it goes another way than its example: what comes of it."""
+    rows = [captured.measure_semantics(specimen, way) for way in captured.ways(specimen)]
+    return [{name: value for name, value in row.items() if name != "specimen"} for row in rows]
+
+
+@experiment(small=[{"of": "TorchScript"}], full=[{"of": "TorchScript"}], host=True)
+def deprecations(of: str) -> list[Row]:
+    """What torch itself says of each call that TorchScript consists of, and what there is instead."""
+    return [row | {"deprecated": "yes" if row["deprecated"] else "no"} for row in read_deprecations()]
+
+
+@experiment(
+    small=[{"case": "softmax", "size": 2**14}],
+    full=[{"case": case, "size": size} for case in fused.CASES for size in (2**20, 2**24)],
+    host=True,
+)
+def fusion(case: str, size: int) -> list[Row]:
+    """Kernels and bytes moved by each way of doing the same, and its time beside that of separate operations."""
+    names = fused.ways(case) if size > 2**14 else [fused.EAGER]
+    rows = [fused.measure_fusion(case, way, size) for way in names]
+    return [{name: value for name, value in row.items() if name not in ("case", "size")} for row in rows]
+
+
+def _latencies() -> list[Row]:
+    """The batches of a precision on both kinds of device; the larger of BERT's, and halves, on a GPU only."""
+    shapes = [(RESNET_18, 1), (RESNET_18, 8), (RESNET_18, 64), (BERT_BASE, 1), (BERT_BASE, 8), (BERT_BASE, 64)]
+    return [
+        {"model": model, "batch": batch, "precision": precision, "way": way}
+        for precision in ("fp32", "tf32", "fp16")
+        for model, batch in shapes
+        for way in latencies.ways(model)
+    ]
+
+
+@experiment(
+    small=[
+        {"model": model, "batch": 1, "precision": "fp32", "way": way}
+        for model in (TINY_RESNET, TINY_BERT)
+        for way in (EAGER, ONNX)
+    ],
+    full=_latencies(),
+    host=True,
+)
+def latency(model: str, batch: int, precision: str, way: str) -> Row:
+    """A model's answer to a batch by each runtime, in turn with eager's, once the outputs agree."""
+    if device().type != "cuda" and (precision != "fp32" or (model, batch) == (BERT_BASE, 64)):
+        return {STATUS: NEEDS_CUDA}
+    return latencies.measure_latency(
+        model, way, batch, precision=precision, seconds=1.0 if model in (TINY_RESNET, TINY_BERT) else 10.0
+    )
+
+
+@experiment(
+    small=[{"model": TINY_RESNET, "way": TRACE, "length": None}],
+    full=[
+        {"model": model, "way": way, "length": length}
+        for model, length in ((RESNET_18, None), (BERT_BASE, 14))
+        for way in (SCRIPT, TRACE, COMPILE)
+    ],
+    host=True,
+)
+def flawed(model: str, way: str, length: int | None) -> Row:
+    """The lecture's way of timing, and the right one, of the same models in the same process."""
+    return latencies.measure_flawed(model, way, length=length, seconds=1.0 if model == TINY_RESNET else 10.0)
+
+
+@experiment(
+    small=[{"model": TINY_RESNET, "batch": 2, "way": TRACE}],
+    full=[
+        {"model": model, "batch": batch, "way": way}
+        for model, batch in ((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32))
+        for way in trained.WAYS
+    ],
+    host=True,
+)
+def training(model: str, batch: int, way: str) -> Row:
+    """Steps of training under each compiler, in turn with eager's, once the losses agree; bf16 on a GPU."""
+    if device().type != "cuda" and batch in (128, 32):
+        return {STATUS: NEEDS_CUDA}
+    small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {}
+    return trained.measure_training(model, way, batch, **small)

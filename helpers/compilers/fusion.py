@@ -1,0 +1,245 @@
+"""Vertical and horizontal fusion: what becomes one kernel, what that saves in memory traffic, and in time.
+
+    measure_fusion("layer norm", "torch.compile", 2**20)
+
+Vertical: one operation's result is the next one's input, and stays in registers instead of memory. Horizontal:
+operations that don't depend on each other share a kernel; each moves as many bytes as before (less, where they read
+the same input), but kernels are launched once, not once for each.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helpers.lab import compare
+from helpers.lab.machine import device
+from helpers.lab.timing import tensors
+
+from . import capture, kernels
+
+EAGER, COMPILED, COMBO = "eager", "torch.compile", "torch.compile, combo kernels"
+FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
+VERTICAL, HORIZONTAL = "vertical", "horizontal"
+WIDTH, MANY = 1024, 16
+
+
+class NotHere(Exception):
+    """A way that cannot run on this machine; its text is the row's status."""
+
+
+@dataclass
+class Job:
+    """The ways of doing one thing, each a call that returns its outputs, and the tensors that it must read."""
+
+    ways: dict[str, Callable[[], Any]]
+    reads: list[Tensor]
+    before: Callable[[], Any] = lambda: None  # puts back what a call changes
+    compiles: Callable[[], Any] | None = None  # what torch.compile is given, where it isn't the eager way
+    options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})
+
+
+def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator(device()).manual_seed(0)
+    dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
+    return [torch.randn(shape, generator=generator, device=device(), dtype=dtype) for shape in shapes]
+
+
+def pointwise_chain(size: int) -> Job:
+    """gelu(x·w + b) + residual: four operations; by hand three, with the `addcmul` that torch has."""
+    x, residual, w, b = _tensors((size // WIDTH, WIDTH), (size // WIDTH, WIDTH), (WIDTH,), (WIDTH,))
+    ways = {EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: lambda: F.gelu(torch.addcmul(b, x, w)) + residual}
+    return Job(ways, [x, w, b, residual])
+
+
+def chain_and_norm(size: int) -> Job:
+    """LayerNorm(gelu(x·w + b) + residual): a reduction at the end of the chain."""
+    x, residual = _tensors((size // WIDTH, WIDTH), (size // WIDTH, WIDTH))
+    w, b, gain, shift = _tensors(*[(WIDTH,)] * 4)
+
+    def end(h: Tensor) -> Tensor:
+        return F.layer_norm(F.gelu(h) + residual, (WIDTH,), gain, shift)
+
+    ways = {EAGER: lambda: end(x * w + b), BY_HAND: lambda: end(torch.addcmul(b, x, w))}
+    return Job(ways, [x, residual, w, b, gain, shift])
+
+
+def swiglu_gate(size: int) -> Job:
+    """SiLU(g)·u: two operations; by hand chapter 4's Triton kernel, on CUDA."""
+    g, u = _tensors(*[(size // WIDTH, WIDTH)] * 2)
+
+    def by_hand() -> Tensor:
+        if not g.is_cuda:
+            raise NotHere("needs CUDA")
+        from helpers.swiglu.triton_kernels import activate
+
+        return activate(g, u)
+
+    return Job({EAGER: lambda: F.silu(g) * u, BY_HAND: by_hand}, [g, u])
+
+
+def softmax(size: int) -> Job:
+    """Softmax of rows from its parts; by hand torch's own kernel."""
+    (x,) = _tensors((size // WIDTH, WIDTH))
+
+    def parts() -> Tensor:
+        e = torch.exp(x - x.amax(-1, keepdim=True))  # (rows, WIDTH)
+        return e / e.sum(-1, keepdim=True)
+
+    return Job({EAGER: parts, BY_HAND: lambda: F.softmax(x, -1)}, [x])
+
+
+def layer_norm(size: int) -> Job:
+    """LayerNorm of rows from its parts; by hand torch's own kernel."""
+    x, gain, shift = _tensors((size // WIDTH, WIDTH), (WIDTH,), (WIDTH,))
+
+    def parts() -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)  # (rows, WIDTH)
+        variance = (centred * centred).mean(-1, keepdim=True)
+        return centred * torch.rsqrt(variance + 1e-5) * gain + shift
+
+    return Job({EAGER: parts, BY_HAND: lambda: F.layer_norm(x, (WIDTH,), gain, shift)}, [x, gain, shift])
+
+
+def many_pointwise(size: int) -> Job:
+    """tanh(x)·2 of sixteen tensors that have nothing to do with each other."""
+    xs = _tensors(*[(size // MANY,)] * MANY)
+    ways = {
+        EAGER: lambda: [torch.tanh(x) * 2 for x in xs],
+        FOREACH: lambda: torch._foreach_mul(torch._foreach_tanh(xs), 2),
+    }
+    return Job(ways, xs, options={COMPILED: {}, COMBO: {"combo_kernels": True}})
+
+
+def three_linears(size: int) -> Job:
+    """Queries, keys and values: three products of one input; by hand one product with the weights side by side."""
+    width = WIDTH // 4
+    x, *weights = _tensors((size // width, width), *[(width, width)] * 3)
+    together = torch.cat(weights)  # (3·width, width), once, before
+
+    def one_product() -> list[Tensor]:
+        return list(F.linear(x, together).chunk(3, -1))
+
+    return Job({EAGER: lambda: [F.linear(x, w) for w in weights], ONE_PRODUCT: one_product}, [x, *weights])
+
+
+def adamw(size: int) -> Job:
+    """A step of AdamW over sixteen fp32 parameters: one after the other, by lists, by torch's fused kernel."""
+    generator = torch.Generator(device()).manual_seed(0)
+    random = functools.partial(torch.randn, size // MANY, generator=generator, device=device())
+    values, gradients = [random() for _ in range(MANY)], [random() for _ in range(MANY)]
+    on_gpu = device().type == "cuda"
+    ways, states = {}, []
+    for way, how in _ADAMW.items():
+        parameters = [torch.nn.Parameter(value.clone()) for value in values]
+        # capturable: the count of steps is kept on the GPU, so that no way waits for the host
+        optimizer = torch.optim.AdamW(parameters, capturable=on_gpu, **how)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        moments = [optimizer.state[p][kind] for kind in ("exp_avg", "exp_avg_sq") for p in parameters]
+        changed = [p.data for p in parameters] + moments
+        states.append(changed + [optimizer.state[p]["step"] for p in parameters])
+        ways[way] = functools.partial(_step, optimizer, changed)
+    begun = [[t.clone() for t in state] for state in states]
+
+    def before() -> None:
+        for state, then in zip(states, begun, strict=True):
+            torch._foreach_copy_(state, then)
+
+    return Job(ways, states[0] + gradients, before, compiles=ways.pop(COMPILED))
+
+
+# torch.compile is given the lists: from the loop it would make a kernel for each parameter.
+_ADAMW = {EAGER: {"foreach": False}, FOREACH: {"foreach": True}, FUSED: {"fused": True}, COMPILED: {"foreach": True}}
+
+
+def _step(optimizer: torch.optim.Optimizer, changed: list[Tensor]) -> list[Tensor]:
+    optimizer.step()
+    return changed
+
+
+CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
+    "pointwise chain": (VERTICAL, pointwise_chain),
+    "chain and LayerNorm": (VERTICAL, chain_and_norm),
+    "SwiGLU gate": (VERTICAL, swiglu_gate),
+    "softmax": (VERTICAL, softmax),
+    "LayerNorm": (VERTICAL, layer_norm),
+    "many pointwise": (HORIZONTAL, many_pointwise),
+    "three Linears": (HORIZONTAL, three_linears),
+    "AdamW": (HORIZONTAL, adamw),
+}
+
+
+def ways(case: str) -> list[str]:
+    """The ways that a case can be done by; `eager` is the first."""
+    job = _job(case, MANY * WIDTH)
+    return [*job.ways, *job.options]
+
+
+def _job(case: str, size: int) -> Job:
+    if case not in CASES:
+        raise ValueError(f"case is {case!r}; there are: {', '.join(CASES)}")
+    if size < MANY * WIDTH or size % (MANY * WIDTH):
+        raise ValueError(f"size is {size}; it must be a multiple of {MANY * WIDTH}")
+    return CASES[case][1](size)
+
+
+@torch.no_grad()
+def measure_fusion(case: str, way: str, size: int, rounds: int = 20) -> dict[str, Any]:
+    """A way of doing a case on `size` elements: kernels, bytes, time beside the eager way's.
+
+    `kernels` and `bytes_moved` are counted as `kernels.py` says; `bytes_least` is every input read once and every
+    output written once; `share_of_least` is the least over what was moved, 1 where no byte is moved twice. The times
+    are of runs in turn with the eager way, whose outputs must agree within `helpers.lab.compare`'s tolerance for their
+    dtype (`error` is the largest difference); `ratio` is to eager's time. A compiled way costs seconds to compile, the
+    optimizer's 20 on a CPU; what the process had compiled before is forgotten.
+    """
+    job = _job(case, size)
+    if way not in (known := [*job.ways, *job.options]):
+        raise ValueError(f"way is {way!r}; of {case!r} there are: {', '.join(known)}")
+    row: dict[str, Any] = {"kind": CASES[case][0], "case": case, "way": way, "size": size, "status": "ok"}
+    job.before()
+    least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(job.ways[EAGER]()))
+    try:
+        run, names, moved = _compiled(job, way) if way in job.options else _plain(job, way)
+        compared = compare({EAGER: job.ways[EAGER], way: run}, rounds=rounds, before=job.before)
+    except NotHere as error:
+        return row | {"status": str(error)}
+    finally:
+        capture.forget()
+    median, p20, p80 = compared.ratio(way, EAGER)
+    return (
+        row
+        | {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
+        | {"bytes_moved": moved, "bytes_least": least, "share_of_least": least / moved}
+        | compared.timing(way).row()
+        | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80, "error": compared.errors[way]}
+    )
+
+
+def _plain(job: Job, way: str) -> tuple[Callable[[], Any], list[str], int]:
+    run = job.ways[way]
+    run()
+    job.before()
+    names = kernels.kernels(run)
+    job.before()
+    moved = kernels.eager_bytes(run)
+    if way == BY_HAND and not moved:  # a Triton kernel of its own: every argument once, every result once
+        moved = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
+    return run, names, moved
+
+
+def _compiled(job: Job, way: str) -> tuple[Callable[[], Any], list[str], int]:
+    if lacking := kernels.no_compiler():
+        raise NotHere(lacking)
+    with kernels.compiling() as scheduled:
+        run = torch.compile(job.compiles or job.ways[EAGER], options=job.options[way])
+        job.before()
+        run()
+    job.before()
+    return run, kernels.kernels(run), sum(moved for _, moved in scheduled)

@@ -1,0 +1,120 @@
+"""The two models that the chapter's latencies and training steps are about, with random weights and inputs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.lab import device as this_device
+from helpers.models import Bert, ResNet
+from helpers.models.bert import PRESETS as BERTS
+from helpers.models.checks import check_positive
+from helpers.models.resnet import PRESETS as RESNETS
+
+TINY_RESNET, TINY_BERT, RESNET_18, BERT_BASE = "tiny resnet", "tiny bert", "resnet-18", "bert-base"
+
+# name -> preset of the model, side of a picture or length of a sequence
+MODELS: dict[str, tuple[str, int]] = {
+    TINY_RESNET: ("tiny", 32),
+    TINY_BERT: ("tiny", 16),
+    RESNET_18: ("resnet-18", 224),
+    BERT_BASE: ("bert-base", 128),
+}
+RESNET_MODELS = (TINY_RESNET, RESNET_18)
+
+# How numbers are held in inference, and how products of fp32 numbers are computed.
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def network(model: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """A model by its name, in fp32 on the CPU. The same seed gives the same weights."""
+    preset, size = _named(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if model in RESNET_MODELS:
+            net: nn.Module = ResNet.from_name(preset, **changes)
+            _settle(net, size)
+        else:
+            net = Bert.from_name(preset, **changes)
+            _shift(net)
+    return net
+
+
+def example(model: str, batch: int, *, length: int | None = None, seed: int = 1) -> tuple[Tensor, ...]:
+    """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T), of `length` tokens where that is given."""
+    preset, size = _named(model)
+    check_positive(batch=batch)
+    generator = torch.Generator().manual_seed(seed)
+    if model in RESNET_MODELS:
+        if length is not None:
+            raise ValueError(f"length is {length}; {model} reads pictures, which have none")
+        return (torch.rand(batch, 3, size, size, generator=generator),)
+    length = size if length is None else length
+    limit = BERTS[preset].get("max_length", 512)
+    check_positive(length=length)
+    if length > limit:
+        raise ValueError(f"length is {length}; {model} reads {limit} tokens at most")
+    vocabulary = BERTS[preset]["vocab_size"]
+    return (torch.randint(vocabulary, (batch, length), generator=generator),)
+
+
+def labels(classes: int, batch: int, seed: int = 2) -> Tensor:
+    """Random labels (B,)."""
+    return torch.randint(classes, (batch,), generator=torch.Generator().manual_seed(seed))
+
+
+def classes_of(model: str) -> int:
+    """How many classes a model's logits tell apart: those of pictures, or of pairs of sentences."""
+    return RESNETS[_named(model)[0]]["classes"] if model in RESNET_MODELS else 2
+
+
+@contextlib.contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Products and convolutions of fp32 numbers on a GPU keep fp32 inside, or are rounded to TF32 if that is asked for.
+
+    torch's defaults differ: products keep fp32, convolutions don't. The CPU has no TF32.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; allowed: {', '.join(map(repr, PRECISIONS))}")
+    if precision == "tf32" and this_device().type != "cuda":
+        raise ValueError("precision is 'tf32', which needs CUDA; allowed on the CPU: 'fp32', 'fp16', 'bf16'")
+    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        with cudnn.flags(
+            enabled=cudnn.enabled,
+            benchmark=cudnn.benchmark,
+            deterministic=cudnn.deterministic,
+            allow_tf32=precision == "tf32",
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _settle(net: ResNet, size: int) -> None:
+    """Batch norms learn the means of random pictures: as they start, a backend that dropped them would not be found."""
+    _shift(net)
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.momentum = None  # the plain mean of what is seen
+        net.train()(torch.rand(4, 3, size, size))
+        for norm in norms:
+            norm.momentum = 0.1
+
+
+def _shift(net: nn.Module) -> None:
+    """Norms get weights other than 1 and biases other than 0, for the same reason."""
+    for module in net.modules():
+        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+            nn.init.uniform_(module.weight, 0.8, 1.2)
+            nn.init.normal_(module.bias, std=0.1)
+
+
+def _named(model: str) -> tuple[str, int]:
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}; valid: {', '.join(MODELS)}")
+    return MODELS[model]

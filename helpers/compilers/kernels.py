@@ -1,0 +1,185 @@
+"""How many kernels a call runs, by the profiler, and how many bytes those kernels move, by their arguments.
+
+A kernel is a pass over memory. On CUDA it is what the profiler files as one: copies and fills by the driver don't
+count. On the CPU there is no such event, so a kernel is there
+
+- a function that inductor generated: it is in the profile as `cpp_fused_…` where it was compiled within `compiling()`;
+- an operation of torch's that does work and has no such operation inside: by its schema it returns a new tensor or
+  writes into an argument, and isn't an allocation. Views, `item` and their like don't count; `aten::mean` doesn't, for
+  the `aten::sum` and `aten::div_` inside of it do. Fills and copies inside of an operation are its own, as that of the
+  sum's result by zeros.
+
+Where the counts differ from what one would think: a `_foreach` operation is one kernel a list on CUDA (a few, where the
+list is long), and on the CPU a loop over the plain operation, hence one a tensor. A generated C++ function may hold
+several loops, one after the other, and counts as one; so does a fused optimizer on the CPU, with its loop over tensors.
+
+Bytes are counted by what each kernel reads and writes at least: every argument once, every result once, whatever the
+cache makes of it. A matrix product that reads a tile several times counts its operands once.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
+from helpers.lab.timing import synchronize
+from helpers.profiling.events import KERNEL, OP, Event
+from helpers.profiling.trace import read_trace
+
+from . import capture
+
+GENERATED = "cpp_fused_"
+_FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocate, or view without saying so
+_PREPARE = {f"aten::{op}" for op in ("copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "ones", "full")}
+_WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
+
+
+def kernels(fn: Callable[[], Any]) -> list[str]:
+    """The names of the kernels that `fn()` runs, in order. Run `fn` before: a first call compiles and chooses."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        fn()
+        synchronize()
+    trace = read_trace(profile)
+    if torch.cuda.is_available():
+        return [event.name for event in trace.device if event.kind == KERNEL]
+    outermost = (event for event in trace.host if event.parent is None)
+    return [_without_graph(name) for event in outermost for name in _passes(event)]
+
+
+def _without_graph(name: str) -> str:
+    """`graph_7_cpp_fused_add_0` without the number of graphs that the process had compiled before."""
+    return name[name.index(GENERATED) :] if GENERATED in name else name
+
+
+def _passes(event: Event) -> list[str]:
+    """The kernels of a host event: those inside of it, or itself."""
+    inside = [name for child in event.children for name in _passes(child)]
+    if event.kind != OP or not (GENERATED in event.name or _works(event.name)):
+        return inside
+    return [name for name in inside if name not in _PREPARE] or [event.name]
+
+
+@functools.cache
+def _works(name: str) -> bool:
+    """Whether an operation of this name, `aten::add` say, does work by its schemas."""
+    space, _, operation = name.partition("::")
+    if not operation or operation.startswith(_FREE):
+        return False
+    try:
+        packet = getattr(getattr(torch.ops, space), operation)
+    except (AttributeError, RuntimeError):  # an annotation
+        return False
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return any(_writes(op._schema) for op in overloads if torch.Tag.inplace_view not in op.tags)
+
+
+def _writes(schema: Any) -> bool:
+    into = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    new = any(result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns)
+    return into or new
+
+
+class _Traffic(TorchDispatchMode):
+    """Adds up what each operation below autograd reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        if not _works(schema.name) or not _writes(schema):  # of the operation's other overloads one may
+            return result
+        operation = schema.name.partition("::")[2]
+        read, written = [], []
+        given = list(args) + [None] * (len(schema.arguments) - len(args))
+        for argument, value in zip(schema.arguments, given, strict=True):
+            value = (kwargs or {}).get(argument.name, value)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            written += tree_leaves(value) if writes else []
+            read += [] if writes and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
+        for described, value in zip(schema.returns, _as_tuple(result, len(schema.returns)), strict=True):
+            written += tree_leaves(value) if described.alias_info is None else []
+        self.bytes += nbytes(read) + nbytes(written)
+        return result
+
+
+def _as_tuple(result: Any, count: int) -> tuple[Any, ...]:
+    return (result,) if count == 1 else tuple(result or ())
+
+
+def nbytes(tensors: list[Any]) -> int:
+    """Bytes of the tensors in a list, each once; of an expanded one what is there. What is no tensor counts nothing."""
+    different = {(t.data_ptr(), t.shape, t.stride()): t for t in tensors if isinstance(t, Tensor)}
+    return sum(t.element_size() * _elements(t) for t in different.values())
+
+
+def _elements(tensor: Tensor) -> int:
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0)
+
+
+def eager_bytes(fn: Callable[[], Any]) -> int:
+    """Bytes that the operations of `fn()` move: arguments read, results written. Views and allocations are free.
+
+    What isn't an operation of torch's, as a Triton kernel that is launched by hand, isn't seen.
+    """
+    with _Traffic() as traffic:
+        fn()
+    return traffic.bytes
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[list[tuple[str, int]]]:
+    """Within it inductor generates code anew, whose kernels have names in a profile on the CPU too.
+
+    Yields a list that each generated kernel, or call of a library's, is appended to: what it consists of, and the
+    bytes that it moves as inductor's scheduler counts them: each buffer that is read or written once, at most its
+    size; what stays inside of a kernel counts nothing.
+    """
+    import torch._functorch.config as autograd
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    scheduled: list[tuple[str, int]] = []
+    generate = GraphLowering.codegen
+
+    def codegen(graph: Any) -> Any:
+        code = generate(graph)
+        scheduled.extend((node.get_name(), node.get_read_write_buffers_sizes()) for node in graph.scheduler.nodes)
+        return code
+
+    capture.forget()
+    # From a cache the code would come without its schedule.
+    with (
+        capture.silent(),
+        config.patch({"fx_graph_cache": False, "cpp.enable_kernel_profile": True}),
+        autograd.patch(enable_autograd_cache=False),
+        mock.patch.object(GraphLowering, "codegen", codegen),
+    ):
+        yield scheduled
+
+
+def no_compiler() -> str:
+    """What inductor lacks on this machine to make kernels, or nothing."""
+    if torch.cuda.is_available():
+        return "" if installed("triton") else f"{NOT_INSTALLED}triton"
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError):
+        return "no C++ compiler"
+    return ""

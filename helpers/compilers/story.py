@@ -1,0 +1,135 @@
+"""The tables and sentences of chapter 7, made from the records."""
+
+import pandas as pd
+
+from helpers.lab.tables import groups, reached
+
+from .backends import COMPILE, EAGER, ONNX
+from .semantics import OUTCOMES, SILENT
+
+GOAL_INFERENCE, GOAL_TRAINING = 1.3, 1.25
+
+
+def outcomes(semantics: pd.DataFrame) -> pd.DataFrame:
+    """A row for each specimen and a column for each way: what came of it; a dash where a way has no version of it."""
+    if not len(semantics):
+        return semantics
+    table = semantics.pivot_table(index="specimen", columns="way", values="outcome", aggfunc="first", sort=False)
+    return table.reset_index()
+
+
+def outcome_counts(semantics: pd.DataFrame) -> pd.DataFrame:
+    """How often each way came to each outcome."""
+    if not len(semantics):
+        return semantics
+    counts = semantics.groupby(["way", "outcome"], sort=False).size().unstack(fill_value=0)
+    return counts.reindex(columns=list(OUTCOMES), fill_value=0).reset_index()
+
+
+def semantic_verdicts(semantics: pd.DataFrame) -> list[str]:
+    """Which ways are silently wrong, and about what."""
+    if not len(semantics):
+        return ["What each way gets wrong has not been looked at yet."]
+    said = []
+    for way, found in semantics.groupby("way", sort=False):
+        wrong = found[found["outcome"] == SILENT]["specimen"].tolist()
+        told = f"silently wrong about {', '.join(wrong)}" if wrong else "never silently wrong"
+        said.append(f"`{way}`: {told}")
+    return said
+
+
+def refusals(semantics: pd.DataFrame, specimen: str) -> pd.DataFrame:
+    """What each way said of one specimen."""
+    if not len(semantics):
+        return semantics
+    rows = semantics[semantics["specimen"] == specimen]
+    return rows[["way", "outcome", "graphs", "breaks", "said", "line"]]
+
+
+def latency(plan: pd.DataFrame) -> pd.DataFrame:
+    """The rows that this kind of device can have."""
+    return plan[plan["status"] != "needs CUDA"] if len(plan) else plan
+
+
+def latency_verdicts(latency: pd.DataFrame) -> list[str]:
+    """The fastest way of each model and batch against eager, and whether one reaches the goal."""
+    said = []
+    for keys, found in groups(latency, ["gpu", "model", "precision", "batch"]):
+        others = found[found["way"] != EAGER]
+        if not len(others):
+            continue
+        best = others.loc[others["speedup"].idxmax()]
+        told = f"{best['way']} {best['speedup']:.2f}× ({best['speedup_p20']:.2f} to {best['speedup_p80']:.2f})"
+        said.append(f"{keys['gpu']}, {keys['model']}, {keys['precision']}, batch {keys['batch']}: {told}")
+    for gpu, gain in _gains(latency).items():
+        said.append(
+            f"{gpu}: ONNX Runtime or compile, the better of both models: {gain:.2f}× "
+            f"({reached(gain >= GOAL_INFERENCE)}: at least {GOAL_INFERENCE})"
+        )
+    return said or ["Latency has not been measured yet."]
+
+
+def _gains(latency: pd.DataFrame) -> dict[str, float]:
+    """The best speed-up of ONNX Runtime or compile that lasts: over batches the mean, of the models the larger."""
+    if not len(latency):
+        return {}
+    rows = latency[latency["way"].str.startswith((ONNX, COMPILE)) & (latency["precision"] == "fp32")]
+    means = rows.groupby(["gpu", "model", "way"])["speedup"].mean()
+    return means.groupby("gpu").max().to_dict()
+
+
+def inference_gain(latency: pd.DataFrame) -> float | None:
+    return next(iter(_gains(latency).values()), None)
+
+
+def flawed_verdicts(flawed: pd.DataFrame) -> list[str]:
+    """What the lecture's timing says of a way, and what is true."""
+    said = []
+    for row in flawed.to_dict("records"):
+        said.append(
+            f"{row['gpu']}, {row['model']}, {row['way']}: {row['flawed_speedup']:.2f}× by the lecture's timing, "
+            f"{row['speedup']:.2f}× by the right one"
+        )
+    return said or ["The lecture's timing has not been repeated yet."]
+
+
+def training_verdicts(training: pd.DataFrame) -> list[str]:
+    """What compiling brings in training; the goal is of a GPU."""
+    said = []
+    for keys, found in groups(training, ["gpu", "model", "batch"]):
+        told = ", ".join(
+            f"{row['way']} {row['speedup']:.2f}×" for row in found.to_dict("records") if row["way"] != EAGER
+        )
+        said.append(f"{keys['gpu']}, {keys['model']}, batch {keys['batch']}: {told}")
+    gain = training_gain(training)
+    if gain is not None:
+        said.append(
+            f"torch.compile in training on a GPU, the better of both models: {gain:.2f}× "
+            f"({reached(gain >= GOAL_TRAINING)}: at least {GOAL_TRAINING})"
+        )
+    return said or ["Training has not been measured yet."]
+
+
+def training_gain(training: pd.DataFrame) -> float | None:
+    """The best of torch.compile's modes in training on a GPU."""
+    if not len(training):
+        return None
+    rows = training[training["way"].str.startswith(COMPILE) & ~training["gpu"].str.startswith("CPU")]
+    return rows["speedup"].max() if len(rows) else None
+
+
+def fusion_verdicts(fusion: pd.DataFrame) -> list[str]:
+    """Kernels and bytes before and after, of the larger size."""
+    said = []
+    large = fusion[fusion["size"] == fusion["size"].max()] if len(fusion) else fusion
+    for keys, found in groups(large, ["gpu", "case"]):
+        by = found.set_index("way")
+        if not {EAGER, "torch.compile"} <= set(by.index):
+            continue
+        before, after = by.loc[EAGER], by.loc["torch.compile"]
+        said.append(
+            f"{keys['gpu']}, {keys['case']} ({before['kind']}): {before['kernels']:.0f} → {after['kernels']:.0f} "
+            f"kernels, {before['bytes_moved'] / before['bytes_least']:.1f} → {after['bytes_moved'] / after['bytes_least']:.1f} "
+            f"times the least bytes, {1 / after['ratio']:.2f}× as fast"
+        )
+    return said or ["Fusion has not been measured yet."]

@@ -1,0 +1,199 @@
+"""Steps of training by compiled models against eager ones: forward, loss, backward, optimizer.
+
+What is compiled is the model; the loss and the optimizer are torch's in every way. Backward comes with it:
+torch.compile makes a graph of it at the first call, TorchScript lets autograd record what its operations do.
+"""
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.lab import Disagreement, compare
+from helpers.lab import device as this_device
+from helpers.lab.experiment import FAILED
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import relative_error, synchronize
+from helpers.models.bert import Classifier
+from helpers.models.checks import check_positive
+
+from . import inputs
+from .backends import (
+    AUTOTUNE,
+    COMPILE,
+    EAGER,
+    OVERHEAD,
+    SCRIPT,
+    TRACE,
+    ExportFailed,
+    compiling,
+    failures_named,
+    inductor,
+    obstacle,
+    start,
+    torchscript,
+)
+from .latency import rounds_for, speeds
+
+WAYS = (EAGER, TRACE, SCRIPT, COMPILE, OVERHEAD, AUTOTUNE)
+PRECISIONS = ("fp32", "tf32", "bf16")  # bf16: autocast, weights in fp32
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-5),
+}
+
+# How far from eager's the gradient of the first step may be, as ‖a − b‖ / ‖b‖, and the loss of each, as a share of it.
+# Rounding differs from the first step on, and steps make more of it.
+TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-1}
+
+
+def measure_training(
+    model: str,
+    way: str,
+    batch: int,
+    *,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    steps: int = 5,
+    length: int | None = None,
+    seconds: float = 10.0,
+    cold: bool = True,
+    seed: int = 0,
+) -> Row:
+    """One row: milliseconds of a step by a way and by eager, in turn, once both have learned alike for `steps` steps.
+
+    `precision` is bf16 autocast on CUDA and fp32 on the CPU if nothing else is said; `optimizer` SGD with momentum for
+    pictures, AdamW for text. Both ways start from the same weights and learn one batch of random labels, without
+    dropout, whose random numbers would differ. `build_s` is what comes before the second step: tracing, scripting, and
+    compiling of forward and backward. `loss` and `eager_loss` are those of step number `steps`, `gradient_error` is of
+    the first. Times are as in `latency.measure_latency`. A way that can't run here, that fails, or that learns
+    something else, says so in its row.
+    """
+    device = this_device()
+    precision = precision or ("bf16" if device.type == "cuda" else "fp32")
+    optimizer = optimizer or ("sgd" if model in inputs.RESNET_MODELS else "adamw")
+    _check(way, precision, optimizer, steps)
+    known = {"precision": precision, "optimizer": optimizer}
+    if reason := obstacle(way, device):
+        return known | {STATUS: reason}
+    with inputs.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        data = tuple(tensor.to(device) for tensor in inputs.example(model, batch, length=length, seed=seed + 1))
+        targets = inputs.labels(inputs.classes_of(model), batch, seed + 2).to(device)
+        net = trainable(model, seed).to(device)
+        twin = copy.deepcopy(net)
+        eager = stepper(EAGER, net, data, targets, optimizer, precision)
+        expected, gradient = [float(eager())], gradients(net)
+        expected += [float(eager()) for _ in range(steps - 1)]
+        try:
+            start(way)
+            began = time.perf_counter()
+            with compiling(way, folder, cold), failures_named("compile"):
+                step = stepper(way, twin, data, targets, optimizer, precision)
+                losses = [float(step())]
+            build_s = time.perf_counter() - began
+            error = relative_error(gradients(twin), gradient)
+            losses += [float(step()) for _ in range(steps - 1)]
+            facts = same_learning(way, losses, expected, error, TOLERANCE[precision])
+        except (Disagreement, ExportFailed) as error:
+            return known | {STATUS: f"{FAILED}{error}"}
+        both = {EAGER: _waited(eager)} if way == EAGER else {EAGER: _waited(eager), way: _waited(step)}
+        rounds, warmup = rounds_for(both, seconds)
+        found = compare(both, rounds=rounds, warmup=warmup, check=False)
+        return known | speeds(found, way, batch) | facts | {"build_s": build_s, "threads": torch.get_num_threads()}
+
+
+def trainable(model: str, seed: int = 0) -> nn.Module:
+    """A model that ends in logits, in training mode and without dropout."""
+    if model in inputs.RESNET_MODELS:
+        return inputs.network(model, seed).train()
+    encoder = inputs.network(model, seed, dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 1)
+        return Classifier(encoder, inputs.classes_of(model)).train()
+
+
+def stepper(
+    way: str, net: nn.Module, data: tuple[Tensor, ...], targets: Tensor, optimizer: str, precision: str
+) -> Callable[[], Tensor]:
+    """A function that makes one step on the batch and returns the loss before it, unread. Its gradients stay until the
+    next."""
+    autocast = {"device_type": targets.device.type, "dtype": torch.bfloat16, "enabled": precision == "bf16"}
+    rule = OPTIMIZERS[optimizer](net.parameters())
+    with torch.autocast(**autocast, cache_enabled=False):  # a trace would keep the casts that the cache holds
+        forward = _forward(way, net, data)
+
+    def step() -> Tensor:
+        with torch.autocast(**autocast):
+            logits = forward(*data)
+        loss = F.cross_entropy(logits.float(), targets)
+        rule.zero_grad(set_to_none=True)
+        loss.backward()
+        rule.step()
+        return loss.detach()
+
+    return step
+
+
+def gradients(net: nn.Module) -> Tensor:
+    """All of a model's gradients in one vector."""
+    return torch.cat([p.grad.detach().flatten() for p in net.parameters() if p.grad is not None])
+
+
+def same_learning(way: str, losses: list[float], expected: list[float], error: float, tolerance: float) -> Row:
+    """What a row says of learning; a `Disagreement` says what is too far from eager's, of a loss its step."""
+    if not error <= tolerance:  # a NaN is never within bounds
+        raise Disagreement(f"{way!r} has a gradient that differs by {error:.3g} of eager's norm; at most {tolerance:g}")
+    shares = [abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses, expected, strict=True)]
+    for number, (share, ours, theirs) in enumerate(zip(shares, losses, expected, strict=True), 1):
+        if not share <= tolerance:
+            raise Disagreement(
+                f"{way!r} has loss {ours:.6g} at step {number}, eager {theirs:.6g}: {share:.2g} of it apart, "
+                f"at most {tolerance:g} is allowed"
+            )
+    return {
+        "loss": losses[-1],
+        "eager_loss": expected[-1],
+        "loss_difference": max(shares),
+        "gradient_error": error,
+        "tolerance": tolerance,
+        "steps": len(losses),
+    }
+
+
+def _forward(way: str, net: nn.Module, data: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    if way == TRACE:
+        # A trace in training mode moves the running means of the batch norms; they are put back.
+        kept = {name: tensor.clone() for name, tensor in net.named_buffers()}
+        traced = torchscript.traced(net, data)
+        for name, tensor in net.named_buffers():
+            tensor.copy_(kept[name])
+        return traced
+    if way == SCRIPT:
+        return torchscript.scripted(net)
+    modes = {COMPILE: "default", OVERHEAD: "reduce-overhead", AUTOTUNE: "max-autotune"}
+    return inductor.compiled(net, modes[way]) if way in modes else net
+
+
+def _waited(step: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        step()
+        synchronize()
+
+    return run
+
+
+def _check(way: str, precision: str, optimizer: str, steps: int) -> None:
+    for name, value, allowed in (
+        ("way", way, WAYS),
+        ("precision", precision, PRECISIONS),
+        ("optimizer", optimizer, tuple(OPTIMIZERS)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+    check_positive(steps=steps)

@@ -1,0 +1,193 @@
+"""What chapter 6 measures: formats, loaders, decoders, metrics, the choice of data, and Python's own speed."""
+
+from helpers.lab import experiment
+from helpers.lab.records import STATUS, Row
+
+from . import choice, decoders
+from . import jit as jit_loops
+from . import loader as loops
+from . import metrics as metric_ways
+from .format_speed import WAYS as FORMATS
+from .format_speed import measure_format
+from .jit_programs import LOOPS
+from .jit_ways import WAYS as JIT_WAYS
+
+WORKERS = (0, 2, 8)
+COLD, WARM = "cold", "warm"
+
+
+def _passes() -> list[Row]:
+    """In order and cold, and in random order and warm, against workers; the two other cases without any."""
+    cases = [("sequential", COLD, w) for w in WORKERS] + [("random", WARM, w) for w in WORKERS]
+    cases += [("random", COLD, 0), ("sequential", WARM, 0)]
+    return [
+        {"kind": kind, "format": format, "samples": 3000, "order": order, "cached": cached, "workers": workers}
+        for kind in ("image", "tokens")
+        for format in FORMATS
+        for order, cached, workers in cases
+    ]
+
+
+@experiment(
+    small=[
+        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
+        for format in FORMATS
+    ],
+    full=_passes(),
+    host=True,
+)
+def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
+    """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
+    return measure_format(kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1)
+
+
+def _loops() -> list[Row]:
+    plain = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
+    configs = [plain | {"step_ms": step, "workers": w} for step in (20.0, 200.0) for w in (0, 1, 2, 4, 8)]
+    configs += [plain | {"workers": 2, "prefetch": ahead} for ahead in (1, 8)]
+    configs += [plain | {"workers": 2, "decode": way} for way in ("Pillow, draft at half size", "simplejpeg")]
+    real = [plain | {"where": "cpu", "step_ms": None, "workers": w} for w in (0, 2)]
+    for workers in (0, 2, 8):
+        real += [
+            plain | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned} for pinned in (False, True)
+        ]
+    return [*configs, *real]
+
+
+@experiment(small=[_loops()[0] | {"step_ms": 1.0}], full=_loops(), host=True)
+def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
+    """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
+    if reason := loops.obstacle(where, decode, pinned):
+        return {STATUS: reason}
+    few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
+    found = loops.measure_loader(
+        workers,
+        device=where,
+        model="full" if where == "cuda" else "small",
+        pin_memory=pinned,
+        prefetch_factor=prefetch,
+        decode=decode,
+        **({} if step_ms is None else {"step_ms": step_ms}),
+        **few,
+    )
+    known = ("device", "workers", "decode", "pin_memory", "prefetch_factor", "step_ms", "model")
+    return {name: value for name, value in found.items() if name not in known} | {"device_ms": found["step_ms"]}
+
+
+@experiment(
+    small=[{"width": 64, "height": 48}], full=[{"width": 400, "height": 300}, {"width": 160, "height": 120}], host=True
+)
+def decoding(width: int, height: int) -> list[Row]:
+    """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
+    images = decoders.example_jpegs(4 if width < 100 else 16, (width, height))
+    return decoders.measure_decoders(images, rounds=5 if width < 100 else 20)
+
+
+@experiment(small=[{"pixels": 48}], full=[{"pixels": 160}], host=True)
+def decoder_faults(pixels: int) -> list[Row]:
+    """What each library makes of a broken file by itself, and what `decode` says of it."""
+    return decoders.faults(decoders.example_jpegs(1, (pixels, pixels))[0])
+
+
+SHOWN = 40  # of an epoch's steps, a row each
+
+
+@experiment(
+    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], host=True
+)
+def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
+    """Milliseconds of a metric at steps of an epoch, by each way; the same scores at the end."""
+    every = max(steps // SHOWN, 1)
+    return [row for row in metric_ways.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
+
+
+@experiment(
+    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], host=True
+)
+def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
+    """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
+    return metric_ways.growth(metric_ways.measure_metrics(steps, batch, classes))
+
+
+GARMENTS = "garments"
+
+
+def _choices() -> list[Row]:
+    digits = [
+        {"data": "digits", "way": way, "share": share, "budget": "epochs", "seed": seed}
+        for seed in range(10)
+        for way in choice.WAYS
+        for share in choice.SHARES
+        if share or way == choice.RANDOM
+    ]
+    garments = [
+        {"data": GARMENTS, "way": way, "share": share, "budget": "epochs", "seed": seed}
+        for seed in range(3)
+        for way in choice.WAYS
+        for share in (0.0, 0.3, 0.5)
+        if share or way == choice.RANDOM
+    ]
+    return digits + garments
+
+
+@experiment(
+    small=[
+        {"data": "digits", "way": way, "share": 0.3, "budget": "epochs", "seed": 0}
+        for way in (choice.LEAST, choice.RANDOM)
+    ],
+    full=_choices(),
+    host=True,
+)
+def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row:
+    """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
+    found = choice.measure_choice(data, way, share, seed, budget=budget)
+    return {name: value for name, value in found.items() if name not in ("data", "way", "share", "budget", "seed")}
+
+
+@experiment(
+    small=[{"data": "digits", "seed": 0}], full=[{"data": "digits", "seed": seed} for seed in range(3)], host=True
+)
+def forgotten(data: str, seed: int) -> list[Row]:
+    """How many samples were forgotten how often."""
+    return [{name: row[name] for name in ("forgotten", "samples", "share")} for row in choice.distribution(data, seed)]
+
+
+@experiment(
+    small=[{"data": "digits", "way": choice.MOST, "wrong": 0.1, "seed": 0}],
+    full=[
+        {"data": "digits", "way": way, "wrong": 0.1, "seed": seed}
+        for seed in range(5)
+        for way in (choice.MOST, choice.RANDOM)
+    ],
+    host=True,
+)
+def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
+    """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
+    found = choice.measure_noise(data, way, wrong, seed)
+    return {name: value for name, value in found.items() if name not in ("data", "way", "seed")}
+
+
+@experiment(
+    small=[{"program": "forgetting", "size": 1000}],
+    full=[{"program": program, "size": 10**power} for program in LOOPS for power in range(2, 7)],
+    host=True,
+)
+def jit(program: str, size: int) -> list[Row]:
+    """A loop by the interpreter and by what compiles it, the compiling apart, and the size from which it has paid."""
+    if program == "strings" and size > 10**5:
+        return {STATUS: "left out: numba copies the text at each turn"}
+    rows = jit_loops.measure_jit(program, size, JIT_WAYS, seconds=0.02 if size <= 1000 else jit_loops.SECONDS)
+    pays = {row["way"]: row for row in jit_loops.break_even(rows)}
+    told = []
+    for row in rows:
+        paid = pays.get(row["way"], {})
+        more = {name: paid[name] for name in ("speedup", "turns") if name in paid}
+        more = {name: value for name, value in more.items() if value != float("inf")}
+        told.append({name: value for name, value in row.items() if name not in ("program", "size")} | more)
+    return told
+
+
+@experiment(small=[{"exponent": 2}], full=[{"exponent": 5}], host=True)
+def process_start(exponent: int) -> list[Row]:
+    """What one timing of a whole process holds: the start, the import, the loop."""
+    return jit_loops.process_start(exponent, repeat=3 if exponent == 2 else jit_loops.REPEAT)

@@ -1,0 +1,148 @@
+"""Who reads what, and in which order: places over ranks and DataLoader workers, each once; and an epoch's shuffle.
+
+    stream = Stream(reader, order="shuffled", seed=0)
+    for epoch in range(epochs):
+        stream.set_epoch(epoch)
+        for batch in DataLoader(stream, batch_size=64, num_workers=4, collate_fn=collate): ...
+
+Places are split evenly: shares differ by one at most, with any number of shards, also fewer than workers. A share is as
+many whole shards as fit, and parts of at most two.
+
+order         what is read                                                        how well it mixes
+sequential    each share in order                                                 not at all
+shuffled      shards in random order, each in order, through a buffer             within the buffer; across shards
+random        single places, by index                                             every order is equally likely
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+from .reader import Reader
+from .sample import Fault, Sample, allowed
+
+Item = TypeVar("Item")
+ORDERS = ("sequential", "shuffled", "random")
+
+
+def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
+    """Part `part` of `parts` of the places that `runs` hold, in their order, cut where it must be.
+
+    Parts are disjoint, have all places together, and differ by one place at most. A part can be split again: first
+    over ranks, then each rank's over its workers.
+    """
+    if not 0 <= part < parts:
+        raise ValueError(f"part is {part} of {parts}; allowed: 0 to {parts - 1}")
+    total = sum(map(len, runs))
+    low, high = total * part // parts, total * (part + 1) // parts
+    pieces, at = [], 0
+    for run in runs:
+        piece = run[max(low - at, 0) : max(high - at, 0)]
+        if len(piece):
+            pieces.append(piece)
+        at += len(run)
+    return pieces
+
+
+def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
+    """Each item once, in the order in which they are drawn from a buffer of so many. Holds that many in memory.
+
+    An item comes at most `buffer` places early; how late it comes has no bound, but is `buffer` places on average.
+    """
+    held: list[Item] = []
+    for item in items:
+        if len(held) < buffer:
+            held.append(item)
+            continue
+        at = int(rng.integers(buffer))
+        given, held[at] = held[at], item
+        yield given
+    yield from (held[at] for at in rng.permutation(len(held)))
+
+
+class Stream(IterableDataset):
+    """The samples of a reader, and its faults, as they come: this rank's and this DataLoader worker's share.
+
+    The order follows from seed and epoch alone, and for `shuffled` from how many workers there are. `set_epoch` reaches
+    workers that persist as well. Rank and number of ranks are those of torch.distributed unless given. `transform` is
+    applied where the sample is read, in the worker.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        order: str = "sequential",
+        *,
+        buffer: int = 1000,
+        seed: int = 0,
+        rank: int | None = None,
+        ranks: int | None = None,
+        transform: Callable[[Sample], object] | None = None,
+    ) -> None:
+        allowed("order", order, ORDERS)
+        if buffer < 1:
+            raise ValueError(f"buffer is {buffer}; it must be 1 or more")
+        self.reader, self.order, self.buffer, self.seed, self.transform = reader, order, buffer, seed, transform
+        self.rank, self.ranks = _distributed(rank, ranks)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        """How many items this rank gets, all workers together."""
+        return sum(map(len, shard([range(len(self.reader))], self.rank, self.ranks)))
+
+    def __iter__(self) -> Iterator:
+        info, epoch = get_worker_info(), int(self._epoch)
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        rng = np.random.default_rng([self.seed, epoch])  # the same for all, so that all split one order
+        runs: list[Sequence[int]] = list(self.reader.shards)
+        if self.order == "random":
+            runs = [rng.permutation(len(self.reader)).tolist()]
+        elif self.order == "shuffled":
+            runs = [runs[at] for at in rng.permutation(len(runs))]
+        pieces = shard(shard(runs, self.rank, self.ranks), worker, workers)
+        if self.order == "random":
+            items = (self.reader[place] for piece in pieces for place in piece)
+        else:
+            items = self.reader.stream(pieces)
+        if self.order == "shuffled":
+            items = shuffled(items, self.buffer, np.random.default_rng([self.seed, epoch, self.rank, worker]))
+        if self.transform is None:
+            return iter(items)
+        return (item if isinstance(item, Fault) else self.transform(item) for item in items)
+
+
+class Permutation(Sampler):
+    """An epoch's places in random order, for a reader by index: all orders are equally likely; 8 bytes a sample.
+
+    Each rank gets its share of the one order that follows from seed and epoch. Shares differ by one place at most.
+    """
+
+    def __init__(self, count: int, seed: int = 0, *, rank: int | None = None, ranks: int | None = None) -> None:
+        self.count, self.seed, self.epoch = count, seed, 0
+        self.rank, self.ranks = _distributed(rank, ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, shard([range(self.count)], self.rank, self.ranks)))
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        return (int(place) for piece in shard([order], self.rank, self.ranks) for place in piece)
+
+
+def _distributed(rank: int | None, ranks: int | None) -> tuple[int, int]:
+    """Rank and number of ranks: as given, else torch.distributed's, else 0 of 1."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    ranks = ranks if ranks is not None else torch.distributed.get_world_size() if running else 1
+    rank = rank if rank is not None else torch.distributed.get_rank() if running else 0
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank is {rank} of {ranks}; allowed: 0 to {ranks - 1}")
+    return rank, ranks

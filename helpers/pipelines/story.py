@@ -1,0 +1,158 @@
+"""The tables and sentences of chapter 6, made from the records."""
+
+import pandas as pd
+
+from helpers.lab.tables import groups, reached
+
+from .choice import LEAST, RANDOM
+
+GOAL_SHARDS, GOAL_SHARE, GOAL_LOST = 3.0, 0.3, 0.5
+FILES, SHARDS = "files", ("webdataset", "webdataset by index", "tfrecord", "mapped", "ffcv")
+SKLEARN, MATRIX = "scikit-learn, each step", "confusion matrix"
+
+
+def sizes(formats: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kind of data and format: what it takes on disk and to build, and to find one sample or some."""
+    columns = ["build_s", "files", "bytes_on_disk", "bytes_allocated", "lookup_us", "subset_s", "find_s"]
+    rows = []
+    for keys, found in groups(formats, ["gpu", "kind", "format"]):
+        warm = found[found["cached"] == "warm"]
+        first = (warm if len(warm) else found).iloc[0]
+        row = keys | {name: first[name] for name in columns}
+        row["to the data"] = row["bytes_allocated"] / first["payload_bytes"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def format_verdicts(formats: pd.DataFrame) -> list[str]:
+    """How much faster than small files each format is read, in order, cold, without workers; and what limits it."""
+    said = []
+    cold = formats[(formats["cached"] == "cold") & (formats["order"] == "sequential")] if len(formats) else formats
+    for keys, found in groups(cold, ["gpu", "kind"]):
+        alone = found[found["workers"] == 0].set_index("format")
+        if FILES not in alone.index:
+            continue
+        for format in [name for name in SHARDS if name in alone.index]:
+            row, base = alone.loc[format], alone.loc[FILES]
+            ratio = row["samples_per_s"] / base["samples_per_s"]
+            limit = base["raw_s"] / row["raw_s"]
+            said.append(
+                f"{keys['gpu']}, {keys['kind']}: {format} is read {ratio:.1f}× as fast as small files, in order, "
+                f"{row['cache']} cold ({reached(ratio >= GOAL_SHARDS)}: at least {GOAL_SHARDS:g}); the bare files, "
+                f"without any reader, {limit:.1f}×"
+            )
+    return said or ["The formats have not been measured yet."]
+
+
+def shard_gain(formats: pd.DataFrame) -> float | None:
+    """The best of the shards against small files, cold and in order, over the kinds of data."""
+    cold = formats[(formats["cached"] == "cold") & (formats["order"] == "sequential") & (formats["workers"] == 0)]
+    gains = []
+    for _, found in groups(cold, ["kind"]):
+        speeds = found.set_index("format")["samples_per_s"]
+        if FILES in speeds and len(speeds) > 1:
+            gains.append(speeds.drop(FILES).max() / speeds[FILES])
+    return max(gains, default=None)
+
+
+def loader_verdicts(loader: pd.DataFrame) -> list[str]:
+    """From how many workers on the device doesn't wait, and how far the prediction is from it."""
+    said = []
+    rows = loader[loader["where"] == "simulated"] if len(loader) else loader
+    rows = rows[(rows["prefetch"] == 2) & (rows["decode"] == "Pillow")] if len(rows) else rows
+    for keys, found in groups(rows, ["gpu", "step_ms"]):
+        found = found.sort_values("workers")
+        enough = found[found["idle_share"] < 0.05]
+        told = f"from {int(enough['workers'].iloc[0])} workers on" if len(enough) else "with no number of workers"
+        apart = (found["idle_share"] - found["predicted_idle_share"]).abs().max()
+        said.append(
+            f"{keys['gpu']}: a device that takes {keys['step_ms']:g} ms a step is idle for less than 5 % {told}; "
+            f"without workers for {found['idle_share'].iloc[0]:.0%}. "
+            f"The prediction is off by at most {apart:.0%} of the time"
+        )
+    return said or ["The loader has not been measured yet."]
+
+
+def decoder_faults(faults: pd.DataFrame) -> pd.DataFrame:
+    """What each library makes of each fault, a column for each library; `decode` refuses what can be seen."""
+    if not len(faults):
+        return faults
+    return faults.pivot_table(index="fault", columns="way", values="library", aggfunc="first", sort=False).reset_index()
+
+
+def metric_verdicts(growth: pd.DataFrame) -> list[str]:
+    """What a step of the metric costs at first and at last, of scikit-learn and of counts."""
+    said = []
+    for keys, found in groups(growth, ["gpu"]):
+        by = found.set_index("way")
+        for way in [name for name in (SKLEARN, "torchmetrics, update", MATRIX) if name in by.index]:
+            row = by.loc[way]
+            said.append(
+                f"{keys['gpu']}, {way}: {row['first_ms']:.2g} ms a step at first, {row['last_ms']:.2g} ms at last, "
+                f"{row['total_s']:.2g} s over the epoch"
+            )
+    return said or ["The metrics have not been measured yet."]
+
+
+def choice(measured: pd.DataFrame) -> pd.DataFrame:
+    """Means over the seeds, with their standard error; leaving out nothing is the same in every way."""
+    rows = []
+    for keys, found in groups(measured, ["gpu", "data", "way", "share"]):
+        lost, ways = found["lost_points"], [keys["way"]]
+        if keys["share"] == 0:
+            ways = list(dict.fromkeys(measured[measured["data"] == keys["data"]]["way"]))
+        rows += [
+            keys
+            | {"way": way, "seeds": len(found), "samples_kept": int(found["samples_kept"].iloc[0])}
+            | {"test_accuracy": found["test_accuracy"].mean(), "lost_points": lost.mean()}
+            | {"standard_error": lost.std(ddof=1) / len(found) ** 0.5}
+            for way in ways
+        ]
+    return pd.DataFrame(rows)
+
+
+def choice_verdicts(told: pd.DataFrame) -> list[str]:
+    """What leaving out the least forgotten share of the goal costs, beside leaving out any."""
+    said = []
+    for keys, found in groups(told[told["share"] == GOAL_SHARE] if len(told) else told, ["gpu", "data"]):
+        by = found.set_index("way")
+        if not {LEAST, RANDOM} <= set(by.index):
+            continue
+        least, random = by.loc[LEAST], by.loc[RANDOM]
+        said.append(
+            f"{keys['gpu']}, {keys['data']}: without the least forgotten {GOAL_SHARE:.0%}, "
+            f"{-least['lost_points']:+.2f} ± {least['standard_error']:.2f} points "
+            f"({reached(least['lost_points'] <= GOAL_LOST)}: at most {GOAL_LOST} lost); "
+            f"without any {GOAL_SHARE:.0%}, {-random['lost_points']:+.2f} ± {random['standard_error']:.2f}"
+        )
+    return said or ["The choice of data has not been measured yet."]
+
+
+def lost_points(forgetting: pd.DataFrame) -> float | None:
+    """Points lost without the least forgotten share of the goal; the largest of the data sets."""
+    told = choice(forgetting)
+    rows = told[(told["share"] == GOAL_SHARE) & (told["way"] == LEAST)]
+    return rows["lost_points"].max() if len(rows) else None
+
+
+def noise_verdicts(noise: pd.DataFrame) -> list[str]:
+    said = []
+    for keys, found in groups(noise, ["gpu", "data", "way"]):
+        said.append(
+            f"{keys['gpu']}, {keys['data']}: of those left out, {keys['way']}, {found['precision'].mean():.0%} "
+            f"had wrong labels, and accuracy changed by {found['gained_points'].mean():+.1f} points"
+        )
+    return said or ["Wrong labels have not been looked for yet."]
+
+
+def jit_verdicts(jit: pd.DataFrame) -> list[str]:
+    """From which size of a single call on numba is faster than the interpreter, its compiling included."""
+    said = []
+    rows = jit[jit["way"] == "numba"].dropna(subset="turns") if "turns" in jit else jit[:0]
+    for keys, found in groups(rows, ["gpu", "program"]):
+        last = found.loc[found["size"].idxmax()]
+        said.append(
+            f"{keys['gpu']}, {keys['program']}: {last['speedup']:.0f}× as fast once compiled, which takes "
+            f"{last['compile_s']:.2g} s and has paid after {last['turns']:,.0f} turns of the loop"
+        )
+    return said or ["Python's speed has not been measured yet."]

@@ -1,0 +1,125 @@
+"""Training by compiled models: the same gradients and losses as eager, or a row that says otherwise."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.compilers import inputs, training
+from helpers.compilers.backends import COMPILE, EAGER, SCRIPT, TRACE
+from helpers.compilers.training import gradients, measure_training, same_learning, stepper, trainable
+from helpers.lab import Disagreement
+from helpers.lab.timing import relative_error
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="needs a C++ compiler")
+
+
+@pytest.mark.parametrize(
+    ("model", "way", "optimizer"),
+    [
+        (inputs.TINY_RESNET, TRACE, "sgd"),
+        (inputs.TINY_RESNET, SCRIPT, "sgd"),
+        (inputs.TINY_BERT, TRACE, "adamw"),
+        (inputs.TINY_BERT, SCRIPT, "adamw"),
+    ],
+)
+def test_torchscript_learns_as_eager_does(model, way, optimizer):
+    row = measure_training(model, way, 4, precision="fp32", seconds=0.1)
+    assert row["optimizer"] == optimizer
+    assert row["steps"] == 5
+    assert row["n"] >= 20
+    assert row["gradient_error"] < 1e-4
+    assert row["loss_difference"] < 1e-4
+    assert row["samples_per_s"] == pytest.approx(4000 / row["median_ms"])
+    assert row["speedup"] > 0
+
+
+def test_autocast_is_the_same_inside_a_trace():
+    row = measure_training(inputs.TINY_BERT, TRACE, 4, precision="bf16", seconds=0.1)
+    assert row["gradient_error"] <= row["tolerance"] == 0.1
+
+
+@needs_compiler
+def test_a_compiled_step_learns_as_an_eager_one():
+    net, data, targets = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6), torch.ones(5)
+    steps = {way: stepper(way, copy.deepcopy(net), (data,), targets.long(), "sgd", "fp32") for way in (EAGER, COMPILE)}
+    losses = {way: [float(step()) for _ in range(4)] for way, step in steps.items()}
+    assert losses[COMPILE] == pytest.approx(losses[EAGER], rel=1e-5)
+    assert losses[EAGER][-1] < losses[EAGER][0]
+
+
+@pytest.mark.parametrize("optimizer", training.OPTIMIZERS)
+@pytest.mark.parametrize("model", [inputs.TINY_RESNET, inputs.TINY_BERT])
+def test_steps_lower_the_loss(model, optimizer):
+    net, targets = trainable(model), inputs.labels(inputs.classes_of(model), 8)
+    step = stepper(EAGER, net, inputs.example(model, 8), targets, optimizer, "fp32")
+    losses = [float(step()) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_tracing_leaves_the_running_means_as_they_were():
+    net, data = trainable(inputs.TINY_RESNET), inputs.example(inputs.TINY_RESNET, 4)
+    before = {name: tensor.clone() for name, tensor in net.named_buffers()}
+    stepper(TRACE, net, data, inputs.labels(10, 4), "sgd", "fp32")
+    torch.testing.assert_close(dict(net.named_buffers()), before)
+
+
+@pytest.mark.parametrize("wrong", ["gradient", "loss"])
+def test_a_way_that_learns_something_else_is_a_row_that_says_so(wrong, monkeypatch):
+    class Wrong(nn.Module):
+        """The right result with half the gradient, or twice the result."""
+
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs):
+            y = self.model(*inputs)
+            return y / 2 + y.detach() / 2 if wrong == "gradient" else 2 * y
+
+    monkeypatch.setattr(training.torchscript, "scripted", Wrong)
+    row = measure_training(inputs.TINY_BERT, SCRIPT, 4, precision="fp32", seconds=0.1)
+    assert row["status"].startswith("failed: 'TorchScript, script' has a gradient that differs")
+    assert "median_ms" not in row
+
+
+def test_the_first_step_that_differs_is_named():
+    with pytest.raises(Disagreement, match=r"'compile' has loss 1\.5 at step 2, eager 1: 0\.5 of it apart"):
+        same_learning(COMPILE, [1.0, 1.5], [1.0, 1.0], 0.0, 1e-3)
+    with pytest.raises(Disagreement, match="loss nan at step 1"):
+        same_learning(COMPILE, [float("nan")], [1.0], 0.0, 1e-3)
+    with pytest.raises(Disagreement, match=r"gradient that differs by nan"):
+        same_learning(COMPILE, [1.0], [1.0], float("nan"), 1e-3)
+
+
+def test_both_start_from_the_same_weights_and_have_gradients_of_all():
+    one, other = trainable(inputs.TINY_BERT), trainable(inputs.TINY_BERT)
+    torch.testing.assert_close(one.state_dict(), other.state_dict())
+    stepper(EAGER, one, inputs.example(inputs.TINY_BERT, 2), inputs.labels(2, 2), "adamw", "fp32")()
+    unused = one.encoder.segments.weight[1].numel()  # no token is of the second segment
+    assert len(gradients(one)) == sum(parameter.numel() for parameter in one.parameters())
+    assert (gradients(one) != 0).sum() <= len(gradients(one)) - unused
+    assert relative_error(gradients(one), gradients(one)) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
+def test_what_cannot_run_here_is_a_row_that_says_why():
+    row = measure_training(inputs.TINY_RESNET, "compile, reduce-overhead", 2)
+    assert row == {"precision": "fp32", "optimizer": "sgd", "status": "needs CUDA"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"way": "ONNX Runtime"}, "way is 'ONNX Runtime'; allowed: 'eager', 'TorchScript, trace'"),
+        ({"precision": "fp16"}, "precision is 'fp16'; allowed: 'fp32', 'tf32', 'bf16'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'; allowed: 'sgd', 'adamw'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"batch": 0}, "batch is 0"),
+    ],
+)
+def test_wrong_arguments_are_named(settings, said):
+    with pytest.raises(ValueError, match=said):
+        measure_training(**{"model": inputs.TINY_RESNET, "way": EAGER, "batch": 2} | settings)

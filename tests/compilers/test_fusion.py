@@ -1,0 +1,136 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.compilers import fusion, kernels
+from helpers.compilers.fusion import BY_HAND, CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
+from helpers.compilers.kernels import eager_bytes, nbytes
+
+SIZE = MANY * WIDTH
+needs_compiler = pytest.mark.usefixtures("compiler")
+
+
+@pytest.fixture
+def compiler():
+    if lacking := kernels.no_compiler():
+        pytest.skip(lacking)
+
+
+on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts a CPU's kernels")
+
+
+def measured(case, way, size=SIZE):
+    row = fusion.measure_fusion(case, way, size, rounds=3)
+    assert row["status"] == "ok"
+    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert row["share_of_least"] == row["bytes_least"] / row["bytes_moved"] <= 1
+    return row
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_agrees_with_the_eager_one(case):
+    for way in fusion.ways(case):
+        if way in (COMPILED, fusion.COMBO) or (case == "SwiGLU gate" and way == BY_HAND):
+            continue
+        assert measured(case, way)["kernels"] >= 1
+
+
+@needs_compiler
+@on_the_cpu
+def test_vertical_fusion_makes_a_chain_one_kernel_that_moves_the_least():
+    eager, compiled = measured("chain and LayerNorm", EAGER), measured("chain and LayerNorm", COMPILED)
+    assert (eager["kernels"], compiled["kernels"]) == (5, 1)
+    assert compiled["kernel_names"].startswith("cpp_fused_")
+    assert compiled["bytes_moved"] == compiled["bytes_least"] == eager["bytes_least"]
+    assert eager["bytes_moved"] > 3 * compiled["bytes_moved"]
+
+
+@needs_compiler
+@on_the_cpu
+def test_inductor_leaves_products_to_the_library_and_their_number_as_it_is():
+    eager, compiled, one = (measured("three Linears", way) for way in (EAGER, COMPILED, ONE_PRODUCT))
+    assert (eager["kernels"], compiled["kernels"], one["kernels"]) == (3, 3, 1)
+    assert compiled["bytes_moved"] == eager["bytes_moved"] > one["bytes_moved"] == one["bytes_least"]
+
+
+@on_the_cpu
+def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel():
+    eager, lists, fused = (measured("AdamW", way) for way in (EAGER, FOREACH, FUSED))
+    assert eager["kernels"] == lists["kernels"] == 9 * MANY
+    assert fused["kernel_names"].split(", ") == ["aten::add_", "aten::_fused_adamw_"]
+    assert fused["kernels"] == MANY + 1  # the counts of steps, one by one
+    assert fused["bytes_moved"] < eager["bytes_moved"] / 2
+
+
+@on_the_cpu
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (lambda x: x.t()[None].view(8, 1, 8), []),
+        (lambda x: torch.empty_like(x), []),
+        (lambda x: x * 2, ["aten::mul"]),
+        (lambda x: x.sum(), ["aten::sum"]),
+        (lambda x: x.mean(-1), ["aten::sum", "aten::div_"]),
+        (lambda x: F.linear(x, x), ["aten::mm"]),
+        (lambda x: F.layer_norm(x, (8,)), ["aten::native_layer_norm"]),
+        (lambda x: x.t().contiguous(), ["aten::clone"]),
+        (lambda x: x.t().reshape(-1), ["aten::clone"]),
+        (lambda x: torch._foreach_tanh([x, x]), ["aten::tanh", "aten::tanh"]),
+    ],
+)
+def test_a_kernel_is_an_operation_that_does_work(fn, names):
+    x = torch.randn(8, 8)
+    fn(x)
+    assert kernels.kernels(lambda: fn(x)) == names
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
+def test_bytes_are_arguments_read_and_results_written(rows, columns, dtype):
+    x, y = torch.ones(rows, columns, dtype=dtype), torch.zeros(rows, columns, dtype=dtype)
+    row, size = torch.ones(columns, dtype=dtype), x.element_size()
+    whole = rows * columns * size
+    assert eager_bytes(lambda: x + y) == 3 * whole
+    assert eager_bytes(lambda: x + x) == 2 * whole
+    assert eager_bytes(lambda: x + row) == 2 * whole + columns * size
+    assert eager_bytes(lambda: x + row.expand(rows, columns)) == 2 * whole + columns * size
+    assert eager_bytes(lambda: x.t().reshape(-1)) == (
+        2 * whole if min(rows, columns) > 1 else 0
+    )  # a copy where it must
+    assert eager_bytes(lambda: torch.empty_like(x).t()) == 0
+    assert eager_bytes(lambda: x.add_(y)) == 3 * whole
+    assert eager_bytes(lambda: x.zero_()) == whole
+    assert eager_bytes(lambda: x.copy_(y)) == 2 * whole
+    assert eager_bytes(lambda: torch.add(x, y, out=y)) == 3 * whole
+    assert eager_bytes(lambda: torch._foreach_add([x, y], 1)) == 4 * whole
+
+
+def test_a_tensor_counts_once_and_an_expanded_one_as_it_lies():
+    x = torch.ones(4, 1)
+    assert nbytes([x, x, None, 3, x.expand(4, 100)]) == 2 * 16  # x, and its four elements as another tensor
+    assert nbytes([]) == 0
+
+
+def test_bytes_of_a_product_are_its_operands_and_its_result():
+    x, w = torch.ones(5, 7), torch.ones(3, 7)
+    assert eager_bytes(lambda: F.linear(x, w)) == 4 * (5 * 7 + 3 * 7 + 5 * 3)
+
+
+def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr(kernels, "no_compiler", lambda: "no C++ compiler")
+    row = fusion.measure_fusion("softmax", COMPILED, SIZE)
+    assert row["status"] == "no C++ compiler"
+    assert "kernels" not in row
+    if not torch.cuda.is_available():
+        assert fusion.measure_fusion("SwiGLU gate", BY_HAND, SIZE)["status"] == "needs CUDA"
+
+
+def test_the_unknown_is_named():
+    with pytest.raises(ValueError, match="case is 'conv'; there are: pointwise chain"):
+        fusion.measure_fusion("conv", EAGER, SIZE)
+    with pytest.raises(ValueError, match=r"way is 'fused'; of 'softmax' there are: eager, by hand, torch.compile"):
+        fusion.measure_fusion("softmax", FUSED, SIZE)
+    with pytest.raises(ValueError, match="size is 1000; it must be a multiple of 16384"):
+        fusion.measure_fusion("softmax", EAGER, 1000)

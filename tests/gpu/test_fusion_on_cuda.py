@@ -1,0 +1,69 @@
+"""Fusion where it pays: kernels by the GPU's own events, and code in Triton."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.compilers import fusion, graphs, kernels
+from helpers.compilers.capture import INDUCTOR
+from helpers.compilers.fusion import BY_HAND, CASES, COMBO, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT
+
+SIZE = 2**22
+
+
+def measured(case, way):
+    row = fusion.measure_fusion(case, way, SIZE, rounds=5)
+    assert row["status"] == "ok"
+    return row
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_agrees_and_moves_no_less_than_it_must(case):
+    for way in fusion.ways(case):
+        row = measured(case, way)
+        assert row["kernels"] >= 1
+        assert row["share_of_least"] <= 1.01, way
+
+
+@pytest.mark.parametrize("case", ["pointwise chain", "chain and LayerNorm", "SwiGLU gate", "softmax", "LayerNorm"])
+def test_a_chain_becomes_one_triton_kernel_that_moves_the_least(case):
+    eager, compiled = measured(case, EAGER), measured(case, COMPILED)
+    assert eager["kernels"] > compiled["kernels"] == 1
+    assert compiled["kernel_names"].startswith("triton_")
+    assert compiled["share_of_least"] > 0.95 > eager["share_of_least"]
+
+
+def test_the_gate_by_hand_is_one_kernel_that_moves_the_least():
+    row = measured("SwiGLU gate", BY_HAND)
+    assert (row["kernels"], row["share_of_least"]) == (1, 1)
+
+
+def test_lists_share_kernels_on_a_gpu():
+    loop, lists, fused = (measured("AdamW", way) for way in (EAGER, FOREACH, FUSED))
+    assert fused["kernels"] < lists["kernels"] < loop["kernels"] / 4
+    loop, lists = measured("many pointwise", EAGER), measured("many pointwise", FOREACH)
+    assert loop["kernels"] == 2 * MANY
+    assert lists["kernels"] < MANY
+
+
+def test_combo_kernels_share_what_plain_compilation_does_not():
+    plain, combo = measured("many pointwise", COMPILED), measured("many pointwise", COMBO)
+    assert combo["kernels"] < plain["kernels"] <= MANY
+
+
+def test_three_products_of_one_input_can_be_one():
+    three, one = measured("three Linears", EAGER), measured("three Linears", ONE_PRODUCT)
+    assert one["kernels"] < three["kernels"]
+    assert one["bytes_moved"] < three["bytes_moved"]
+
+
+def test_the_generated_code_is_triton():
+    text = graphs.show(INDUCTOR, lambda x: F.gelu(x * 2).sum(-1), torch.ones(64, 64, device="cuda"))
+    assert text.startswith("def triton_")
+    assert "tl.store" in text
+
+
+def test_views_launch_nothing():
+    x = torch.randn(64, 64, device="cuda")
+    assert kernels.kernels(lambda: x.t()[None]) == []
+    assert len(kernels.kernels(lambda: x * 2)) == 1

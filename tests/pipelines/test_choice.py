@@ -1,0 +1,227 @@
+"""What the choice of data measures, on digits and on a folder of pictures that are told apart at a glance."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.pipelines import choice, choice_data
+from helpers.pipelines.choice import LEAST, MOST, RANDOM, WAYS, chosen, distribution, measure_choice, measure_noise
+from helpers.pipelines.choice_data import chance, missing, split
+from helpers.pipelines.choice_training import Recipe, train
+from helpers.pipelines.forgetting import ForgettingTracker
+
+CPU = torch.device("cpu")
+EPOCHS = 4
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setattr(choice, "device", lambda: CPU)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Bright and dark pictures; one file is none."""
+    image = pytest.importorskip("PIL.Image")
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for part, count in (("train", 12), ("validation", 6)):
+        for name, level in (("bright", 200), ("dark", 50)):
+            (root / part / name).mkdir(parents=True)
+            for at in range(count):
+                pixels = rng.normal(level, 20, (40, 48, 3)).clip(0, 255).astype(np.uint8)
+                image.fromarray(pixels).save(root / part / name / f"{at}.png")
+    (root / "train" / "dark" / "none.jpg").write_bytes(b"no image")
+    return root
+
+
+def digits(seed=0):
+    pytest.importorskip("sklearn")
+    return split("digits", seed, CPU)
+
+
+def without_times(row):
+    return {name: value for name, value in row.items() if name != "train_s"}
+
+
+def test_a_split_has_every_sample_once_and_a_third_of_each_class_for_the_test():
+    parts = digits()
+    assert len(parts) + len(parts.test_labels) == 1797
+    both = torch.bincount(parts.labels) + torch.bincount(parts.test_labels)
+    assert ((torch.bincount(parts.test_labels) - both / 3).abs() <= 1).all()
+    train_images, test_images = ({image.numpy().tobytes() for image in i} for i in (parts.images, parts.test_images))
+    assert not train_images & test_images  # no two digits are the same
+    assert abs(parts.images.mean()) < 1e-5 and abs(parts.images.std() - 1) < 1e-5
+
+
+def test_a_seed_picks_the_split():
+    assert torch.equal(digits(3).labels, digits(3).labels)
+    assert not torch.equal(digits(3).labels, digits(4).labels)
+
+
+def test_a_folder_of_photos_is_data_and_what_is_no_image_is_left_out(folder):
+    parts = split(folder, 0, CPU)
+    assert (len(parts), len(parts.test_labels), parts.classes) == (24, 12, 2)
+    assert parts.images.shape[1:] == (3, 32, 32)
+    row = measure_choice(folder, LEAST, 0.25, epochs=6)
+    assert row["samples_kept"] == 18
+    assert row["test_accuracy"] > 0.9
+
+
+def test_garments_are_drawn_once_and_kept(monkeypatch, tmp_path):
+    pytest.importorskip("PIL")
+    monkeypatch.setenv("HELPERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice_data, "GARMENT_COUNTS", {"samples": 20, "validation_samples": 10})
+    choice_data._pool.cache_clear()
+    parts = split("garments", 0, CPU)
+    choice_data._pool.cache_clear()
+    assert (len(parts), len(parts.test_labels), parts.classes) == (20, 10, 10)
+    assert parts.images.shape[1:] == (3, 32, 32)
+    assert len(list(tmp_path.rglob("*.jpg"))) == 30
+
+
+def test_data_that_is_nowhere_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="it must be 'digits', 'garments' or a folder of photos"):
+        split(tmp_path / "none", 0, CPU)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr("helpers.pipelines.choice_data.installed", lambda peer: None)
+    assert missing("digits") == "not installed: scikit-learn"
+    assert missing("garments") == "not installed: pillow"
+
+
+def tracker_of_four():
+    """Forgotten 0, 1, 2 times, and never learned."""
+    tracker = ForgettingTracker(4)
+    for correct in ([1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]):
+        tracker.update(torch.arange(4), torch.tensor(correct, dtype=torch.bool))
+    return tracker
+
+
+def test_each_way_leaves_out_what_its_name_says():
+    tracker = tracker_of_four()
+    assert chosen(tracker, LEAST, 0.5, 0).tolist() == [2, 3]
+    assert chosen(tracker, MOST, 0.5, 0).tolist() == [0, 1]
+    by_chance = {tuple(chosen(tracker, RANDOM, 0.5, seed).tolist()) for seed in range(40)}
+    assert len(by_chance) == 6  # of four samples, every two
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.7])
+def test_all_ways_leave_out_as_many(share):
+    tracker = ForgettingTracker(123)
+    sizes = {len(chosen(tracker, way, share, 0)) for way in WAYS}
+    assert sizes == {123 - round(123 * share)}
+
+
+def test_a_seed_gives_the_same_row_and_another_one_another():
+    rows = []
+    for seed in (5, 5, 6):
+        for cached in (choice._tracked, choice._on_everything, choice._parts):
+            cached.cache_clear()
+        pytest.importorskip("sklearn")
+        rows.append(without_times(measure_choice("digits", RANDOM, 0.5, seed, epochs=EPOCHS)))
+    assert rows[0] == rows[1]
+    assert rows[0]["test_accuracy"] != rows[2]["test_accuracy"]
+
+
+def test_training_leaves_the_random_numbers_of_others_alone():
+    parts = digits()
+    before = torch.get_rng_state()
+    train(parts, Recipe(1, 64, 0.1, 16), seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tracking_presents_each_kept_sample_once_an_epoch_and_does_not_change_the_training():
+    parts, recipe = digits(), Recipe(3, 64, 0.1, 16)
+    tracker, kept = ForgettingTracker(len(parts)), torch.arange(0, len(parts), 2)
+    watched = train(parts, recipe, 1, kept=kept, tracker=tracker)
+    alone = train(parts, recipe, 1, kept=kept)
+    assert watched.accuracy == alone.accuracy
+    presented = torch.zeros(len(parts), dtype=torch.int64)
+    presented[kept] = 3
+    assert torch.equal(tracker.presentations(), presented)
+
+
+def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
+    pytest.importorskip("sklearn")
+    rows = {b: measure_choice("digits", RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
+    whole = measure_choice("digits", RANDOM, 0.0, epochs=EPOCHS)
+    assert whole["lost_points"] == 0 and whole["samples_kept"] == whole["samples"] == 1198
+    assert rows["steps"]["steps"] == whole["steps"] == EPOCHS * 19
+    assert rows["epochs"]["steps"] == EPOCHS * 10
+    for row in rows.values():
+        assert row["samples_kept"] == 599
+        assert row["lost_points"] == pytest.approx(100 * (whole["test_accuracy"] - row["test_accuracy"]))
+
+
+def test_an_accuracy_is_of_what_was_learned():
+    parts = digits()
+    assert train(parts, Recipe(1, 64, 0.0, 16), seed=0).accuracy < 0.3
+    assert train(parts, dataclasses.replace(choice.ON_DIGITS, epochs=EPOCHS), seed=0).accuracy > 0.9
+
+
+def test_the_distribution_counts_every_sample_once():
+    pytest.importorskip("sklearn")
+    rows = distribution("digits", epochs=EPOCHS)
+    assert sum(row["samples"] for row in rows) == 1198
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert [row["forgotten"] for row in rows] == [*map(str, range(len(rows) - 1)), "never learned"]
+    unforgettable = measure_choice("digits", LEAST, 0.0, epochs=EPOCHS)["unforgettable_share"]
+    assert rows[0]["share"] == pytest.approx(unforgettable)
+
+
+def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
+    pytest.importorskip("sklearn")
+    (right, none), (noisy, wrong) = choice._parts("digits", 0), choice._parts("digits", 0, 0.2)
+    assert not none.any()
+    assert wrong.sum() == round(0.2 * 1198)
+    assert torch.equal(right.labels != noisy.labels, wrong)
+    assert torch.equal(right.test_labels, noisy.test_labels)
+
+
+def test_the_most_forgotten_are_the_wrong_labels():
+    pytest.importorskip("sklearn")
+    found = {way: measure_noise("digits", way, 0.1, epochs=10) for way in WAYS}
+    assert found[MOST]["precision"] > 0.6
+    assert 0.02 < found[RANDOM]["precision"] < 0.2  # as many as there are, more or less
+    assert found[LEAST]["precision"] < 0.05
+    assert len({row["noisy_accuracy"] for row in found.values()}) == 1
+
+
+def test_purposes_draw_apart():
+    """Of 1,000 samples, 100 drawn twice have about 10 in common: not all, and not none."""
+    purposes = ("split", "wrong labels", "left out", "ties", "first training", "second training")
+    drawn = [set(torch.randperm(1000, generator=chance(0, purpose))[:100].tolist()) for purpose in purposes]
+    common = [len(a & b) for at, a in enumerate(drawn) for b in drawn[:at]]
+    assert min(common) > 0 and max(common) < 25
+    tracker = ForgettingTracker(1000)  # which knows nothing, so that ties decide
+    least, by_chance = (set(chosen(tracker, way, 0.5, 0).tolist()) for way in (LEAST, RANDOM))
+    assert 200 < len(least & by_chance) < 300
+
+
+def test_a_summary_is_over_seeds():
+    rows = [{"data": "d", "way": w, "share": 0.3, "lost_points": x} for w, x in (("a", 1.0), ("a", 3.0), ("b", 5.0))]
+    table = choice.summary(rows)
+    assert table["lost_points"].tolist() == [2, 5]
+    assert table["seeds"].tolist() == [2, 1]
+    assert table["lost_points_error"][0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"way": "best"}, "way is 'best'; it must be one of: least forgotten, random, most forgotten"),
+        ({"share": 1.0}, "share is 1.0"),
+        ({"share": -0.1}, "share is -0.1"),
+        ({"budget": "hours"}, "budget is 'hours'"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"epochs": 1.5}, "epochs is 1.5"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        measure_choice(**{"data": "digits", "way": LEAST, "share": 0.3} | arguments)
+    with pytest.raises(ValueError, match="noise is 0"):
+        measure_noise("digits", LEAST, 0)

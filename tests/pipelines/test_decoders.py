@@ -1,0 +1,210 @@
+import io
+import sys
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from helpers.lab import Disagreement
+from helpers.pipelines import decoders
+from helpers.pipelines.decoders import (
+    WAYS,
+    ImageError,
+    Way,
+    decode,
+    decode_all,
+    difference,
+    example_jpegs,
+    faults,
+    measure_decoders,
+    obstacle,
+    visible_fault,
+)
+
+USABLE = [way for way in WAYS if not obstacle(way)]
+FULL = [way for way in USABLE if WAYS[way].scale == 1]
+
+
+def jpeg(pixels, **options):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **({"quality": 90} | options))
+    return file.getvalue()
+
+
+def smooth(width, height, seed=0):
+    """A colourful picture without sharp edges, as photos are."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return example_jpegs(1, (160, 120))[0]
+
+
+@pytest.mark.parametrize("way", FULL)
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 90), st.integers(1, 90), st.booleans(), st.integers(0, 2), st.integers(0, 99))
+def test_every_way_gives_the_pixels_of_pillow(way, width, height, progressive, subsampling, seed):
+    data = jpeg(smooth(width, height, seed), progressive=progressive, subsampling=subsampling)
+    pixels, expected = decode(way, data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert pixels.shape == (height, width, 3)
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels.astype(int) - expected).mean() <= 1
+
+
+@pytest.mark.parametrize("way", USABLE)
+def test_pixels_are_those_that_were_encoded(way):
+    """Not only Pillow's: red is red, and the top is the top."""
+    pixels = np.zeros((32, 48, 3), np.uint8)
+    pixels[:16, :, 0], pixels[16:, :, 2] = 220, 180
+    found = decode(way, jpeg(pixels, quality=95, subsampling=0))
+    top, bottom = found[: len(found) // 2], found[len(found) // 2 :]
+    np.testing.assert_allclose(top[:-2].mean((0, 1)), [220, 0, 0], atol=6)
+    np.testing.assert_allclose(bottom[2:].mean((0, 1)), [0, 0, 180], atol=6)
+
+
+@pytest.mark.parametrize("way", USABLE)
+def test_grey_becomes_rgb_and_exif_turns_nothing(way):
+    grey = smooth(40, 24)[:, :, 0]
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn
+    pixels = decode(way, jpeg(grey, exif=turned))
+    scale = WAYS[way].scale
+    assert pixels.shape == (24 // scale, 40 // scale, 3)
+    assert (pixels == pixels[:, :, :1]).all()
+
+
+@pytest.mark.parametrize("side", [64, 63])
+def test_a_draft_has_half_the_sides_rounded_up_and_the_mean_of_the_pixels(side):
+    data = jpeg(smooth(side, 41))
+    assert decode("Pillow, draft at half size", data).shape == (21, -(-side // 2), 3)
+    assert difference("Pillow, draft at half size", [data])["mean_difference"] < decoders.MEAN_TOLERANCE
+
+
+BROKEN = {
+    "empty": (lambda data: b"", "the data is empty"),
+    "text": (lambda data: b"<html>404</html>", "not a JPEG"),
+    "PNG": (lambda data: decoders._png(), "not a JPEG"),
+    "first half": (lambda data: data[: len(data) // 2], "truncated"),
+    "all but the end": (lambda data: data[:-2], "truncated"),
+    "header": (lambda data: data[: data.find(b"\xff\xda")], "truncated"),
+    "first bytes": (lambda data: data[:5], "truncated"),
+    "no pixels": (lambda data: data[:20] + b"\xff\xd9", "truncated|not a readable JPEG"),
+    "nonsense": (lambda data: data[:3] + b"\x00" * 50 + data[-2:], "not a readable JPEG"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("way", USABLE)
+def test_a_broken_file_is_refused_by_name(way, fault, photo):
+    make, said = BROKEN[fault]
+    with pytest.raises(ImageError, match=f"^{way}: .*({said})") as caught:
+        decode(way, make(photo))
+    assert "\n" not in str(caught.value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_jpeg_cut_anywhere_is_seen_to_be_cut(data):
+    photo = jpeg(smooth(40, 30), progressive=data.draw(st.booleans()))
+    assert visible_fault(photo) == ""
+    assert visible_fault(photo[: data.draw(st.integers(0, len(photo) - 1))]) != ""
+
+
+def test_the_end_of_a_thumbnail_is_not_the_end_of_the_photo(photo):
+    segment = jpeg(smooth(8, 8))
+    with_thumbnail = photo[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + photo[2:]
+    assert visible_fault(with_thumbnail) == ""
+    assert "truncated" in visible_fault(with_thumbnail[:-2])
+    for way in USABLE:
+        assert np.array_equal(decode(way, with_thumbnail), decode(way, photo))
+
+
+def test_what_follows_the_end_of_a_photo_does_no_harm(photo):
+    for way in USABLE:
+        assert np.array_equal(decode(way, photo + b"a film" * 9), decode(way, photo))
+
+
+def test_one_broken_image_refuses_a_whole_list(photo):
+    with pytest.raises(ImageError, match="Pillow: the data is empty"):
+        decode_all("Pillow", [photo, b""])
+
+
+def test_faults_tell_who_goes_on_silently(photo):
+    found = {(row["way"], row["fault"]): row for row in faults(photo)}
+    assert len(found) == len(USABLE) * 6
+    assert found["Pillow", "a hole"]["library"] == "returns pixels"
+    if "simplejpeg" in USABLE:
+        assert found["simplejpeg", "a hole"]["library"] == "raises"
+    if "OpenCV" in USABLE:
+        assert found["OpenCV", "text"]["library"] == "returns None"
+        assert found["OpenCV", "another format"]["library"] == "returns pixels"
+    assert all(row["decode"].startswith(f"{row['way']}: ") for row in found.values() if row["fault"] != "a hole")
+
+
+def test_a_row_tells_speed_spread_and_how_far_from_pillow():
+    images = example_jpegs(2, (64, 48))
+    rows = measure_decoders(images, rounds=3)
+    assert [row["way"] for row in rows] == list(WAYS)
+    for row in rows:
+        if row["way"] not in USABLE:
+            assert row["status"] == obstacle(row["way"])
+            continue
+        assert row["n"] == 3
+        assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+        assert row["images_per_s"] == pytest.approx(1e3 / row["median_ms"])
+        assert row["mb_per_s"] == pytest.approx(row["images_per_s"] * sum(map(len, images)) / 2e6)
+        assert row["mean_difference"] <= decoders.MEAN_TOLERANCE
+
+
+def test_swapped_colours_are_not_timed(monkeypatch):
+    monkeypatch.setitem(WAYS, "swapped", Way("pillow", "PIL", lambda images: [decoders._pillow(images[0])[:, :, ::-1]]))
+    with pytest.raises(Disagreement, match=r"'swapped' differs from Pillow by .* at most 2"):
+        measure_decoders([jpeg(smooth(32, 32))], ["swapped"])
+
+
+def test_a_library_that_returns_nothing_is_named(monkeypatch, photo):
+    monkeypatch.setitem(WAYS, "silent", Way("pillow", "PIL", lambda images: [None]))
+    with pytest.raises(ImageError, match=r"silent: .*returns None"):
+        decode("silent", photo)
+
+
+def test_missing_packages_are_obstacles(monkeypatch, photo):
+    for module in ("simplejpeg", "torchvision.io", "torchvision"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert obstacle("simplejpeg") == "not installed: simplejpeg"
+    assert obstacle("torchvision") == "not installed: torchvision"
+    with pytest.raises(ImageError, match="simplejpeg: not installed: simplejpeg"):
+        decode("simplejpeg", photo)
+    rows = measure_decoders([photo], ["simplejpeg", "Pillow"], rounds=1)
+    assert [row["status"] for row in rows] == ["not installed: simplejpeg", "ok"]
+
+
+def test_pyturbojpeg_without_its_library_is_an_obstacle(monkeypatch):
+    def missing():
+        raise RuntimeError("Unable to locate turbojpeg library")
+
+    monkeypatch.setitem(sys.modules, "turbojpeg", types.SimpleNamespace(TurboJPEG=missing))
+    decoders._turbojpeg.cache_clear()
+    try:
+        assert obstacle("PyTurboJPEG") == "not installed: libturbojpeg"
+    finally:
+        decoders._turbojpeg.cache_clear()
+
+
+def test_wrong_arguments_are_named(photo):
+    with pytest.raises(ValueError, match="unknown way 'pil'; valid: Pillow; "):
+        decode("pil", photo)
+    with pytest.raises(ValueError, match="images is empty"):
+        measure_decoders([])
+    with pytest.raises(ValueError, match="rounds is 0"):
+        measure_decoders([photo], rounds=0)
+
+
+def test_examples_are_the_same_for_a_seed():
+    assert example_jpegs(2, (64, 48)) == example_jpegs(3, (64, 48))[:2]
+    assert example_jpegs(1, (64, 48), seed=1) != example_jpegs(1, (64, 48))

@@ -1,0 +1,116 @@
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from helpers.lab import Disagreement
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.pipelines import format_speed, page_cache
+from helpers.pipelines.format_speed import BY_INDEX, Source, measure_format, prepared
+from helpers.pipelines.formats import FORMATS
+from helpers.pipelines.page_cache import cached_pages, evict, flush
+
+SMALL = {"count": 40, "size": (32, 40), "repeats": 2}
+HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("kind", ["image", "tokens"])
+def test_a_row_has_speed_size_and_search(kind, name):
+    row = measure_format(kind, name, **SMALL)
+    assert row["samples_per_s_p20"] <= row["samples_per_s"] <= row["samples_per_s_p80"]
+    assert row["cache"] == "warm" and row["n"] == 2
+    assert all(row[column] > 0 for column in ("build_s", "raw_s", "lookup_us", "subset_s", "find_s", "mb_per_s"))
+    assert row["files"] == {"files": 41, "mapped": 1, "ffcv": 1}.get(name, 28)  # 14 shards of 3, each with its index
+    assert row["bytes_on_disk"] > row["payload_bytes"] or (kind, name) == ("tokens", "tfrecord")  # of fewer bytes each
+
+
+@pytest.mark.skipif("webdataset" not in HERE, reason="webdataset is not installed")
+def test_shards_are_measured_by_their_index_as_well():
+    rows = [measure_format("image", way, **SMALL) for way in ("webdataset", BY_INDEX)]
+    assert rows[0]["build_s"] == rows[1]["build_s"] and rows[0]["samples_per_s"] != rows[1]["samples_per_s"]
+
+
+def test_small_files_round_up_to_blocks():
+    files, mapped = (measure_format("image", name, **SMALL) for name in ("files", "mapped"))
+    if not files["bytes_allocated"]:
+        pytest.skip("the file system does not say what it allocates")
+    extra = [row["bytes_allocated"] - row["bytes_on_disk"] for row in (files, mapped)]
+    assert extra[0] > 40 * 512 > 0 and extra[0] > extra[1]
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled", "random"])
+def test_every_order_is_measured_with_workers(order):
+    assert measure_format("tokens", "mapped", workers=2, order=order, **SMALL)["samples_per_s"] > 0
+
+
+def test_images_are_decoded_when_asked_for():
+    plain, decoded = (measure_format("image", "mapped", decode=way, **SMALL) for way in (False, True))
+    assert decoded["samples_per_s"] < plain["samples_per_s"]
+    with pytest.raises(ValueError, match="tokens has nothing to decode"):
+        measure_format("tokens", "mapped", decode=True)
+
+
+def test_data_is_built_once_and_in_the_folder_that_is_given(tmp_path):
+    source = Source("tokens", 10)
+    first = prepared(source, "mapped", str(tmp_path))
+    assert prepared(source, "mapped", str(tmp_path)) is first
+    assert tmp_path in first.folder.parents and first.touched[0] == 10
+
+
+def test_an_epoch_that_misses_a_sample_is_no_measurement(monkeypatch):
+    measure_format("tokens", "mapped", **SMALL)
+    monkeypatch.setattr(format_speed.Stream, "__iter__", lambda self: iter([(1, 4, 5)]))
+    with pytest.raises(Disagreement, match="mapped gave"):
+        measure_format("tokens", "mapped", **SMALL)
+
+
+def test_a_format_that_is_not_installed_is_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr(FORMATS["ffcv"], "obstacle", lambda: NOT_INSTALLED + "ffcv")
+    assert measure_format("image", "ffcv") == {"status": "not installed: ffcv"}
+
+
+def test_wrong_arguments_are_named():
+    for name, value in (("kind", "audio"), ("format", "zip"), ("order", "sorted")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}'; allowed: "):
+            measure_format(**{"kind": "image", "format": "mapped"} | {name: value})
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(10 * mmap.PAGESIZE + 5))
+    flush(tmp_path)
+    return file
+
+
+def test_pages_are_in_the_cache_when_read_and_gone_when_evicted(file):
+    file.read_bytes()
+    assert cached_pages(file) == (11, 11)
+    said = evict([file])
+    if said.startswith("warm"):
+        pytest.skip(f"this file system keeps its pages: {said}")
+    assert said in ("data", "data and inodes") and cached_pages(file) == (0, 11)
+
+
+def test_an_empty_file_has_no_pages(tmp_path):
+    (tmp_path / "empty").touch()
+    assert cached_pages(tmp_path / "empty") == (0, 0)
+
+
+def test_without_permission_only_data_is_dropped(file, monkeypatch, tmp_path):
+    monkeypatch.setattr(page_cache, "DROP", str(tmp_path / "no" / "such"))
+    assert evict([file]) == "data" or evict([file]).startswith("warm")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory")
+def test_where_the_file_system_keeps_its_pages_there_is_no_cold_speed():
+    row = measure_format("tokens", "mapped", cold=True, folder="/dev/shm", **SMALL)
+    assert row["status"].startswith("not cold: ") and "samples_per_s" not in row
+    assert row["build_s"] > 0
+
+
+def test_cold_speed_comes_with_how_cold_it_was(tmp_path):
+    row = measure_format("image", "webdataset", cold=True, folder=str(tmp_path), **SMALL)
+    assert row.get("status", "").startswith("not cold") or row["cache"] in ("data", "data and inodes")

@@ -1,0 +1,275 @@
+"""Every format gives back exactly what was written, in any order, split over any number of readers."""
+
+import pickle
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from helpers.pipelines.formats import FORMATS, ORDERS, Permutation, Sample, Stream, collate, shard, shuffled
+from helpers.pipelines.formats import stream as module_of_stream
+
+HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+few = settings(deadline=None, max_examples=25)
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+labels = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]))
+payloads = st.one_of(st.binary(max_size=2000), st.integers(0, 200_000).map(lambda size: bytes(size)))
+
+
+@st.composite
+def datasets(draw):
+    """A kind, and samples of it."""
+    kind = draw(st.sampled_from(["image", "tokens"]))
+    if kind == "image":
+        arrays = st.builds(np.frombuffer, payloads, st.just(np.uint8))
+    else:
+        dtype = draw(st.sampled_from([np.int32, np.int64, np.uint16, np.int8]))
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        arrays = st.lists(st.integers(low, high), max_size=50).map(lambda ids: np.array(ids, dtype))
+    return kind, draw(st.lists(st.builds(Sample, keys, labels, arrays), min_size=1, max_size=12))
+
+
+def same(found, written):
+    assert len(found) == len(written)
+    for ours, theirs in zip(found, written, strict=True):
+        assert (ours.key, ours.label, ours.data.dtype) == (theirs.key, theirs.label, theirs.data.dtype)
+        assert ours.data.shape == theirs.data.shape and np.array_equal(ours.data, theirs.data)
+
+
+def numbers(count, size=8):
+    """Samples that tell their place."""
+    return [Sample(f"n{i}", i % 5, np.full(size, i, np.int32)) for i in range(count)]
+
+
+def write(name, samples, folder, kind="tokens", per_shard=None):
+    sharded = {"per_shard": per_shard} if per_shard and name in ("webdataset", "tfrecord") else {}
+    FORMATS[name].write(samples, folder, kind, **sharded)
+    return folder
+
+
+@pytest.mark.parametrize("name", HERE)
+@settings(deadline=None, max_examples=8)
+@given(datasets(), st.integers(1, 5), st.booleans())
+def test_samples_come_back_as_they_were_written(name, dataset, per_shard, verify):
+    kind, samples = dataset
+    with tempfile.TemporaryDirectory() as home:
+        folder = write(name, samples, Path(home) / "data", kind, per_shard)
+        reader = FORMATS[name].open_(folder, verify=verify)
+        assert (len(reader), reader.kind) == (len(samples), kind)
+        same(list(reader.stream()), samples)
+        same([reader[place] for place in reversed(range(len(samples)))], samples[::-1])
+        assert reader.labels.tolist() == [sample.label for sample in samples]
+        assert list(reader.keys) == [sample.key for sample in samples]
+        assert reader.faults == []
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The same 53 samples in each format; shards of 10."""
+    home = tmp_path_factory.mktemp("formats")
+    return {name: write(name, numbers(53), home / name, per_shard=10) for name in HERE}
+
+
+def test_shards_are_those_of_the_webdataset_library(folders):
+    webdataset = pytest.importorskip("webdataset")
+    shards = sorted(map(str, folders["webdataset"].glob("*.tar")))
+    rows = webdataset.WebDataset(shards, shardshuffle=False).decode()
+    found = [Sample(row["json"]["key"], row["json"]["label"], row["npy"]) for row in rows]
+    same(found, numbers(53))
+
+
+def test_shards_are_streamed_by_index_alone_when_asked_for(folders):
+    if "webdataset" not in HERE:
+        pytest.skip(FORMATS["webdataset"].obstacle())
+    with patch("webdataset.WebDataset", side_effect=AssertionError):
+        same(list(FORMATS["webdataset"].open_(folders["webdataset"], by_index=True).stream()), numbers(53))
+
+
+def test_records_are_those_of_the_tfrecord_library(folders):
+    reader = pytest.importorskip("tfrecord.reader")
+    files = sorted(folders["tfrecord"].glob("*.tfrecord"))
+    indexed = [
+        list(reader.tfrecord_loader(str(file), str(file.with_suffix(".tfindex")), shard=(0, 1))) for file in files
+    ]
+    rows = [row for rows in indexed for row in rows]
+    assert [row["tokens"].tolist() for row in rows] == [sample.data.tolist() for sample in numbers(53)]
+    assert [bytes(row["key"]).decode() for row in rows] == [sample.key for sample in numbers(53)]
+
+
+def test_mapped_data_is_a_slice_of_the_file_and_aligned(folders):
+    data = FORMATS["mapped"].open_(folders["mapped"])[3].data
+    assert not data.flags.owndata and not data.flags.writeable and data.flags.aligned
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_label_is_found(name, folders):
+    assert FORMATS[name].open_(folders[name]).find(2).tolist() == list(range(2, 53, 5))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_reader_goes_through_pickle_also_when_files_are_open(name, folders):
+    reader = FORMATS[name].open_(folders[name])
+    same([reader[5]], numbers(6)[5:])
+    same([pickle.loads(pickle.dumps(reader))[7]], numbers(8)[7:])
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_place_counts_from_the_end_too_and_ends_at_the_end(name, folders):
+    reader = FORMATS[name].open_(folders[name])
+    same([reader[-1]], numbers(53)[-1:])
+    for place in (53, -54):
+        with pytest.raises(IndexError, match="of a data set of 53 samples"):
+            reader[place]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
+    reader = FORMATS[name].open_(folders[name])
+    reader[0], reader[52]
+    loader = DataLoader(reader, 8, num_workers=2, collate_fn=collate, sampler=Permutation(53, seed=3))
+    batches = list(loader)
+    assert Counter(key for batch in batches for key in batch.keys) == Counter(sample.key for sample in numbers(53))
+    assert all((batch.labels.numpy() == [int(key[1:]) % 5 for key in batch.keys]).all() for batch in batches)
+
+
+runs = st.lists(st.integers(0, 9), max_size=9).map(
+    lambda sizes: [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+)
+
+
+@few
+@given(runs, st.integers(1, 7), st.integers(1, 9))
+def test_every_place_is_in_one_share_of_ranks_and_workers(runs, ranks, workers):
+    shares = [shard(shard(runs, rank, ranks), worker, workers) for rank in range(ranks) for worker in range(workers)]
+    places = [place for share in shares for piece in share for place in piece]
+    assert places == [place for run in runs for place in run]
+    by_rank = [sum(map(len, shard(runs, rank, ranks))) for rank in range(ranks)]
+    assert max(by_rank) - min(by_rank) <= 1
+    assert all(len(piece) for share in shares for piece in share)
+
+
+@few
+@given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 9))
+def test_a_buffer_gives_each_item_once_and_none_too_early(count, buffer, seed):
+    found = list(shuffled(range(count), buffer, np.random.default_rng(seed)))
+    assert sorted(found) == list(range(count))
+    assert all(item <= at + buffer for at, item in enumerate(found))
+
+
+@few
+@given(st.sampled_from(HERE), st.sampled_from(ORDERS), st.integers(1, 3), st.integers(1, 7), st.integers(0, 2))
+def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, order, ranks, workers, epoch):
+    reader, seen = FORMATS[name].open_(folders[name]), Counter()
+    for rank in range(ranks):
+        stream = Stream(reader, order, buffer=7, seed=1, rank=rank, ranks=ranks)
+        stream.set_epoch(epoch)
+        found = []
+        for worker in range(workers):
+            info = SimpleNamespace(id=worker, num_workers=workers)
+            with patch.object(module_of_stream, "get_worker_info", return_value=info):
+                found += [sample.key for sample in stream]
+        assert len(found) == len(stream)
+        seen.update(found)
+    assert seen == Counter(sample.key for sample in numbers(53))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_more_loader_workers_than_shards_still_give_every_sample_once(order, folders):
+    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order)
+    found = [key for batch in DataLoader(stream, 4, num_workers=2, collate_fn=collate) for key in batch.keys]
+    assert Counter(found) == Counter(sample.key for sample in numbers(53))
+
+
+@pytest.mark.parametrize("order", ["shuffled", "random"])
+def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(order, folders):
+    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order, buffer=20)
+    loader = DataLoader(stream, 8, num_workers=2, collate_fn=collate, persistent_workers=True)
+    orders = []
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        orders.append([key for batch in loader for key in batch.keys])
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_a_shuffled_stream_takes_shards_in_another_order(folders):
+    reader = FORMATS["webdataset"].open_(folders["webdataset"])
+    stream = Stream(reader, "shuffled", buffer=1, seed=4)
+    tens = [int(sample.key[1:]) // 10 for sample in stream]
+    assert tens != sorted(tens) and sorted(tens) == [place // 10 for place in range(53)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_permutation_is_all_places_once_over_its_ranks(ranks):
+    places = [place for rank in range(ranks) for place in Permutation(20, seed=2, rank=rank, ranks=ranks)]
+    assert sorted(places) == list(range(20)) != places
+    first = Permutation(20, seed=2)
+    again, later = list(first), first.set_epoch(1) or list(first)
+    assert again != later
+
+
+def test_every_order_of_a_permutation_is_as_likely_as_another():
+    seen = Counter()
+    sampler = Permutation(3)
+    for epoch in range(1200):
+        sampler.set_epoch(epoch)
+        seen[tuple(sampler)] += 1
+    assert len(seen) == 6 and all(150 < count < 250 for count in seen.values())
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_data_set_is_whole_or_absent(name, tmp_path):
+    def broken():
+        yield from numbers(3)
+        raise RuntimeError("source ran dry")
+
+    with pytest.raises(RuntimeError, match="source ran dry"):
+        FORMATS[name].write(broken(), tmp_path / "data", "tokens")
+    assert list(tmp_path.iterdir()) == []
+    write(name, numbers(3), tmp_path / "data")
+    with pytest.raises(ValueError, match="is there already"):
+        write(name, numbers(3), tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("sample", "kind", "said"),
+    [
+        (Sample("\ud800", 0, np.zeros(1, np.int32)), "tokens", "UTF-8"),
+        (Sample("a", 2**63, np.zeros(1, np.int32)), "tokens", "64-bit"),
+        (Sample("a", 0, np.zeros(1, np.float32)), "tokens", "float32"),
+        (Sample("a", 0, np.zeros((1, 1), np.int32)), "tokens", r"\(1, 1\)"),
+        (Sample("a", 0, np.zeros(1, np.int32)), "image", "1-D, of bytes"),
+        (Sample("a", 0, b""), "pixels", "allowed: 'image', 'tokens'"),
+    ],
+)
+def test_samples_that_no_format_can_keep_are_named(sample, kind, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        FORMATS["mapped"].write([sample], tmp_path / "data", kind)
+
+
+def test_wrong_arguments_are_named(folders):
+    mapped = FORMATS["mapped"]
+    with pytest.raises(ValueError, match="faults is 'ignore'; allowed: 'refuse', 'skip'"):
+        mapped.open_(folders["mapped"], faults="ignore")
+    with pytest.raises(ValueError, match="the data set has tokens, not images"):
+        mapped.open_(folders["mapped"], check_image=True)
+    reader = mapped.open_(folders["mapped"])
+    with pytest.raises(ValueError, match="order is 'sorted'"):
+        Stream(reader, "sorted")
+    with pytest.raises(ValueError, match="rank is 2 of 2"):
+        Stream(reader, rank=2, ranks=2)
+    with pytest.raises(ValueError, match="part is -1 of 2"):
+        shard([range(3)], -1, 2)
+
+
+def test_labels_of_a_batch_are_a_tensor(folders):
+    reader = FORMATS["mapped"].open_(folders["mapped"])
+    assert torch.equal(collate([reader[1], reader[2]]).labels, torch.tensor([1, 2]))

@@ -1,0 +1,318 @@
+"""What is broken is named, and refused or skipped as the user chose; nothing is lost silently."""
+
+import io
+import pickle
+import shutil
+import struct
+import traceback
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from helpers.pipelines.formats import FORMATS, Fault, FormatError, Sample, Stream, collate, decode, whole
+from helpers.pipelines.formats.mapped import HEADER
+
+HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
+INDEXED = [name for name in HERE if name in ("files", "webdataset", "tfrecord")]
+INDEX = {"files": "labels.csv", "webdataset": "00001.idx.json", "tfrecord": "00001.tfindex"}
+COUNT = 12
+
+
+def jpeg(number):
+    stream = io.BytesIO()
+    Image.new("RGB", (16, 16), (number * 20, 0, 0)).save(stream, "JPEG", comment=b"%d" % number * 50)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+SAMPLES = [Sample(f"photo {i}", i % 3, jpeg(i)) for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """12 images in each format, in shards of 4."""
+    home = tmp_path_factory.mktemp("whole")
+    for name in HERE:
+        FORMATS[name].write(SAMPLES, home / name, "image", **({"per_shard": 4} if name in SHARDED else {}))
+    return home
+
+
+@pytest.fixture
+def copy(originals, tmp_path):
+    """A copy of a format's folder, for breaking; each call a new one."""
+    made = []
+
+    def make(name):
+        made.append(shutil.copytree(originals / name, tmp_path / f"{name}-{len(made)}"))
+        return made[-1]
+
+    return make
+
+
+def file_with(folder, name, place):
+    """The file that has a sample's data."""
+    return Path(FORMATS[name].open_(folder).store.file_of(place))
+
+
+def where(file, place):
+    """Where a sample's data begins in its file."""
+    return file.read_bytes().index(SAMPLES[place].data.tobytes())
+
+
+def flip(file, at):
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+def settled(reader):
+    """Every place once, in two ways that must agree: its key, or its fault."""
+    streamed = list(reader.stream())
+    indexed = [reader[place] for place in range(len(reader))]
+    assert [type(item) for item in streamed] == [type(item) for item in indexed]
+    for one, other in zip(streamed, indexed, strict=True):
+        assert one == other if isinstance(one, Fault) else one.key == other.key
+    return streamed
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_flipped_bit_is_named_and_costs_only_its_sample(name, copy):
+    folder = copy(name)
+    file = file_with(folder, name, 5)
+    flip(file, where(file, 5) + 60)
+    items = settled(FORMATS[name].open_(folder, faults="skip"))
+    assert [place for place, item in enumerate(items) if isinstance(item, Fault)] == [5]
+    assert items[5].file == str(file) and items[5].sample == 5 and "crc" in items[5].what
+    with pytest.raises(FormatError, match=r"sample 5: .*crc"):
+        list(FORMATS[name].open_(folder).stream())
+    assert len(list(FORMATS[name].open_(folder, verify=False).stream())) == COUNT
+
+
+@pytest.mark.parametrize("name", HERE)
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so(name, share, copy):
+    folder = copy(name)
+    file = file_with(folder, name, 6)
+    size = file.stat().st_size
+    with open(file, "r+b") as stream:
+        stream.truncate(int(share * size))
+    with pytest.raises(FormatError, match=file.name):
+        list(FORMATS[name].open_(folder).stream())
+    try:
+        reader = FORMATS[name].open_(folder, faults="skip")
+    except FormatError as error:
+        assert name in ("mapped", "ffcv") and error.fault.file == str(file)  # without its tables nothing can be read
+        return
+    items = settled(reader)
+    assert len(items) == COUNT
+    faults = [item for item in items if isinstance(item, Fault)]
+    assert all(fault.file == str(file) and items[fault.sample] == fault for fault in faults)
+    for place, item in enumerate(items):
+        if isinstance(item, Sample):
+            assert item.key == SAMPLES[place].key and np.array_equal(item.data, SAMPLES[place].data)
+    assert name == "files" or reader.faults[0].file == str(file)  # even if it was only padding that is gone
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_missing_index_is_refused_skipped_or_built_as_asked(name, copy, originals):
+    folder = copy(name)
+    (folder / INDEX[name]).unlink()
+    with pytest.raises(FormatError, match=f'{INDEX[name]}: no such .*index="build" makes one'):
+        FORMATS[name].open_(folder)
+    if name in SHARDED:
+        reader = FORMATS[name].open_(folder, faults="skip")
+        assert [fault.file for fault in reader.faults] == [str(folder / INDEX[name])]
+        assert [sample.key for sample in reader.stream()] == [sample.key for sample in SAMPLES[:4] + SAMPLES[8:]]
+    built = FORMATS[name].open_(folder, index="build")
+    assert [sample.data.tobytes() for sample in built.stream()] == [sample.data.tobytes() for sample in SAMPLES]
+    assert built.labels.tolist() == [sample.label for sample in SAMPLES]
+    if name in SHARDED:
+        assert list(built.keys) == [sample.key for sample in SAMPLES]
+        assert (folder / INDEX[name]).read_bytes() == (originals / name / INDEX[name]).read_bytes()
+    assert len(FORMATS[name].open_(folder)) == COUNT  # it is kept
+
+
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize(("last", "beyond"), [(7, 100), (6, -20), (4, 0)])
+def test_an_index_that_is_built_of_a_cut_shard_says_what_is_lost_and_is_not_kept(name, last, beyond, copy):
+    folder = copy(name)
+    shard = file_with(folder, name, 5).name
+    (folder / INDEX[name]).unlink()
+    with open(folder / shard, "r+b") as stream:
+        stream.truncate(where(folder / shard, last) + beyond)
+    with pytest.raises(FormatError, match=f"{shard}: truncated"):
+        FORMATS[name].open_(folder, index="build")
+    reader = FORMATS[name].open_(folder, faults="skip", index="build")
+    assert [fault.file for fault in reader.faults] == [str(folder / shard)]
+    assert [item.key for item in settled(reader)] == [sample.key for sample in SAMPLES[:last] + SAMPLES[8:]]
+    assert not (folder / INDEX[name]).exists()
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_shard_that_is_gone_is_named(name, copy):
+    folder = copy(name)
+    shard = file_with(folder, name, 5)
+    shard.unlink()
+    with pytest.raises(FormatError, match=f"{shard.name}: no such shard"):
+        FORMATS[name].open_(folder)
+    items = settled(FORMATS[name].open_(folder, faults="skip"))
+    assert [isinstance(item, Fault) for item in items] == [False] * 4 + [True] * 4 + [False] * 4
+    (folder / INDEX[name]).unlink()
+    with pytest.raises(FormatError, match=f"{shard.name}: no such shard, though there are later ones"):
+        FORMATS[name].open_(folder)
+    reader = FORMATS[name].open_(folder, faults="skip")
+    assert (len(reader), len(reader.faults)) == (8, 1)
+
+
+def test_a_wrong_magic_number_is_named(copy):
+    folder = copy("mapped")
+    (folder / "samples.mapped").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5000))
+    for policy in ("refuse", "skip"):
+        with pytest.raises(FormatError, match=r"samples.mapped: wrong magic number: it begins with b'\\x89PNG"):
+            FORMATS["mapped"].open_(folder, faults=policy)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 600), bit=st.integers(0, 7))
+def test_no_flipped_bit_of_a_mapped_files_header_or_tables_goes_unnoticed(at, bit, copy):
+    folder = copy("mapped")
+    file = folder / "samples.mapped"
+    raw = bytearray(file.read_bytes())
+    tables = HEADER.size + 28 * COUNT + 16 + sum(len(sample.key) for sample in SAMPLES)
+    raw[at % tables] ^= 1 << bit
+    file.write_bytes(raw)
+    with pytest.raises(FormatError, match=r"samples\.mapped: "):
+        FORMATS["mapped"].open_(folder, faults="skip")
+
+
+def test_a_mapped_file_of_a_later_version_is_refused_by_its_number(copy):
+    folder = copy("mapped")
+    file = folder / "samples.mapped"
+    raw = bytearray(file.read_bytes())
+    raw[8:12] = struct.pack("<I", 2)
+    raw[HEADER.size - 4 : HEADER.size] = struct.pack("<I", zlib.crc32(raw[: HEADER.size - 4]))
+    file.write_bytes(raw)
+    with pytest.raises(FormatError, match="version 2; this reads version 1"):
+        FORMATS["mapped"].open_(folder)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_an_image_that_is_none_is_found_when_asked_for(name, tmp_path):
+    samples = [*SAMPLES[:3], Sample("a note", 0, np.frombuffer(b"no image at all", np.uint8)), *SAMPLES[4:6]]
+    FORMATS[name].write(samples, tmp_path / "data", "image")
+    assert len(list(FORMATS[name].open_(tmp_path / "data").stream())) == 6
+    with pytest.raises(FormatError, match=r"sample 3: not a readable image .*'a note'"):
+        list(FORMATS[name].open_(tmp_path / "data", check_image=True).stream())
+    items = settled(FORMATS[name].open_(tmp_path / "data", check_image=True, faults="skip"))
+    assert [isinstance(item, Fault) for item in items] == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", SAMPLES[1].data[:-300].tobytes(), b"GIF89a" + bytes(9)])
+def test_decoding_what_is_no_image_raises_one_line(data):
+    with pytest.raises(ValueError, match="not a readable image") as raised:
+        decode(np.frombuffer(data, np.uint8))
+    assert "\n" not in str(raised.value)
+    assert decode(SAMPLES[2].data).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("mode", ["stream", "index"])
+def test_faults_cross_from_workers_with_their_batch(mode, copy):
+    folder = copy("mapped")
+    file = folder / "samples.mapped"
+    for place in (2, 9):
+        flip(file, where(file, place) + 3)
+    reader = FORMATS["mapped"].open_(folder, faults="skip")
+    data = Stream(reader) if mode == "stream" else reader
+    batches = list(DataLoader(data, 4, num_workers=2, collate_fn=collate))
+    faults = [fault for batch in batches for fault in batch.faults]
+    assert sorted(fault.sample for fault in faults) == [2, 9]
+    assert sum(len(batch.keys) for batch in batches) + len(faults) == COUNT
+    seen = []
+    assert len(list(whole(Stream(reader), seen))) == COUNT - 2 and len(seen) == 2
+
+
+def test_a_refused_fault_says_the_same_when_it_comes_from_a_worker(copy):
+    folder = copy("mapped")
+    flip(folder / "samples.mapped", where(folder / "samples.mapped", 7))
+    with pytest.raises(FormatError, match=r"samples.mapped, sample 7: its crc32 is another") as raised:
+        list(DataLoader(FORMATS["mapped"].open_(folder), 4, num_workers=1, collate_fn=collate))
+    traceback.clear_frames(raised.tb)  # frees the loader now: garbage collection would, and wait 5 s for its worker
+
+
+def test_a_fault_goes_through_pickle_with_its_parts():
+    error = FormatError(Fault("a.tar", 3, "truncated"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.fault, str(again)) == (error.fault, "a.tar, sample 3: truncated")
+    assert str(Fault("a.tar", None, "no such shard")) == "a.tar: no such shard"
+
+
+@pytest.mark.parametrize("name", SHARDED)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(4, 7), byte=st.integers(0, 511), bit=st.integers(0, 7))
+def test_what_comes_before_a_samples_data_can_be_damaged_and_nothing_is_lost_silently(name, place, byte, bit, copy):
+    """A header of tar, a record's length: the library's reader may stop there, or go astray."""
+    folder = copy(name)
+    file = file_with(folder, name, place)
+    raw = bytearray(file.read_bytes())
+    at = max(where(file, place) - 1 - byte % (512 if name == "webdataset" else 40), 0)
+    raw[at] ^= 1 << bit
+    file.write_bytes(raw)
+    items = list(FORMATS[name].open_(folder, faults="skip").stream())
+    assert len(items) == COUNT
+    for number, item in enumerate(items):
+        if isinstance(item, Sample):
+            assert item.key == SAMPLES[number].key and np.array_equal(item.data, SAMPLES[number].data)
+        else:
+            assert item.file == str(file) and item.sample == number
+
+
+def test_webdataset_alone_ends_a_damaged_shard_without_a_word(copy):
+    """Why a stream is held against the index."""
+    webdataset = pytest.importorskip("webdataset")
+    folder = copy("webdataset")
+    flip(folder / "00001.tar", where(folder / "00001.tar", 6) - 512)
+    assert len(list(webdataset.WebDataset([str(folder / "00001.tar")], shardshuffle=False))) == 2
+    assert len(list(FORMATS["webdataset"].open_(folder).stream())) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("files", b"a,b\r\n1,2\r\n"),
+        ("files", b'"file","label","key","bytes","crc32"\r\n'),
+        ("webdataset", b"{"),
+        ("webdataset", b'{"version": 2}'),
+        ("tfrecord", b"0 one\n"),
+        ("tfrecord", b""),
+    ],
+)
+def test_an_index_that_is_none_is_named(name, content, copy):
+    if name not in HERE:
+        pytest.skip(FORMATS[name].obstacle())
+    folder = copy(name)
+    (folder / INDEX[name]).write_bytes(content)
+    with pytest.raises(FormatError, match=INDEX[name]):
+        FORMATS[name].open_(folder)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_an_empty_folder_is_refused_by_name(name, tmp_path):
+    for policy in ("refuse", "skip"):
+        with pytest.raises(FormatError, match=str(tmp_path)):
+            FORMATS[name].open_(tmp_path, faults=policy)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_where_no_shard_can_be_opened_skipping_refuses_too(name, copy):
+    folder = copy(name)
+    for index in folder.glob(INDEX[name].replace("00001", "*")):
+        index.unlink()
+    with pytest.raises(FormatError, match=r"nothing in it could be opened; the first: .*no such index"):
+        FORMATS[name].open_(folder, faults="skip")

@@ -1,0 +1,173 @@
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.lab import Disagreement
+from helpers.pipelines import jit, jit_ways
+from helpers.pipelines.jit import break_even, measure_jit, process_start
+from helpers.pipelines.jit_programs import LOOPS
+from helpers.pipelines.jit_ways import CACHED, INTERPRETER, NUMBA, NUMPY, PYPY, VECTORISED, draw, obstacle, plain
+
+HERE = [way for way in (INTERPRETER, NUMBA, CACHED, NUMPY) if not obstacle(way)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(list(LOOPS)), st.integers(1, 500), st.integers(0, 99))
+def test_numpy_returns_what_the_loop_returns(program, size, seed):
+    numbers = draw(program, size, seed)
+    assert plain(VECTORISED[program](numbers)) == plain(LOOPS[program](numbers.tolist()))
+
+
+@pytest.mark.parametrize("program", LOOPS)
+def test_every_way_returns_what_the_loop_returns_and_is_timed(program):
+    """`measure_jit` compares the results itself; sizes are small, and compiling is not."""
+    rows = measure_jit(program, 200, [*HERE, PYPY], seconds=0.001)
+    assert [row["way"] for row in rows] == [*HERE, PYPY]
+    for row in rows:
+        assert (row["program"], row["size"]) == (program, 200)
+        if row["status"] != "ok":
+            assert row == {"program": program, "way": PYPY, "size": 200, "status": obstacle(PYPY)}
+            continue
+        assert row["n"] >= 20
+        assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+        assert (row["compile_s"] == 0) == (row["way"] in (INTERPRETER, NUMPY)) or row["way"] == PYPY
+
+
+@pytest.mark.skipif(NUMBA not in HERE, reason="numba is not installed")
+def test_code_kept_on_disk_is_read_not_compiled():
+    given_numbers = draw("integers", 50)
+    with jit_ways.prepared(CACHED, "integers", given_numbers) as loop:
+        loop(given_numbers)
+        assert sum(loop.stats.cache_hits.values()) == 1
+        assert not loop.stats.cache_misses
+    with jit_ways.prepared(NUMBA, "integers", given_numbers) as loop:
+        assert not loop.signatures  # not compiled before its first call
+        loop(given_numbers)
+        assert len(loop.signatures) == 1
+
+
+@pytest.mark.skipif(NUMBA not in HERE, reason="numba is not installed")
+def test_the_folder_of_compiled_code_is_given_back():
+    import numba
+
+    before = numba.config.CACHE_DIR
+    with jit_ways.prepared(CACHED, "forgetting", draw("forgetting", 50)):
+        folder = numba.config.CACHE_DIR
+        assert os.listdir(folder)
+    assert before == numba.config.CACHE_DIR
+    assert not os.path.exists(folder)
+
+
+def test_forgetting_counts_rights_that_turn_wrong():
+    right = np.array([[1, 1, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], dtype=bool)
+    assert LOOPS["forgetting"](right.tolist()) == 3
+
+
+def test_packing_fills_windows_in_order():
+    assert LOOPS["packing"]([1000, 1000, 100, 2048, 1]) == (4, 48 + 1948 + 0 + 2047)
+
+
+def row(way, size, compile_s, ms, program="integers"):
+    return {"program": program, "way": way, "size": size, "status": "ok", "compile_s": compile_s, "median_ms": ms}
+
+
+@given(st.floats(0.01, 5), st.floats(0.2, 100), st.floats(1.5, 200), st.integers(10, 10**6))
+def test_at_the_break_even_both_ways_have_taken_the_same_time(compile_s, ms, speedup, size):
+    rows = [row(INTERPRETER, size, 0.0, ms), row(NUMBA, size, compile_s, ms / speedup)]
+    found = break_even(rows)[0]
+    assert found["calls"] * ms == pytest.approx(compile_s * 1e3 + found["calls"] * ms / speedup)
+    assert found["turns"] == pytest.approx(found["calls"] * size)
+    assert found["speedup"] == pytest.approx(speedup)
+    assert found["gain_ns_per_turn"] * found["turns"] == pytest.approx(compile_s * 1e9)
+
+
+def test_a_way_that_saves_nothing_never_pays():
+    rows = [row(INTERPRETER, 10, 0.0, 1.0), row(NUMBA, 10, 0.5, 0.99), row(CACHED, 10, 0.1, 7.0), row(NUMPY, 10, 0, 2)]
+    assert [(found["way"], found["calls"], found["turns"]) for found in break_even(rows)] == [
+        (NUMBA, math.inf, math.inf),
+        (CACHED, math.inf, math.inf),
+    ]
+
+
+def test_a_break_even_is_for_one_program_and_size_and_needs_the_interpreter():
+    rows = [row(INTERPRETER, 10, 0.0, 2.0), row(INTERPRETER, 20, 0.0, 4.0), row(NUMBA, 20, 1.0, 2.0)]
+    assert break_even(rows)[0]["calls"] == 500
+    assert break_even([{"program": "integers", "way": NUMBA, "size": 10, "status": "not installed: numba"}]) == []
+    with pytest.raises(ValueError, match="no row of CPython for 'packing' at size 10"):
+        break_even([*rows, row(NUMBA, 10, 1.0, 2.0, "packing")])
+
+
+def test_a_way_with_another_result_is_not_let_through(monkeypatch):
+    monkeypatch.setitem(VECTORISED, "integers", lambda numbers: (0, 0))
+    with pytest.raises(Disagreement, match="'numpy' returns another result than CPython for 'integers'"):
+        measure_jit("integers", 10, [NUMPY])
+
+
+@pytest.fixture
+def pypy(monkeypatch):
+    """The interpreter at hand plays PyPy: what is tested is how it is called."""
+    for module in (jit.shutil, jit_ways.shutil):
+        monkeypatch.setattr(module, "which", lambda name: sys.executable if name == "pypy3" else None)
+
+
+@pytest.mark.parametrize("program", LOOPS)
+def test_pypy_runs_the_same_loops_in_a_process_of_its_own(pypy, program):
+    found = measure_jit(program, 100, [PYPY], seconds=0.01)[0]
+    assert found["status"] == "ok"
+    assert found["n"] >= 20
+    assert found["compile_s"] >= 0
+
+
+def test_the_programs_import_nothing_until_they_need_it():
+    code = "import sys; before = set(sys.modules); import jit_programs; print(sorted(set(sys.modules) - before))"
+    environment = os.environ | {"PYTHONPATH": str(jit.SCRIPT.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['jit_programs']"
+
+
+def test_the_first_call_of_a_child_is_not_among_the_repeated():
+    command = [sys.executable, str(jit.SCRIPT), "run", "packing", "0"]
+    found = json.loads(subprocess.run(command, input="[5, 6]", capture_output=True, text=True, check=True).stdout)
+    assert len(found["ms"]) == 21
+    assert found["result"] == [1, 2037]
+
+
+def test_a_process_is_taken_apart(pypy):
+    rows = process_start(3, repeat=3)
+    parts = ["start", "start, import random", "demo", "demo, its loop"]
+    assert [(row["way"], row["part"]) for row in rows] == [(way, part) for way in (INTERPRETER, PYPY) for part in parts]
+    ms = {row["part"]: row["median_ms"] for row in rows[:4]}
+    assert ms["demo, its loop"] < ms["demo"]
+    assert all(row["n"] == 3 for row in rows)
+
+
+def test_without_pypy_its_rows_say_so(monkeypatch):
+    monkeypatch.setattr(jit.shutil, "which", lambda name: None)
+    assert obstacle(PYPY) == "not installed: pypy3"
+    assert process_start(1, repeat=1)[-1] == {"way": PYPY, "status": "not installed: pypy3"}
+
+
+def test_without_numba_its_rows_say_so(monkeypatch):
+    monkeypatch.setattr(jit_ways, "installed", lambda package: None)
+    rows = measure_jit("packing", 5, [INTERPRETER, NUMBA, CACHED], seconds=0)
+    assert [row["status"] for row in rows] == ["ok", "not installed: numba", "not installed: numba"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("sorting", 5), "unknown program 'sorting'; valid: strings, integers"),
+        (("strings", 0), "size is 0"),
+        (("strings", 5, ["rust"]), "unknown way 'rust'; valid: CPython; numba"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        measure_jit(*arguments)

@@ -1,0 +1,177 @@
+import os
+import time
+import warnings
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.pipelines import loader
+from helpers.pipelines.decoders import ImageError, decode, example_jpegs
+from helpers.pipelines.loader import MODELS, JpegCrops, convnet, measure_loader, obstacle, predict
+
+
+@pytest.fixture(scope="module")
+def images():
+    return example_jpegs(3, (64, 48))
+
+
+def test_a_sample_depends_on_its_number_alone(images):
+    dataset = JpegCrops(images, 12, 16, "Pillow")
+    one, two = (list(DataLoader(dataset, batch_size=4, num_workers=workers)) for workers in (0, 2))
+    for (ours, labels), (theirs, their_labels) in zip(one, two, strict=True):
+        assert ours.shape == (4, 3, 16, 16)
+        assert ours.dtype == torch.uint8
+        assert torch.equal(ours, theirs)
+        assert torch.equal(labels, their_labels)
+    assert not torch.equal(dataset[0][0], dataset[3][0])  # the same image, another cut
+    assert dataset[0][1] == dataset[3][1]
+    assert not torch.equal(dataset[0][0], JpegCrops(images, 12, 16, "Pillow", seed=1)[0][0])
+
+
+def test_a_cut_that_is_the_whole_image_is_the_image(images):
+    dataset = JpegCrops(images, 2, 24, "Pillow")
+    dataset.cuts = np.array([[1.0, np.log(64 / 48), 0.0, 0.0, 0.0], [1.0, np.log(64 / 48), 0.0, 0.0, 1.0]])
+    dataset.images = [images[0]] * 2
+    plain, mirrored = dataset[0][0], dataset[1][0]
+    assert torch.equal(plain.flip(2), mirrored)
+    whole = torch.from_numpy(decode("Pillow", images[0]).astype(np.float32)).permute(2, 0, 1)
+    expected = torch.nn.functional.interpolate(whole[None], (24, 24), mode="bilinear", antialias=True)[0]
+    assert (plain.float() - expected).abs().max() <= 2
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.5, 50), st.floats(0.5, 50), st.integers(0, 2), st.booleans())
+def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, workers, read_loss):
+    """Batches come at a fixed rate, or are loaded between steps; the device takes one after another."""
+    steps, spans, free = 200, [], 0.0
+    ready = list(accumulate([load_ms / max(workers, 1)] * steps))
+    for at in range(steps):
+        begin = max(free, ready[at]) if workers or not read_loss else free + load_ms
+        free = begin + step_ms
+        spans.append((begin, free))
+    found = loader._summary(spans, warmup=100, batch=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "cores", lambda: 2)
+        expected = predict(step_ms, load_ms, workers, waits=read_loss)
+    assert found["idle_share"] == pytest.approx(expected, abs=1e-9)
+    assert found["n"] == 100
+    assert found["samples_per_s"] == pytest.approx(4e3 * (1 - expected) / step_ms)
+
+
+def test_more_workers_than_cores_are_predicted_to_gain_nothing(monkeypatch):
+    monkeypatch.setattr(loader, "cores", lambda: 2)
+    assert predict(10, 60, 2) == predict(10, 60, 8) == pytest.approx(2 / 3)
+
+
+def test_on_a_shared_cpu_model_and_workers_are_predicted_to_compete(monkeypatch):
+    monkeypatch.setattr(loader, "cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert predict(10, 10, 2, device="cpu") == 0  # 20 of work, 2 cores, 10 of them the model's
+    assert predict(10, 20, 2, device="cpu") == pytest.approx(1 / 3)
+    assert predict(10, 20, 2) == 0
+    assert predict(10, 10, 0, device="cpu") == pytest.approx(1 / 2)
+
+
+class Sleeps(Dataset):
+    def __init__(self, ms):
+        self.ms = ms
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(self.ms / 1e3)
+        return torch.zeros(1), 0
+
+
+@pytest.mark.parametrize(("load_ms", "step_ms"), [(20, 5), (1, 20)])
+@pytest.mark.parametrize("read_loss", [False, True])
+def test_a_simulated_device_idles_as_long_as_the_loader_takes_longer(load_ms, step_ms, read_loss):
+    work = loader._SimulatedDevice(step_ms, ahead=0 if read_loss else loader.AHEAD)
+    startup_s, waits = loader._loop(iter(DataLoader(Sleeps(load_ms), batch_size=1)), work, 14)
+    found = loader._summary(work.spans(), 4, 1)
+    expected = predict(step_ms, load_ms, 0, waits=read_loss)
+    assert found["idle_share"] == pytest.approx(expected, abs=0.25)
+    assert np.median(waits) >= 0.9 * load_ms
+    assert startup_s >= 0.9 * load_ms / 1e3
+
+
+def test_the_host_is_never_more_than_so_many_steps_ahead_of_a_simulated_device():
+    work = loader._SimulatedDevice(5, ahead=2)
+    for _ in range(6):
+        work(None)
+        assert sum(end > time.perf_counter() * 1e3 + 0.5 for _, end in work.spans()) <= 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("device", ["simulated", "cpu"])
+def test_a_row_tells_the_whole_configuration_and_how_it_went(device, workers, images):
+    row = measure_loader(workers, device=device, step_ms=2, batch=4, steps=6, side=16, images=images)
+    assert row["n"] == 6
+    assert (row["device"], row["workers"], row["decode"]) == (device, workers, "Pillow")
+    assert row["shares_cores"] == (device == "cpu")
+    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert 0 <= row["idle_share"] < 1
+    assert row["predicted_idle_share"] == predict(row["step_ms"], 4 * row["sample_ms"], workers, device=device)
+    assert row["samples_per_s"] > 0
+    assert row["startup_s"] > 0
+    if device == "simulated":
+        assert row["step_ms"] == 2
+        assert row["samples_per_s"] <= 4 / 2e-3 * 1.01
+
+
+def test_more_workers_than_cores_are_no_reason_to_warn(images, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = measure_loader(2, step_ms=1, prefetch_factor=1, batch=1, steps=2, side=8, images=images)
+    assert (row["cores"], row["workers"]) == (1, 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_gives_logits_and_trains(name):
+    model = convnet(**MODELS[name] | {"width": 4})
+    logits = model(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, loader.CLASSES)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_named_wherever_it_is_decoded(workers, images):
+    dataset = JpegCrops([images[0], images[1][:100]], 4, 16, "Pillow")
+    with pytest.raises(ImageError, match="image 1: Pillow: truncated: 100 bytes"):
+        list(DataLoader(dataset, batch_size=2, num_workers=workers))
+
+
+def test_obstacles_are_told(monkeypatch):
+    assert obstacle() == ""
+    assert obstacle("simulated", pin_memory=True).startswith("needs CUDA")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert obstacle("cuda") == "needs CUDA"
+    assert obstacle("cpu", "nvJPEG") == "needs CUDA"
+    monkeypatch.setattr(loader.decoders, "obstacle", lambda way: "")
+    assert obstacle("cpu", "nvJPEG") == "nvJPEG decodes on the GPU, not in a worker"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": -1}, "workers is -1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"step_ms": 0}, "step_ms is 0"),
+        ({"device": "tpu"}, "device is 'tpu'; valid: simulated, cpu, cuda"),
+        ({"model": "huge"}, "unknown model 'huge'; valid: small, full"),
+        ({"decode": "gif"}, "unknown way 'gif'"),
+        ({"pin_memory": True}, "needs CUDA"),
+        ({"images": []}, "images is empty"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        measure_loader(**{"workers": 0} | arguments)
