@@ -4,7 +4,7 @@ For a data set and a seed, one training counts forgetting. Then a share of the s
 from another seed, trains on the rest; what that loses is told against the same new network on everything. As many
 epochs on fewer samples are fewer steps; with `budget="steps"` the steps are as many as for everything.
 
-A training on digits is 570 steps, a second of one core at most; on garments 1,250 steps, about 20 s. Same seed, same
+A training on digits is 570 steps, about a second of one core; on garments 1,250 steps, about 20 s. Same seed, same
 figures on the same machine: orders are drawn on the CPU, and cuDNN is held to its deterministic kernels.
 """
 
