@@ -124,10 +124,16 @@ def _choices() -> list[Row]:
         {"data": GARMENTS, "way": way, "share": share, "budget": "epochs", "seed": seed}
         for seed in range(3)
         for way in choice.WAYS
-        for share in (0.0, 0.3, 0.5)
+        for share in (0.0, 0.3)
         if share or way == choice.RANDOM
     ]
-    return digits + garments
+    equal_steps = [
+        {"data": data, "way": way, "share": 0.3, "budget": "steps", "seed": seed}
+        for data, seeds in (("digits", 10), (GARMENTS, 3))
+        for seed in range(seeds)
+        for way in (choice.LEAST, choice.RANDOM)
+    ]
+    return digits + garments + equal_steps
 
 
 @experiment(

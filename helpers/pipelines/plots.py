@@ -80,6 +80,7 @@ def metrics(measured: pd.DataFrame) -> Figure:
 
 def choice(told: pd.DataFrame) -> Figure:
     """Points of accuracy lost against the share of samples left out, mean and standard error over the seeds."""
+    told = told[told["budget"] == "epochs"]
     names = list(dict.fromkeys(told["data"]))
     figure, axes = figures.new(1, len(names), height=2.7, squeeze=False)
     with figures.style():

@@ -97,7 +97,7 @@ def metric_verdicts(growth: pd.DataFrame) -> list[str]:
 def choice(measured: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds, with their standard error; leaving out nothing is the same in every way."""
     rows = []
-    for keys, found in groups(measured, ["gpu", "data", "way", "share"]):
+    for keys, found in groups(measured, ["gpu", "data", "budget", "way", "share"]):
         lost, ways = found["lost_points"], [keys["way"]]
         if keys["share"] == 0:
             ways = list(dict.fromkeys(measured[measured["data"] == keys["data"]]["way"]))
@@ -114,13 +114,13 @@ def choice(measured: pd.DataFrame) -> pd.DataFrame:
 def choice_verdicts(told: pd.DataFrame) -> list[str]:
     """What leaving out the least forgotten share of the goal costs, beside leaving out any."""
     said = []
-    for keys, found in groups(told[told["share"] == GOAL_SHARE] if len(told) else told, ["gpu", "data"]):
+    for keys, found in groups(told[told["share"] == GOAL_SHARE] if len(told) else told, ["gpu", "data", "budget"]):
         by = found.set_index("way")
         if not {LEAST, RANDOM} <= set(by.index):
             continue
         least, random = by.loc[LEAST], by.loc[RANDOM]
         said.append(
-            f"{keys['gpu']}, {keys['data']}: without the least forgotten {GOAL_SHARE:.0%}, "
+            f"{keys['gpu']}, {keys['data']}, as many {keys['budget']}: without the least forgotten {GOAL_SHARE:.0%}, "
             f"{-least['lost_points']:+.2f} ± {least['standard_error']:.2f} points "
             f"({reached(least['lost_points'] <= GOAL_LOST)}: at most {GOAL_LOST} lost); "
             f"without any {GOAL_SHARE:.0%}, {-random['lost_points']:+.2f} ± {random['standard_error']:.2f}"
@@ -131,7 +131,7 @@ def choice_verdicts(told: pd.DataFrame) -> list[str]:
 def lost_points(forgetting: pd.DataFrame) -> float | None:
     """Points lost without the least forgotten share of the goal; the largest of the data sets."""
     told = choice(forgetting)
-    rows = told[(told["share"] == GOAL_SHARE) & (told["way"] == LEAST)]
+    rows = told[(told["share"] == GOAL_SHARE) & (told["way"] == LEAST) & (told["budget"] == "epochs")]
     return rows["lost_points"].max() if len(rows) else None
 
 

@@ -38,7 +38,7 @@ def draw(rng: Generator, kind: str, size: tuple[int, int] = (400, 533), patterne
     pose = _pose(rng, garment, size)
     image = _background(rng, size)
     cover = _cover(garment, pose, size)
-    shadow = np.roll(_blurred(cover, size[0] / 40), rng.integers(1, 1 + size[0] // 40, 2), axis=(0, 1))
+    shadow = np.roll(_blurred(cover, size[0] / 40), rng.integers(1, 1 + max(size[0] // 40, 1), 2), axis=(0, 1))
     image *= 1 - rng.uniform(0.1, 0.5) * shadow[..., None]
     patterned = rng.random() < 0.5 if patterned is None else patterned
     fabric = _fabric(rng, pose, size, PATTERNS[rng.integers(1, len(PATTERNS)) if patterned else 0])
