@@ -46,7 +46,7 @@ def fusion(case: str, size: int) -> list[Row]:
 
 def _latencies() -> list[Row]:
     """The batches of a precision on both kinds of device; the larger of BERT's, and halves, on a GPU only."""
-    shapes = [(RESNET_18, 1), (RESNET_18, 8), (RESNET_18, 64), (BERT_BASE, 1), (BERT_BASE, 8), (BERT_BASE, 64)]
+    shapes = [(model, batch) for batch in (1, 8, 64) for model in (RESNET_18, BERT_BASE)]
     return [
         {"model": model, "batch": batch, "precision": precision, "way": way}
         for precision in ("fp32", "tf32", "fp16")
@@ -69,7 +69,7 @@ def latency(model: str, batch: int, precision: str, way: str) -> Row:
     if device().type != "cuda" and (precision != "fp32" or (model, batch) == (BERT_BASE, 64)):
         return {STATUS: NEEDS_CUDA}
     return latencies.measure_latency(
-        model, way, batch, precision=precision, seconds=1.0 if model in (TINY_RESNET, TINY_BERT) else 10.0
+        model, way, batch, precision=precision, seconds=1.0 if model in (TINY_RESNET, TINY_BERT) else 5.0
     )
 
 
@@ -84,7 +84,7 @@ def latency(model: str, batch: int, precision: str, way: str) -> Row:
 )
 def flawed(model: str, way: str, length: int | None) -> Row:
     """The lecture's way of timing, and the right one, of the same models in the same process."""
-    return latencies.measure_flawed(model, way, length=length, seconds=1.0 if model == TINY_RESNET else 10.0)
+    return latencies.measure_flawed(model, way, length=length, seconds=1.0 if model == TINY_RESNET else 5.0)
 
 
 @experiment(
@@ -100,5 +100,5 @@ def training(model: str, batch: int, way: str) -> Row:
     """Steps of training under each compiler, in turn with eager's, once the losses agree; bf16 on a GPU."""
     if device().type != "cuda" and batch in (128, 32):
         return {STATUS: NEEDS_CUDA}
-    small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {}
+    small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {"seconds": 5.0}
     return trained.measure_training(model, way, batch, **small)

@@ -80,18 +80,14 @@ def products(precision: str) -> Iterator[None]:
         raise ValueError(f"precision is {precision!r}; allowed: {', '.join(map(repr, PRECISIONS))}")
     if precision == "tf32" and this_device().type != "cuda":
         raise ValueError("precision is 'tf32', which needs CUDA; allowed on the CPU: 'fp32', 'fp16', 'bf16'")
-    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    cudnn.allow_tf32 = precision == "tf32"
     try:
-        with cudnn.flags(
-            enabled=cudnn.enabled,
-            benchmark=cudnn.benchmark,
-            deterministic=cudnn.deterministic,
-            allow_tf32=precision == "tf32",
-        ):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
 
 
 def _settle(net: ResNet, size: int) -> None:
