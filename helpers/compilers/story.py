@@ -129,7 +129,7 @@ def fusion_verdicts(fusion: pd.DataFrame) -> list[str]:
         before, after = by.loc[EAGER], by.loc["torch.compile"]
         said.append(
             f"{keys['gpu']}, {keys['case']} ({before['kind']}): {before['kernels']:.0f} → {after['kernels']:.0f} "
-            f"kernels, {before['bytes_moved'] / before['bytes_least']:.1f} → {after['bytes_moved'] / after['bytes_least']:.1f} "
-            f"times the least bytes, {1 / after['ratio']:.2f}× as fast"
+            f"kernels, {before['bytes_moved'] / before['bytes_least']:.1f} → "
+            f"{after['bytes_moved'] / after['bytes_least']:.1f} times the least bytes, {1 / after['ratio']:.2f}× as fast"
         )
     return said or ["Fusion has not been measured yet."]

@@ -7,7 +7,7 @@ from helpers.lab.tables import groups, reached
 from .choice import LEAST, RANDOM
 
 GOAL_SHARDS, GOAL_SHARE, GOAL_LOST = 3.0, 0.3, 0.5
-FILES, SHARDS = "files", ("webdataset", "webdataset by index", "tfrecord", "mapped", "ffcv")
+FILES, SHARDS, MAPPED = "files", ("webdataset", "webdataset by index", "tfrecord"), ("mapped", "ffcv")
 SKLEARN, MATRIX = "scikit-learn, each step", "confusion matrix"
 
 
@@ -32,26 +32,25 @@ def format_verdicts(formats: pd.DataFrame) -> list[str]:
         alone = found[found["workers"] == 0].set_index("format")
         if FILES not in alone.index:
             continue
-        for format in [name for name in SHARDS if name in alone.index]:
+        for format in [name for name in (*SHARDS, *MAPPED) if name in alone.index]:
             row, base = alone.loc[format], alone.loc[FILES]
             ratio = row["samples_per_s"] / base["samples_per_s"]
             limit = base["raw_s"] / row["raw_s"]
             said.append(
-                f"{keys['gpu']}, {keys['kind']}: {format} is read {ratio:.1f}× as fast as small files, in order, "
-                f"{row['cache']} cold ({reached(ratio >= GOAL_SHARDS)}: at least {GOAL_SHARDS:g}); the bare files, "
-                f"without any reader, {limit:.1f}×"
+                f"{keys['gpu']}, {keys['kind']}: {format} is read {ratio:.1f}× as fast as small files, in order, with "
+                f"{row['cache']} out of the cache ({reached(ratio >= GOAL_SHARDS)}: at least {GOAL_SHARDS:g}); "
+                f"the bare files, without any reader, {limit:.1f}×"
             )
     return said or ["The formats have not been measured yet."]
 
 
-def shard_gain(formats: pd.DataFrame) -> float | None:
-    """The best of the shards against small files, cold and in order, over the kinds of data."""
+def best_gain(formats: pd.DataFrame, names: tuple[str, ...]) -> float | None:
+    """The best of these formats against small files, cold, in order and without workers, over the kinds of data."""
     cold = formats[(formats["cached"] == "cold") & (formats["order"] == "sequential") & (formats["workers"] == 0)]
     gains = []
     for _, found in groups(cold, ["kind"]):
         speeds = found.set_index("format")["samples_per_s"]
-        if FILES in speeds and len(speeds) > 1:
-            gains.append(speeds.drop(FILES).max() / speeds[FILES])
+        gains += [speeds[name] / speeds[FILES] for name in names if {name, FILES} <= set(speeds.index)]
     return max(gains, default=None)
 
 

@@ -40,8 +40,9 @@ from .switches import Fixes
 FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose
 ALL = frozenset(switch.name for switch in SWITCHES)  # and what can be done beyond that
 
-# Presets as plain data; `small` is for tests, `reduced` is what a CPU trains in a minute. `vocab_size` is of made-up text; of WikiText, `samples` and
-# `validation_samples` are the most that are taken. `full` takes some 60 GiB while nothing is fixed.
+# Presets as plain data; `small` is for tests, `reduced` is what a CPU trains in a minute. `vocab_size` is of made-up
+# text; of WikiText, `samples` and `validation_samples` are the most that are taken. `full` takes some 60 GiB while
+# nothing is fixed.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "samples": 24,
@@ -147,7 +148,7 @@ def prepare(
     fp16: bool = False,
     **changes: Any,
 ) -> "Training":
-    """Model, optimizer and batches of a set of fixes, before the first step; `fp16` is mixed precision with a scaler."""
+    """Model, optimizer and batches of a set of fixes, before the first step; `fp16` is mixed precision."""
     fixes = switches.check_fixes(fixes, SWITCHES)
     chosen = switches.choose(PRESETS, preset, changes)
     train, validation = open_texts(path, *(chosen[name] for name in ("samples", "validation_samples", "vocab_size")))

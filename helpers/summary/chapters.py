@@ -145,5 +145,7 @@ QUESTIONS = {
         "What does each step bring, from a plain loop to many GPUs, and what stands between the best and the hardware?"
     ),
     "06_data_pipelines": "Where does the time between two steps go, and which samples are needed at all?",
-    "07_compilers": "What does each compiler get wrong, what does it fuse, and how much faster does it answer and train?",
+    "07_compilers": (
+        "What does each compiler get wrong, what does it fuse, and how much faster does it answer and train?"
+    ),
 }
