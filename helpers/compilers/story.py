@@ -5,6 +5,7 @@ import pandas as pd
 from helpers.lab.tables import groups, reached
 
 from .backends import COMPILE, EAGER, ONNX
+from .experiments import LEFT
 from .semantics import OUTCOMES, SILENT
 
 GOAL_INFERENCE, GOAL_TRAINING = 1.3, 1.25
@@ -47,8 +48,8 @@ def refusals(semantics: pd.DataFrame, specimen: str) -> pd.DataFrame:
 
 
 def latency(plan: pd.DataFrame) -> pd.DataFrame:
-    """The rows that this kind of device can have."""
-    return plan[plan["status"] != "needs CUDA"] if len(plan) else plan
+    """The rows that are not left to a GPU."""
+    return plan[plan["status"] != LEFT] if len(plan) else plan
 
 
 def latency_verdicts(latency: pd.DataFrame) -> list[str]:
