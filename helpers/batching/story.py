@@ -79,6 +79,13 @@ def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.Data
     return said or ["Nothing has been measured yet."]
 
 
+def emptiest(padding: pd.DataFrame) -> pd.Series:
+    """The row of the least full batches at the k of the goal and more."""
+    ks = padding[padding["way"].str.startswith("k = ")]
+    ks = ks[ks["way"].str.removeprefix("k = ").astype(int) >= GOAL_K]
+    return ks.loc[ks["fill"].idxmin()]
+
+
 def _down(share: float) -> str:
     """A share in percent, rounded down: what isn't quite full doesn't read as full."""
     return f"{math.floor(share * 1e4) / 1e2:.2f}%"

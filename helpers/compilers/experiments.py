@@ -18,7 +18,7 @@ LEFT = "left to a GPU"  # it would take a CPU too long, or say nothing
 @experiment(
     small=[{"specimen": "printing"}],
     full=[{"specimen": name} for name in SPECIMENS],
-    host=True,
+    beside=True,
 )
 def semantics(specimen: str) -> list[Row]:
     """A function captured by each way, then called so that it goes another way than its example: what comes of it."""
@@ -26,7 +26,7 @@ def semantics(specimen: str) -> list[Row]:
     return [{name: value for name, value in row.items() if name != "specimen"} for row in rows]
 
 
-@experiment(small=[{"of": "TorchScript"}], full=[{"of": "TorchScript"}], host=True)
+@experiment(small=[{"of": "TorchScript"}], full=[{"of": "TorchScript"}], beside=True)
 def deprecations(of: str) -> list[Row]:
     """What torch itself says of each call that TorchScript consists of, and what there is instead."""
     return [row | {"deprecated": "yes" if row["deprecated"] else "no"} for row in read_deprecations()]
@@ -35,7 +35,7 @@ def deprecations(of: str) -> list[Row]:
 @experiment(
     small=[{"case": "softmax", "size": 2**14}],
     full=[{"case": case, "size": size} for case in fused.CASES for size in (2**20, 2**24)],
-    host=True,
+    beside=True,
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels and bytes moved by each way of doing the same, and its time beside that of separate operations."""
@@ -45,7 +45,7 @@ def fusion(case: str, size: int) -> list[Row]:
 
 
 def _latencies() -> list[Row]:
-    """Halves are for a GPU; so is BERT's batch of 64. What matters most there comes first, for its time may be short."""
+    """Halves, and BERT's batch of 64, are for a GPU. What matters most there comes first: its time may be short."""
     shapes = [("fp16", model, batch) for batch in (1, 8, 64) for model in (RESNET_18, BERT_BASE)]
     shapes += [("fp32", model, batch) for batch in (1, 8) for model in (RESNET_18, BERT_BASE)]
     shapes.append(("fp32", RESNET_18, 64))
@@ -63,7 +63,7 @@ def _latencies() -> list[Row]:
         for way in (EAGER, ONNX)
     ],
     full=_latencies(),
-    host=True,
+    beside=True,
 )
 def latency(model: str, batch: int, precision: str, way: str) -> Row:
     """A model's answer to a batch by each runtime, in turn with eager's, once the outputs agree."""
@@ -81,7 +81,7 @@ def latency(model: str, batch: int, precision: str, way: str) -> Row:
         for model, length in ((RESNET_18, None), (BERT_BASE, 14))
         for way in (SCRIPT, TRACE, COMPILE)
     ],
-    host=True,
+    beside=True,
 )
 def flawed(model: str, way: str, length: int | None) -> Row:
     """The lecture's way of timing, and the right one, of the same models in the same process."""
@@ -95,7 +95,7 @@ def flawed(model: str, way: str, length: int | None) -> Row:
         for model, batch in ((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32))
         for way in trained.WAYS
     ],
-    host=True,
+    beside=True,
 )
 def training(model: str, batch: int, way: str) -> Row:
     """Steps of training under each compiler, in turn with eager's, once the losses agree; bf16 on a GPU."""

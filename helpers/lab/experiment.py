@@ -31,7 +31,8 @@ PRESETS = ("small", "full")
 class Experiment:
     """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale.
 
-    `host` marks what can be told of a CPU as well (the sorting of indices, say): there a CPU's record is a result.
+    `host` marks what can be told of a CPU as well (the sorting of indices, say): a CPU's record is a result where there
+    is none of a GPU's machine. `beside` marks what is another result on a CPU: its record stands beside a GPU's.
     """
 
     chapter: str
@@ -40,6 +41,7 @@ class Experiment:
     presets: Mapping[str, list[Row]]
     version: int
     host: bool = False
+    beside: bool = False
 
     @property
     def about(self) -> str:
@@ -72,13 +74,14 @@ class Experiment:
 
 
 def experiment(
-    *, small: list[Row], full: list[Row], version: int = 1, host: bool = False
+    *, small: list[Row], full: list[Row], version: int = 1, host: bool = False, beside: bool = False
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function that lies in `helpers/<chapter>/experiments.py`."""
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         chapter = measure.__module__.split(".")[-2]
-        return Experiment(chapter, measure.__name__, measure, {"small": small, "full": full}, version, host)
+        presets = {"small": small, "full": full}
+        return Experiment(chapter, measure.__name__, measure, presets, version, host or beside, beside)
 
     return wrap
 

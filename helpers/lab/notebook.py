@@ -8,7 +8,7 @@ read the records only.
 import html
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from . import figures, records
 from .experiment import Experiment
-from .machine import device
+from .machine import device, slug
 from .records import STATUS, Row
 from .runner import measure
 
@@ -34,7 +34,7 @@ UNITS |= {unit: unit for unit in ("s", "ms", "us")}
 class Results:
     """What is recorded of an experiment's full preset, on every recorded GPU.
 
-    Of the host's work, where no GPU's machine has a record, those of other CPUs.
+    Of the host's work, where no GPU's machine has a record, those of CPUs; of what is `beside`, those of both.
     """
 
     experiment: Experiment
@@ -96,8 +96,8 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
 def recorded(experiment: Experiment) -> Results:
     """What the records hold of an experiment; nothing is measured."""
     tables = _recorded(experiment, records.devices())
-    if not tables and experiment.host:
-        tables = _recorded(experiment, records.devices(cpu=True))
+    if experiment.beside or (experiment.host and not tables):
+        tables += _recorded(experiment, records.devices(cpu=True))
     return Results(experiment, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
 
 
@@ -120,6 +120,13 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     told = {"helpers": {"figure": name, "caption": caption}}
     display({"image/svg+xml": figures.svg(drawn, name), "text/plain": caption}, raw=True, metadata=told)
     display(Markdown(f"*{caption}*"), metadata=LEFT_OUT)
+
+
+def figures_of(draw: Callable[[pd.DataFrame], Figure], rows: pd.DataFrame, name: str, caption: str) -> None:
+    """A figure for each device that has rows: the first is called `name`, the others by their device, too."""
+    for number, (gpu, found) in enumerate(rows.groupby("gpu", sort=False) if len(rows) else []):
+        own = f"{name}-{slug(str(gpu))}" if number else name
+        figure(draw(found), own, f"{caption} {gpu}." if rows["gpu"].nunique() > 1 else caption)
 
 
 def source(*functions: object) -> None:

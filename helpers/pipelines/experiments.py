@@ -34,7 +34,7 @@ def _passes() -> list[Row]:
         for format in FORMATS
     ],
     full=_passes(),
-    host=True,
+    beside=True,
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
@@ -54,7 +54,7 @@ def _loops() -> list[Row]:
     return [*configs, *real]
 
 
-@experiment(small=[_loops()[0] | {"step_ms": 1.0}], full=_loops(), host=True)
+@experiment(small=[_loops()[0] | {"step_ms": 1.0}], full=_loops(), beside=True)
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
     if reason := loops.obstacle(where, decode, pinned):
@@ -75,7 +75,9 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
 
 
 @experiment(
-    small=[{"width": 64, "height": 48}], full=[{"width": 400, "height": 300}, {"width": 160, "height": 120}], host=True
+    small=[{"width": 64, "height": 48}],
+    full=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
+    beside=True,
 )
 def decoding(width: int, height: int) -> list[Row]:
     """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
@@ -83,7 +85,7 @@ def decoding(width: int, height: int) -> list[Row]:
     return decoders.measure_decoders(images, rounds=5 if width < 100 else 20)
 
 
-@experiment(small=[{"pixels": 48}], full=[{"pixels": 160}], host=True)
+@experiment(small=[{"pixels": 48}], full=[{"pixels": 160}], beside=True)
 def decoder_faults(pixels: int) -> list[Row]:
     """What each library makes of a broken file by itself, and what `decode` says of it."""
     return decoders.faults(decoders.example_jpegs(1, (pixels, pixels))[0])
@@ -93,7 +95,7 @@ SHOWN = 40  # of an epoch's steps, a row each
 
 
 @experiment(
-    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], host=True
+    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], beside=True
 )
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of a metric at steps of an epoch, by each way; the same scores at the end."""
@@ -102,7 +104,7 @@ def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
 
 
 @experiment(
-    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], host=True
+    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], beside=True
 )
 def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
     """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
@@ -142,7 +144,7 @@ def _choices() -> list[Row]:
         for way in (choice.LEAST, choice.RANDOM)
     ],
     full=_choices(),
-    host=True,
+    beside=True,
 )
 def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
@@ -151,7 +153,7 @@ def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row
 
 
 @experiment(
-    small=[{"data": "digits", "seed": 0}], full=[{"data": "digits", "seed": seed} for seed in range(3)], host=True
+    small=[{"data": "digits", "seed": 0}], full=[{"data": "digits", "seed": seed} for seed in range(3)], beside=True
 )
 def forgotten(data: str, seed: int) -> list[Row]:
     """How many samples were forgotten how often."""
@@ -165,7 +167,7 @@ def forgotten(data: str, seed: int) -> list[Row]:
         for seed in range(5)
         for way in (choice.MOST, choice.RANDOM)
     ],
-    host=True,
+    beside=True,
 )
 def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
@@ -176,7 +178,7 @@ def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
 @experiment(
     small=[{"program": "forgetting", "size": 1000}],
     full=[{"program": program, "size": 10**power} for program in LOOPS for power in range(2, 7)],
-    host=True,
+    beside=True,
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by what compiles it, the compiling apart, and the size from which it has paid."""
@@ -193,7 +195,7 @@ def jit(program: str, size: int) -> list[Row]:
     return told
 
 
-@experiment(small=[{"exponent": 2}], full=[{"exponent": 5}], host=True)
+@experiment(small=[{"exponent": 2}], full=[{"exponent": 5}], beside=True)
 def process_start(exponent: int) -> list[Row]:
     """What one timing of a whole process holds: the start, the import, the loop."""
     return jit_loops.process_start(exponent, repeat=3 if exponent == 2 else jit_loops.REPEAT)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from helpers.lab.notebook import number
 from helpers.lab.tables import groups, reached
 
 from .choice import LEAST, RANDOM
@@ -44,14 +45,49 @@ def format_verdicts(formats: pd.DataFrame) -> list[str]:
     return said or ["The formats have not been measured yet."]
 
 
-def best_gain(formats: pd.DataFrame, names: tuple[str, ...]) -> float | None:
-    """The best of these formats against small files, cold, in order and without workers, over the kinds of data."""
+def _gains(formats: pd.DataFrame) -> pd.DataFrame:
+    """Against small files, cold, in order and without workers: each format's `gain`, and `bare`, that of its files."""
     cold = formats[(formats["cached"] == "cold") & (formats["order"] == "sequential") & (formats["workers"] == 0)]
-    gains = []
-    for _, found in groups(cold, ["kind"]):
-        speeds = found.set_index("format")["samples_per_s"]
-        gains += [speeds[name] / speeds[FILES] for name in names if {name, FILES} <= set(speeds.index)]
-    return max(gains, default=None)
+    rows = []
+    for keys, found in groups(cold, ["gpu", "kind"]):
+        by = found.set_index("format")
+        if FILES in by.index:
+            base = by.loc[FILES]
+            for format, row in by.drop(FILES).iterrows():
+                gain, bare = row["samples_per_s"] / base["samples_per_s"], base["raw_s"] / row["raw_s"]
+                rows.append(keys | {"format": format, "gain": gain, "bare": bare})
+    return pd.DataFrame(rows)
+
+
+def best_gain(formats: pd.DataFrame, names: tuple[str, ...]) -> float | None:
+    """The best of these formats against small files, over the kinds of data."""
+    gains = _gains(formats)
+    gains = gains[gains["format"].isin(names)] if len(gains) else gains
+    return gains["gain"].max() if len(gains) else None
+
+
+def shards_between(formats: pd.DataFrame) -> str:
+    """Why the best of the shards isn't faster."""
+    gains = _gains(formats)
+    best = gains.loc[gains[gains["format"].isin(SHARDS)]["gain"].idxmax()]
+    return (
+        f"{best['format']}, {best['kind']}: its bare files are read {best['bare']:.1f}× as fast as small ones, so the "
+        f"disk allows it; finding and unpacking each sample in Python takes the rest"
+    )
+
+
+def format_headline(formats: pd.DataFrame) -> str:
+    """The chapter in a sentence: the best of the shards, and of the mapped files, against small files."""
+    gains = _gains(formats) if len(formats) else formats
+    if not len(gains):
+        return "The formats have not been measured yet."
+    told = []
+    for name, formats_of in (("shards", SHARDS), ("a mapped file", MAPPED)):
+        rows = gains[gains["format"].isin(formats_of)]
+        if len(rows):
+            best = rows.loc[rows["gain"].idxmax()]
+            told.append(f"{name} {best['gain']:.1f}× ({best['format']}, {best['kind']})")
+    return f"Against small files, read cold and in order, at best: {'; '.join(told)}."
 
 
 def loader_verdicts(loader: pd.DataFrame) -> list[str]:
@@ -61,12 +97,13 @@ def loader_verdicts(loader: pd.DataFrame) -> list[str]:
     rows = rows[(rows["prefetch"] == 2) & (rows["decode"] == "Pillow")] if len(rows) else rows
     for keys, found in groups(rows, ["gpu", "step_ms"]):
         found = found.sort_values("workers")
-        enough = found[found["idle_share"] < 0.05]
-        told = f"from {int(enough['workers'].iloc[0])} workers on" if len(enough) else "with no number of workers"
+        waits = found[found["idle_share"] >= 0.05]["workers"]
+        enough = found[found["workers"] > waits.max()]["workers"] if len(waits) else found["workers"]
+        told = f"from {int(enough.min())} workers on" if len(enough) else "with no number of workers that was tried"
         apart = (found["idle_share"] - found["predicted_idle_share"]).abs().max()
         said.append(
             f"{keys['gpu']}: a device that takes {keys['step_ms']:g} ms a step is idle for less than 5 % {told}; "
-            f"without workers for {found['idle_share'].iloc[0]:.0%}. "
+            f"with {int(found['workers'].iloc[0])} workers for {found['idle_share'].iloc[0]:.0%}. "
             f"The prediction is off by at most {apart:.0%} of the time"
         )
     return said or ["The loader has not been measured yet."]
@@ -87,8 +124,8 @@ def metric_verdicts(growth: pd.DataFrame) -> list[str]:
         for way in [name for name in (SKLEARN, "torchmetrics, update", MATRIX) if name in by.index]:
             row = by.loc[way]
             said.append(
-                f"{keys['gpu']}, {way}: {row['first_ms']:.2g} ms a step at first, {row['last_ms']:.2g} ms at last, "
-                f"{row['total_s']:.2g} s over the epoch"
+                f"{keys['gpu']}, {way}: {number(row['first_ms'])} ms a step at first, "
+                f"{number(row['last_ms'])} ms at last, {number(row['total_s'])} s over the epoch"
             )
     return said or ["The metrics have not been measured yet."]
 
@@ -120,11 +157,31 @@ def choice_verdicts(told: pd.DataFrame) -> list[str]:
         least, random = by.loc[LEAST], by.loc[RANDOM]
         said.append(
             f"{keys['gpu']}, {keys['data']}, as many {keys['budget']}: without the least forgotten {GOAL_SHARE:.0%}, "
-            f"{-least['lost_points']:+.2f} ± {least['standard_error']:.2f} points "
-            f"({reached(least['lost_points'] <= GOAL_LOST)}: at most {GOAL_LOST} lost); "
-            f"without any {GOAL_SHARE:.0%}, {-random['lost_points']:+.2f} ± {random['standard_error']:.2f}"
+            f"{_points(least)} points ({reached(least['lost_points'] <= GOAL_LOST)}: at most {GOAL_LOST} lost); "
+            f"without any {GOAL_SHARE:.0%}, {_points(random)}"
         )
     return said or ["The choice of data has not been measured yet."]
+
+
+def _points(row: pd.Series) -> str:
+    """Points gained, with their standard error if there are several seeds."""
+    error = row["standard_error"]
+    return f"{-row['lost_points']:+.2f}" + (f" ± {error:.2f}" if error == error else "")
+
+
+def choice_between(forgetting: pd.DataFrame) -> str:
+    """Why leaving out the least forgotten costs more than the goal: what leaving out any costs, in as many steps."""
+    told = choice(forgetting)
+    rows = told[told["share"] == GOAL_SHARE]
+    worst = rows[(rows["way"] == LEAST) & (rows["budget"] == "epochs")]
+    name = worst.loc[worst["lost_points"].idxmax(), "data"]
+    any_left = rows[(rows["data"] == name) & (rows["way"] == RANDOM)]
+    said = ", ".join(f"{_points(row)} in as many {row['budget']}" for _, row in any_left.iterrows())
+    share = forgetting[forgetting["data"] == name]["unforgettable_share"].mean()
+    return (
+        f"{name}: {share:.0%} are never forgotten, yet leaving out any {GOAL_SHARE:.0%} costs {said} points, so data "
+        f"is short: what isn't forgotten is needed all the same"
+    )
 
 
 def lost_points(forgetting: pd.DataFrame) -> float | None:
@@ -135,6 +192,7 @@ def lost_points(forgetting: pd.DataFrame) -> float | None:
 
 
 def noise_verdicts(noise: pd.DataFrame) -> list[str]:
+    """How many of those left out had wrong labels, and what leaving them out did."""
     said = []
     for keys, found in groups(noise, ["gpu", "data", "way"]):
         said.append(
@@ -145,13 +203,13 @@ def noise_verdicts(noise: pd.DataFrame) -> list[str]:
 
 
 def jit_verdicts(jit: pd.DataFrame) -> list[str]:
-    """From which size of a single call on numba is faster than the interpreter, its compiling included."""
+    """How much faster numba is, and after how many turns of the loop its compiling has paid."""
     said = []
     rows = jit[jit["way"] == "numba"].dropna(subset="turns") if "turns" in jit else jit[:0]
     for keys, found in groups(rows, ["gpu", "program"]):
         last = found.loc[found["size"].idxmax()]
         said.append(
-            f"{keys['gpu']}, {keys['program']}: {last['speedup']:.0f}× as fast once compiled, which takes "
-            f"{last['compile_s']:.2g} s and has paid after {last['turns']:,.0f} turns of the loop"
+            f"{keys['gpu']}, {keys['program']}, {last['size']:,} turns: {last['speedup']:.1f}× as fast once compiled, "
+            f"which takes {last['compile_s']:.2g} s and has paid after {last['turns']:,.0f} turns of the loop"
         )
     return said or ["Python's speed has not been measured yet."]

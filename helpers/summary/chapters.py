@@ -4,7 +4,7 @@ Where a GPU has been measured its figure is shown; else what can be told of a CP
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
@@ -53,9 +53,10 @@ def _amp() -> Line:
 
 def _batching() -> Line:
     padding, times = recorded(batching.padding), recorded(batching.batch_time)
-    host = batching_story.host_verdicts(
-        padding.measured, recorded(batching.sampler_scaling).measured, recorded(batching.packing).measured
-    )
+    emptiest = padding.measured
+    if len(emptiest):
+        emptiest = emptiest[emptiest["batch_size"] == batching_story.emptiest(emptiest)["batch_size"]]
+    host = batching_story.host_verdicts(emptiest, padding.measured[:0], padding.measured[:0])
     if len(times.measured):
         said = batching_story.gpu_verdicts(
             times.measured, recorded(batching.throughput).measured, recorded(batching.collator).measured
@@ -108,11 +109,12 @@ def _rush() -> Line:
 
 def _pipelines() -> Line:
     formats = recorded(pipelines.formats)
-    said = pipelines_story.format_verdicts(formats.measured)[0]
+    said = pipelines_story.format_headline(formats.measured)
     if not len(formats.measured):
         return Line(said)
     caption = f"Samples a second against workers; bars from the 20th to the 80th percentile. {formats.origin}"
-    return Line(said, pipelines_plots.formats(formats.measured), "pipelines_formats", caption)
+    first = formats.measured[formats.measured["gpu"] == formats.measured["gpu"].iloc[0]]
+    return Line(said, pipelines_plots.formats(first), "pipelines_formats", caption)
 
 
 def _compilers() -> Line:
@@ -121,8 +123,15 @@ def _compilers() -> Line:
     if not len(latency.measured):
         return Line(said)
     caption = "Speed-up over eager; whiskers from the 20th to the 80th percentile of the rounds. " + latency.origin
-    measured = latency.measured[latency.measured["precision"] == "fp32"]
-    return Line(said, compilers_plots.latency(measured), "compilers_latency", caption)
+    first = latency.measured[latency.measured["gpu"] == latency.measured["gpu"].iloc[0]]
+    return Line(said, compilers_plots.latency(first), "compilers_latency", caption)
+
+
+def tell(name: str) -> Line:
+    """A chapter's line, its sentence ended and its question before it."""
+    line = LINES[name]()
+    said = line.said if line.said.endswith(".") else f"{line.said}."
+    return replace(line, said=f"*{QUESTIONS[name]}* {said}")
 
 
 LINES: dict[str, Callable[[], Line]] = {

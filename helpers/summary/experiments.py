@@ -1,5 +1,6 @@
 """What chapter 0 measures: whole trainings, a stage more each time, and with each stage alone."""
 
+import functools
 from collections.abc import Sequence
 
 from helpers.lab import device, experiment
@@ -27,6 +28,12 @@ def _configurations(stages: Sequence[str]) -> list[Row]:
     return [config | {"seed": seed} for seed in SEEDS for config in runs]
 
 
+@functools.cache
+def _settle() -> None:
+    """What a process does once, at its first training: the device's start, imports, libraries. No run pays it."""
+    run([MIXED] if device().type == "cuda" else [], preset="small")
+
+
 FEW = [
     {"way": START, "stage": "none", "seed": 0},
     {"way": CUMULATIVE, "stage": PROFILED, "seed": 0},
@@ -37,14 +44,16 @@ FEW = [
 @experiment(small=FEW, full=_configurations(ON_GPU))
 def stages(way: str, stage: str, seed: int) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
+    _settle()
     return run(chosen(way, stage, ON_GPU), preset="full" if device().type == "cuda" else "small", seed=seed)
 
 
 @experiment(
     small=[config | {"width": 32} for config in FEW[:1]],
     full=[config | {"width": 256} for config in _configurations(ON_CPU)],
-    host=True,
+    beside=True,
 )
 def reduced_stages(way: str, stage: str, seed: int, width: int) -> Row:
     """The same, all in fp32, at a size that a CPU trains in a minute."""
+    _settle()
     return run(chosen(way, stage, ON_CPU), preset={32: "small", 256: "reduced"}[width], seed=seed)

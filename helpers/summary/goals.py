@@ -50,7 +50,8 @@ class Goal:
     find: Find
     limit: str
     share: bool = False  # to be told in percent
-    between: str = ""  # what stands between, where it is missed
+    on: str = ""  # "cpu" or "gpu", where the goal is about one of them only
+    between: Callable[..., str] | None = None  # what stands between, of the same tables, where it is missed
 
 
 def against_records(results: Path | None = None) -> pd.DataFrame:
@@ -62,18 +63,27 @@ def _rows(goal: Goal, results: Path | None) -> list[dict]:
     about = {"chapter": goal.notebook[:2], "what": goal.what, "goal": f"{goal.relation} {_told(goal, goal.goal)}"}
     experiments = select(goal.tables.split())
     found = []
-    devices = records.devices(results)
-    if all(e.host for e in experiments) and not any(_recorded(experiments, d, results) for d in devices):
-        devices = records.devices(results, cpu=True)
-    for device in devices:
+    for device in _devices(goal, experiments, results):
         frames = _recorded(experiments, device, results)
         value = goal.find(*frames) if frames else None
         if value is not None and value == value:
             verdict = reached(MET[goal.relation](value, goal.goal))
             name = frames[0]["gpu"].iloc[0]
             row = about | {"reached": _told(goal, value), "verdict": verdict, "limit": goal.limit, "gpu": name}
-            found.append(row | {"between": goal.between})
+            found.append(row | {"between": goal.between(*frames) if goal.between and verdict == "missed" else ""})
     return found or [about | {"reached": None, "verdict": NOT_MEASURED, "limit": goal.limit, "gpu": None}]
+
+
+def _devices(goal: Goal, experiments: list, results: Path | None) -> list[str]:
+    """Those that the goal is about: GPUs, or where none has a record of the host's work, CPUs."""
+    gpus, cpus = records.devices(results), records.devices(results, cpu=True)
+    if goal.on == "cpu":
+        return cpus
+    if goal.on == "gpu" or not all(e.host for e in experiments):
+        return gpus
+    if all(e.beside for e in experiments):
+        return gpus + cpus
+    return gpus if any(_recorded(experiments, device, results) for device in gpus) else cpus
 
 
 def _recorded(experiments: Iterable, device: str, results: Path | None) -> list[pd.DataFrame]:
@@ -112,11 +122,6 @@ def _of(table_way: str, column: str, choose: str = "max") -> Find:
         return getattr(values, choose)() if len(values) else None
 
     return find
-
-
-def _fullest(padding: pd.DataFrame) -> float | None:
-    ks = padding[padding["way"].str.startswith("k = ")]
-    return ks[ks["way"].str.removeprefix("k = ").astype(int) >= batching.GOAL_K]["fill"].min()
 
 
 def _sampler(column: str, among: int | None = None) -> Find:
@@ -222,7 +227,7 @@ GOALS = [
     Goal(AMP, "a step under our Autocast, against torch's", AT_MOST, amp.GOAL_AUTOCAST, "amp/autocast_overhead",
          _of("ours", "ratio_to_torch"), "the same kernels: 1"),
     Goal(BATCHING, "how full batches of WikiText's lengths are, k of 5 and more", AT_LEAST, batching.GOAL_FILL,
-         "batching/padding", _fullest, "100%", share=True),
+         "batching/padding", lambda padding: batching.emptiest(padding)["fill"], "100%", share=True),
     Goal(BATCHING, "a batch out of a million samples, against one out of ten thousand", AT_MOST,
          batching.GOAL_GROWTH, "batching/sampler_scaling", _sampler("batch_us", 10_000), "1"),
     Goal(BATCHING, "seconds to make the sampler of a million", BELOW, batching.GOAL_INIT_S,
@@ -272,15 +277,15 @@ GOALS = [
     Goal(PIPELINES, "tar or TFRecord shards against small files, cold and in order", AT_LEAST, pipelines.GOAL_SHARDS,
          "pipelines/formats", lambda formats: pipelines.best_gain(formats, pipelines.SHARDS),
          "the bare shards against the bare files",
-         between="what Python does for each sample: the bare shards are read faster than that by far"),
+         between=pipelines.shards_between),
     Goal(PIPELINES, "the memory-mapped file against small files, the same way", AT_LEAST, pipelines.GOAL_SHARDS,
          "pipelines/formats", lambda formats: pipelines.best_gain(formats, pipelines.MAPPED),
          "the bare file against the bare files"),
     Goal(PIPELINES, "points of accuracy lost without the least forgotten 30 %", AT_MOST, pipelines.GOAL_LOST,
          "pipelines/forgetting", pipelines.lost_points, "what is lost at random",
-         between="data is short: leaving out any samples costs garments as much, in as many steps, too"),
-    Goal(COMPILERS, "ONNX Runtime or compile on one of two models, times eager, fp32", AT_LEAST,
-         compilers.GOAL_INFERENCE, "compilers/latency", compilers.inference_gain, "the products' rate"),
-    Goal(COMPILERS, "torch.compile in training on a GPU, times eager", AT_LEAST, compilers.GOAL_TRAINING,
-         "compilers/training", compilers.training_gain, "the products' rate"),
+         between=pipelines.choice_between),
+    Goal(COMPILERS, "ONNX Runtime or compile on one of two models on a CPU, times eager, mean over batches", AT_LEAST,
+         compilers.GOAL_INFERENCE, "compilers/latency", compilers.inference_gain, "the products' rate", on="cpu"),
+    Goal(COMPILERS, "torch.compile in training on a GPU, times eager, the best of modes and models", AT_LEAST,
+         compilers.GOAL_TRAINING, "compilers/training", compilers.training_gain, "the products' rate", on="gpu"),
 ]  # fmt: skip

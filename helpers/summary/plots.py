@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from helpers.lab import figures
 from helpers.lab.figures import BLUE, GREEN, GREY, ORANGE
+from helpers.lab.notebook import number
 
 
 def waterfall(told: pd.DataFrame) -> Figure:
@@ -24,7 +25,7 @@ def waterfall(told: pd.DataFrame) -> Figure:
         axes[0].barh(places, width, left=left, color=colors)
         for place, row in zip(places, rows.to_dict("records"), strict=True):
             gain = row.get("gain beside")
-            label = f"{row['train_s']:.3g} s" + (f" ({gain:.2f}×)" if gain == gain and gain is not None else "")
+            label = f"{number(row['train_s'])} s" + (f" ({gain:.2f}×)" if gain == gain and gain is not None else "")
             axes[0].annotate(
                 label,
                 (max(row["train_s"], left[place] + width[place]), place),

@@ -5,12 +5,13 @@ from pathlib import Path
 import pandas as pd
 
 from helpers.lab import records
-from helpers.lab.tables import groups
+from helpers.lab.experiment import Experiment
+from helpers.lab.notebook import number
 
 from .experiments import ALONE, CUMULATIVE, START
 from .stages import STAGES
 
-METRICS = ("train_s", "peak_gib", "validation_loss")
+METRICS = ("train_s", "peak_gib", "validation_loss", "skipped_steps")
 
 
 def stages(plan: pd.DataFrame) -> pd.DataFrame:
@@ -57,36 +58,53 @@ def _ratio(before: dict, after: dict) -> float | None:
 def answer(told: pd.DataFrame) -> list[str]:
     """How much faster the training is in all, what each stage brought, and whether it learned the same."""
     said = []
-    known = told.dropna(subset="train_s") if "train_s" in told else told[:0]
-    for keys, found in groups(known, ["gpu"]):
-        if len(found) < 2:
+    for gpu, rows in told.groupby("gpu", dropna=False, sort=False) if len(told) else []:
+        found = rows.dropna(subset="train_s")
+        start, later = found[found["stage"] == "start"], found[found["stage"] != "start"]
+        if not len(start) or not len(later):
             continue
-        start, last = found.iloc[0], found.iloc[-1]
-        gains = found.iloc[1:].dropna(subset="gain beside")
-        best = gains.loc[gains["gain beside"].idxmax()]
-        losses = [row for row in gains.to_dict("records") if row["gain beside"] < 0.97]
-        said.append(
-            f"**{keys['gpu']}: the whole training takes {start['train_s']:.3g} s at the start and "
-            f"{last['train_s']:.3g} s with all stages, {last['gain in all']:.2f}× as fast.** Most is brought by "
-            f"*{best['stage'].removeprefix('+ ')}*: {best['gain beside']:.2f}×"
-            + ("; nothing, or less, by " + ", ".join(_less(row) for row in losses) if losses else "")
-            + "."
-        )
-        apart = last["validation_loss"] - start["validation_loss"]
-        deviation = max(float(start["deviation of the loss"]), float(last["deviation of the loss"]))
-        if deviation == deviation:
-            verdict = "within" if abs(apart) <= 2 * deviation else "more than"
-            said.append(
-                f"The validation loss, after as many real tokens, ends {apart:+.3f} from the start's, {verdict} twice "
-                f"the deviation of the seeds ({deviation:.3f})."
-            )
-        if pd.notna(start["peak_gib"]) and pd.notna(last["peak_gib"]):
-            said.append(f"Peak memory falls from {start['peak_gib']:.1f} to {last['peak_gib']:.1f} GiB.")
+        said += _of_one_device(str(gpu), start.iloc[0], later, len(rows) - 1)
     return said
 
 
-def _less(row: dict) -> str:
-    return f"*{row['stage'].removeprefix('+ ')}* ({row['gain beside']:.2f}×)"
+def _of_one_device(gpu: str, start: pd.Series, later: pd.DataFrame, stages: int) -> list[str]:
+    last, gains = later.iloc[-1], later.dropna(subset="gain beside")
+    with_all = "with all stages" if len(later) == stages else f"up to *{_name(last)}* ({len(later)} of {stages} stages)"
+    said = [
+        f"**{gpu}: the whole training takes {number(start['train_s'])} s at the start and {number(last['train_s'])} s "
+        f"{with_all}, {last['gain in all']:.2f}× as fast.**"
+    ]
+    if len(gains):
+        best = gains.loc[gains["gain beside"].idxmax()]
+        said.append(f"Most is brought by *{_name(best)}*: {best['gain beside']:.2f}×.")
+    slower = [f"*{_name(row)}* ({row['gain beside']:.2f}×)" for _, row in gains.iterrows() if row["gain beside"] < 0.97]
+    same = [f"*{_name(row)}*" for _, row in gains.iterrows() if 0.97 <= row["gain beside"] <= 1.03]
+    if slower:
+        said.append(f"Slower with {', '.join(slower)}: see what the stage costs, below.")
+    if same:
+        said.append(f"No difference (less than 3 %) with {', '.join(same)}.")
+    return said + _quality(start, last)
+
+
+def _quality(start: pd.Series, last: pd.Series) -> list[str]:
+    said = []
+    apart = last["validation_loss"] - start["validation_loss"]
+    deviation = max(float(start["deviation of the loss"]), float(last["deviation of the loss"]))
+    if deviation == deviation:
+        verdict = "within" if abs(apart) <= 2 * deviation else "more than"
+        said.append(
+            f"The validation loss, after as many real tokens, ends {apart:+.3f} from the start's, {verdict} twice "
+            f"the deviation of the seeds ({deviation:.3f})."
+        )
+    if pd.notna(start["peak_gib"]) and pd.notna(last["peak_gib"]):
+        before, after = f"{start['peak_gib']:.1f}", f"{last['peak_gib']:.1f}"
+        verb = "stays at" if before == after else "falls to" if last["peak_gib"] < start["peak_gib"] else "rises to"
+        said.append(f"Peak memory was {before} GiB and {verb} {after}.")
+    return said
+
+
+def _name(row: pd.Series) -> str:
+    return str(row["stage"]).removeprefix("+ ")
 
 
 def abouts() -> pd.DataFrame:
@@ -94,25 +112,31 @@ def abouts() -> pd.DataFrame:
     return pd.DataFrame([{"stage": name, "what it is": s.about, "chapter": s.chapter} for name, s in STAGES.items()])
 
 
-def waiting(experiments: list, results: Path | None = None) -> pd.DataFrame:
-    """Of each chapter, the tables that no device has measured in full, or only a CPU has."""
+NO_GPU = "no GPU at hand"
+
+
+def waiting(experiments: list[Experiment], results: Path | None = None) -> pd.DataFrame:
+    """Of each chapter, the tables that are measured in full, those that wait, and why rows of them are missing."""
     rows = []
     gpus, cpus = records.devices(results), records.devices(results, cpu=True)
     for chapter in dict.fromkeys(e.chapter for e in experiments):
-        ours = [e for e in experiments if e.chapter == chapter]
-        lacking = [
-            e.table for e in ours if not any(_complete(e, d, results) for d in (gpus + cpus if e.host else gpus))
-        ]
-        there = [e.table for e in ours if e.table not in lacking]
-        rows.append(
-            {"chapter": chapter, "measured": ", ".join(there), "waits for a GPU, or for the rest": ", ".join(lacking)}
-        )
+        there, lacking, reasons = [], [], []
+        for e in [e for e in experiments if e.chapter == chapter]:
+            tables = [_rows(e, device, results) for device in (gpus + cpus if e.host else gpus)]
+            (there if any(_complete(e, rows) for rows in tables) else lacking).append(e.table)
+            reasons += [row[records.STATUS] for table in tables for row in table if row[records.STATUS] != "ok"]
+            reasons += [] if any(tables) or gpus else [NO_GPU]
+        why = ", ".join(sorted(set(reasons)))
+        rows.append({"chapter": chapter, "measured": ", ".join(there), "waits": ", ".join(lacking), "reasons": why})
     return pd.DataFrame(rows)
 
 
-def _complete(experiment, device: str, results: Path | None) -> bool:
-    rows = records.read(device, experiment.chapter, experiment.table, results)
-    rows = rows[rows["preset"] == "full"] if len(rows) else rows
+def _rows(experiment: Experiment, device: str, results: Path | None) -> list[dict]:
+    table = records.read(device, experiment.chapter, experiment.table, results)
+    return table[table["preset"] == "full"].to_dict("records") if len(table) else []
+
+
+def _complete(experiment: Experiment, rows: list[dict]) -> bool:
     identity = experiment.identity("full")
-    there = {records.key(row, identity) for row in rows.to_dict("records")}
+    there = {records.key(row, identity) for row in rows}
     return all(records.key(config, identity) in there for config in experiment.configurations("full"))

@@ -31,11 +31,25 @@ def test_outcomes_are_a_table_of_functions_by_ways_and_the_silent_ones_are_named
 
 def test_the_goal_of_inference_is_held_against_the_mean_over_batches(measured):
     latency = measured(experiments.latency)
-    assert "1.50× (reached: at least 1.3)" in story.latency_verdicts(latency)[-1]
+    assert "ONNX Runtime on bert-base, 1.50× (reached: at least 1.3)" in story.latency_verdicts(latency)[-1]
     assert story.inference_gain(latency) == pytest.approx(1.5)
     slower = latency.assign(speedup=1.1)
     assert "1.10× (missed: at least 1.3)" in story.latency_verdicts(slower)[-1]
-    assert len([a for a in plots.latency(latency[latency["precision"] == "fp32"]).axes if a.axison]) == 6
+    few = latency[(latency["way"] == "eager") | (latency["batch"] == 1)]
+    assert story.inference_gain(few) is None, "a mean over some of the batches would be another figure"
+    assert len([a for a in plots.latency(latency).axes if a.axison]) == 6
+    assert len([a for a in plots.latency(latency[latency["precision"] == "fp32"]).axes if a.axison]) == 5
+
+
+def test_each_question_gets_an_answer_and_devices_are_told_apart(measured, results):
+    fake_records.write(results, "cpu-test", "CPU Test")
+    tables = [recorded(e).measured for e in (experiments.semantics, experiments.latency, experiments.fusion)]
+    said = story.headlines(*tables)
+    assert "`torch.jit.trace` is silently wrong about 1; never so: `torch.export`" in said[0]
+    assert said[1].startswith("NVIDIA Test: fusing by torch.compile") and "8 of 8 cases faster" in said[1]
+    assert said[2].startswith("CPU Test: fusing")
+    assert set(tables[1]["gpu"]) == {"NVIDIA Test", "CPU Test"}
+    assert story.outcome_counts(tables[0]).set_index("way").sum(axis=1).max() == len(story.outcomes(tables[0]))
 
 
 def test_training_has_its_goal_on_a_gpu_only(measured):

@@ -47,6 +47,13 @@ def test_where_a_gpus_machine_has_a_record_it_is_that_one(record):
     assert found.origin == "NVIDIA Test, torch 2.13.0+cpu, CUDA 13.0, driver 1.2, 2026-01-02."
 
 
+def test_what_stands_beside_is_shown_of_both(record):
+    both = Experiment("chapter", "sorting", sorting, make(True).presets, version=1, host=True, beside=True)
+    record("cpu-test", "CPU Test")
+    record("nvidia-test", "NVIDIA Test", cuda="13.0", driver="1.2")
+    assert results(both).measured["gpu"].tolist() == ["NVIDIA Test", "CPU Test"]
+
+
 def test_records_of_the_small_preset_are_no_results(record):
     record("cpu-test", "CPU Test", preset="small")
     found = results(make(host=True))

@@ -26,6 +26,9 @@ def test_formats_are_held_against_small_files_and_against_their_bare_files(measu
     assert "(reached: at least 3); the bare files, without any reader, 4.0×" in said[0]
     assert story.best_gain(formats, story.SHARDS) == pytest.approx(5.0)
     assert story.best_gain(formats, story.MAPPED) == pytest.approx(9.0)
+    headline = "shards 5.0× (webdataset by index, image); a mapped file 9.0× (mapped, image)"
+    assert headline in story.format_headline(formats)
+    assert "webdataset by index, image: its bare files are read 5.0× as fast" in story.shards_between(formats)
     assert "missed" in " ".join(story.format_verdicts(formats.assign(samples_per_s=1000.0)))
     sizes = story.sizes(formats)
     assert len(sizes) == 2 * 6 and sizes["to the data"].iloc[0] == pytest.approx(1.25)
@@ -33,7 +36,7 @@ def test_formats_are_held_against_small_files_and_against_their_bare_files(measu
 
 def test_what_the_loader_needs_is_told_with_the_predictions_error(measured):
     said = story.loader_verdicts(measured(experiments.loader))
-    assert "takes 20 ms a step is idle for less than 5 % from 4 workers on; without workers for 90%" in said[0]
+    assert "takes 20 ms a step is idle for less than 5 % from 4 workers on; with 0 workers for 90%" in said[0]
     assert "off by at most 1%" in said[0]
 
 
@@ -48,9 +51,18 @@ def test_points_lost_are_means_over_seeds_and_held_against_the_goal(measured):
     assert story.lost_points(measured(experiments.forgetting)) == pytest.approx(0.06)
 
 
+def test_with_one_seed_there_is_no_error_to_tell(measured):
+    one = measured(experiments.forgetting)
+    one = one[one["seed"] == 0].assign(unforgettable_share=0.9)
+    assert "nan" not in " ".join(story.choice_verdicts(story.choice(one)))
+    assert "garments: 90% are never forgotten, yet leaving out any 30% costs" in story.choice_between(
+        one.assign(lost_points=one["lost_points"].where(one["data"] != "garments", 3.0))
+    )
+
+
 def test_the_other_verdicts_quote_their_records(measured):
-    assert "1 ms a step at first, 2e+02 ms at last" in story.metric_verdicts(measured(experiments.metrics_growth))[0]
-    assert "50× as fast once compiled" in story.jit_verdicts(measured(experiments.jit))[0]
+    assert "1 ms a step at first, 201 ms at last, 2 s" in story.metric_verdicts(measured(experiments.metrics_growth))[0]
+    assert "50.0× as fast once compiled" in story.jit_verdicts(measured(experiments.jit))[0]
     assert "60% had wrong labels" in story.noise_verdicts(measured(experiments.wrong_labels))[0]
     assert list(story.decoder_faults(measured(experiments.decoder_faults)).columns) == ["fault", "Pillow", "OpenCV"]
 

@@ -20,10 +20,11 @@ def test_without_records_every_goal_is_not_measured(tmp_path):
 
 def test_with_records_every_goal_has_its_figure(tmp_path):
     fake_records.write(tmp_path)
+    fake_records.write(tmp_path, "cpu-test", "CPU Test")
     found = against_records(tmp_path)
     lacking = found[~found["verdict"].isin(["reached", "missed"])]
     assert not len(lacking), lacking["what"].tolist()
-    by = found.set_index("what")
+    by = found[found["gpu"] == "NVIDIA Test"].set_index("what")
     static = by.loc["segmentation accuracy with a static scale, lowest of all seeds"]
     assert (static["reached"], static["verdict"], static["goal"]) == ("0.99", "reached", "at least 0.985")
     faster = by.loc["unscale, clip and step, times as fast as torch's"]
@@ -45,7 +46,22 @@ def test_what_a_cpu_can_tell_is_taken_from_a_cpu_only_where_no_gpu_has_it(tmp_pa
     measured = against_records(tmp_path).dropna(subset="gpu")
     assert set(measured["gpu"]) == {"CPU Test"} and 0 < len(measured) < len(GOALS)
     fake_records.write(tmp_path)
-    assert set(against_records(tmp_path)["gpu"]) == {"NVIDIA Test"}
+    both = against_records(tmp_path)
+    packs = both[both["what"] == "how full the packs are"]
+    assert packs["gpu"].tolist() == ["NVIDIA Test"]
+    shards = both[both["what"].str.startswith("tar or TFRecord")]
+    assert shards["gpu"].tolist() == ["NVIDIA Test", "CPU Test"]
+    on_cpu = both[both["what"].str.startswith("ONNX Runtime")]
+    assert on_cpu["gpu"].tolist() == ["CPU Test"]
+
+
+def test_what_stands_between_is_told_where_a_goal_is_missed(tmp_path):
+    formats = next(e for e in chapters.experiments("pipelines") if e.table == "formats")
+    rows = [c | fake_records.ORIGIN | {"samples_per_s": 1e3, "raw_s": 0.1} for c in formats.configurations("full")]
+    records.replace(records.path("cpu-test", "pipelines", "formats", tmp_path), rows)
+    found = against_records(tmp_path)
+    shards = found[found["what"].str.startswith("tar or TFRecord")].iloc[0]
+    assert shards["verdict"] == "missed" and "bare files are read 1.0× as fast" in shards["between"]
 
 
 @pytest.mark.parametrize("test", [test for _, _, test in held.HELD])
@@ -58,7 +74,8 @@ def test_tables_that_wait_are_told(tmp_path):
     everything = chapters.select([])
     nothing = story.waiting(everything, tmp_path)
     assert set(nothing["measured"]) == {""}
+    assert set(nothing["reasons"]) == {"no GPU at hand"}
     fake_records.write(tmp_path)
     there = story.waiting(everything, tmp_path)
-    assert set(there["waits for a GPU, or for the rest"]) == {""}
+    assert set(there["waits"]) == {""}
     assert "scaler_step" in there.set_index("chapter").loc["amp", "measured"]

@@ -32,7 +32,7 @@ def test_the_answer_names_the_whole_gain_the_best_stage_and_the_loss():
     said = " ".join(story.answer(story.stages(runs())))
     assert "100 s at the start and 3.12 s with all stages, 32.00× as fast" in said
     assert "within twice the deviation" in said
-    assert "from 10.0 to 0.3 GiB" in said
+    assert "Peak memory was 10.0 GiB and falls to 0.3." in said
     assert "more than twice the deviation" in " ".join(story.answer(story.stages(runs(apart=0.5))))
 
 
@@ -40,7 +40,24 @@ def test_a_stage_that_gains_nothing_is_named():
     slower = runs()
     last = list(STAGES)[-1]
     slower.loc[(slower["stage"] == last) & (slower["way"] == "cumulative"), "train_s"] = 20.0
-    assert f"nothing, or less, by *{last}* (0.31×)" in " ".join(story.answer(story.stages(slower)))
+    assert f"Slower with *{last}* (0.31×)" in " ".join(story.answer(story.stages(slower)))
+    same = runs()
+    same.loc[(same["stage"] == last) & (same["way"] == "cumulative"), "train_s"] = 6.25
+    assert f"No difference (less than 3 %) with *{last}*" in " ".join(story.answer(story.stages(same)))
+
+
+def test_what_is_measured_in_part_is_told_in_part():
+    first = runs()
+    first = first[(first["stage"].isin(["none", MIXED])) & (first["way"] != "alone")]
+    plan = pd.concat([first, runs().drop(columns=["train_s"]).assign(status="not measured").query("stage != @MIXED")])
+    said = " ".join(story.answer(story.stages(plan.drop_duplicates(["way", "stage", "seed"]))))
+    assert f"up to *{MIXED}* (1 of 5 stages), 2.00× as fast" in said
+    no_start = runs()
+    no_start.loc[no_start["stage"] == "none", ["train_s", "status"]] = [None, "out of memory"]
+    assert story.answer(story.stages(no_start)) == []
+    few = runs()
+    few = few[few["stage"].isin(["none", list(STAGES)[2]]) & (few["way"] != "alone")]
+    assert "8.00× as fast" in " ".join(story.answer(story.stages(few)))
 
 
 def test_nothing_measured_gives_rows_without_figures_and_no_answer():
