@@ -21,7 +21,9 @@ def text_of(pdf: Path) -> str:
 def test_with_records_the_report_quotes_them(tmp_path):
     results = tmp_path / "results"
     fake_records.write(results)
-    pdf = build(output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, progress=False)
+    pdf = build(
+        output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, live=False, progress=False
+    )
     text = " ".join(text_of(pdf).split())
     assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
     assert "out of memory" in text
@@ -31,5 +33,8 @@ def test_with_records_the_report_quotes_them(tmp_path):
     assert "segmentation with a dynamic scale, lowest of all seeds: 0.9900 (at least 0.985: reached)" in text
     assert "diverged at least once: pure fp16" in text
     assert "unscale, clip and step 1.44× as fast as torch's (reached: at least 1.3)" in text
+    assert "the whole training takes 300 s at the start" in text
+    assert "shards 5.0× (webdataset by index, image); a mapped file 9.0×" in text
+    assert "ONNX Runtime on bert-base, 1.50× (reached: at least 1.3)" in text
     assert "not measured" not in text
     assert "small preset" not in text

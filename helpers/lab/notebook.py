@@ -7,6 +7,7 @@ read the records only.
 
 import html
 import inspect
+import os
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from .experiment import Experiment
 from .machine import device, slug
 from .records import STATUS, Row
 from .runner import measure
+from .tables import number
 
 NOT_MEASURED = "not measured"
 NOT_THE_RECORD = "**Small preset.** The code runs; tables and figures read the records of the full one."
 NOT_A_RESULT = "**CPU, small preset: not a GPU result.** The code runs; tables and figures read the records."
+LIVE = "HELPERS_LIVE"  # "no" in the environment: nothing is run live, tables come from the records alone
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "tokens_per_s": "tokens/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {unit: unit for unit in ("s", "ms", "us")}
@@ -87,7 +90,7 @@ def results(experiment: Experiment, *, refresh: bool = False) -> Results:
     """
     if device().type == "cuda":
         measure([experiment], "full", refresh=refresh)
-    else:
+    elif os.environ.get(LIVE) != "no":
         display(Markdown(NOT_THE_RECORD if experiment.host else NOT_A_RESULT), metadata=LEFT_OUT)
         display(experiment("small"), metadata=LEFT_OUT)
     return recorded(experiment)
@@ -124,8 +127,8 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
 
 def figures_of(draw: Callable[[pd.DataFrame], Figure], rows: pd.DataFrame, name: str, caption: str) -> None:
     """A figure for each device that has rows: the first is called `name`, the others by their device, too."""
-    for number, (gpu, found) in enumerate(rows.groupby("gpu", sort=False) if len(rows) else []):
-        own = f"{name}-{slug(str(gpu))}" if number else name
+    for place, (gpu, found) in enumerate(rows.groupby("gpu", sort=False) if len(rows) else []):
+        own = f"{name}-{slug(str(gpu))}" if place else name
         figure(draw(found), own, f"{caption} {gpu}." if rows["gpu"].nunique() > 1 else caption)
 
 
@@ -167,17 +170,6 @@ def heading(name: str) -> str:
         if name == unit:
             return said
     return name.replace("_", " ")
-
-
-def number(value: object, whole: bool = False) -> str:
-    """Three significant digits (or a whole number), a dash for nothing."""
-    if value is None or value == "" or (isinstance(value, float) and value != value):
-        return "–"
-    if not isinstance(value, (int, float, np.integer, np.floating)):
-        return str(value)
-    if whole or isinstance(value, (int, np.integer)):
-        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,8 +1,9 @@
-"""What the chapters share in telling of records: groups of rows, and whether a goal is reached."""
+"""What the chapters share in telling of records: groups of rows, numbers, and whether a goal is reached."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 
@@ -15,3 +16,14 @@ def groups(frame: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, An
 
 def reached(yes: bool) -> str:
     return "reached" if yes else "missed"
+
+
+def number(value: object, whole: bool = False) -> str:
+    """Three significant digits (or a whole number), a dash for nothing."""
+    if value is None or value == "" or (isinstance(value, float) and value != value):
+        return "–"
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if whole or isinstance(value, (int, np.integer)):
+        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from helpers.lab.notebook import number
-from helpers.lab.tables import groups, reached
+from helpers.lab.tables import groups, number, reached
 
 from .choice import LEAST, RANDOM
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from helpers.lab import figures
 from helpers.lab.figures import BLUE, GREEN, GREY, ORANGE
-from helpers.lab.notebook import number
+from helpers.lab.tables import number
 
 
 def waterfall(told: pd.DataFrame) -> Figure:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from helpers.lab import records
 from helpers.lab.experiment import Experiment
-from helpers.lab.notebook import number
+from helpers.lab.tables import number
 
 from .experiments import ALONE, CUMULATIVE, START
 from .stages import STAGES
