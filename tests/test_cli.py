@@ -130,3 +130,12 @@ def test_every_experiment_says_what_it_measures_and_has_both_presets():
             assert configs
             assert all(list(config) == list(configs[0]) for config in configs)
             assert len({tuple(config.values()) for config in configs}) == len(configs)
+
+
+def test_measuring_needs_no_jupyter_no_matplotlib_and_no_optional_package():
+    look = (
+        "import sys; from helpers import chapters; [chapters.experiments(name) for name in chapters.names()]; "
+        "print([m for m in ('IPython', 'matplotlib', 'sklearn', 'numba', 'onnx', 'webdataset') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
