@@ -1,0 +1,26 @@
+"""The whole training by stages on a GPU: every stage runs alone and beside the others, and it learns the same."""
+
+import math
+
+import pytest
+from torch import nn
+
+from helpers.rush.norms import LayerNorm
+from helpers.summary import STAGES, run
+from helpers.summary.stages import FUSED, MIXED, build
+
+FAST = {"samples": 32, "validation_samples": 8, "workers": 0, "dropout": 0.0}
+
+
+@pytest.mark.parametrize("names", [[], *([name] for name in STAGES), list(STAGES)], ids="+".join)
+def test_a_training_with_any_stage_ends_near_the_plain_one(names):
+    row = run(names, **FAST)
+    assert math.isfinite(row["validation_loss"])
+    assert row["validation_loss"] == pytest.approx(run([], **FAST)["validation_loss"], abs=0.3)
+    assert row["peak_gib"] > 0
+
+
+def test_norms_are_ours_where_they_are_fused():
+    model = build(frozenset({MIXED, FUSED}), preset="small", **FAST).model
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert norms and all(isinstance(norm, LayerNorm) for norm in norms)
