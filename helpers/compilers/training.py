@@ -49,8 +49,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 # How far from eager's the gradient of the first step may be, as ‖a − b‖ / ‖b‖, and the loss of each, as a share of it.
-# Rounding differs from the first step on, and steps make more of it.
-TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-1}
+# Rounding differs from the first step on, and steps make more of it; batch norms do, too: ResNet-18's gradient over 16
+# pictures in eager fp32 is itself 0.3 % from that in fp64, and 1.2 % with channels last.
+TOLERANCE = {"fp32": 1e-2, "tf32": 3e-2, "bf16": 1e-1}
 
 
 def measure_training(
