@@ -77,6 +77,9 @@ def _of_one_device(gpu: str, start: pd.Series, later: pd.DataFrame, stages: int)
     if len(gains):
         best = gains.loc[gains["gain beside"].idxmax()]
         said.append(f"Most is brought by *{_name(best)}*: {best['gain beside']:.2f}×.")
+    fastest = later.loc[later["gain in all"].idxmax()]
+    if fastest["stage"] != last["stage"]:
+        said.append(f"Fastest up to *{_name(fastest)}*: {fastest['gain in all']:.2f}× the start.")
     slower = [f"*{_name(row)}* ({row['gain beside']:.2f}×)" for _, row in gains.iterrows() if row["gain beside"] < 0.97]
     same = [f"*{_name(row)}*" for _, row in gains.iterrows() if 0.97 <= row["gain beside"] <= 1.03]
     if slower:

@@ -40,7 +40,9 @@ def test_a_stage_that_gains_nothing_is_named():
     slower = runs()
     last = list(STAGES)[-1]
     slower.loc[(slower["stage"] == last) & (slower["way"] == "cumulative"), "train_s"] = 20.0
-    assert f"Slower with *{last}* (0.31×)" in " ".join(story.answer(story.stages(slower)))
+    said = " ".join(story.answer(story.stages(slower)))
+    assert f"Slower with *{last}* (0.31×)" in said
+    assert f"Fastest up to *{list(STAGES)[-2]}*: 16.00× the start" in said
     same = runs()
     same.loc[(same["stage"] == last) & (same["way"] == "cumulative"), "train_s"] = 6.25
     assert f"No difference (less than 3 %) with *{last}*" in " ".join(story.answer(story.stages(same)))
