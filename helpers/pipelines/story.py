@@ -175,10 +175,10 @@ def choice_between(forgetting: pd.DataFrame) -> str:
     worst = rows[(rows["way"] == LEAST) & (rows["budget"] == "epochs")]
     name = worst.loc[worst["lost_points"].idxmax(), "data"]
     any_left = rows[(rows["data"] == name) & (rows["way"] == RANDOM)]
-    said = ", ".join(f"{_points(row)} in as many {row['budget']}" for _, row in any_left.iterrows())
+    said = ", ".join(f"{_points(row)} points in as many {row['budget']}" for _, row in any_left.iterrows())
     share = forgetting[forgetting["data"] == name]["unforgettable_share"].mean()
     return (
-        f"{name}: {share:.0%} are never forgotten, yet leaving out any {GOAL_SHARE:.0%} costs {said} points, so data "
+        f"{name}: {share:.0%} are never forgotten, yet leaving out any {GOAL_SHARE:.0%} costs {said}, so data "
         f"is short: what isn't forgotten is needed all the same"
     )
 

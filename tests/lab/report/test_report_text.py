@@ -58,9 +58,11 @@ def test_one_cell_cannot_reach_into_the_next(shown, text):
     assert "[link][1]" in pages.text
 
 
-def test_a_link_can_be_followed_and_a_relative_one_is_text(shown, typst):
-    source = typst(shown("[out](https://example.org/a_b#c) and [in](03_x.ipynb)"))
-    assert '#link("https://example.org/a_b#c")[out] and in' in source
+def test_a_link_can_be_followed_to_a_page_or_a_chapter_and_another_relative_one_is_text(shown, typst):
+    source = typst(shown("[out](https://example.org/a_b#c), [there](03_x.ipynb) and [in](x.csv)"))
+    assert '#link("https://example.org/a_b#c")[out]' in source
+    assert '#chapter-link("03_x")[there];' in source
+    assert "x.csv" not in source and "and in" in source
 
 
 def test_headings_are_numbered_once(shown, typst):
