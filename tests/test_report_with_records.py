@@ -3,14 +3,18 @@
 A file of its own, so that it can run beside the other builds of the report.
 """
 
+import shutil
 from pathlib import Path
 
 import fake_records
 import pytest
 import torch
+from claims import Records, faults, sentences
 from pypdf import PdfReader
 
 from helpers.lab.report import build
+
+ROOT = Path(__file__).parents[1]
 
 
 def text_of(pdf: Path) -> str:
@@ -21,9 +25,9 @@ def text_of(pdf: Path) -> str:
 def test_with_records_the_report_quotes_them(tmp_path):
     results = tmp_path / "results"
     fake_records.write(results)
-    pdf = build(
-        output=tmp_path / "report.pdf", figures=tmp_path / "figures", results=results, live=False, progress=False
-    )
+    notebooks = sorted(shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks").glob("*.ipynb"))
+    written = {"output": tmp_path / "report.pdf", "figures": tmp_path / "figures", "results": results}
+    pdf = build(notebooks, **written, save_notebooks=True, live=False, progress=False)
     text = " ".join(text_of(pdf).split())
     assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
     assert "out of memory" in text
@@ -39,3 +43,5 @@ def test_with_records_the_report_quotes_them(tmp_path):
     assert text.count("not measured") == 2, "only the goal that is about a CPU: its row, and the count of goals"
     assert "37 reached; 1 missed; 1 not measured" in text
     assert "small preset" not in text
+    records = Records(results)
+    assert [fault for path in notebooks for said in sentences(path) for fault in faults(said, records)] == []
