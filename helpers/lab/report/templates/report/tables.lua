@@ -3,6 +3,7 @@
 
 local MISSING = {[''] = true, ['-'] = true, ['–'] = true, ['—'] = true, ['...'] = true, ['…'] = true,
                  ['nan'] = true, ['none'] = true, ['<na>'] = true, ['n/a'] = true}
+local CUT = '\u{E001}' -- stands between two cells while they are written: no notebook writes it
 local SENTENCE = 24 -- characters; a longer text with a space in it may wrap
 
 local function is_number(text)
@@ -81,20 +82,30 @@ local function columns_of(tbl, head, body, row_heads)
 end
 
 return function(text_filter)
-  local function typst(blocks)
-    return (pandoc.write(pandoc.Pandoc(blocks):walk(text_filter), 'typst', {wrap_text = 'none'}):gsub('%s+$', ''))
+  -- Of each list of blocks its Typst. The writer takes a millisecond to start, so it runs once for all.
+  local function typst(contents)
+    local together, texts = pandoc.Blocks {}, {}
+    for _, content in ipairs(contents) do
+      together:extend(content)
+      together:insert(pandoc.RawBlock('typst', CUT))
+    end
+    local whole = pandoc.write(pandoc.Pandoc(together):walk(text_filter), 'typst', {wrap_text = 'none'})
+    for text in whole:gmatch('(.-)' .. CUT) do texts[#texts + 1] = text:gsub('^%s+', ''):gsub('%s+$', '') end
+    return texts
   end
 
   local function written(rows, content)
-    local cells = {}
+    local calls, contents = {}, {}
     each_cell(rows, function(cell, _, x)
       local call = ''
       if cell.col_span > 1 or cell.row_span > 1 then
         local align = cell.col_span > 1 and ', align: center' or ''
         call = string.format('table.cell(colspan: %d, rowspan: %d%s)', cell.col_span, cell.row_span, align)
       end
-      cells[#cells + 1] = call .. '[' .. content(cell, x) .. ']'
+      calls[#calls + 1], contents[#contents + 1] = call, content(cell, x)
     end)
+    local cells = {}
+    for i, text in ipairs(typst(contents)) do cells[i] = calls[i] .. '[' .. text .. ']' end
     return '(' .. table.concat(cells, ', ') .. (#cells > 0 and ',)' or ')')
   end
 
@@ -106,20 +117,23 @@ return function(text_filter)
       aligns[x] = column.align
       weights[x] = column.wraps and tostring(math.min(column.longest, 90)) or '0'
     end
-    local function plain(cell) return typst(cell.contents) end
+    local function plain(cell) return cell.contents end
     local function narrow(cell, x)
       if cell.col_span > 1 or not columns[x] then return plain(cell) end
       local lines = narrowed(pandoc.utils.stringify(cell.contents), columns[x].wraps and SENTENCE or columns[x].longest)
       if #lines < 2 then return plain(cell) end
-      local parts = {}
-      for _, line in ipairs(lines) do parts[#parts + 1] = typst({pandoc.Plain {pandoc.Str(line)}}) end
-      return table.concat(parts, '#linebreak();')
+      local parts = pandoc.Inlines {}
+      for i, line in ipairs(lines) do
+        if i > 1 then parts:insert(pandoc.RawInline('typst', '#linebreak();')) end
+        parts:insert(pandoc.Str(line))
+      end
+      return {pandoc.Plain(parts)}
     end
     local call = string.format('#data-table(align: (%s,), weights: (%s,), header-rows: %d,\n header: %s,\n '
       .. 'narrow: %s,\n rows: %s)', table.concat(aligns, ', '), table.concat(weights, ', '), #head,
       written(head, plain), written(head, narrow), written(body, plain))
     if #tbl.caption.long > 0 then
-      call = '#captioned([' .. typst(tbl.caption.long) .. '])[' .. call .. ']'
+      call = '#captioned([' .. typst({tbl.caption.long})[1] .. '])[' .. call .. ']'
     end
     return pandoc.RawBlock('typst', call)
   end
