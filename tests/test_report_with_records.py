@@ -10,15 +10,11 @@ import fake_records
 import pytest
 import torch
 from claims import Records, faults, sentences
-from pypdf import PdfReader
+from pdf_text import pages_of
 
 from helpers.lab.report import build
 
 ROOT = Path(__file__).parents[1]
-
-
-def text_of(pdf: Path) -> str:
-    return "\n".join(page.extract_text() for page in PdfReader(pdf).pages)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebook measures the full preset")
@@ -28,7 +24,7 @@ def test_with_records_the_report_quotes_them(tmp_path):
     notebooks = sorted(shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks").glob("*.ipynb"))
     written = {"output": tmp_path / "report.pdf", "figures": tmp_path / "figures", "results": results}
     pdf = build(notebooks, **written, save_notebooks=True, live=False, progress=False)
-    text = " ".join(text_of(pdf).split())
+    text = " ".join(" ".join(pages_of(pdf)).split())
     assert "NVIDIA Test, torch 2.13.0+cu130, CUDA 13.0, driver 1.2.3, 2026-01-02" in text
     assert "out of memory" in text
     assert "keeping two, time, d = 2048, NVIDIA Test: 1.000 (at most 1.00: reached)" in text

@@ -1,10 +1,8 @@
 """What the tests of the report share: executed notebooks made by hand, and the text of a PDF."""
 
-import io
-
 import nbformat.v4 as v4
-import pypdf
 import pytest
+from pdf_text import pages_of
 
 from helpers.lab.report import ReportExporter
 
@@ -14,7 +12,7 @@ class Pages:
 
     def __init__(self, pdf: bytes):
         assert pdf.startswith(b"%PDF")
-        self.pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(pdf)).pages]
+        self.pages = pages_of(pdf)
         self.text = "\n".join(self.pages)
         self.flat = "".join(self.text.replace("\u200b", "").split())
 

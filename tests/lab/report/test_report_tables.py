@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pdf_text import boxes
 
 FRAME = pd.DataFrame({"way": ["eager", "compiled"], "tokens_per_s": [1234.5, 9876.25], "n": [20, 21]})
 
@@ -90,24 +91,6 @@ def test_a_long_table_goes_on_over_pages_under_its_header(shown, data, text):
     assert len(with_rows) == 2
     assert all("seen_so_far" in page for page in with_rows)
     assert all(f"row_{i}_end" in pages.text for i in range(80))
-
-
-def boxes(pdf: bytes) -> list[tuple[float, float]]:
-    """Where each piece of text begins, and the width of its page."""
-    import io
-
-    import pypdf
-
-    found = []
-    for page in pypdf.PdfReader(io.BytesIO(pdf)).pages:
-        width = float(page.mediabox.width)
-
-        def visit(said, outer, inner, font, size, width=width):
-            if said.strip():
-                found.append((inner[4] * outer[0] + outer[4], width))
-
-        page.extract_text(visitor_text=visit)
-    return found
 
 
 @pytest.mark.parametrize("letters", [6, 14, 40])

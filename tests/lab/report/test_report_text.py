@@ -94,7 +94,7 @@ def test_latex_and_plain_outputs(shown, data, text):
     assert "𝑎" in pages.text and "array([1, 2])" in pages.text and "frac" not in pages.text
 
 
-def test_printed_text_is_verbatim_without_colour_progress_and_stderr(shown, text):
+def test_printed_text_is_verbatim_without_colour_progress_and_stderr(text, typst):
     outputs = [
         v4.new_output("stream", name="stdout", text="\x1b[31mred\x1b[0m  *two*\n 10%|#\r 5"),
         v4.new_output("stream", name="stdout", text="0%|##\rdone $x$\n"),
@@ -102,7 +102,7 @@ def test_printed_text_is_verbatim_without_colour_progress_and_stderr(shown, text
     ]
     notebook = v4.new_notebook(cells=[v4.new_code_cell("x", outputs=outputs, execution_count=1)])
     pages = text(notebook)
-    assert "red  *two*\ndone $x$" in pages.text
+    assert "red *two*\ndone $x$" in pages.text and "red  *two*" in typst(notebook)
     assert "%" not in pages.text and "WARNING" not in pages.text
 
 
