@@ -16,7 +16,7 @@ report: $(VENV)/installed
 test: $(VENV)/installed-tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Executes the notebooks and keeps their outputs in them, too.
 notebooks: $(VENV)/installed

@@ -11,6 +11,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Begun first, so that the others fill the time beside them and no worker is left alone with one at the end.
+LONGEST = ("test_notebooks.py", "test_report_with_records.py", "test_backends.py", "test_distributed.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)

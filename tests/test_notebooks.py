@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,15 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebo
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Path:
-    """The report as `make report` builds it: notebooks executed, records as committed."""
-    folder = tmp_path_factory.mktemp("built")
-    return build(output=folder / "report.pdf", figures=folder / "figures", progress=False)
+    """The report as `make report` builds it in another folder: notebooks executed, records as committed."""
+    folder = tmp_path_factory.mktemp("a-clone-in-a-folder-with-a-name-of-another-length")
+    for name in ("helpers", "notebooks", "data"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    done = subprocess.run([sys.executable, "-m", "helpers", "report"], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "report.pdf"
 
 
 @on_cpu
@@ -39,6 +46,7 @@ def test_the_committed_report_says_what_a_new_one_says(built):
 def test_the_committed_outputs_give_the_same_report_byte_for_byte(built, tmp_path):
     again = build(execute=False, output=tmp_path / "report.pdf", figures=tmp_path / "figures", progress=False)
     assert filecmp.cmp(again, built, shallow=False)
+    assert filecmp.cmp(ROOT / "README.md", built.parent / "README.md", shallow=False)
     for figure in (built.parent / "figures").iterdir():
         assert filecmp.cmp(tmp_path / "figures" / figure.name, figure, shallow=False), figure
         assert filecmp.cmp(ROOT / "figures" / figure.name, figure, shallow=False), figure

@@ -24,6 +24,7 @@ def outcomes(counts: pd.DataFrame) -> Figure:
         axis.set_yticks(places, counts["way"])
         axis.invert_yaxis()
         axis.set_xlabel("functions")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 

@@ -29,8 +29,9 @@ NOT_THE_RECORD = "**Small preset.** The code runs; tables and figures read the r
 NOT_A_RESULT = "**CPU, small preset: not a GPU result.** The code runs; tables and figures read the records."
 LIVE = "HELPERS_LIVE"  # "no" in the environment: nothing is run live, tables come from the records alone
 LEFT_OUT = {"helpers": {"report": False}}
-UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "tokens_per_s": "tokens/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
+UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {unit: unit for unit in ("s", "ms", "us")}
+A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,16 @@ def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
 
 def heading(name: str) -> str:
-    """`backward_ms` -> `backward, ms`; `checkpoint_level` -> `checkpoint level`."""
+    """`backward_ms` -> `backward, ms`; `real_tokens_per_s_p20` -> `real tokens/s, p20`; `seq_len` -> `seq len`."""
+    if name.endswith(SPREAD):
+        return f"{heading(name[:-4])}, {name[-3:]}"
+    if name in UNITS:
+        return UNITS[name]
+    if name.endswith(A_SECOND):
+        return f"{name.removesuffix(A_SECOND).replace('_', ' ')}/s"
     for unit, said in UNITS.items():
         if name.endswith("_" + unit):
             return f"{name.removesuffix('_' + unit).replace('_', ' ')}, {said}"
-        if name == unit:
-            return said
     return name.replace("_", " ")
 
 

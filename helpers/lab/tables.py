@@ -19,9 +19,11 @@ def reached(yes: bool) -> str:
 
 
 def number(value: object, whole: bool = False) -> str:
-    """Three significant digits (or a whole number), a dash for nothing."""
+    """Three significant digits (or a whole number), yes or no, a dash for nothing."""
     if value is None or value == "" or (isinstance(value, float) and value != value):
         return "–"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
     if whole or isinstance(value, (int, np.integer)):

@@ -105,7 +105,7 @@ def simulation_verdicts(planned: pd.DataFrame) -> list[str]:
     for keys, found in groups(planned, ["gpu", "how"]):
         furthest = (found[found["ranks"].isin([8, 64])]["derived_ratio"] - 1).abs().max()
         said.append(
-            f"{keys['gpu']}: at 8 and 64 ranks the derived memory is within {furthest:.1%} of the {keys['how']} one "
+            f"{keys['gpu']}: at 8 and 64 ranks the derived memory is within {furthest:.2%} of the {keys['how']} one "
             f"({reached(furthest <= GOAL_DERIVED)}: at most {GOAL_DERIVED:.0%})"
         )
     return said or ["The memory of many ranks has not been simulated yet."]
@@ -117,7 +117,7 @@ def alone_verdicts(alone: pd.DataFrame) -> list[str]:
     for keys, found in groups(alone, ["gpu"]):
         furthest = (found["ratio"] - 1).abs().max()
         said.append(
-            f"{keys['gpu']}: simulated memory of one rank is within {furthest:.1%} of the measured "
+            f"{keys['gpu']}: simulated memory of one rank is within {furthest:.2%} of the measured "
             f"({reached(furthest <= GOAL_SIMULATED)}: at most {GOAL_SIMULATED:.0%})"
         )
     return said or ["The simulation has not been held against a GPU yet."]

@@ -1,6 +1,5 @@
 """The profiler in real time, and on a device whose events are the host's."""
 
-import statistics
 import time
 from types import SimpleNamespace
 
@@ -60,7 +59,7 @@ def test_it_costs_less_than_5_percent_of_a_step_of_20_ms():
                 turns[step % 2].append(timed(rows))
                 profiler.step()
         assert profiler.summary().attrs["steps"] == 30
-        plain, watched = (statistics.median(turn[5:]) for turn in turns)
+        plain, watched = (min(turn[5:]) for turn in turns)  # whatever disturbs, adds
         return watched / plain
 
     rows = 16

@@ -72,7 +72,7 @@ def test_goals_are_held_against_the_records(recorded):
         "NVIDIA Test: our norm kernel moves its bytes at 70% of a copy's rate or more (reached: at least 65%)" in said
     )
     said = story.simulation_verdicts(recorded(experiments.memory_plan))
-    assert "the derived memory is within 1.0% of the measured one (reached: at most 3%)" in said[0]
+    assert "the derived memory is within 1.00% of the measured one (reached: at most 3%)" in said[0]
     empty = pd.DataFrame()
     assert len(story.simulation_verdicts(empty)) == 1
     assert len(story.ladder_verdicts(empty, empty)) == len(story.kernel_verdicts(empty, empty)) == 1

@@ -17,10 +17,16 @@ local function length(text) return utf8.len(text) or #text end
 
 local function pieces_of(name)
   local pieces = {}
-  for piece in name:gmatch('[^_%s/]*[_%s/]*') do
+  for piece in name:gmatch('[^._%s/]*[._%s/]*') do
     if piece ~= '' then pieces[#pieces + 1] = piece end
   end
   return pieces
+end
+
+local function longest_of(words)
+  local longest = 0
+  for _, word in ipairs(words) do longest = math.max(longest, length(word:gsub('%s+$', ''))) end
+  return longest
 end
 
 -- `tokens_per_s` over numbers of five digits is written on two lines when space is short.
@@ -62,13 +68,18 @@ end
 local function columns_of(tbl, head, body, row_heads)
   local columns = {}
   for x, spec in ipairs(tbl.colspecs) do
-    columns[x] = {longest = 0, numbers = 0, words = 0, spaced = false, align = spec[1]}
+    columns[x] = {longest = 0, numbers = 0, words = 0, word = 0, spaced = false, align = spec[1]}
   end
+  each_cell(head, function(cell, _, x)
+    local column = columns[x]
+    if column then column.word = math.max(column.word, longest_of(pieces_of(pandoc.utils.stringify(cell.contents)))) end
+  end)
   each_cell(body, function(cell, _, x)
     local said, column = pandoc.utils.stringify(cell.contents), columns[x]
     if not column or cell.col_span > 1 then return end
     column.longest = math.max(column.longest, length(said))
     column.spaced = column.spaced or said:find('%s') ~= nil
+    for word in said:gmatch('%S+') do column.word = math.max(column.word, length(word)) end
     if is_number(said) then column.numbers = column.numbers + 1
     elseif not MISSING[said:lower()] then column.words = column.words + 1 end
   end)
@@ -77,6 +88,7 @@ local function columns_of(tbl, head, body, row_heads)
     local written = {AlignLeft = 'left', AlignRight = 'right', AlignCenter = 'center'}
     column.align = written[column.align] or (numeric and 'right' or 'left')
     column.wraps = column.spaced and not numeric and column.longest > SENTENCE
+    column.text = column.spaced and not numeric
   end
   return columns
 end
@@ -112,10 +124,11 @@ return function(text_filter)
   local function Table(tbl)
     local head, body, row_heads = rows_of(tbl)
     local columns = columns_of(tbl, head, body, row_heads)
-    local aligns, weights = {}, {}
+    local aligns, weights, words = {}, {}, {}
     for x, column in ipairs(columns) do
       aligns[x] = column.align
       weights[x] = column.wraps and tostring(math.min(column.longest, 90)) or '0'
+      words[x] = column.text and tostring(column.word) or '0'
     end
     local function plain(cell) return cell.contents end
     local function narrow(cell, x)
@@ -129,9 +142,17 @@ return function(text_filter)
       end
       return {pandoc.Plain(parts)}
     end
-    local call = string.format('#data-table(align: (%s,), weights: (%s,), header-rows: %d,\n header: %s,\n '
-      .. 'narrow: %s,\n rows: %s)', table.concat(aligns, ', '), table.concat(weights, ', '), #head,
-      written(head, plain), written(head, narrow), written(body, plain))
+    local function loose(cell, x)
+      local parts = pandoc.Inlines {}
+      for _, piece in ipairs(pieces_of(pandoc.utils.stringify(cell.contents))) do
+        parts:extend {pandoc.Str(piece), pandoc.RawInline('typst', '#sym.zws;')}
+      end
+      return {pandoc.Plain(parts)}
+    end
+    local call = string.format('#data-table(align: (%s,), weights: (%s,), words: (%s,), header-rows: %d,\n '
+      .. 'header: %s,\n narrow: %s,\n loose: %s,\n rows: %s)', table.concat(aligns, ', '),
+      table.concat(weights, ', '), table.concat(words, ', '), #head,
+      written(head, plain), written(head, narrow), written(head, loose), written(body, plain))
     if #tbl.caption.long > 0 then
       call = '#captioned([' .. typst({tbl.caption.long})[1] .. '])[' .. call .. ']'
     end
