@@ -5,17 +5,7 @@ import pytest
 from helpers.compilers import experiments, plots, story
 from helpers.lab.notebook import recorded
 
-
-@pytest.fixture(autouse=True)
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def measured(results):
-    fake_records.write(results)
-    return lambda experiment: recorded(experiment).measured
+pytestmark = pytest.mark.usefixtures("results")
 
 
 def test_outcomes_are_a_table_of_functions_by_ways_and_the_silent_ones_are_named(measured):

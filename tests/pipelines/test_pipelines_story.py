@@ -1,21 +1,9 @@
-import fake_records
 import pandas as pd
 import pytest
 
-from helpers.lab.notebook import recorded
 from helpers.pipelines import experiments, plots, story
 
-
-@pytest.fixture(autouse=True)
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def measured(results):
-    fake_records.write(results)
-    return lambda experiment: recorded(experiment).measured
+pytestmark = pytest.mark.usefixtures("results")
 
 
 def test_formats_are_held_against_small_files_and_against_their_bare_files(measured):

@@ -1,11 +1,15 @@
 """What formats of several shards share: files that are read at any offset, found by number, and counted through."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from .sample import Fault, FormatError, admit
+
+Table = TypeVar("Table")
 
 
 class Handles:
@@ -62,6 +66,19 @@ def numbered(folder: Path, suffix: str, index_suffix: str, policy: str, kept: li
         file = folder / f"{number:05d}{suffix}"
         admit(Fault(str(file), None, "no such shard, though there are later ones"), policy, kept)
     return [folder / f"{stem}{suffix}" for stem in stems]
+
+
+def opened(
+    folder: Path, suffix: str, index_suffix: str, policy: str, kept: list[Fault], read: Callable[[Path], Table]
+) -> list[tuple[str, Table]]:
+    """Each shard of a folder with its index, as `read` gives it; what has none that can be read is a fault."""
+    found = []
+    for shard in numbered(folder, suffix, index_suffix, policy, kept):
+        try:
+            found.append((str(shard), read(shard)))
+        except FormatError as error:
+            admit(error.fault, policy, kept)
+    return found
 
 
 def check_size(shard: Path, expected: int, policy: str, kept: list[Fault]) -> None:

@@ -25,7 +25,7 @@ from helpers.lab.machine import installed
 
 from .reader import Reader
 from .sample import TOKEN_TYPES, Fault, FormatError, Sample, admit, allowed, building, checked
-from .shards import Handles, Places, check_size, numbered, some
+from .shards import Handles, Places, check_size, opened, some
 
 DATA, INDEX = ".tfrecord", ".tfindex"
 HEAD, TAIL = 12, 4  # bytes before an Example, its length and a crc, and behind it, another crc
@@ -74,16 +74,11 @@ class Records:
 
     def __init__(self, folder: Path, policy: str, verify: bool, index: str | None) -> None:
         self.verify, self.policy, self.faults, self.handles = verify, policy, [], Handles()
-        opened = []
-        for shard in numbered(folder, DATA, INDEX, policy, self.faults):
-            try:
-                opened.append((str(shard), self._index(shard, policy, index)))
-            except FormatError as error:
-                admit(error.fault, policy, self.faults)
-        some(sum(len(table) for _, table in opened), folder, self.faults)
-        self.files = [file for file, _ in opened]
-        self.index = np.concatenate([table for _, table in opened])  # (N, 2) int64: offset, bytes
-        self.place = Places([len(table) for _, table in opened])
+        found = opened(folder, DATA, INDEX, policy, self.faults, lambda shard: self._index(shard, policy, index))
+        some(sum(len(table) for _, table in found), folder, self.faults)
+        self.files = [file for file, _ in found]
+        self.index = np.concatenate([table for _, table in found])  # (N, 2) int64: offset, bytes
+        self.place = Places([len(table) for _, table in found])
         self.shards = self.place.runs
 
     def _index(self, shard: Path, policy: str, index: str | None) -> np.ndarray:

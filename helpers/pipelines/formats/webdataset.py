@@ -22,7 +22,7 @@ from helpers.text.files import replacing
 
 from .reader import Reader
 from .sample import SUFFIXES, Fault, FormatError, Sample, admit, allowed, building, checked, pack, unpack
-from .shards import Handles, Places, check_size, numbered, some
+from .shards import Handles, Places, check_size, opened, some
 
 INDEX = ".idx.json"
 VERSION = 1
@@ -74,20 +74,15 @@ class Shards:
 
     def __init__(self, folder: Path, policy: str, verify: bool, index: str | None, by_index: bool) -> None:
         self.verify, self.by_index, self.faults, self.handles = verify, by_index, [], Handles()
-        opened = []
-        for shard in numbered(folder, ".tar", INDEX, policy, self.faults):
-            try:
-                opened.append((str(shard), self._index(shard, policy, index)))
-            except FormatError as error:
-                admit(error.fault, policy, self.faults)
-        some(sum(len(table["keys"]) for _, table in opened), folder, self.faults)
-        self.files = [file for file, _ in opened]
-        self.kind = opened[0][1]["kind"]
-        self.keys = [key for _, table in opened for key in table["keys"]]
-        gathered = {name: [value for _, table in opened for value in table[name]] for name in COLUMNS}
+        found = opened(folder, ".tar", INDEX, policy, self.faults, lambda shard: self._index(shard, policy, index))
+        some(sum(len(table["keys"]) for _, table in found), folder, self.faults)
+        self.files = [file for file, _ in found]
+        self.kind = found[0][1]["kind"]
+        self.keys = [key for _, table in found for key in table["keys"]]
+        gathered = {name: [value for _, table in found for value in table[name]] for name in COLUMNS}
         self.offsets, self.sizes, self.labels = (np.array(gathered[name], np.int64) for name in COLUMNS[:3])
         self.sums = np.array(gathered["crc32"], np.uint32)
-        self.place = Places([len(table["keys"]) for _, table in opened])
+        self.place = Places([len(table["keys"]) for _, table in found])
         self.shards = self.place.runs
 
     def _index(self, shard: Path, policy: str, index: str | None) -> dict:
