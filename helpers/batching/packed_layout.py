@@ -83,6 +83,8 @@ def _checked(offsets: Offsets, length: int | None) -> np.ndarray:
         at = int(falls.argmax())
         raise ValueError(f"offsets fall from {found[at]} to {found[at + 1]} at place {at + 1}; they must not descend")
     length = int(found[-1]) if length is None else length
+    if not isinstance(length, (int, np.integer)):
+        raise ValueError(f"length is {length!r}; it must be a whole number of positions")
     if found[-1] > length:
         raise ValueError(f"offsets end at {found[-1]}, after the end of the sequence, {length}")
     if not 1 <= length < 2**31:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from helpers.models.checks import check_at_least, check_positive
+
 Fixes = frozenset[str]
 
 
@@ -64,4 +66,7 @@ def choose(presets: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[
     chosen = presets[preset]
     if unknown := sorted(set(changes) - set(chosen)):
         raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")
-    return chosen | changes
+    chosen = chosen | changes
+    check_positive(batch_size=chosen["batch_size"])
+    check_at_least(0, workers=chosen["workers"])
+    return chosen

@@ -136,7 +136,6 @@ def prepare(
     """Model, optimizer and batches of a set of fixes, before the first step."""
     fixes = switches.check_fixes(fixes, SWITCHES)
     chosen = switches.choose(PRESETS, preset, changes)
-    check_positive(batch_size=chosen["batch_size"])
     counts = {name: chosen[name] for name in ("classes", "samples", "validation_samples")}
     train, validation = photo_files(path, **counts, size=chosen["photo_size"], seed=seed)
     where = device()

@@ -196,6 +196,11 @@ def test_wrong_offsets_are_named(offsets, said):
         PackedLayout(offsets)
 
 
+def test_a_length_that_is_no_whole_number_is_refused():
+    with pytest.raises(ValueError, match=r"length is 3.5; it must be a whole number of positions"):
+        PackedLayout([0, 3], 3.5)
+
+
 @given(lengths=LENGTHS, padding=st.integers(0, 9))
 def test_padding_at_the_end_is_one_document_more(lengths, padding):
     offsets = np.cumsum([0, *lengths])

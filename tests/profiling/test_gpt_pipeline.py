@@ -410,6 +410,7 @@ def test_the_spelled_out_loss_and_the_hosts_accuracy_are_the_fast_ones(data, bat
         ({"preset": "huge"}, "unknown preset 'huge'; valid: small, reduced, full"),
         ({"epochs": 0}, "epochs is 0; it must be an integer of at least 1"),
         ({"steps": True}, "steps is True"),
+        ({"workers": -1}, "workers is -1; it must be an integer of at least 0"),
         ({"colour": 1}, "the preset has no 'colour' to change; it has samples"),
     ],
 )

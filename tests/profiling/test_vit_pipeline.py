@@ -311,6 +311,7 @@ def test_class_weights_make_every_class_count_alike(labels):
         ({"epochs": 0}, "epochs is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"batch_size": 0}, "batch_size is 0; it must be an integer of at least 1"),
+        ({"workers": -1}, "workers is -1; it must be an integer of at least 0"),
         ({"colour": 1}, "the preset has no 'colour' to change; it has classes"),
     ],
 )
