@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .lengths import at_least, lengths_of
-from .padding import Sample, pad
+from .padding import Sample, pad, token_ids
 
 
 class StandardDataset(Dataset[Tensor]):
@@ -42,7 +42,7 @@ class StandardDataset(Dataset[Tensor]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor(np.asarray(self.samples[index])[: self.max_length], dtype=torch.int64)
+        return torch.tensor(token_ids(self.samples[index])[: self.max_length], dtype=torch.int64)
 
 
 class BaseDataset(StandardDataset):

@@ -9,12 +9,20 @@ from torch import Tensor
 Sample = Sequence[int] | np.ndarray | Tensor
 
 
+def token_ids(sample: Sample) -> np.ndarray:
+    """A sample as an array, of whole numbers: what has a fraction would lose it, and nobody would see."""
+    ids = np.asarray(sample)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"a sample holds {ids.dtype}; token ids must be whole numbers")
+    return ids
+
+
 def pad(samples: Sequence[Sample], length: int | None = None, pad_id: int = 0) -> Tensor:
     """Token ids (B, length) as int64: each sample on the left of its row, `pad_id` after it.
 
     `length` is that of the longest sample if it isn't given; longer samples are cut to it. One copy of each sample.
     """
-    rows = [np.asarray(sample) for sample in samples]
+    rows = [token_ids(sample) for sample in samples]
     if length is None:
         length = max((len(row) for row in rows), default=0)
     tokens = np.full((len(rows), length), pad_id, dtype=np.int64)

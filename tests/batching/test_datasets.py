@@ -84,3 +84,8 @@ def test_bad_input_is_named():
         BaseDataset([])
     with pytest.raises(ValueError, match="max_length is 0; it must be a whole number, 1 or more"):
         StandardDataset([[1]], 0)
+    for broken in (StandardDataset([[1], [1.5]]), BaseDataset([[1], [1.5]])):
+        with pytest.raises(ValueError, match="a sample holds float64; token ids must be whole numbers"):
+            broken[1]
+    with pytest.raises(ValueError, match="a sample holds bool"):
+        collate_fn([[True, False]])
