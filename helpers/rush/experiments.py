@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers.lab import compare, device, each, experiment, peak_memory
+from helpers.lab import Comparison, compare, device, each, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
@@ -156,19 +156,11 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     steps = {way: partial(both, norm_ways.norm(way, kind)) for way, reason in found.items() if not reason}
     timed = compare({norm_ways.TORCH: steps.pop(norm_ways.TORCH)} | steps)
     moved = sum(norm_ways.least_bytes(x.numel(), x.element_size()))
-    gb_per_s = _copy_rate()
-    return [
-        {"way": way, STATUS: reason if reason.startswith("not installed") else f"not here: {reason}"}
-        if reason
-        else {"way": way}
-        | timed.timing(way).row()
-        | {
-            "ratio_to_torch": timed.ratio(way, norm_ways.TORCH)[0],
-            "share_of_copy": moved / timed.timing(way).median_ms / 1e6 / gb_per_s,
-            "peak_gib": peak_memory(partial(both, norm_ways.norm(way, kind))).added_bytes / GIB,
-        }
-        for way, reason in found.items()
-    ]
+
+    def peak(way: str) -> Row:
+        return {"peak_gib": peak_memory(partial(both, norm_ways.norm(way, kind))).added_bytes / GIB}
+
+    return _kernel_rows(found, timed, ("ratio_to_torch", norm_ways.TORCH), moved, peak)
 
 
 @experiment(
@@ -183,18 +175,28 @@ def adam(million_parameters: int) -> list[Row]:
         param.grad = torch.randn_like(param)
     found = {way: adam_ways.obstacle(way, device()) for way in adam_ways.WAYS}
     timed = compare(adam_ways.steps(params, [way for way, reason in found.items() if not reason]), check=False)
-    gb_per_s, moved = _copy_rate(), adam_ways.LEAST_BYTES * 64 * elements
-    return [
-        {"way": way, STATUS: reason if reason.startswith("not installed") else f"not here: {reason}"}
-        if reason
-        else {"way": way}
-        | timed.timing(way).row()
-        | {
-            "ratio_to_fused": timed.ratio(way, adam_ways.FUSED)[0],
-            "share_of_copy": moved / timed.timing(way).median_ms / 1e6 / gb_per_s,
-        }
-        for way, reason in found.items()
-    ]
+    moved = adam_ways.LEAST_BYTES * 64 * elements
+    return _kernel_rows(found, timed, ("ratio_to_fused", adam_ways.FUSED), moved)
+
+
+def _kernel_rows(
+    found: dict[str, str],
+    timed: Comparison,
+    against: tuple[str, str],
+    moved: int,
+    more: Callable[[str], Row] = lambda way: {},
+) -> list[Row]:
+    """A row for each way, or what stands in its way: its time, its ratio to another's, its share of a copy's rate."""
+    (column, base), gb_per_s = against, _copy_rate()
+    rows = []
+    for way, reason in found.items():
+        if reason:
+            rows.append({"way": way, STATUS: reason if reason.startswith("not installed") else f"not here: {reason}"})
+            continue
+        timing = timed.timing(way)
+        ratios = {column: timed.ratio(way, base)[0], "share_of_copy": moved / timing.median_ms / 1e6 / gb_per_s}
+        rows.append({"way": way} | timing.row() | ratios | more(way))
+    return rows
 
 
 def _copy_rate() -> float:
