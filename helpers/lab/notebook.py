@@ -8,7 +8,9 @@ read the records only.
 import html
 import inspect
 import os
+import re
 import textwrap
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -23,6 +25,8 @@ from .machine import device, slug
 from .records import STATUS, Row
 from .runner import measure
 from .tables import number
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
 NOT_MEASURED = "not measured"
 NOT_THE_RECORD = "**Small preset.** The code runs; tables and figures read the records of the full one."
@@ -113,9 +117,13 @@ def _recorded(experiment: Experiment, devices: Iterable[str]) -> list[pd.DataFra
 
 
 def table(frame: pd.DataFrame, caption: str) -> None:
-    """Show a table with plain headings and a caption; cells without a value hold a dash."""
-    styler = _shown(frame).style.format(escape="html").hide(axis="index").set_caption(html.escape(caption))
-    display(styler.set_uuid("t"), metadata={"helpers": {"caption": caption}})
+    """Show a table with plain headings and a caption; cells without a value hold a dash, columns of text are left."""
+    shown = _shown(frame)
+    styler = shown.style.format(escape="html").hide(axis="index").set_caption(html.escape(caption))
+    texts = [place for place, name in enumerate(shown.columns) if shown[name].map(_is_text).any()]
+    left = [{"selector": f"{cell}.col{place}", "props": "text-align: left"} for place in texts for cell in ("th", "td")]
+    own = f"{zlib.crc32(caption.encode()):08x}"  # else a table's style would be that of all in the notebook
+    display(styler.set_table_styles(left).set_uuid(own), metadata={"helpers": {"caption": caption}})
 
 
 def figure(drawn: Figure, name: str, caption: str) -> None:
@@ -189,6 +197,10 @@ def _texts(column: pd.Series) -> list[str]:
     numbers = pd.to_numeric(column, errors="coerce").dropna()
     whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
     return [number(value, whole) for value in column]
+
+
+def _is_text(shown: str) -> bool:
+    return re.search(r"[^\d\s.,+\-–±%×e]", shown) is not None
 
 
 def _version(torch: str, cuda: str, driver: str) -> str:

@@ -95,7 +95,6 @@ def _project_root() -> Path:
 def _environment(temporary: Path, drawn: Path, results: Path | str | None, live: bool) -> dict[str, str]:
     """What a kernel is told. Its own IPython folder keeps a user's startup files and history out of it."""
     environment = {"HELPERS_FIGURES": str(drawn), "IPYTHONDIR": str(temporary / "ipython")}
-    environment["KINETO_LOG_LEVEL"] = "6"  # some builds of torch print a line whenever a profiler starts or stops
     if not live:
         environment["HELPERS_LIVE"] = "no"
     if results is not None:
