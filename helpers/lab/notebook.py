@@ -172,7 +172,9 @@ def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
 
 def heading(name: str) -> str:
-    """`backward_ms` -> `backward, ms`; `real_tokens_per_s_p20` -> `real tokens/s, p20`; `seq_len` -> `seq len`."""
+    """`backward_ms` -> `backward, ms`; `real_tokens_per_s_p20` -> `real tokens/s, p20`; a name with dots is code's."""
+    if "." in name:
+        return name
     if name.endswith(SPREAD):
         return f"{heading(name[:-4])}, {name[-3:]}"
     if name in UNITS:

@@ -15,6 +15,7 @@ from helpers.lab.notebook import heading
         ("real_tokens_per_s", "real tokens/s"),
         ("samples_per_s_p20", "samples/s, p20"),
         ("slope_us_per_step", "slope us per step"),
+        ("torch.fx.symbolic_trace", "torch.fx.symbolic_trace"),
     ],
 )
 def test_a_name_becomes_words_and_a_unit(column, said):
