@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+YES_NO = {"True": "yes", "False": "no"}
+
 
 def groups(frame: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Groups in the order of the rows, with their keys by name; none of an empty frame."""
@@ -22,8 +24,8 @@ def number(value: object, whole: bool = False) -> str:
     """Three significant digits (or a whole number), yes or no, a dash for nothing."""
     if value is None or value == "" or (isinstance(value, float) and value != value):
         return "–"
-    if isinstance(value, (bool, np.bool_)):
-        return "yes" if value else "no"
+    if said := YES_NO.get(str(value)):  # of a bool, and of one that was read from a record
+        return said
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
     if whole or isinstance(value, (int, np.integer)):

@@ -1,0 +1,48 @@
+"""What a table's columns are called in the report, and what stands in its cells."""
+
+import math
+
+import numpy as np
+import pytest
+
+from helpers.lab.notebook import heading
+from helpers.lab.tables import number
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("checkpoint_level", "checkpoint level"),
+        ("backward_ms", "backward, ms"),
+        ("tflops", "TFLOP/s"),
+        ("mb_per_s", "MB/s"),
+        ("real_tokens_per_s", "real tokens/s"),
+        ("samples_per_s_p20", "samples/s, p20"),
+        ("slope_us_per_step", "slope us per step"),
+        ("torch.fx.symbolic_trace", "torch.fx.symbolic_trace"),
+    ],
+)
+def test_a_name_becomes_words_and_a_unit(column, said):
+    assert heading(column) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.123456, "0.123"),
+        (1.0, "1.00"),
+        (1234567.0, "1,234,567"),
+        (9999, "9999"),
+        (10_000, "10,000"),
+        (np.int64(3), "3"),
+        (True, "yes"),
+        (np.bool_(False), "no"),
+        ("False", "no"),
+        ("fp32", "fp32"),
+        (None, "–"),
+        ("", "–"),
+        (math.nan, "–"),
+    ],
+)
+def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
+    assert number(value) == said
