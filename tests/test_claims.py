@@ -18,12 +18,25 @@ def test_the_sentences_say_what_the_records_say(path):
     assert [fault for sentence in sentences(path) for fault in faults(sentence, RECORDS)] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_sentence_with_another_number_is_found_out(path):
-    for sentence in sentences(path):
-        for gain in re.finditer(r"\d(?=\d?(?:×| points| ms a step at first))", sentence):
-            other = str((int(gain[0]) + 5) % 10)
-            assert faults(sentence[: gain.start()] + other + sentence[gain.end() :], RECORDS), sentence
+def test_any_other_digit_in_a_sentence_is_found_out():
+    told = {said for path in NOTEBOOKS for said in sentences(path) if not re.match(r"\d+ goals: ", said)}
+    changed = [said[:at] + digit + said[at + 1 :] for said in told for at, digit in _other_digits(said)]
+    assert len(changed) > 500
+    assert [sentence for sentence in changed if not _found_out(sentence)] == []
+
+
+def _other_digits(said: str) -> list[tuple[int, str]]:
+    """Where a digit stands that is no part of a name, and one that is five away."""
+    names = "|".join(map(re.escape, RECORDS.devices()))
+    hidden = re.sub(rf"{names}|\[.*?\]\(.*?\)|`.*?`", lambda found: " " * len(found[0]), said)
+    return [(digit.start(), str((int(digit[0]) + 5) % 10)) for digit in re.finditer(r"\d", hidden)]
+
+
+def _found_out(sentence: str) -> bool:
+    try:
+        return bool(faults(sentence, RECORDS))
+    except (AssertionError, IndexError, KeyError, ValueError):  # it names what no record is about
+        return True
 
 
 def test_the_goals_are_counted_as_the_table_has_them():

@@ -32,10 +32,11 @@ def outcomes(counts: pd.DataFrame) -> Figure:
 def latency(measured: pd.DataFrame) -> Figure:
     """Speed-up over eager with its spread, of one device, in the least precision.
 
-    A panel for each model and batch that has several ways.
+    A panel for each model and batch that has several ways; for each there is, if none has.
     """
     measured = measured[measured["precision"] == ("fp16" if "fp16" in set(measured["precision"]) else "fp32")]
-    panels = [(key, rows) for key, rows in measured.groupby(["model", "batch"], sort=False) if len(rows) > 1]
+    found = list(measured.groupby(["model", "batch"], sort=False))
+    panels = [(key, rows) for key, rows in found if len(rows) > 1] or found
     models = list(dict.fromkeys(model for (model, _), _ in panels))
     wide = max(sum(name == model for (name, _), _ in panels) for model in models)
     figure, axes = figures.new(len(models), wide, height=0.4 + 2.3 * len(models), squeeze=False, sharex="row")

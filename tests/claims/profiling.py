@@ -3,7 +3,7 @@
 from . import claim
 
 PIPELINES = {"ViT on photos": "vit", "language model": "gpt"}
-LAST_FIX = {"vit": "photos_on_device", "gpt": "any_algorithm"}  # what comes after is beyond mending
+LAST_FIX = {"vit": "photos_on_device", "gpt": "any_algorithm"}  # what comes after is optional
 NAMES = "|".join(PIPELINES)
 
 

@@ -1,5 +1,7 @@
 """Chapter 4."""
 
+import re
+
 from helpers.swiglu import costs
 
 from . import claim
@@ -20,6 +22,7 @@ KEPT = {  # of x, xW, xV, SiLU(xW) and their product, at I = 4d: numbers a token
     "level 2": 1 + 2 * 4,
     "level 3": 1 + 2 * 4 * (1 + 4 / 128) / 2,  # a byte for each, and four for the scale of 128
 }
+COMPILED = ("torch.compile", "torch.compile, memory budget 0.5")  # which choose themselves what to keep
 
 
 @claim("On the {gpu} at size {size}, the unsynchronised clock is {times} times too fast")
@@ -55,7 +58,7 @@ def _(records, hidden, gpu, **_):
     return {"value": value, "verdict": value <= 1}
 
 
-@claim("| {way} | {derived} | {measured} | {time} | {status} |", way="plain module|torch\\.[^|]+|liger-kernel|level .")
+@claim("| {way} | {derived} | {measured} | {time} | {status} |", way="|".join(map(re.escape, [*KEPT, *COMPILED])))
 def _(records, way, **_):
     rows = records.rows("swiglu/peers", way=way)
     row = rows[rows["hidden_dim"] == 2048].iloc[0] if len(rows) else {"status": "not measured"}

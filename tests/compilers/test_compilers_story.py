@@ -31,6 +31,8 @@ def test_the_goal_of_inference_is_held_against_the_mean_over_batches(measured):
     assert story.inference_gain(latency[latency["batch"] == 1]) is None, "one batch is no mean"
     assert len([a for a in plots.latency(latency).axes if a.axison]) == 6
     assert len([a for a in plots.latency(latency[latency["precision"] == "fp32"]).axes if a.axison]) == 5
+    begun = latency[(latency["model"] == "resnet-18") & (latency["way"] == "eager")]  # a measurement that was stopped
+    assert len([a for a in plots.latency(begun).axes if a.axison]) == begun["batch"].nunique()
 
 
 def test_each_question_gets_an_answer_and_devices_are_told_apart(measured, results):
