@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import measure, work
 from .job import BACKENDS, CHECKPOINTINGS, PRECISIONS, STRATEGIES, Job
-from .launch import RankFailed, under_torchrun
+from .launch import RankFailed, end, under_torchrun
 
 CHOICES = {
     "strategy": STRATEGIES,
@@ -105,4 +105,4 @@ def _refused(error: ValueError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    (end if under_torchrun() else sys.exit)(main())
