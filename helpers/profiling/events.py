@@ -127,9 +127,14 @@ class Trace:
         return max(counts, key=counts.__getitem__, default=None)
 
     def step_of(self, event: Event) -> int | None:
-        """The place of the step that an event belongs to; device work belongs to the step that launched it."""
-        if event.kind in ON_DEVICE and event.parent is not None:
-            event = event.parent
+        """The place of the step that an event belongs to; device work belongs to the step that launched it.
+
+        Where steps are marked, device work without a launch is that of steps before the first one.
+        """
+        if event.kind in ON_DEVICE:
+            if event.parent is None and self.steps[0].name.startswith(STEP):
+                return None
+            event = event.parent or event
         place = bisect_right(self._step_begins, event.begin) - 1
         return place if place >= 0 and event.begin < self.steps[place].end else None
 

@@ -48,7 +48,7 @@ GIVEN_AWAY = {
 
 # Parts of a model: by the type of a module, or by its name. What is indented is within the part above.
 PARTS: tuple[tuple[str, set[str], set[str]], ...] = (
-    ("embedding", {"ReshapedPatches", "ConvPatches", "Embedding", "PositionalEncoding", "RebuiltPositions"}, set()),
+    ("embedding", {"ReshapedPatches", "ConvPatches", "Embedding", "PositionalEncoding", "RecomputedPositions"}, set()),
     ("attention", set(), {"attention", "self_attn", "multihead_attn"}),
     ("attention's output", {"NonDynamicallyQuantizableLinear"}, set()),  # nn.MultiheadAttention's
     ("  softmax", {"Softmax"}, set()),

@@ -64,9 +64,10 @@ class Synthetic:
             cat, call = ("gpu_memcpy", "cudaMemcpyAsync") if copy else ("kernel", "cudaLaunchKernel")
             extra = {"bytes": 2**20} if copy else {}
             self.write(cat, copy or kernel, begin, self.free, STREAM, correlation=self._launches, **extra)
-            self.call(call, LAUNCH_US, correlation=self._launches)
+            blocks = "Pageable" in copy  # the call returns when all queued work and the copy are done
+            self.call(call, self.free - self.now if blocks else LAUNCH_US, correlation=self._launches)
         if waits:
-            self.call("cudaStreamSynchronize", max(self.free - self.now, 1.0))
+            self.call("cudaStreamSynchronize", max(self.free - self.now, 3.0))
 
     def call(self, name: str, us: float, **args: Any) -> None:
         self.write("cuda_runtime", name, self.now, self.now + us, self.thread, **args)

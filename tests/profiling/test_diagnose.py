@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiling import loops
-from profiling.synthetic import BF16, FP32, Synthetic
+from profiling.synthetic import BF16, FP32, STREAM, Synthetic
 from torch import nn
 from torch.profiler import profile
 
-from helpers.profiling.busy import device_idle_share
+from helpers.profiling.busy import device_idle_share, device_windows
 from helpers.profiling.diagnose import COLUMNS, diagnose
 from helpers.profiling.findings import NAMES, finding
 from helpers.profiling.findings.settings import note_settings
 from helpers.profiling.slim import slim
+from helpers.profiling.timeline import kernel_table
 from helpers.profiling.trace import parse, read_trace
 
 SOURCE = Path(loops.__file__).read_text().splitlines()
@@ -275,6 +276,41 @@ def test_a_wait_costs_the_time_it_lasts():
 
     row = diagnose(on_gpu(plant)).iloc[0]
     assert (row["count"], row["cost_ms"]) == (1, pytest.approx(0.7))
+
+
+@pytest.mark.parametrize("memory", ["Pageable", "Pinned"])
+def test_reading_a_tensor_costs_the_wait_for_the_work_before_it(memory):
+    """In pageable memory it is the copy's own call that waits, in pinned memory the synchronisation after it."""
+
+    def plant(gpu, _):
+        gpu.launch("elementwise_kernel", us=5000.0)
+        copy(f"Memcpy DtoH (Device -> {memory})")(gpu, _)
+
+    [row] = diagnose(on_gpu(plant)).to_dict("records")
+    assert (row["finding"], row["count"]) == (finding.HOST_WAITS, 1)
+    assert 5.0 < row["cost_ms"] < 6.5
+
+
+def test_work_that_was_launched_before_the_first_step_belongs_to_none():
+    gpu = Synthetic()
+    gpu.now = 1200.0
+    gpu.write("kernel", "late", 1100.0, 1450.0, STREAM, correlation=99)  # its launch was not recorded
+    with gpu.step():
+        gpu.train_step(0)
+    trace = parse(gpu.events, {}, [])
+    assert "late" not in set(kernel_table(trace)["name"])
+    assert device_windows(trace)[0][0] >= 1200.0
+
+
+def test_emptying_the_cache_costs_what_reserves_it_again():
+    def plant(gpu, _):
+        with gpu.inside("python_function", "train.py(3): train"):
+            with gpu.inside("python_function", "torch/cuda/memory.py(200): empty_cache"):
+                gpu.call("cudaFree", 300.0)
+            gpu.call("cudaMalloc", 200.0)
+
+    [row] = diagnose(on_gpu(plant)).query("finding == @finding.RETURNED").to_dict("records")
+    assert row["cost_ms"] == pytest.approx(0.5, abs=0.01) and "remove torch.cuda.empty_cache()" in row["advice"]
 
 
 def test_waits_that_are_seldom_count_by_how_often_they_are():

@@ -111,20 +111,25 @@ def _in_zero_grad(event: Event) -> bool:
 
 
 def returned_memory(trace: Trace) -> Iterator[Finding]:
-    """Memory that the allocator gives back to the driver and asks for again; each call stops the device."""
+    """Memory that the allocator gives back to the driver and asks for again; each call stops the device.
+
+    Where the loop itself gives it back, what asks for it again is part of what that costs.
+    """
     emptied = [
         e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
     ]
     calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and not any(o in emptied for o in e.outer())]
     steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need
-    if calls and len(steady) >= max(2, len(trace.steps) / 2):
-        for group in by_place(trace, calls).values():
-            yield _returned(trace, group, "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    again = calls if len(steady) >= max(2, len(trace.steps) / 2) else []
     for group in by_place(trace, emptied).values():
-        yield _returned(trace, group, "remove torch.cuda.empty_cache() from the loop")
+        us = sum(e.us for e in group) + sum(e.us for e in again) * len(group) / len(emptied)
+        yield _returned(trace, group, us, "remove torch.cuda.empty_cache() from the loop")
+    for group in by_place(trace, [] if emptied else again).values():
+        us = sum(e.us for e in group)
+        yield _returned(trace, group, us, "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
-def _returned(trace: Trace, group: list[Event], advice: str) -> Finding:
+def _returned(trace: Trace, group: list[Event], us: float, advice: str) -> Finding:
     basis = (
         "measured: the calls to the driver"
         if trace.on_gpu
@@ -134,7 +139,7 @@ def _returned(trace: Trace, group: list[Event], advice: str) -> Finding:
         RETURNED,
         places(trace, group),
         trace.per_step(len(group)),
-        trace.per_step(sum(e.us for e in group)) / 1e3,
+        trace.per_step(us) / 1e3,
         basis,
         advice,
     )

@@ -41,7 +41,7 @@ def host_waits(trace: Trace) -> Iterator[Finding]:
             yield Finding(
                 HOST_WAITS,
                 where if by in where else f"{where}: {by}",
-                trace.per_step(len(group)),
+                trace.per_step(len({_op_around(e) or e for e in group})),
                 trace.per_step(sum(e.us for e in group)) / 1e3,
                 basis,
                 _ADVICE[_kind(group[0])],
@@ -49,13 +49,18 @@ def host_waits(trace: Trace) -> Iterator[Finding]:
 
 
 def _waits_on_gpu(trace: Trace) -> list[Event]:
-    """Calls that wait. What waits for a copy from pageable memory is reported as such a copy."""
+    """Calls that wait. What waits for a copy from pageable memory is reported as such a copy.
+
+    A copy into pageable memory waits in the call that starts it: the synchronisation after it finds nothing to wait for.
+    """
     last_work = max((e.begin for e in trace.host if e.kind == OP), default=0.0)  # the profiler itself waits at its end
     pageable = {_copying_op(e) for e in trace.device if _is_pageable(e)}
     return [
         call
         for call in trace.calls
-        if _WAITS.fullmatch(call.name) and call.begin <= last_work and _op_around(call) not in pageable
+        if (_WAITS.fullmatch(call.name) or any(map(_is_read_to_pageable, call.children)))
+        and (_op_around(call) or call.begin <= last_work)
+        and _op_around(call) not in pageable
     ]
 
 
@@ -141,6 +146,10 @@ def pageable_copies(trace: Trace) -> Iterator[Finding]:
 
 def _is_pageable(event: Event) -> bool:
     return event.kind == COPY and "HtoD" in event.name and "Pageable" in event.name
+
+
+def _is_read_to_pageable(event: Event) -> bool:
+    return event.kind == COPY and "DtoH" in event.name and "Pageable" in event.name
 
 
 def _op_around(event: Event) -> Event | None:
