@@ -235,7 +235,7 @@ def _fixes(pipeline):
         steps = names.index(config["fix"]) + 1 if config["way"] == profiling.CUMULATIVE else 0
         ms = {"slow": 1000.0, "alone": 900.0, "cumulative": 1000.0 * 0.8**steps}[config["way"]]
         times = {name: ms for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
-        return [times | {"n": 11, "peak_gib": 4.0, "prepare_s": 1.0, "source": "generated", "device_idle_share": 0.04}]
+        return [times | {"n": 20, "peak_gib": 4.0, "prepare_s": 1.0, "source": "generated", "device_idle_share": 0.04}]
 
     return fixes
 
@@ -279,7 +279,7 @@ def _rush_peers(config):
 
 
 def _loading(config):
-    return [{"step_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 30, "wait_ms": 0.2, "epoch_s": 1.2}]
+    return [{"step_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 30, "wait_ms": 0.2, "copy_ms": 0.1, "epoch_s": 1.2}]
 
 
 def _norms(config):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from tqdm import tqdm
 from . import records
 from .experiment import FAILED, NOT_INSTALLED, Experiment
 from .machine import device_name, environment, installed, slug
-from .timing import Disagreement
+from .timing import Disagreement, synchronize
 
 STALE = " stale"
+LONGEST = 200  # characters of an error in a row
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ def measure(
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
     After `budget` seconds no configuration is started, nor one whose forerunner in the table took longer than
-    what is left; a call with the same arguments goes on there. `refresh` first marks what is recorded as stale, so
-    that a call without it goes on where a refreshing one was stopped. A way that turns out to compute something else
-    than the reference is a row that says so, and counts as failed.
+    what is left, though those of other tables are; a call with the same arguments goes on there. `refresh` first
+    marks what is recorded as stale, so that a call without it goes on where a refreshing one was stopped. A way that
+    turns out to compute something else than the reference is a row that says so, and counts as failed; so is one that
+    raises anything else, and its traceback goes to stderr. What leaves the device unable to go on is raised.
     """
     experiments = list(experiments)
     began, gpu = time.perf_counter(), slug(device_name())
@@ -57,13 +60,13 @@ def measure(
         for e, config in todo:
             left = float("inf") if budget is None else budget - (time.perf_counter() - began)
             if left <= took.get((e.chapter, e.table), 0.0):
-                break
+                continue
             bar.set_description(f"{e.chapter}/{e.table}")
             start = time.perf_counter()
             try:
                 found = e.rows(config)
-            except Disagreement as error:
-                found = [config | {records.STATUS: f"{FAILED}{error}"}]
+            except Exception as error:
+                found = [config | {records.STATUS: FAILED + _told(error)}]
                 failed += 1
             rows = [row | provenance(e, preset) for row in found]
             file = _file(gpu, e, results)
@@ -72,6 +75,18 @@ def measure(
             measured += 1
             bar.update()
     return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
+
+
+def _told(error: Exception) -> str:
+    """An error in a line. Raises it again if it has left the device in a state in which all that follows would fail."""
+    if isinstance(error, Disagreement):
+        return str(error)
+    try:
+        synchronize()
+    except RuntimeError:
+        raise error from None
+    tqdm.write("".join(traceback.format_exception(error)), file=sys.stderr, end="")
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:LONGEST]
 
 
 def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[records.Row]) -> bool:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
-from statistics import median
 
 from .events import KERNEL, Trace
 
@@ -48,10 +47,11 @@ def device_windows(trace: Trace) -> Spans:
 
 
 def device_idle_share(trace: Trace) -> float | None:
-    """The share of a step in which no kernel runs, the median over the steps; None without a GPU.
+    """The share of the steps' time in which no kernel runs; None without a GPU.
 
-    A profiler slows the host, most of all with `with_stack=True`: take the share from a profile without it.
+    All steps count, for what a loader delivers in bursts is waited for in one step of many. A profiler slows the host,
+    most of all with `with_stack=True`: take the share from a profile without it.
     """
-    spans = kernel_spans(trace)
-    shares = [1 - covered(spans, begin, end) / (end - begin) for begin, end in device_windows(trace) if end > begin]
-    return median(shares) if shares else None
+    spans, windows = kernel_spans(trace), device_windows(trace)
+    whole = sum(end - begin for begin, end in windows)
+    return 1 - sum(covered(spans, begin, end) for begin, end in windows) / whole if whole else None

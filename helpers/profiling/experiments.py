@@ -13,19 +13,21 @@ from helpers.lab import device, experiment
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
 
-from . import gpt_pipeline, vit_pipeline
+from . import gpt_pipeline, loop, vit_pipeline
 from .busy import device_idle_share
 from .costs import Cost, cost
 from .diagnose import diagnose as read_diagnosis
 from .metrics_cost import metrics_cost as measure_metrics
 from .modules import ModuleProfiler
+from .photo_files import cores
 from .timeline import timeline as read_timeline
 from .trace import read_trace
 
 PIPELINES: dict[str, ModuleType] = {"vit": vit_pipeline, "gpt": gpt_pipeline}
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]
 SLOW, ALONE, CUMULATIVE = "slow", "alone", "cumulative"
-FIX_STEPS, PROFILED_STEPS = 16, 8
+TIMED_STEPS, BURSTS = 20, 4  # of a fix, settled; with workers at least so many batches of each
+PATIENCE_S = 20.0  # for steps so slow that fewer have to do
 DRAWN = 400  # rows of a timeline: the longest ones
 
 
@@ -35,6 +37,25 @@ def _preset() -> str:
 
 def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
     return PIPELINES[pipeline].FIXED if variant == "fixed" else frozenset()
+
+
+@experiment(small=BOTH, full=BOTH, host=True)
+def diagnose(pipeline: str, variant: str) -> list[Row]:
+    """What a diagnosis finds in each pipeline, the most expensive first."""
+    found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
+    if not len(found):
+        return [{"place": 0, "finding": "nothing"}]
+    found["where"] = found["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    return [{"place": place} | row for place, row in enumerate(rows)]
+
+
+@experiment(small=BOTH[:2], full=BOTH, host=True)
+def timeline(pipeline: str, variant: str) -> list[Row]:
+    """One step from a trace, to be drawn: the longest of what ran on the host and on the device, and when."""
+    rows = read_timeline(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant)))
+    rows = rows.assign(ms=rows["end_ms"] - rows["begin_ms"]).nlargest(DRAWN, "ms").sort_values("begin_ms")
+    return [row | {"name": row["name"][:60]} for row in rows.drop(columns="ms").to_dict("records")]
 
 
 @experiment(small=BOTH, full=BOTH, host=True)
@@ -51,7 +72,7 @@ def modules(pipeline: str, variant: str) -> list[Row]:
         return watched[-1].profiler
 
     fixes = fixes_of(pipeline, variant)
-    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=10, profile=watch)
+    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=loop.Excerpt(10), profile=watch)
     table = watched[0].profiler.summary()
     floors = watched[0].floors(torch.bfloat16 if "bf16" in fixes else torch.float32)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
@@ -113,10 +134,20 @@ def gpt_fixes(way: str, fix: str) -> Row:
 
 
 def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
+    """Settled steps within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
+
+    Workers deliver in bursts, one batch each, so a few whole bursts are timed, and none of what they made before the
+    first step. The idle share comes from a profile of its own, of what is shown with all fixes before it.
+    """
     names = [switch.name for switch in pipeline.SWITCHES]
     chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[way]
-    small = _preset() == "small"
-    found = pipeline.run(frozenset(chosen), preset=_preset(), steps=4 if small else FIX_STEPS)
+    fixes = frozenset(chosen)
+    part = loop.Excerpt(4)
+    if _preset() == "full":
+        workers = _workers(pipeline, fixes)
+        settling = max(loop.SETTLING, workers)
+        part = loop.Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
+    found = pipeline.run(fixes, preset=_preset(), steps=part, **_within_an_epoch(pipeline, part.steps))
     kept = (
         "iteration_ms",
         "iteration_p20_ms",
@@ -127,7 +158,8 @@ def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
         "prepare_s",
         "source",
     )
-    idle = device_idle_share(_trace(pipeline, frozenset(chosen))) if device().type == "cuda" else None
+    profiled = device().type == "cuda" and way != ALONE
+    idle = device_idle_share(_trace(pipeline, fixes)) if profiled else None
     return {name: found[name] for name in kept} | {"device_idle_share": idle}
 
 
@@ -135,9 +167,9 @@ def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
     small=[{"pipeline": "vit", "variant": "fixed", "epochs": 1, "seed": 0}],
     full=[
         {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
-        for pipeline, epochs in (("vit", 5), ("gpt", 2))
-        for variant in ("slow", "fixed")
         for seed in range(3)
+        for pipeline, epochs in (("vit", 5), ("gpt", 1))
+        for variant in ("slow", "fixed")
     ],
 )
 def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
@@ -145,25 +177,6 @@ def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
     found = PIPELINES[pipeline].run(fixes_of(pipeline, variant), preset=_preset(), epochs=epochs, seed=seed)
     names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
     return {name: found[name] for name in names}
-
-
-@experiment(small=BOTH, full=BOTH, host=True)
-def diagnose(pipeline: str, variant: str) -> list[Row]:
-    """What a diagnosis finds in each pipeline, the most expensive first."""
-    found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
-    if not len(found):
-        return [{"place": 0, "finding": "nothing"}]
-    found["where"] = found["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
-    rows = found.astype(object).where(found.notna(), None).to_dict("records")
-    return [{"place": place} | row for place, row in enumerate(rows)]
-
-
-@experiment(small=BOTH[:2], full=BOTH, host=True)
-def timeline(pipeline: str, variant: str) -> list[Row]:
-    """One step from a trace, to be drawn: the longest of what ran on the host and on the device, and when."""
-    rows = read_timeline(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant)))
-    rows = rows.assign(ms=rows["end_ms"] - rows["begin_ms"]).nlargest(DRAWN, "ms").sort_values("begin_ms")
-    return [row | {"name": row["name"][:60]} for row in rows.drop(columns="ms").to_dict("records")]
 
 
 @experiment(small=[{"steps": 40}], full=[{"steps": 2000}], host=True)
@@ -185,15 +198,30 @@ def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) 
     held: list[profile] = []
     on_gpu = device().type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
-    active = PROFILED_STEPS - 4 if on_gpu else 2
+    workers = _workers(pipeline, fixes) if on_gpu else 0
+    wait, active = max(workers, 1), max(workers, 4 if on_gpu else 2)  # of workers, a burst after the first
 
     def watch(_model: nn.Module) -> profile:
-        steps = schedule(wait=1, warmup=2, active=active, repeat=1)
+        steps = schedule(wait=wait, warmup=2, active=active, repeat=1)
         held.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
         return held[0]
 
-    steps = active + 4
-    preset = pipeline.PRESETS[_preset()]
-    samples = max(preset["samples"], preset["batch_size"] * (steps + 2))
-    pipeline.run(fixes, preset=_preset(), steps=steps, profile=watch, samples=samples)
+    steps = wait + active + 3
+    longer = _within_an_epoch(pipeline, steps)
+    pipeline.run(fixes, preset=_preset(), steps=loop.Excerpt(steps), profile=watch, **longer)
     return read_trace(held[0])
+
+
+def _within_an_epoch(pipeline: ModuleType, steps: int) -> dict[str, int]:
+    """What to change of the preset so that an epoch has so many steps: where one ends, workers start anew."""
+    preset = pipeline.PRESETS[_preset()]
+    needed = preset["batch_size"] * (steps + 2)
+    if "passes" in preset:
+        return {"passes": -(-needed // preset["samples"])}
+    return {"samples": max(preset["samples"], needed)}
+
+
+def _workers(pipeline: ModuleType, fixes: frozenset[str]) -> int:
+    """How many processes make batches."""
+    makes = "workers" in fixes and "photos_on_device" not in fixes
+    return min(pipeline.PRESETS[_preset()]["workers"], cores()) if makes else 0

@@ -41,7 +41,7 @@ FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose
 ALL = frozenset(switch.name for switch in SWITCHES)  # and what can be done beyond that
 
 # Presets as plain data; `small` is for tests, `reduced` is what a CPU trains in a minute. `vocab_size` is of made-up
-# text; of WikiText, `samples` and `validation_samples` are the most that are taken. `full` takes some 60 GiB while
+# text; of WikiText, `samples` and `validation_samples` are the most that are taken. `full` takes some 50 GiB while
 # nothing is fixed.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
@@ -69,14 +69,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
     },
     "full": {
-        "samples": 8192,
+        "samples": 4096,
         "validation_samples": 1024,
         "vocab_size": 24_725,
         "shape": ({"d_model": 1023, "num_heads": 11}, {"d_model": 1024, "num_heads": 16}),
         "layers": 6,
         "max_length": 640,
         "dropout": 0.1,
-        "batch_size": 64,
+        "batch_size": 48,
         "workers": 4,
         "learning_rate": 3e-4,
     },
@@ -99,7 +99,7 @@ def run(
     preset: str = "small",
     epochs: int = 1,
     path: str | Path | None = None,
-    steps: int | None = None,
+    steps: int | loop.Excerpt | None = None,
     seed: int = 0,
     on_step: loop.OnStep | None = None,
     profile: loop.Profile | None = None,
@@ -112,7 +112,8 @@ def run(
     not the padding, whose share of the last epoch's positions is `padding_share`. `prepare_s` is what was spent once,
     before the first epoch, to tokenise. Validation is over the whole of its split, the loss in nats a token.
     """
-    check_positive(epochs=epochs, steps=1 if steps is None else steps)
+    check_positive(epochs=epochs)
+    steps = loop.Excerpt.of(steps)
     training = prepare(fixes, preset=preset, path=path, seed=seed, **changes)
     with training.settings():
         found = loop.train(

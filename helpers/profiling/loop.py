@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,37 @@ from torch.profiler import record_function
 from helpers.lab import Timing, device
 from helpers.lab.memory import GIB
 from helpers.lab.timing import synchronize
+from helpers.models.checks import check_positive
 
 SETTLING = 5  # first steps that are not timed: start of workers, choice of kernels, compilation, recording
+ENOUGH = 8  # timed steps, where steps take so long that there is no time for more
 
 OnStep = Callable[[int, Tensor, nn.Module], Any]
 Profile = Callable[[nn.Module], contextlib.AbstractContextManager]
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The first `steps` steps of a run, to time them; the first `settling` of them are not timed.
+
+    It ends after `within_s` seconds if `ENOUGH` are timed by then. All of a run if `steps` is None.
+    """
+
+    steps: int | None
+    settling: int = SETTLING
+    within_s: float = float("inf")
+    validates: bool = False
+
+    @classmethod
+    def of(cls, steps: "int | Excerpt | None") -> "Excerpt":
+        """What a caller asked for: a number of steps is a run that is cut short, and validated."""
+        if isinstance(steps, Excerpt):
+            return steps
+        check_positive(steps=1 if steps is None else steps)
+        return cls(steps, validates=True)
+
+    def ends(self, done: int, seconds: float) -> bool:
+        return done == self.steps or (seconds > self.within_s and done >= self.settling + ENOUGH)
 
 
 def train(
@@ -31,16 +58,16 @@ def train(
     validate: Callable[[], dict[str, float]],
     *,
     epochs: int,
-    steps: int | None = None,
+    steps: int | Excerpt | None = None,
     on_step: OnStep | None = None,
     profile: Profile | None = None,
 ) -> dict[str, Any]:
     """Train and validate, epoch by epoch; returns what it took.
 
     `batches(epoch)` gives the batches on the device, `step(batch)` does all of a step and returns its loss on the
-    device. `steps` ends the run after so many steps, with a validation. `on_step(number, loss, model)` comes after each
-    step, when its gradients are still there. `profile(model)` makes a context manager around the loop, and its
-    `step()` is called after each step if it has one: `lambda model: torch.profiler.profile(...)`.
+    device. `steps` ends the run after so many steps, with a validation; or see `Excerpt`. `on_step(number, loss,
+    model)` comes after each step, when its gradients are still there. `profile(model)` makes a context manager around
+    the loop, and its `step()` is called after each step if it has one: `lambda model: torch.profiler.profile(...)`.
 
     `iteration_ms` is the median from the end of a step to the end of the next, loading included; `iteration_mean_ms`
     is the mean, which is larger where a loader delivers in bursts, and what the rate follows from. `epoch_s` is the
@@ -48,6 +75,7 @@ def train(
     """
     marks: list[list[Any]] = []
     number, epoch_s, found = 0, None, {}
+    part, start = Excerpt.of(steps), time.perf_counter()
     on_gpu = device().type == "cuda"
     if on_gpu:
         torch.cuda.synchronize()
@@ -69,16 +97,17 @@ def train(
                 if hasattr(profiler, "step"):
                     profiler.step()
                 number += 1
-                cut = number == steps
-            with record_function("validation"):
-                found = validate()
+                cut = part.ends(number, time.perf_counter() - start)
+            if part.validates or not cut:
+                with record_function("validation"):
+                    found = validate()
             synchronize()
             if cut:
                 break
             epoch_s = time.perf_counter() - began
     return {
         "steps": number,
-        **_iterations(marks),
+        **_iterations(marks, part.settling),
         "epoch_s": epoch_s,
         "peak_gib": torch.cuda.max_memory_allocated() / GIB if on_gpu else None,
         **{f"validation_{name}": value for name, value in found.items()},
@@ -124,10 +153,10 @@ class RecordedStep:
         return self.outputs
 
 
-def _iterations(marks: list[list[Any]]) -> dict[str, Any]:
+def _iterations(marks: list[list[Any]], settling: int) -> dict[str, Any]:
     """Median, percentiles and mean of what lies between marks of the same epoch, without the first few."""
     samples = [_between_ms(*pair) for epoch in marks for pair in itertools.pairwise(epoch)]
-    settled = samples[min(SETTLING, len(samples) // 2) :]
+    settled = samples[min(settling, len(samples) // 2) :]
     if not settled:
         return {name: None for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
     timing = Timing.of(settled)

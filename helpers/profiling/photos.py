@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
+from helpers.models.checks import check_positive
+
 from .photo_files import PhotoError, PhotoFiles, cores
 from .transforms import (
     KEPT,
@@ -166,19 +168,24 @@ class Photos(Dataset):
 
 
 class EpochOrder(Sampler):
-    """Photos of an epoch in random order, each with its chance: both follow from the seed and `epoch` alone."""
+    """Photos of an epoch in random order, each with its chance: both follow from the seed and `epoch` alone.
 
-    def __init__(self, count: int, seed: int, usable: np.ndarray | None = None) -> None:
-        self.count, self.seed, self.epoch = count, seed, 0
+    An epoch is `passes` such orders, one after another.
+    """
+
+    def __init__(self, count: int, seed: int, usable: np.ndarray | None = None, passes: int = 1) -> None:
+        check_positive(passes=passes)
+        self.count, self.seed, self.epoch, self.passes = count, seed, 0, passes
         self.usable = np.arange(count) if usable is None else usable
 
     def __len__(self) -> int:
-        return len(self.usable)
+        return self.passes * len(self.usable)
 
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
         """The order (n,), and the chance of every photo (count, 5), by photo."""
         rng = np.random.default_rng([self.seed, self.epoch, 1])
-        return rng.permutation(self.usable), draw_cuts(self.count, self.seed, self.epoch)
+        order = np.concatenate([rng.permutation(self.usable) for _ in range(self.passes)])
+        return order, draw_cuts(self.count, self.seed, self.epoch)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         order, cuts = self.drawn()

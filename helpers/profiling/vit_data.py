@@ -31,6 +31,7 @@ class Feed:
     batch_size: int
     workers: int
     kept_side: int
+    passes: int
     seed: int
     device: torch.device
 
@@ -54,7 +55,8 @@ class LoadedBatches:
         kept = [keep_photos(split, feed.kept_side) if "decode_once" in fixes else None for split in (train, validation)]
         self.prepare_s = sum(split.seconds for split in kept if split is not None)
         as_float = "uint8_transfer" not in fixes
-        self.order = EpochOrder(len(train), feed.seed, None if kept[0] is None else kept[0].usable)
+        usable = None if kept[0] is None else kept[0].usable
+        self.order = EpochOrder(len(train), feed.seed, usable, feed.passes)
         self.batch_size = min(feed.batch_size, len(self.order))
         in_turn = np.arange(len(validation)) if kept[1] is None else kept[1].usable
         for split in kept:
@@ -67,7 +69,7 @@ class LoadedBatches:
             "num_workers": workers,
             "pin_memory": self.pinned,
             "persistent_workers": workers > 0,
-            "prefetch_factor": 4 if workers else None,
+            "prefetch_factor": 2 if workers else None,
         }
         photos = Photos(train, feed.side, kept=kept[0], middle_first="single_cut" not in fixes, as_float=as_float)
         self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
@@ -111,7 +113,7 @@ class HeldBatches:
         self.skipped = dict(fault for split in kept for fault in split.skipped)
         self.sizes = [split.sizes for split in kept]
         self.usable = [split.usable for split in kept]
-        self.order = EpochOrder(len(train), feed.seed, kept[0].usable)
+        self.order = EpochOrder(len(train), feed.seed, kept[0].usable, feed.passes)
         self.batch_size = min(feed.batch_size, len(self.order))
         self.pixels = [split.pixels.to(feed.device) for split in kept]  # (N, s, s, 3) each
         self.labels = [torch.from_numpy(split.labels).to(feed.device) for split in (train, validation)]

@@ -36,13 +36,15 @@ from .vit_switches import SWITCHES
 FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose
 ALL = frozenset(switch.name for switch in SWITCHES)  # and what can be done beyond that
 
-# Presets as plain data; `small` is for a CPU and for tests. `classes` and the three below are of generated photos.
+# Presets as plain data; `small` is for a CPU and for tests. `classes` and the three below are of generated photos. An
+# epoch goes over all photos `passes` times.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "classes": 4,
         "samples": 64,
         "validation_samples": 32,
         "photo_size": (100, 133),
+        "passes": 1,
         "model": {"image_size": 32, "patch_size": 8, "depth": 2, "heads": 2, "head_dim": 16, "mlp_size": 64},
         "width": (31, 32),  # slow, fixed
         "dropout": 0.1,
@@ -56,11 +58,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "samples": 5120,
         "validation_samples": 1024,
         "photo_size": (400, 533),
+        "passes": 1,
         "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
         "width": (255, 256),
         "dropout": 0.1,
         "batch_size": 256,
-        "workers": 16,
+        "workers": 8,
         "kept_side": 256,
         "learning_rate": 5e-4,
     },
@@ -83,7 +86,7 @@ def run(
     preset: str = "small",
     epochs: int = 1,
     path: str | Path | None = None,
-    steps: int | None = None,
+    steps: int | loop.Excerpt | None = None,
     seed: int = 0,
     on_step: loop.OnStep | None = None,
     profile: loop.Profile | None = None,
@@ -95,7 +98,8 @@ def run(
     preset. `steps`, `on_step` and `profile`, and what the times mean: see `loop.train`. `prepare_s` is what was spent
     once, before the first epoch, to decode photos. `validation_accuracy` is over the whole validation split.
     """
-    check_positive(epochs=epochs, steps=1 if steps is None else steps)
+    check_positive(epochs=epochs)
+    steps = loop.Excerpt.of(steps)
     training = prepare(fixes, preset=preset, path=path, seed=seed, **changes)
     with training.settings():
         found = loop.train(
@@ -144,6 +148,7 @@ def prepare(
         batch_size=chosen["batch_size"],
         workers=min(chosen["workers"], cores()),
         kept_side=chosen["kept_side"],
+        passes=chosen["passes"],
         seed=seed,
         device=where,
     )

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from helpers.lab import Disagreement, measure, records
+from helpers.lab import Disagreement, measure, records, runner
 from helpers.lab.experiment import Experiment, is_out_of_memory
 from helpers.lab.machine import device_name, slug
 
@@ -94,6 +94,33 @@ def test_a_way_that_computes_something_else_is_a_failed_row_and_the_others_go_on
     assert measure([e], "full", results=tmp_path).measured == 1  # what failed is tried again
 
 
+def breaks(size):
+    if size == 2:
+        raise RuntimeError("no kernel for this\nat line 1")
+    return square(size)
+
+
+BREAKS = Experiment("chapter", "breaks", breaks, SQUARES.presets, 1)
+
+
+def test_an_unexpected_error_is_a_failed_row_with_its_traceback_on_stderr(tmp_path, capsys):
+    done = measure([BREAKS], "full", results=tmp_path)
+    assert (done.measured, done.failed) == (3, 1)
+    assert read(BREAKS, tmp_path)["status"][0] == "failed: RuntimeError: no kernel for this"
+    assert 'raise RuntimeError("no kernel' in capsys.readouterr().err
+    assert measure([BREAKS], "full", results=tmp_path).measured == 1
+
+
+def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
+    def lost():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "synchronize", lost)
+    with pytest.raises(RuntimeError, match="no kernel for this"):
+        measure([BREAKS], "full", results=tmp_path)
+    assert not CALLS and not records.path(slug(device_name()), "chapter", "breaks", tmp_path).exists()
+
+
 def test_a_new_method_makes_old_records_stale(tmp_path):
     measure([SQUARES], "full", results=tmp_path)
     newer = Experiment("chapter", "squares", square, SQUARES.presets, version=2)
@@ -124,6 +151,20 @@ def test_a_kill_keeps_finished_rows_and_the_next_call_goes_on(tmp_path):
 def test_a_spent_budget_starts_nothing_and_says_what_is_left(tmp_path):
     done = measure([SQUARES], "full", results=tmp_path, budget=0.0)
     assert (done.measured, done.left) == (0, 3)
+
+
+def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+
+    def slow(size):
+        clock[0] += 60.0
+        return square(size)
+
+    takes_long = Experiment("chapter", "slow", slow, SQUARES.presets, 1)
+    done = measure([takes_long, SQUARES], "full", results=tmp_path, budget=100.0)
+    assert CALLS == [2, 2, 3, 4]
+    assert (done.measured, done.left) == (4, 2)
 
 
 def test_one_configuration_may_give_several_rows(tmp_path):

@@ -285,6 +285,14 @@ def test_normalising_bytes_is_normalising_shares():
 # Data sets
 
 
+@given(count=st.integers(1, 40), passes=st.integers(1, 4), seed=st.integers(0, 99))
+def test_an_epoch_of_several_passes_has_every_photo_once_in_each(count, passes, seed):
+    indices = [index for index, _ in EpochOrder(count, seed, passes=passes)]
+    assert len(indices) == len(EpochOrder(count, seed, passes=passes)) == passes * count
+    for start in range(0, passes * count, count):
+        assert sorted(indices[start : start + count]) == list(range(count))
+
+
 def batches(photos, epoch=0, workers=0, size=4):
     order = EpochOrder(len(photos), seed=3)
     order.epoch = epoch

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.models import ViT
+from helpers.profiling import loop
 from helpers.profiling.epoch_metrics import CollectedMetrics, StreamingMetrics
 from helpers.profiling.metrics_cost import metrics_cost
 from helpers.profiling.photo_files import PhotoError, photo_files
@@ -115,6 +116,14 @@ def test_a_run_of_some_steps_ends_after_them_and_has_no_epoch():
     found = run(FIXED, steps=2, epochs=5)
     assert (found["steps"], found["epoch_s"]) == (2, None)
     assert found["validation_accuracy"] >= 0
+
+
+def test_an_excerpt_is_not_validated_and_ends_when_its_time_is_up():
+    patient = run(FIXED, steps=loop.Excerpt(6, settling=2), passes=2)
+    assert (patient["steps"], patient["n"]) == (6, 4)
+    assert "validation_accuracy" not in patient
+    hurried = run(FIXED, steps=loop.Excerpt(100, settling=2, within_s=0.0), passes=40)
+    assert (hurried["steps"], hurried["n"]) == (2 + loop.ENOUGH, loop.ENOUGH)
 
 
 def test_alone_and_cumulative_go_through_all_fixes_in_order():

@@ -51,7 +51,7 @@ def host_waits(trace: Trace) -> Iterator[Finding]:
 def _waits_on_gpu(trace: Trace) -> list[Event]:
     """Calls that wait. What waits for a copy from pageable memory is reported as such a copy.
 
-    A copy into pageable memory waits in the call that starts it: the synchronisation after it finds nothing to wait for.
+    A copy into pageable memory waits in the call that starts it: the synchronisation after it has nothing left to do.
     """
     last_work = max((e.begin for e in trace.host if e.kind == OP), default=0.0)  # the profiler itself waits at its end
     pageable = {_copying_op(e) for e in trace.device if _is_pageable(e)}
