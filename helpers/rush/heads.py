@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers.torch_autocast import autocast_dtype
+
 IGNORED = -100  # the target of a token that doesn't count
 CHUNK_BYTES = 2**30  # of a chunk's logits at most
 
@@ -105,8 +107,7 @@ class _Chunked(torch.autograd.Function):
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type of the products: autocast's where it is on, else that of x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return autocast_dtype(x.device.type) or x.dtype
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

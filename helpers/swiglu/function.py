@@ -6,6 +6,8 @@ import sys
 import torch
 from torch import Tensor
 
+from helpers import torch_autocast
+
 from . import opaque, steps
 from .levels import KEEP_INPUT, check_arguments, check_level
 
@@ -92,10 +94,7 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type that autocast wants for products with x; None where autocast is off. It leaves fp64 alone."""
     if (ours := _our_autocast_dtype(x)) is not None:
         return ours
-    kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind) if x.dtype != torch.float64 else None
+    return torch_autocast.autocast_dtype(x.device.type) if x.dtype != torch.float64 else None
 
 
 def _our_autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -108,9 +107,8 @@ def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     if _our_autocast_dtype(x) is not None:
         return sys.modules["helpers.amp.autocast"].Autocast(enabled=False)
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()
+    inside = torch_autocast.autocast_dtype(kind) is not None
+    return torch.autocast(kind, enabled=False) if inside else contextlib.nullcontext()
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

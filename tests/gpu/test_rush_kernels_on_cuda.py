@@ -287,6 +287,7 @@ def test_kernels_run_on_the_tensors_device_and_not_on_the_current_one():
 def in_a_graph(fn):
     """`fn` recorded, so that a replay has no Python between its kernels."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             fn()

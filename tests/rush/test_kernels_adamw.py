@@ -1,6 +1,7 @@
 """Our AdamW: the kernels in Triton's interpreter, and torch's fused one where they don't run, against torch's loop."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -186,6 +187,22 @@ def test_checkpoints_are_torchs(direction, fused):
         new.step()
         oracle.step()
     assert_equal(after, straight)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_a_copy_of_the_optimizer_goes_on_like_it(copied):
+    ours = parameters()
+    optimizer = AdamW(ours, lr=1e-2)
+    give(random_gradients(ours), ours)
+    optimizer.step()
+    other = copied(optimizer)
+    theirs = other.param_groups[0]["params"]
+    give(random_gradients(ours), ours, theirs)
+    for each in (optimizer, other):
+        each.found_inf, each.grad_scale = torch.zeros(()), torch.full((), 4.0)
+        each.step()
+    assert_equal(ours, theirs)
+    assert other._step_supports_amp_scaling  # or a scaler would divide by itself first
 
 
 def test_groups_schedules_and_a_learning_rate_in_a_tensor():

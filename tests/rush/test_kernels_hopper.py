@@ -44,10 +44,12 @@ def rope():
     return job("rope_triton", "_rotate", types, heads, 1)
 
 
-def adamw():
+def adamw(lr_on_device):
     types = {"table_at": LONG, "chunks_at": "*i32", "factors_at": FULL, "grad_scale_at": FULL, "found_inf_at": FULL}
-    types |= dict.fromkeys(["lr", "beta1", "beta2", "rest1", "rest2", "eps", "weight_decay"], "fp32")
-    constants = {"LR_ON_DEVICE": False, "COLUMNS": adamw_triton.COLUMNS, "CHUNK": adamw_triton.CHUNK, "VECTOR": True}
+    types |= dict.fromkeys(["beta1", "beta2", "rest1", "rest2", "eps", "weight_decay"], "fp32")
+    types["lr"] = FULL if lr_on_device else "fp32"
+    constants = {"COLUMNS": adamw_triton.COLUMNS, "CHUNK": adamw_triton.CHUNK, "VECTOR": True}
+    constants["LR_ON_DEVICE"] = lr_on_device
     return job("adamw_triton", "_update", types, constants, 4)
 
 
@@ -73,7 +75,8 @@ def small_ones():
 @pytest.fixture(scope="module")
 def hopper():
     jobs = {case: norm(*case) for case in FORWARD + BACKWARD}
-    jobs |= {"rope": rope(), "AdamW": adamw(), "cross-entropy": cross_entropy()} | small_ones()
+    jobs |= {"AdamW": adamw(False), "AdamW, rate on the device": adamw(True)}
+    jobs |= {"rope": rope(), "cross-entropy": cross_entropy()} | small_ones()
     return dict(zip(jobs, compile_for_hopper(list(jobs.values())), strict=True))
 
 

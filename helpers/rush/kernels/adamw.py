@@ -36,6 +36,12 @@ class AdamW(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True  # what GradScaler asks before it hands over scale and overflow
         self._plans: dict[tuple[int, torch.device], _Plan] = {}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What a copy, a pickle or a checkpoint goes on from: torch keeps its own attributes, and these follow."""
+        super().__setstate__(state)
+        self._step_supports_amp_scaling = True
+        self._plans = {}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None

@@ -123,13 +123,15 @@ def _update(
         v = tl.load(v_at + at, mask=inside, other=0.0)
         p = tl.load(p_at + at, mask=inside, other=0.0)
         if LR_ON_DEVICE:
-            lr = tl.load(lr)
+            decay = 1.0 - tl.load(lr) * weight_decay
+        else:
+            decay = 1.0 - lr * weight_decay
         if grad_scale_at is not None:
             g *= 1.0 / tl.load(grad_scale_at)
         m = beta1 * m + rest1 * g
         v = beta2 * v + rest2 * g * g
         rate, sharpness = tl.load(factors_at + 2 * tensor), tl.load(factors_at + 2 * tensor + 1)
-        p = p * (1.0 - lr * weight_decay) - rate * m / (tl.sqrt(v) * sharpness + eps)
+        p = p * decay - rate * m / (tl.sqrt(v) * sharpness + eps)
         tl.store(p_at + at, p, mask=inside)
         tl.store(m_at + at, m, mask=inside)
         tl.store(v_at + at, v, mask=inside)

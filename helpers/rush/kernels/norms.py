@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from helpers.torch_autocast import autocast_dtype
+
 from . import norms_plain
 from .where import on_triton
 
@@ -54,9 +56,10 @@ class _Norm(torch.autograd.Function):
         out: torch.dtype,
     ) -> Tensor | tuple[Tensor, Tensor]:
         run = forward_opaque if torch.compiler.is_compiling() else _forward
-        y, rstd, *more = run(x, residual, weight, bias, eps, centred, out)
-        mean = more.pop(0) if centred else None
-        total = more.pop(0) if residual is not None else x
+        found = run(x, residual, weight, bias, eps, centred, out)
+        y, rstd = found[0], found[1]
+        mean = found[2] if centred else None
+        total = found[-1] if residual is not None else x
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(total, weight, mean, rstd)
             ctx.set_materialize_grads(False)
@@ -73,9 +76,10 @@ class _Norm(torch.autograd.Function):
         dx, dweight, dbias = dtotal, None, None
         if dy is not None:
             run = backward_opaque if torch.compiler.is_compiling() else _backward
-            dx, *sums = run(dy, total, dtotal, weight, mean, rstd, need_weight, need_bias)
-            dweight = sums.pop(0) if need_weight else None
-            dbias = sums.pop(0).to(ctx.bias_dtype) if need_bias else None
+            found = run(dy, total, dtotal, weight, mean, rstd, need_weight, need_bias)
+            dx = found[0]
+            dweight = found[1] if need_weight else None
+            dbias = found[-1].to(ctx.bias_dtype) if need_bias else None
         if dx is None:
             return None, None, None, None, None, None, None
         dresidual = None if ctx.residual_dtype is None else dx.to(ctx.residual_dtype)
@@ -162,10 +166,7 @@ def _flat(parameter: Tensor | None) -> Tensor | None:
 
 def _out_dtype(*tensors: Tensor) -> torch.dtype:
     dtype = tensors[0].dtype if len(tensors) == 1 else torch.promote_types(tensors[0].dtype, tensors[1].dtype)
-    kind = tensors[0].device.type
-    if dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return dtype
+    return dtype if dtype == torch.float64 else autocast_dtype(tensors[0].device.type) or dtype
 
 
 def _rms_eps(x: Tensor, eps: float | None) -> float:
