@@ -29,75 +29,6 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
     return [config | {"checkpoint_level": level} for config in configs for level in LEVELS]
 
 
-STACK = "batch seq_len hidden_dim intermediate_size num_layers dtype"
-SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
-    STACK,
-    (16, 128, 512, 2048, 2, "float32"),
-    (32, 128, 512, 2048, 2, "float32"),
-    (8, 512, 1024, 4096, 3, "float32"),
-    (16, 512, 1024, 4096, 3, "float32"),
-    (4, 1024, 4096, 16384, 5, "float32"),
-)
-SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 2048, width 2048, 8 layers
-    STACK,
-    *((8, seq_len, 2048, 8192, 8, "bfloat16") for seq_len in (512, 1024, 2048, 4096, 8192)),
-    *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
-    *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
-)
-SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
-    STACK,
-    (16, 4096, 2048, 8192, 48, "bfloat16"),
-    (16, 4096, 2048, 8192, 80, "bfloat16"),
-)
-SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
-
-
-@experiment(small=_at_each_level(SWEEP_SMALL), full=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
-def sweep(
-    batch: int,
-    seq_len: int,
-    hidden_dim: int,
-    intermediate_size: int,
-    num_layers: int,
-    dtype: str,
-    checkpoint_level: int,
-) -> Row:
-    """Forward and backward time, peak and kept memory of a stack of layers, for each level.
-
-    Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
-    """
-    check_layer(hidden_dim, intermediate_size, dtype, checkpoint_level)
-    factory = {"device": device(), "dtype": getattr(torch, dtype)}
-    stack = nn.Sequential(
-        *(
-            MemoryOptimizedSwigluMLP(hidden_dim, intermediate_size, checkpoint_level, **factory)
-            for _ in range(num_layers)
-        )
-    )
-    x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
-    l = torch.randn(batch, seq_len, hidden_dim, **factory)
-
-    def step():
-        y = stack(x)
-        yield "forward"
-        y.backward(l)
-        yield "backward"
-
-    times = phases(step, warmup=2)
-    memory = peak_memory(lambda: list(step()))
-    kept = saved_bytes(lambda: stack(x), without=stack.parameters())
-    row: Row = {}
-    for name, timing in times.items():
-        seconds = (timing.median_ms / 1e3, timing.p20_ms / 1e3, timing.p80_ms / 1e3)
-        row |= dict(zip((f"{name}_s", f"{name}_p20_s", f"{name}_p80_s"), seconds, strict=True))
-    return row | {
-        "n": times["forward"].n,
-        "peak_gib": memory.peak_gib,
-        "before_gib": memory.before_bytes / GIB,
-        "saved_gib": kept / GIB,
-    }
-
-
 # The ways that the others' time is divided by, and the column that holds the ratio.
 REFERENCES = {
     peer_ways.PLAIN: "ratio_to_plain",
@@ -245,6 +176,75 @@ def ceilings(ceiling: str, dtype: str, size: int) -> Row:
         return found.row() | {"tflops": rate}
     found, rate = copy(size)
     return found.row() | {"gb_per_s": rate}
+
+
+STACK = "batch seq_len hidden_dim intermediate_size num_layers dtype"
+SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
+    STACK,
+    (16, 128, 512, 2048, 2, "float32"),
+    (32, 128, 512, 2048, 2, "float32"),
+    (8, 512, 1024, 4096, 3, "float32"),
+    (16, 512, 1024, 4096, 3, "float32"),
+    (4, 1024, 4096, 16384, 5, "float32"),
+)
+SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 2048, width 2048, 8 layers
+    STACK,
+    *((8, seq_len, 2048, 8192, 8, "bfloat16") for seq_len in (512, 1024, 2048, 4096, 8192)),
+    *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
+    *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
+)
+SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
+    STACK,
+    (16, 4096, 2048, 8192, 48, "bfloat16"),
+    (16, 4096, 2048, 8192, 80, "bfloat16"),
+)
+SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
+
+
+@experiment(small=_at_each_level(SWEEP_SMALL), full=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
+def sweep(
+    batch: int,
+    seq_len: int,
+    hidden_dim: int,
+    intermediate_size: int,
+    num_layers: int,
+    dtype: str,
+    checkpoint_level: int,
+) -> Row:
+    """Forward and backward time, peak and kept memory of a stack of layers, for each level.
+
+    Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
+    """
+    check_layer(hidden_dim, intermediate_size, dtype, checkpoint_level)
+    factory = {"device": device(), "dtype": getattr(torch, dtype)}
+    stack = nn.Sequential(
+        *(
+            MemoryOptimizedSwigluMLP(hidden_dim, intermediate_size, checkpoint_level, **factory)
+            for _ in range(num_layers)
+        )
+    )
+    x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
+    l = torch.randn(batch, seq_len, hidden_dim, **factory)
+
+    def step():
+        y = stack(x)
+        yield "forward"
+        y.backward(l)
+        yield "backward"
+
+    times = phases(step, warmup=2)
+    memory = peak_memory(lambda: list(step()))
+    kept = saved_bytes(lambda: stack(x), without=stack.parameters())
+    row: Row = {}
+    for name, timing in times.items():
+        seconds = (timing.median_ms / 1e3, timing.p20_ms / 1e3, timing.p80_ms / 1e3)
+        row |= dict(zip((f"{name}_s", f"{name}_p20_s", f"{name}_p80_s"), seconds, strict=True))
+    return row | {
+        "n": times["forward"].n,
+        "peak_gib": memory.peak_gib,
+        "before_gib": memory.before_bytes / GIB,
+        "saved_gib": kept / GIB,
+    }
 
 
 def unsynchronised_ms(fn: Callable[[], object]) -> float:
