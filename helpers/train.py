@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.lab import device
 from helpers.tasks import DATA, TASKS, Batch, Task
 
-# precision -> (type of autocast, scaler); `fp16` is a model in pure fp16, without either
+# `fp32` is fp32 in products and convolutions, too, not TF32. `fp16` is a model in pure fp16, without autocast or
+# scaler. The others are autocast: `bf16`, `amp` in fp16 without a scaler, and fp16 with the scaler that they name.
 PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
 AUTOCASTS = ("ours", "torch")
 SIZES = ("small", "reduced", "full")
@@ -87,12 +88,18 @@ def train(
 ) -> dict[str, Any]:
     """Train, and return what came of it. `on_step` looks at gradients, still scaled, before each step.
 
-    `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would.
+    `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would. In precision "fp32" a
+    GPU computes products and convolutions in fp32, not in TF32, for as long as the run lasts.
     """
+    with products(setup):
+        return _train(setup, on_step, progress, stop_after)
+
+
+def _train(setup, on_step, progress: bool, stop_after: int | None) -> dict[str, Any]:
     where = device()
     task = build_task(setup, where)
     model = task.model.half() if setup.precision == "fp16" else task.model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=setup.precision != "fp16")
+    optimizer = build_optimizer(setup, model, task.learning_rate)
     scaler = build_scaler(setup, where)
     step, epochs = 0, []
     if setup.checkpoint is not None and setup.checkpoint.exists():
@@ -123,6 +130,31 @@ def train(
         "diverged": not finite,
         "seconds": time.perf_counter() - began,
     } | (epochs[-1] if epochs else {})
+
+
+@contextlib.contextmanager
+def products(setup: Setup) -> Iterator[None]:
+    """Around forward and backward: where the precision is fp32, products and convolutions on a GPU keep fp32 inside.
+
+    torch's defaults differ: products keep fp32, convolutions are rounded to TF32. Both are as they were afterwards.
+    """
+    if setup.precision != "fp32":
+        yield
+        return
+    cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
+
+
+def build_optimizer(setup: Setup, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW in one kernel; for a model in pure fp16 in a few that compute in fp16, as the rest of its training does."""
+    kernels = {"foreach": True} if setup.precision == "fp16" else {"fused": True}
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate, **kernels)
 
 
 def build_scaler(setup: Setup, where: torch.device) -> Any:

@@ -21,7 +21,7 @@ def run(*arguments, cwd=None):
     ("arguments", "said"),
     [
         (["measure", "nothing"], "unknown chapter 'nothing'; valid: "),
-        (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: sweep, peers"),
+        (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: peers, accuracy"),
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
         (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
@@ -117,7 +117,7 @@ def test_a_failing_notebook_is_one_line(tmp_path):
 
 def test_chapters_are_found_and_tables_selected_once():
     assert "swiglu" in chapters.names()
-    assert [e.table for e in chapters.select(["swiglu/peers", "swiglu"])][:2] == ["peers", "sweep"]
+    assert [e.table for e in chapters.select(["swiglu/peers", "swiglu"])][:2] == ["peers", "accuracy"]
     assert len(chapters.select(["swiglu", "swiglu/peers"])) == len(chapters.experiments("swiglu"))
     assert chapters.select([]) == [e for name in chapters.names() for e in chapters.experiments(name)]
 

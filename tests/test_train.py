@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.batching import StandardDataset
 from helpers.tasks import DATA
 from helpers.tasks.language import packed_batches
 from helpers.text import SyntheticText
-from helpers.train import PRECISIONS, Setup, build_task, train
+from helpers.train import PRECISIONS, Setup, build_optimizer, build_task, train
 
 
 def run(**changes):
@@ -134,6 +135,64 @@ def test_gradients_can_be_looked_at_before_each_step():
     train(Setup(epochs=1, precision="static"), progress=False, on_step=lambda step: seen.append(step))
     assert [step.number for step in seen] == [0, 1, 2, 3]
     assert all(isinstance(step.loss, torch.Tensor) for step in seen)
+
+
+def _inside():
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.fixture
+def rounded():
+    """Products and convolutions in TF32, as a user may have set them."""
+    before = _inside()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    yield _inside()
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_fp32_is_fp32_inside_of_products_and_nothing_is_changed_for_good(rounded):
+    seen = []
+    for precision in ("fp32", "bf16"):
+        setup = Setup(task="segmentation", precision=precision, epochs=1)
+        train(setup, progress=False, on_step=lambda _: seen.append(_inside()))
+        assert _inside() == rounded
+    assert seen == [("highest", False)] * 4 + [rounded] * 4
+
+
+def test_the_settings_come_back_when_a_run_is_broken_off(rounded):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Setup(precision="fp32"), progress=False, on_step=stop)
+    assert _inside() == rounded
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_optimizer_steps_one_tensor_after_another(precision):
+    optimizer = build_optimizer(Setup(precision=precision), torch.nn.Linear(2, 2), 1e-3)
+    assert optimizer.defaults["foreach" if precision == "fp16" else "fused"] is True
+
+
+def test_a_step_on_pictures_copies_nothing_to_the_device():
+    """The meta device stands for a GPU: what goes there from the CPU is a copy."""
+
+    class Copies(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function._schema.name in ("aten::_to_copy", "aten::copy_")
+            return function(*args, **(kwargs or {}))
+
+    task = build_task(Setup(task="segmentation"), torch.device("meta"))
+    for batches in (task.batches(0, 0), task.validation()):
+        with Copies() as copies:
+            found = list(batches)
+        assert len(found) > 1
+        assert {batch.inputs.device.type for batch in found} == {"meta"}
+        assert copies.count == 0
 
 
 def test_the_command_ends_in_a_line_of_json(tmp_path):

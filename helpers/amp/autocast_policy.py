@@ -1,10 +1,12 @@
 """Which function runs in which type: the lists of torch.autocast, for the CPU and for CUDA, as plain data.
 
 The names are those of the operators behind the Python functions (`linalg_qr` is `torch.linalg.qr`). `_LISTS` has
-what torch registers with its dispatcher. `_THROUGH` has functions that torch doesn't list, but that call a listed
-one in C++, where a Python mode doesn't see it. CUDA's list serves every other accelerator, too.
+what torch registers with its dispatcher; what the torch that runs hasn't registered (2.11 leaves `rms_norm` alone) is
+left out. `_THROUGH` has functions that torch doesn't list, but that call a listed one in C++, where a Python mode
+doesn't see it. CUDA's list serves every other accelerator, too.
 """
 
+import functools
 from collections.abc import Callable
 
 import pandas as pd
@@ -81,7 +83,8 @@ _THROUGH = {
     "cuda": {
         LOW: _RNN + " inner",
         FP32: """
-            cross_entropy cross_entropy_loss cumulative_trapezoid nll_loss_nd pairwise_distance square trapezoid trapz
+            cross_entropy cross_entropy_loss cumulative_trapezoid nll_loss_nd pairwise_distance square trace trapezoid
+            trapz
         """,
         FP32_RESULT: "linalg_norm special_log_softmax special_softmax",
     },
@@ -98,7 +101,7 @@ KNOWN_DIFFERENCES = (
         "one call in C++ for all steps: its inputs can be cast, what happens inside can't be told apart",
     ),
     (
-        "cpu",
+        "both",
         "cov, corrcoef, linalg.pinv",
         "fp32",
         "low precision",
@@ -163,8 +166,16 @@ KNOWN_DIFFERENCES = (
 def policies(device_type: str) -> dict[str, str]:
     """Operator name → policy, for the functions that aren't left alone on this kind of device."""
     kind = "cpu" if device_type == "cpu" else "cuda"
-    lists = [*_LISTS[kind].items(), *_THROUGH[kind].items()]
-    return {name: policy for policy, names in lists for name in names.split()}
+    known = registered(kind)
+    chosen = {name: policy for policy, names in _LISTS[kind].items() for name in names.split() if name in known}
+    return chosen | {name: policy for policy, names in _THROUGH[kind].items() for name in names.split()}
+
+
+@functools.cache
+def registered(kind: str) -> frozenset[str]:
+    """The operators that this torch registers with its own autocast for "cpu" or "cuda"."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key({"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[kind])
+    return frozenset(name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::"))
 
 
 def autocast_policy() -> pd.DataFrame:

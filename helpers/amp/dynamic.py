@@ -14,8 +14,9 @@ from .scaler import StaticGradScaler, positive
 class DynamicGradScaler(StaticGradScaler):
     """Finds the scale: after `growth_interval` good steps it grows, after a bad one it shrinks.
 
-    It stays between `min_scale` and `max_scale`, and says once if gradients overflow even at `min_scale`. The
-    state lives on the GPU, so a captured CUDA graph of a step goes on scaling when it is replayed.
+    It stays between `min_scale` and `max_scale` (the next update brings one back that was set or loaded from outside),
+    and says once if gradients overflow even at `min_scale`. The state lives on the GPU, so a captured CUDA graph of a
+    step goes on scaling when it is replayed. `readable.update_` spells the rule out.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class DynamicGradScaler(StaticGradScaler):
         self._growth_interval = growth_interval
         self._min_scale, self._max_scale = float(min_scale), float(max_scale)
         self._good_steps = 0  # a tensor once there is a device
-        self._stuck: Tensor | None = None  # 1.0 once gradients overflowed at min_scale
+        self._at_least: Tensor | None = None  # 1.0 if the scale is as small as it may be
+        self._stuck: Tensor | None = None  # above 0 once gradients overflowed at min_scale
         self._stuck_here = None  # the same on the host, some steps late, so that nobody waits for it
         self._said = False
 
@@ -77,21 +79,15 @@ class DynamicGradScaler(StaticGradScaler):
     def _start(self, device: torch.device) -> None:
         super()._start(device)
         self._good_steps = torch.full((), self._good_steps, dtype=torch.int32, device=device)
-        self._stuck = torch.zeros((), device=device)
+        self._at_least, self._stuck = torch.zeros((), device=device), torch.zeros((), device=device)
         self._stuck_here = torch.zeros((), pin_memory=device.type == "cuda")
 
     def _finish(self, found_inf: Tensor) -> None:
         super()._finish(found_inf)
-        bad = found_inf > 0
-        good_steps = torch.where(bad, 0, self._good_steps + 1)
-        grow = good_steps == self._growth_interval
-        scale = self._scale.double()
-        larger = (scale * self._growth_factor).float().clamp(max=self._max_scale)
-        smaller = (scale * self._backoff_factor).float().clamp(min=self._min_scale)
-        larger = torch.where(torch.isfinite(larger), larger, self._scale)
-        self._stuck.copy_(torch.maximum(self._stuck, (bad & (self._scale <= self._min_scale)).float()))
-        self._scale.copy_(torch.where(bad, smaller, torch.where(grow, larger, self._scale)))
-        self._good_steps.copy_(torch.where(grow, 0, good_steps))
+        torch.le(self._scale, self._min_scale, out=self._at_least)
+        self._stuck.addcmul_(found_inf, self._at_least)
+        rule = self._growth_factor, self._backoff_factor, self._growth_interval, (self._min_scale, self._max_scale)
+        self._operations.update_(self._scale, self._good_steps, found_inf, *rule)
         self._say_if_stuck()
 
     def _say_if_stuck(self) -> None:

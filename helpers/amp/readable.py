@@ -15,6 +15,11 @@ def found_inf(grads: list[Tensor]) -> Tensor:
     return found
 
 
+def not_finite(number: Tensor) -> Tensor:
+    """1.0 if a number is inf or NaN, else 0.0, in fp32."""
+    return 1.0 - torch.isfinite(number).float()
+
+
 def multiply_(grads: list[Tensor], factor: Tensor) -> None:
     """Multiply each gradient in place by a 0-dimensional factor."""
     for grad in grads:
@@ -24,3 +29,22 @@ def multiply_(grads: list[Tensor], factor: Tensor) -> None:
 def norm(grads: list[Tensor], norm_type: float) -> Tensor:
     """The norm of all gradients as one vector."""
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, norm_type) for g in grads]), norm_type)
+
+
+def update_(
+    scale: Tensor,
+    good_steps: Tensor,
+    found_inf: Tensor,
+    growth: float,
+    backoff: float,
+    interval: int,
+    bounds: tuple[float, float],
+) -> None:
+    """Shrink the scale after a bad step, grow it after `interval` good ones in a row; all in place, nothing is read."""
+    bad = found_inf > 0
+    in_a_row = torch.where(bad, 0, good_steps + 1)
+    grow = in_a_row == interval
+    larger, smaller = ((scale.double() * factor).float() for factor in (growth, backoff))
+    larger = torch.where(torch.isfinite(larger), larger, scale)
+    scale.copy_(torch.where(bad, smaller, torch.where(grow, larger, scale)).clamp(*bounds))
+    good_steps.copy_(torch.where(grow, 0, in_a_row))

@@ -23,7 +23,7 @@ operations, one gradient after another, with the wait.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
@@ -50,7 +50,7 @@ class Stage(Enum):
 class _State:
     stage: Stage = Stage.SCALED
     found_inf: dict[torch.device, Tensor] = field(default_factory=dict)
-    clip: Tensor | None = None  # what the fused step multiplies gradients by besides 1 / scale
+    divisor: Tensor | None = None  # what the fused step divides gradients by, to unscale and clip them
 
 
 class StaticGradScaler:
@@ -125,20 +125,19 @@ class StaticGradScaler:
             raise RuntimeError(f"clip_grad_norm_ after {_done(state)}: call it once, before step")
         by_device = _gradients(optimizer)
         norms = {device: self._operations.norm(grads, norm_type) for device, grads in by_device.items()}
-        home = self._scale.device
-        together = torch.stack([norm.to(home, non_blocking=True).float() for norm in norms.values()])
-        total = torch.linalg.vector_norm(together, norm_type)
+        total = self._together(norms, lambda found: torch.linalg.vector_norm(found, norm_type))
         if state.stage is Stage.SCALED:
-            state.found_inf = {device: 1.0 - torch.isfinite(norm).float() for device, norm in norms.items()}
-            total = total * self._inverse()
-        clip = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+            state.found_inf = {device: self._operations.not_finite(norm) for device, norm in norms.items()}
+            total = total / self._scale
+        excess = torch.clamp((total + 1e-6) / max_norm, min=1.0)  # what the gradients are to be divided by
         if state.stage is Stage.UNSCALED:
+            clip = excess.reciprocal()
             for device, grads in by_device.items():
                 self._operations.multiply_(grads, clip.to(device, non_blocking=True))
         elif self._hands_over(optimizer):
-            state.stage, state.clip = Stage.CLIPPED, clip
+            state.stage, state.divisor = Stage.CLIPPED, self._scale * excess
         else:
-            self._multiply(optimizer, state, clip)
+            self._multiply(optimizer, state, excess)
             state.stage = Stage.UNSCALED
         return total
 
@@ -191,8 +190,8 @@ class StaticGradScaler:
         self._skipped = torch.zeros((), dtype=torch.float32, device=device)
 
     def _finish(self, found_inf: Tensor) -> None:
-        """What `update` does with the news; `found_inf` is above 0 if any optimizer's gradients were not finite."""
-        self._skipped.add_((found_inf > 0).float())
+        """What `update` does with the news; `found_inf` is 1 if any optimizer's gradients were not finite, else 0."""
+        self._skipped.add_(found_inf)
 
     def _set(self, new_scale: float | Tensor) -> None:
         if not isinstance(new_scale, Tensor):
@@ -221,9 +220,9 @@ class StaticGradScaler:
             return False
         return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.state) or not optimizer.defaults["momentum"]
 
-    def _multiply(self, optimizer: Optimizer, state: _State, clip: Tensor | None) -> None:
+    def _multiply(self, optimizer: Optimizer, state: _State, excess: Tensor | None) -> None:
         """Unscale in place, and clip in the same pass; look for inf if nobody has yet."""
-        factor = self._inverse() if clip is None else self._inverse() * clip
+        factor = self._inverse() if excess is None else self._inverse() / excess
         for device, grads in _gradients(optimizer).items():
             if device not in state.found_inf:
                 state.found_inf[device] = self._operations.found_inf(grads)
@@ -233,23 +232,29 @@ class StaticGradScaler:
         """Let the optimizer's kernel divide, clip and skip: nothing is read on the host."""
         if state.stage is Stage.SCALED:
             state.found_inf = {device: fast.found_inf(grads) for device, grads in _gradients(optimizer).items()}
-        home = self._scale.device
-        found = [found.to(home, non_blocking=True) for found in state.found_inf.values()]
-        optimizer.found_inf = sum(found[1:], found[0])
+        optimizer.found_inf = self._together(state.found_inf, torch.amax)
         optimizer.grad_scale = None
         if state.stage is not Stage.UNSCALED:
-            optimizer.grad_scale = self._scale if state.clip is None else self._scale / state.clip
+            optimizer.grad_scale = self._scale if state.divisor is None else state.divisor
         try:
             return optimizer.step(**kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
 
     def _found_inf_of_all(self) -> Tensor:
-        found = [tensor for state in self._states.values() for tensor in state.found_inf.values()]
+        states = self._states.items()
+        found = {(which, device): tensor for which, state in states for device, tensor in state.found_inf.items()}
         if not found:
             raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
-        home = [tensor.to(self._scale.device, non_blocking=True) for tensor in found]
-        return sum(home[1:], home[0])
+        return self._together(found, torch.amax)
+
+    def _together(self, found: Mapping[Any, Tensor], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """One number of several, on the scale's device. A flag stays 0 or 1: fused kernels skip at 1, not at 2."""
+        if len(found) == 1:
+            (only,) = found.values()
+            return only.to(self._scale.device, non_blocking=True).float()
+        home = [tensor.to(self._scale.device, non_blocking=True).float() for tensor in found.values()]
+        return reduce(torch.stack(home))
 
 
 def positive(name: str, value: float, allow_inf: bool = False) -> float:

@@ -3,9 +3,14 @@
 import fake_records
 import pandas as pd
 import pytest
+import torch
 
-from helpers.amp import experiments, plots, story
-from helpers.lab import records
+from helpers import chapters
+from helpers.amp import Autocast, experiments, plots, story, ways
+from helpers.amp.gradients import HIGHEST, LOWEST
+from helpers.amp.gradients import exponents as exponents_of
+from helpers.lab import Disagreement, records
+from helpers.lab.memory import GIB, Memory
 
 
 @pytest.fixture
@@ -32,20 +37,39 @@ def test_curves_follow_loss_and_scale():
     assert rows["loss"].notna().all()
 
 
+def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
+    run = {"task": "segmentation", "precision": "dynamic"}
+    monkeypatch.setattr(experiments, "_curve_of", {})
+    alone = experiments.curves.measure(**run)
+    for seed in (0, 1):
+        experiments.quality.measure(**run, seed=seed)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments.training, "train", lambda *_, **__: pytest.fail("trained once more"))
+        beside = experiments.curves.measure(**run)
+    assert beside == alone
+    assert experiments.curves.measure(**run) == alone  # what was left is taken: trained anew
+
+
+def test_what_takes_seconds_is_measured_before_whole_trainings():
+    order = [e.table for e in chapters.experiments("amp")]
+    assert set(order[-3:]) == {"reduced_quality", "quality", "curves"}
+    for runs in (experiments.quality, experiments.reduced_quality):
+        seeds = [run["seed"] for run in runs.configurations("full")]
+        assert seeds == sorted(seeds)
+
+
 def test_exponents_are_shares_of_all_gradients():
     rows = experiments.exponents("small")
     shares = rows.groupby("kind")["share"].sum()
     assert shares.to_dict() == pytest.approx({"activations": 1.0, "weights": 1.0})
-    assert rows["exponent"].dropna().between(experiments.LOWEST, experiments.HIGHEST).all()
+    assert rows["exponent"].dropna().between(LOWEST, HIGHEST).all()
 
 
 def test_exponents_are_those_of_the_values():
-    import torch
-
-    counts = experiments._exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
-    places = {place - 1 + experiments.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
+    counts = exponents_of(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
+    places = {place - 1 + LOWEST: int(count) for place, count in enumerate(counts) if count and place}
     assert counts[0] == 1
-    assert places == {0: 2, 1: 1, -30: 1, experiments.LOWEST: 1}
+    assert places == {0: 2, 1: 1, -30: 1, LOWEST: 1}
 
 
 def test_zeros_are_counted_for_each_layer():
@@ -60,6 +84,86 @@ def test_a_handed_over_step_never_reads_on_the_host_and_the_readable_one_does():
     assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
     assert rows.loc["ours, readable", "host_reads"] == 1
     assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
+
+
+def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(experiments.ways, "keep_busy", lambda: calls.append("busy"))
+    steps = experiments.ways.scaler_steps
+    names = ("no scaler", "torch.amp.GradScaler", "ours, readable", "ours")
+
+    def logged(parameters):
+        return {
+            name: lambda name=name, step=step: (calls.append(name), step()) for name, step in steps(parameters).items()
+        }
+
+    monkeypatch.setattr(experiments.ways, "scaler_steps", logged)
+    experiments.scaler_step("small")
+    assert [calls[at - 1] for at, call in enumerate(calls) if call in names] == ["busy"] * (len(calls) // 2)
+
+
+def test_gradients_of_the_stack_are_in_the_range_of_fp16():
+    """The mean over all outputs makes them small: 2 / outputs, for an output of 1."""
+    for config in experiments.autocast_overhead.configurations("full"):
+        gradient = experiments.LOSS_SCALE * 2 / (config["batch"] * config["hidden"])
+        assert torch.finfo(torch.float16).tiny < gradient < 1
+
+
+@pytest.fixture
+def stack():
+    layers = [torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.GELU()) for _ in range(2)]
+    model, x = torch.nn.Sequential(*layers), torch.randn(8, 16)
+
+    def run(region):
+        model.zero_grad()
+        with region() as entered:
+            loss = (model(x) * getattr(entered, "factor", 1.0)).square().mean()
+        loss.backward()
+
+    return model, run
+
+
+def test_casting_as_torch_does_is_found_to_be_the_same(stack):
+    regions = ways.regions(torch.bfloat16)
+    ways.check_same_casts(*stack, regions[ways.OURS], regions[ways.TORCHS_AUTOCAST])
+
+
+def test_an_autocast_that_casts_nothing_is_found_out(stack):
+    theirs = ways.regions(torch.bfloat16)[ways.TORCHS_AUTOCAST]
+    with pytest.raises(Disagreement, match=r"layer 0 returns torch.float32 .* torch.bfloat16 under torch's"):
+        ways.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
+
+
+def test_an_autocast_with_other_gradients_is_found_out(stack):
+    class Other(Autocast):
+        factor = 1.1
+
+    theirs = ways.regions(torch.bfloat16)[ways.TORCHS_AUTOCAST]
+    with pytest.raises(Disagreement, match="'ours' differs"):
+        ways.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
+
+
+def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monkeypatch):
+    class Nothing(Autocast):
+        def __enter__(self):
+            self.enabled = False
+            return super().__enter__()
+
+    monkeypatch.setattr(ways, "Autocast", Nothing)
+    with pytest.raises(Disagreement):
+        experiments.autocast_overhead.measure(hidden=32, layers=2, batch=8)
+
+
+def test_the_memory_of_a_gradient_leaves_out_what_else_lies_there(monkeypatch):
+    pictures = 10 * GIB
+    monkeypatch.setattr(experiments, "peak_memory", lambda step: Memory(pictures, pictures + GIB, pictures))
+    for task in experiments.BOTH:
+        assert 1 < experiments.gradient_time.measure(task=task, precision="dynamic")["peak_gib"] < 1.01
+
+
+def test_a_storage_that_two_tensors_share_is_held_once():
+    x = torch.zeros(4, 5)
+    assert experiments._bytes([x, x[:, :-1], x[:, 1:], torch.zeros(2)]) == 4 * 20 + 4 * 2
 
 
 def test_costs_are_measured_for_each_way():

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.amp import fast, readable, ways
+from helpers.amp import scaler as scaler_module
 from helpers.amp.dynamic import DynamicGradScaler
 from helpers.amp.scaler import StaticGradScaler
 
@@ -254,6 +256,93 @@ def test_overflow_at_the_smallest_scale_is_said_once():
     assert [str(warning.message) for warning in said if "smallest scale, 1" in str(warning.message)] != []
     assert len(said) == 1
     assert scaler.get_scale() == 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bad=st.lists(st.booleans(), min_size=1, max_size=25),
+    growth=st.floats(1.01, 8),
+    backoff=st.floats(0.05, 0.99),
+    interval=st.integers(1, 4),
+    start=st.floats(2.0**-10, 2.0**127, width=32),
+    bounds=st.tuples(st.floats(2.0**-10, 2.0**10, width=32), st.floats(2.0**10, math.inf, width=32)),
+)
+def test_torchs_kernel_and_the_readable_rule_move_the_scale_alike(bad, growth, backoff, interval, start, bounds):
+    states = [(torch.tensor(start), torch.zeros((), dtype=torch.int32)) for _ in range(2)]
+    for found in bad:
+        for operations, state in zip((fast, readable), states, strict=True):
+            operations.update_(*state, torch.tensor(float(found)), growth, backoff, interval, bounds)
+        assert torch.equal(states[0][0], states[1][0])
+        assert torch.equal(states[0][1], states[1][1])
+        assert bounds[0] <= states[0][0] <= bounds[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_number_that_is_not_finite_is_one_and_any_other_zero(dtype):
+    numbers = [0.0, 1.0, torch.finfo(dtype).max, 1e-40, math.inf, -math.inf, math.nan]
+    for number in numbers:
+        found = [each.not_finite(torch.tensor(number, dtype=dtype)) for each in (fast, readable)]
+        assert [flag.item() for flag in found] == [float(not math.isfinite(number))] * 2
+        assert {flag.dtype for flag in found} == {torch.float32}
+
+
+def test_a_handed_over_step_has_no_more_operations_than_torchs_scaler():
+    parameters = [torch.ones(3, requires_grad=True) for _ in range(4)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    counts = {}
+    for name, step in ways.scaler_steps(parameters).items():
+        step()
+        counts[name] = len(ways.operations(step))
+    assert counts[ways.OURS] <= counts[ways.TORCHS] < counts[ways.READABLE]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("readable", [False, True])
+def test_gradients_that_overflow_on_two_devices_are_one_overflow(clip, readable, monkeypatch):
+    """A fused kernel skips where found_inf is 1, and no other number."""
+    parameters, stepper = model_with("fused adamw")
+    before = [parameter.detach().clone() for parameter in parameters]
+    ours = DynamicGradScaler(init_scale=8.0, readable=readable)
+    backward(ours, parameters, [torch.full((3,), math.inf), torch.full((2,), math.inf)])
+    places = torch.device("cpu"), torch.device("cpu", 0)  # the same one, by two names
+    monkeypatch.setattr(
+        scaler_module, "_gradients", lambda _: {at: [p.grad] for at, p in zip(places, parameters, strict=True)}
+    )
+    if clip:
+        ours.clip_grad_norm_(stepper, 1.0)
+    ours.step(stepper)
+    ours.update()
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
+    assert (ours.get_scale(), ours.skipped_steps()) == (4.0, 1)
+
+
+def test_the_norm_of_gradients_on_two_devices_is_that_of_all(monkeypatch):
+    parameters, stepper = model_with("fused adamw")
+    ours = StaticGradScaler(4.0)
+    backward(ours, parameters, [torch.full((3,), 2.0), torch.full((2,), 1.0)])
+    places = torch.device("cpu"), torch.device("cpu", 0)
+    monkeypatch.setattr(
+        scaler_module, "_gradients", lambda _: {at: [p.grad] for at, p in zip(places, parameters, strict=True)}
+    )
+    assert ours.clip_grad_norm_(stepper, 1.0).item() == pytest.approx(14**0.5)
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_a_scale_from_outside_its_bounds_is_brought_back(readable):
+    ours = DynamicGradScaler(4.0, min_scale=2.0, max_scale=8.0, readable=readable)
+    parameters, stepper = model_with("fused adamw")
+    for new_scale, expected in ((64.0, 8.0), (0.25, 2.0)):
+        stepper.zero_grad()
+        backward(ours, parameters, [torch.ones(3), torch.ones(2)])
+        ours.step(stepper)
+        ours.update(new_scale)
+        assert ours.get_scale() == new_scale
+        stepper.zero_grad()
+        backward(ours, parameters, [torch.ones(3), torch.ones(2)])
+        ours.step(stepper)
+        ours.update()
+        assert ours.get_scale() == expected
 
 
 def test_states_are_exchanged_with_torchs_scaler():

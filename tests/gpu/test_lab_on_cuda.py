@@ -1,5 +1,6 @@
 """The lab on a GPU: times are the device's, memory is the allocator's, running out of it is a row."""
 
+import gc
 import time
 
 import pytest
@@ -27,8 +28,12 @@ def test_twice_the_work_takes_twice_the_time():
 
 
 def test_peak_memory_is_the_allocators():
+    """Three blocks of 4 MiB; one that was cached is handed out whole where less than 1 MiB of it would be left over."""
+    gc.collect()
+    torch.cuda.empty_cache()
     memory = peak_memory(lambda: [torch.empty(2**20, device="cuda") for _ in range(3)])
-    assert memory.added_bytes == memory.kept_bytes == 3 * 4 * 2**20
+    assert memory.added_bytes == memory.kept_bytes
+    assert 3 * 4 * 2**20 <= memory.kept_bytes < 3 * 5 * 2**20
 
 
 def test_running_out_of_memory_is_a_row_and_frees_it():

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from helpers.amp import DynamicGradScaler
+from helpers.amp import DynamicGradScaler, ways
+from helpers.lab import compare
 
 
 def model():
@@ -102,3 +103,30 @@ def test_parameters_on_two_gpus():
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(parameters[0].cpu(), parameters[1].cpu())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("clip", [False, True])
+def test_gradients_that_overflow_on_two_gpus_change_nothing(clip):
+    parameters = [torch.ones(5, device=f"cuda:{i}", requires_grad=True) for i in range(2)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
+    scaler = DynamicGradScaler(init_scale=8.0)
+    scaler.scale((parameters[0].sum() + parameters[1].sum().to("cuda:0")) * math.inf).backward()
+    if clip:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(parameter.cpu(), torch.ones(5)) for parameter in parameters)
+    assert (scaler.get_scale(), scaler.skipped_steps()) == (4.0, 1)
+
+
+def test_a_step_behind_a_busy_gpu_is_timed_by_its_work_and_not_by_its_launches():
+    parameters = [torch.ones(1000, device="cuda", requires_grad=True) for _ in range(4)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    step = ways.scaler_steps(parameters)[ways.OURS]
+    alone, behind = (
+        compare({"step": step}, check=False, before=before).timing("step").median_ms
+        for before in (torch.cuda.synchronize, lambda: (torch.cuda.synchronize(), ways.keep_busy()))
+    )
+    assert behind < alone / 2

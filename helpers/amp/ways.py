@@ -1,0 +1,134 @@
+"""The ways that chapter 1 compares: of an optimizer's step under a scaler, and of a forward pass under autocast."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.lab import Disagreement, device
+from helpers.lab.timing import check_agreement
+
+from .autocast import Autocast
+from .dynamic import DynamicGradScaler
+
+SCALE = 2.0**8
+BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU
+
+NO_SCALER, TORCHS, READABLE, OURS = "no scaler", "torch.amp.GradScaler", "ours, readable", "ours"
+NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
+
+
+def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
+    """Unscale, clip and fused AdamW step of parameters with gradients, in each way."""
+    return {
+        NO_SCALER: _plain_step(parameters),
+        TORCHS: _torch_step(parameters),
+        READABLE: _our_step(parameters, readable=True),
+        OURS: _our_step(parameters, readable=False),
+    }
+
+
+def keep_busy() -> None:
+    """Give a GPU some milliseconds to do, so that what is queued next waits for it and not for Python.
+
+    In training the backward pass does that. Without it, the launches of a step are what takes time, not their work.
+    """
+    if device().type == "cuda":
+        torch.cuda._sleep(BUSY_CYCLES)
+
+
+def host_reads(step: Callable[[], None]) -> int:
+    """How often a step reads a tensor's value on the host, which waits for the GPU."""
+    return operations(step).count("aten::_local_scalar_dense")
+
+
+def operations(step: Callable[[], None]) -> list[str]:
+    """The names of torch's operations in a step, in order; on a GPU each that isn't a view is a launch, or a few."""
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    found: list[str] = []
+    with Names():
+        step()
+    return found
+
+
+def regions(dtype: torch.dtype) -> dict[str, Callable[[], AbstractContextManager]]:
+    """No autocast, torch's and ours."""
+    kind = device().type
+    return {
+        NO_AUTOCAST: partial(torch.autocast, kind, enabled=False),
+        TORCHS_AUTOCAST: partial(torch.autocast, kind, dtype=dtype),
+        OURS: partial(Autocast, dtype=dtype, device_type=kind),
+    }
+
+
+def check_same_casts(
+    model: nn.Module, run: Callable, ours: Callable, theirs: Callable, tolerance: float = 1e-2
+) -> None:
+    """Raise `Disagreement` unless each layer returns the same type under both regions, and values and gradients agree.
+
+    Of two ways that run the same layers in the same types it is the types that tell them from one that casts nothing:
+    its values are within the tolerance as well.
+    """
+
+    def seen(region: Callable) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        layers = [module for module in model.modules() if next(module.children(), None) is None]
+        hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1].detach())) for layer in layers]
+        try:
+            run(region)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return outputs + [parameter.grad for parameter in model.parameters()]
+
+    types = {name: [tensor.dtype for tensor in seen(region)] for name, region in ((OURS, ours), ("torch's", theirs))}
+    if types[OURS] != types["torch's"]:
+        where = next(at for at, pair in enumerate(zip(*types.values(), strict=True)) if pair[0] != pair[1])
+        got, expected = types[OURS][where], types["torch's"][where]
+        raise Disagreement(f"layer {where} returns {got} under our Autocast, {expected} under torch's")
+    check_agreement({TORCHS_AUTOCAST: partial(seen, theirs), OURS: partial(seen, ours)}, tolerance)
+
+
+def _plain_step(parameters: list[Tensor]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+
+    def step() -> None:
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    return step
+
+
+def _torch_step(parameters: list[Tensor]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    scaler = torch.amp.GradScaler(device().type, init_scale=SCALE)
+    scaler.scale(torch.ones((), device=device()))
+
+    def step() -> None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def _our_step(parameters: list[Tensor], readable: bool) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    scaler = DynamicGradScaler(init_scale=SCALE, readable=readable)
+    scaler.scale(torch.ones((), device=device()))
+
+    def step() -> None:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
