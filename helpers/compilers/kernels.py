@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import device
 from helpers.lab.timing import synchronize
 from helpers.profiling.events import KERNEL, OP, Event
 from helpers.profiling.trace import read_trace
 
 from . import capture
+from .backends import inductor
 
 GENERATED = "cpp_fused_"
 _FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocate, or view without saying so
@@ -109,6 +109,8 @@ class _Traffic(TorchDispatchMode):
         for argument, value in zip(schema.arguments, given, strict=True):
             value = (kwargs or {}).get(argument.name, value)
             writes = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.name == "grads" and operation.startswith("_fused_"):
+                writes = writes and (kwargs or {}).get("grad_scale") is not None  # else they are only read
             written += tree_leaves(value) if writes else []
             read += [] if writes and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
         for described, value in zip(schema.returns, _as_tuple(result, len(schema.returns)), strict=True):
@@ -158,7 +160,7 @@ def compiling() -> Iterator[list[tuple[str, int]]]:
 
     def codegen(graph: Any) -> Any:
         code = generate(graph)
-        scheduled.extend((node.get_name(), node.get_read_write_buffers_sizes()) for node in graph.scheduler.nodes)
+        scheduled.extend((node.get_name(), _moved(node)) for node in graph.scheduler.nodes)
         return code
 
     capture.forget()
@@ -172,14 +174,18 @@ def compiling() -> Iterator[list[tuple[str, int]]]:
         yield scheduled
 
 
+def _moved(node: Any) -> int:
+    """The bytes of a scheduled kernel, by the scheduler.
+
+    A kernel of a list holds a part for each tensor, often fused ones, and each part runs in blocks of its own: theirs
+    are added up. The scheduler's sum for the whole takes for written what stays inside of a fused part.
+    """
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode
+
+    parts = node.snodes if isinstance(node, ForeachKernelSchedulerNode) else [node]
+    return sum(part.get_read_write_buffers_sizes() for part in parts)
+
+
 def no_compiler() -> str:
     """What inductor lacks on this machine to make kernels, or nothing."""
-    if torch.cuda.is_available():
-        return "" if installed("triton") else f"{NOT_INSTALLED}triton"
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except (exc.InvalidCxxCompiler, OSError):
-        return "no C++ compiler"
-    return ""
+    return inductor.missing(device()) or ""

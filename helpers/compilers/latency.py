@@ -28,6 +28,7 @@ from .backends import (
     agree_within,
     build,
     compiling,
+    first_runs,
     largest_difference,
     obstacle,
     prepare,
@@ -60,10 +61,11 @@ def measure_latency(
     """One row: milliseconds of a way and of eager, in turn in this process, once the way's outputs agree with eager's.
 
     `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `eager_ms` and `speedup` with its spread,
-    round by round; `build_s`, which is export, compilation and the first run; `max_difference`, the largest absolute
-    one from eager, and `error`, ‖a − b‖ / ‖b‖. Both ways get `seconds` of runs together, but at least 20 runs each, and
-    at least 5 where one takes more than a second; with fewer than 100, p99 is next to the slowest. `cold` compiles from
-    an empty cache. A way that can't run here, that fails, or that disagrees, is a row that says so.
+    round by round; `build_s`, which is export, compilation and the first three runs, as the second and third may still
+    compile or record; `max_difference`, the largest absolute one from eager, and `error`, ‖a − b‖ / ‖b‖. Both ways get
+    `seconds` of runs together, but at least 20 runs each, and at least 5 where one takes more than a second; with fewer
+    than 100, p99 is next to the slowest. `cold` compiles from an empty cache. A way that can't run here, that fails, or
+    that disagrees, is a row that says so.
     """
     with inputs.products(precision):
         if reason := obstacle(way, this_device()):
@@ -115,12 +117,15 @@ def measure_flawed(
             start(way)
             with compiling(way, folder, cold):
                 run = prepare(way, copy.deepcopy(net), data, folder, tf32=precision == "tf32")
-                flawed_ms, n = flawed_mean(lambda: run(*(tensor.to(data[0].device) for tensor in host)), FLAWED_RUNS)
+                with first_runs(way):
+                    flawed_ms, n = flawed_mean(
+                        lambda: run(*(tensor.to(data[0].device) for tensor in host)), FLAWED_RUNS
+                    )
+                    synchronize()
         except Exception as error:
             if (status := failed(error)) is None:
                 raise
             return {STATUS: status}
-        synchronize()
     found = {"flawed_ms": flawed_ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / flawed_ms, "flawed_n": n}
     return measure_latency(model, way, batch, **settings) | found
 

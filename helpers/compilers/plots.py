@@ -8,6 +8,7 @@ from helpers.lab import figures
 from helpers.lab.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, YELLOW
 
 from .semantics import BREAKS, OUTCOMES, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED
+from .story import ranks
 
 COLORS = {RIGHT: GREEN, RECOMPILES: BLUE, BREAKS: PURPLE, REFUSES: GREY, WARNED: YELLOW, SILENT: ORANGE}
 
@@ -42,8 +43,11 @@ def latency(measured: pd.DataFrame) -> Figure:
     figure, axes = figures.new(len(models), wide, height=0.4 + 2.3 * len(models), squeeze=False, sharex="row")
     with figures.style():
         for line, model in zip(axes, models, strict=True):
-            of_model = [(batch, rows) for (name, batch), rows in panels if name == model]
+            of_model = sorted(
+                ((batch, rows) for (name, batch), rows in panels if name == model), key=lambda panel: panel[0]
+            )
             ways = list(dict.fromkeys(way for _, rows in of_model for way in rows["way"]))
+            ways = [ways[place] for place in np.argsort(ranks(ways), kind="stable")]
             for place, axis in enumerate(line):
                 if place >= len(of_model):
                     axis.set_axis_off()

@@ -21,13 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from helpers.lab.records import STATUS
+
 from . import capture, our_lib, specimens, words
+from .backends import inductor
 from .specimens import SPECIMENS, Case
 
 RIGHT, SILENT, WARNED = "right", "silently wrong", "wrong, with a warning"
 REFUSES, BREAKS, RECOMPILES = "refuses", "breaks the graph", "recompiles"
 OUTCOMES = (RIGHT, RECOMPILES, BREAKS, REFUSES, WARNED, SILENT)
 
+CPU = torch.device("cpu")  # where all specimens' tensors lie
 SEED = 20
 _OLD = "deprecated"  # that a whole way is deprecated says nothing about a function
 
@@ -60,10 +64,13 @@ def measure_semantics(specimen: str, way: str) -> dict[str, Any]:
     `outcome` is one of `OUTCOMES`; `when` is where it refused, at capture or at a later call; `said` is what torch said
     in a line, and `line` the line of code that it names; `graphs`, `breaks` and `recompiles` count: breaks in the
     example's call, recompilations because of a guard that failed later. Costs some milliseconds (a second where
-    torch.export is strict; some seconds where inductor compiles).
+    torch.export is strict; some seconds where inductor compiles). Where a machine has nothing for inductor to compile
+    by, which says nothing of the specimen, the row has a `status` in place of an outcome.
     """
     if way not in ways(specimen):
         raise ValueError(f"way is {way!r}; of {specimen!r} there are: {', '.join(ways(specimen))}")
+    if way == capture.INDUCTOR and (lacking := inductor.missing(CPU)):
+        return {"specimen": specimen, "way": way, STATUS: lacking}
     with torch.random.fork_rng(devices=[]):
         return _measure(specimen, way)
 

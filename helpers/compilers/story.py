@@ -1,10 +1,13 @@
 """The tables and sentences of chapter 7, made from the records."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import pandas as pd
 
 from helpers.lab.tables import groups, reached
 
-from .backends import COMPILE, EAGER, ONNX
+from .backends import COMPILE, EAGER, ONNX, WAYS
 from .experiments import LEFT
 from .semantics import OUTCOMES, SILENT
 
@@ -56,8 +59,20 @@ def refusals(semantics: pd.DataFrame, specimen: str) -> pd.DataFrame:
 
 
 def latency(plan: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are not left to a GPU."""
-    return plan[plan["status"] != LEFT] if len(plan) else plan
+    """The rows that are not left to a GPU: those of a shape together, and the ways in their order."""
+    if not len(plan):
+        return plan
+    rows = plan[plan["status"] != LEFT]
+    shape = [name for name in ("gpu", "model", "batch", "precision") if name in rows]
+    # What training computes in is no part of its plan: a row that isn't measured yet doesn't say.
+    place = rows.groupby([name for name in shape if rows[name].notna().all()], sort=False).ngroup()
+    return rows.iloc[np.lexsort((ranks(rows["way"]), place))].reset_index(drop=True)
+
+
+def ranks(ways: Iterable[str]) -> list[int]:
+    """The place of each way among all ways."""
+    order = {way: place for place, way in enumerate(WAYS)}
+    return [order.get(way, len(order)) for way in ways]
 
 
 def latency_verdicts(latency: pd.DataFrame) -> list[str]:

@@ -4,6 +4,8 @@ Nothing here initialises CUDA at import. `environment()` costs one call of `nvid
 `git` (tens of milliseconds), so it is called once for a run, not once for a row.
 """
 
+import ctypes
+import ctypes.util
 import datetime
 import functools
 import hashlib
@@ -12,7 +14,11 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +31,16 @@ PEERS = {
     "transformers": "transformers",
     "triton": "triton",
 }
+
+# The same for what is named in a status alone; what isn't here is imported by its own name.
+MODULES = PEERS | {
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
+    "PyTurboJPEG": "turbojpeg",
+    "scikit-learn": "sklearn",
+}
+
+CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # what torch compiles by, unless $CXX says other
 
 
 def device() -> torch.device:
@@ -59,18 +75,24 @@ def project_root() -> Path:
 def installed(peer: str) -> str | None:
     """The version of an optional peer, or None. Looks at what is installed and imports nothing.
 
-    The package index has an unrelated project called `apex`; only NVIDIA's, which has `apex.optimizers`, counts.
+    A peer is what "not installed: …" names in a row's status: a package by the name that users install (or import),
+    a program, a library or a header. A package counts if its module is there, whoever brought it (several bring `cv2`);
+    one that has no module of its own (`onnxruntime-gpu`) by its entry among the installed packages. What is there and
+    broken has a remark behind its name, and stays not installed. The package index has an unrelated project called
+    `apex`; only NVIDIA's, which has `apex.optimizers`, counts.
     """
-    spec = importlib.util.find_spec(PEERS.get(peer, peer))
+    if peer in (outside := _outside_python()):
+        return "unknown version" if outside[peer]() else None
+    module = MODULES.get(peer, peer)
+    if not module.isidentifier():
+        return _distribution(peer)
+    spec = importlib.util.find_spec(module)
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or [])
     if peer == "apex" and not any((Path(folder) / "optimizers").is_dir() for folder in folders):
         return None
-    try:
-        return importlib.metadata.version(peer)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown version"
+    return _distribution(peer) or "unknown version"
 
 
 @functools.cache
@@ -113,6 +135,41 @@ def commit() -> str:
         for path in sorted(package.rglob("*.py")):
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
         return "source-" + digest.hexdigest()[:12]
+
+
+def _outside_python() -> dict[str, Callable[[], bool]]:
+    """What is no Python package, and how it is looked for."""
+    return {
+        "C++ compiler": lambda: shutil.which(os.environ.get("CXX") or CXX) is not None,
+        "Python.h": _has_python_header,
+        "libturbojpeg": _has_turbojpeg,
+        "pypy3": lambda: shutil.which("pypy3") is not None,
+    }
+
+
+def _distribution(name: str) -> str | None:
+    """The version of an installed package, by the name that it has on the index."""
+    try:
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _has_python_header() -> bool:
+    """Whether extensions of this Python can be compiled: many systems keep the header in another package."""
+    folders = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        folders += os.environ.get(variable, "").split(os.pathsep)
+    return any((Path(folder) / "Python.h").is_file() for folder in folders if folder)
+
+
+def _has_turbojpeg() -> bool:
+    """Whether the system has libjpeg-turbo's own interface as of version 3, which PyTurboJPEG asks for."""
+    name = ctypes.util.find_library("turbojpeg")
+    try:
+        return name is not None and hasattr(ctypes.CDLL(name), "tj3Init")
+    except OSError:
+        return False
 
 
 def _driver() -> str:

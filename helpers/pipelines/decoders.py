@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab.experiment import NOT_INSTALLED, is_out_of_memory
+from helpers.lab.experiment import FAILED, NOT_INSTALLED, is_out_of_memory
 from helpers.lab.timing import Disagreement, Timing, compare
 from helpers.models.checks import check_positive
 
@@ -57,9 +57,9 @@ def obstacle(way: str) -> str:
         return "needs CUDA"
     try:
         importlib.import_module(chosen.module)
-    except ImportError:
+    except ModuleNotFoundError:
         return NOT_INSTALLED + chosen.package
-    except Exception as error:  # torchvision that was made for another torch
+    except Exception as error:  # torchvision that was made for another torch, OpenCV that lacks a library
         return f"{NOT_INSTALLED}{chosen.package} ({_line(error)})"
     if chosen.module == "turbojpeg":
         try:
@@ -115,15 +115,26 @@ def measure_decoders(
 
     `images_per_s` and `mb_per_s` (of compressed bytes) follow from the median; the times are a mean over the images of
     a round, in milliseconds. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which for
-    a way at half size are averaged two by two. A way that can't run has a row with its obstacle as `status`.
+    a way at half size are averaged two by two. A way that can't run has a row with its obstacle as `status`, one that
+    fails, or whose pixels are too far off, a row that says so; the others are timed without it. An image that is
+    visibly broken is the caller's fault, and an `ImageError`.
     """
     if not images:
         raise ValueError("images is empty; it must hold one JPEG or more")
+    for number, data in enumerate(images):
+        if fault := visible_fault(data):
+            raise ImageError(f"image {number}: {fault}")
     check_positive(rounds=rounds, warmup=warmup)
     ways = list(WAYS) if ways is None else list(ways)
     obstacles = {way: obstacle(way) for way in ways}
-    usable = [way for way in ways if not obstacles[way]]
-    differences = {way: difference(way, images) for way in usable}
+    differences: dict[str, dict[str, float]] = {}
+    for way in ways:
+        if not obstacles[way]:
+            try:
+                differences[way] = difference(way, images)
+            except (Disagreement, ImageError) as error:
+                obstacles[way] = f"{FAILED}{error}"
+    usable = list(differences)
     work = {way: functools.partial(decode_all, way, images) for way in usable}
     found = compare(work, rounds=rounds, warmup=warmup, check=False) if work else None
     rows = []

@@ -1,9 +1,12 @@
-"""What chapter 6 measures: formats, loaders, decoders, metrics, the choice of data, and Python's own speed."""
+"""What chapter 6 measures: formats, loaders, decoders, metrics, the choice of data, and Python's own speed.
+
+The tables stand in the order in which they are measured: what a GPU has a part in before what only the host does.
+"""
 
 from helpers.lab import experiment
 from helpers.lab.records import STATUS, Row
 
-from . import choice, decoders
+from . import choice, choice_data, decoders
 from . import jit as jit_loops
 from . import loader as loops
 from . import metrics as metric_ways
@@ -16,45 +19,24 @@ WORKERS = (0, 2, 8)
 COLD, WARM = "cold", "warm"
 
 
-def _passes() -> list[Row]:
-    """In order and cold, and in random order and warm, against workers; the two other cases without any."""
-    cases = [("sequential", COLD, w) for w in WORKERS] + [("random", WARM, w) for w in WORKERS]
-    cases += [("random", COLD, 0), ("sequential", WARM, 0)]
-    return [
-        {"kind": kind, "format": format, "samples": 3000, "order": order, "cached": cached, "workers": workers}
-        for kind in ("image", "tokens")
-        for format in FORMATS
-        for order, cached, workers in cases
-    ]
-
-
-@experiment(
-    small=[
-        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
-        for format in FORMATS
-    ],
-    full=_passes(),
-    beside=True,
-)
-def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
-    """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
-    return measure_format(kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1)
+PLAIN = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
 
 
 def _loops() -> list[Row]:
-    plain = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
-    configs = [plain | {"step_ms": step, "workers": w} for step in (20.0, 200.0) for w in (0, 1, 2, 4, 8)]
-    configs += [plain | {"workers": 2, "prefetch": ahead} for ahead in (1, 8)]
-    configs += [plain | {"workers": 2, "decode": way} for way in ("Pillow, draft at half size", "simplejpeg")]
-    real = [plain | {"where": "cpu", "step_ms": None, "workers": w} for w in (0, 2)]
-    for workers in (0, 2, 8):
-        real += [
-            plain | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned} for pinned in (False, True)
-        ]
-    return [*configs, *real]
+    """A GPU's first, for its time may be short; elsewhere those rows cost nothing."""
+    on_gpu = [
+        PLAIN | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned}
+        for workers in (0, 2, 8)
+        for pinned in (False, True)
+    ]
+    configs = [PLAIN | {"step_ms": step, "workers": w} for step in (20.0, 200.0) for w in (0, 1, 2, 4, 8)]
+    configs += [PLAIN | {"workers": 2, "prefetch": ahead} for ahead in (1, 8)]
+    configs += [PLAIN | {"workers": 2, "decode": way} for way in ("Pillow, draft at half size", "simplejpeg")]
+    on_cpu = [PLAIN | {"where": "cpu", "step_ms": None, "workers": w} for w in (0, 2)]
+    return [*on_gpu, *configs, *on_cpu]
 
 
-@experiment(small=[_loops()[0] | {"step_ms": 1.0}], full=_loops(), beside=True)
+@experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], full=_loops(), beside=True)
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
     if reason := loops.obstacle(where, decode, pinned):
@@ -111,6 +93,31 @@ def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
     return metric_ways.growth(metric_ways.measure_metrics(steps, batch, classes))
 
 
+def _passes() -> list[Row]:
+    """In order and cold, and in random order and warm, against workers; the two other cases without any."""
+    cases = [("sequential", COLD, w) for w in WORKERS] + [("random", WARM, w) for w in WORKERS]
+    cases += [("random", COLD, 0), ("sequential", WARM, 0)]
+    return [
+        {"kind": kind, "format": format, "samples": 3000, "order": order, "cached": cached, "workers": workers}
+        for kind in ("image", "tokens")
+        for format in FORMATS
+        for order, cached, workers in cases
+    ]
+
+
+@experiment(
+    small=[
+        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
+        for format in FORMATS
+    ],
+    full=_passes(),
+    beside=True,
+)
+def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
+    """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
+    return measure_format(kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1)
+
+
 GARMENTS = "garments"
 
 
@@ -148,6 +155,8 @@ def _choices() -> list[Row]:
 )
 def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
+    if reason := choice_data.missing(data):
+        return {STATUS: reason}
     found = choice.measure_choice(data, way, share, seed, budget=budget)
     return {name: value for name, value in found.items() if name not in ("data", "way", "share", "budget", "seed")}
 
@@ -155,8 +164,10 @@ def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row
 @experiment(
     small=[{"data": "digits", "seed": 0}], full=[{"data": "digits", "seed": seed} for seed in range(3)], beside=True
 )
-def forgotten(data: str, seed: int) -> list[Row]:
+def forgotten(data: str, seed: int) -> Row | list[Row]:
     """How many samples were forgotten how often."""
+    if reason := choice_data.missing(data):
+        return {STATUS: reason}
     return [{name: row[name] for name in ("forgotten", "samples", "share")} for row in choice.distribution(data, seed)]
 
 
@@ -171,6 +182,8 @@ def forgotten(data: str, seed: int) -> list[Row]:
 )
 def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
+    if reason := choice_data.missing(data):
+        return {STATUS: reason}
     found = choice.measure_noise(data, way, wrong, seed)
     return {name: value for name, value in found.items() if name not in ("data", "way", "seed")}
 

@@ -27,6 +27,7 @@ from helpers.compilers.backends import (
     ExportFailed,
     agree_within,
     build,
+    inductor,
     largest_difference,
     obstacle,
     onnx_runtime,
@@ -211,8 +212,13 @@ def test_a_missing_package_is_an_obstacle_and_never_imported(monkeypatch):
 def test_what_needs_another_device_or_a_compiler_says_so(monkeypatch):
     assert obstacle(OVERHEAD, CPU) == obstacle(TENSORRT, CPU) == "needs CUDA"
     assert obstacle(EAGER, CPU) is None
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert [obstacle(way, CPU) for way in (COMPILE, AUTOTUNE, AOT)] == ["no C++ compiler"] * 3
+    for lacking in ("C++ compiler", "Python.h"):
+        with monkeypatch.context() as without:
+            without.setattr(inductor, "installed", lambda name, lacking=lacking: None if name == lacking else "1")
+            assert [obstacle(way, CPU) for way in (COMPILE, AUTOTUNE, AOT)] == [f"not installed: {lacking}"] * 3
+    monkeypatch.setattr(inductor, "installed", lambda name: None if name == "triton" else "1")
+    assert inductor.missing(CPU) is None
+    assert inductor.missing(torch.device("cuda")) == "not installed: triton"
 
 
 def test_channels_last_refuses_what_has_no_channels():

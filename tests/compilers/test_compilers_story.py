@@ -1,8 +1,12 @@
 import fake_records
 import pandas as pd
 import pytest
+import torch
 
+from helpers import chapters
 from helpers.compilers import experiments, plots, story
+from helpers.compilers.backends import AUTOTUNE, COMPILE, ONNX, OVERHEAD
+from helpers.compilers.latency import ways
 from helpers.lab.notebook import recorded
 
 pytestmark = pytest.mark.usefixtures("results")
@@ -33,6 +37,57 @@ def test_the_goal_of_inference_is_held_against_the_mean_over_batches(measured):
     assert len([a for a in plots.latency(latency[latency["precision"] == "fp32"]).axes if a.axison]) == 5
     begun = latency[(latency["model"] == "resnet-18") & (latency["way"] == "eager")]  # a measurement that was stopped
     assert len([a for a in plots.latency(begun).axes if a.axison]) == begun["batch"].nunique()
+
+
+def test_what_a_gpus_short_time_is_for_is_measured_first():
+    tables = [e.table for e in chapters.experiments("compilers")]
+    assert tables == ["fusion", "training", "flawed", "latency", "deprecations", "semantics"]
+    plan = pd.DataFrame(experiments.latency.configurations("full"))
+    assert len(plan.drop_duplicates()) == len(plan)
+    goal = plan[(plan["precision"] == "fp32") & plan["batch"].isin([1, 8])]
+    goal = goal[goal["way"].isin([ONNX, COMPILE, OVERHEAD])]
+    assert len(goal) == 2 * 2 * 3
+    assert goal.index.max() < 16
+    assert set(plan["way"][-11:]) == {AUTOTUNE}, "which takes longest to build"
+    for model, rows in plan.groupby("model"):
+        assert set(rows["way"]) == set(ways(model))
+
+
+def test_max_autotune_is_built_for_one_batch_on_a_gpu_and_for_all_on_a_cpu(monkeypatch):
+    config = {"model": "bert-base", "precision": "fp32", "way": AUTOTUNE}
+    monkeypatch.setattr(experiments.latencies, "measure_latency", lambda *given, **settings: {"speedup": 1.0})
+    for device, found in (("cuda", ["ok", experiments.ONCE]), ("cpu", ["ok", "ok"])):
+        monkeypatch.setattr(experiments, "device", lambda device=device: torch.device(device))
+        assert [experiments.latency.rows(config | {"batch": b})[0]["status"] for b in (1, 8)] == found
+
+
+def test_a_table_shows_the_ways_of_a_shape_together_and_in_their_order(measured):
+    shown = story.latency(recorded(experiments.latency).plan)
+    assert len(shown) == len(experiments.latency.configurations("full"))
+    for precision in ("fp16", "fp32"):
+        for model in ("resnet-18", "bert-base"):
+            of_shape = shown[(shown["precision"] == precision) & (shown["model"] == model) & (shown["batch"] == 8)]
+            assert of_shape["way"].tolist() == ways(model)
+            assert of_shape.index.max() - of_shape.index.min() == len(of_shape) - 1
+    training = measured(experiments.training)
+    pd.testing.assert_frame_equal(story.latency(training), training)
+
+
+def test_a_figure_shows_batches_and_ways_in_their_order_whenever_they_were_measured(measured):
+    latency = measured(experiments.latency)
+    last_first = latency.sort_values(["model", "way", "batch"], ascending=False)
+    assert shown_in(plots.latency(last_first)) == shown_in(plots.latency(latency))
+
+
+def shown_in(figure):
+    """A panel's title and the names beside it, of all panels, whichever model is drawn first."""
+    return sorted((axis.get_title(), [name.get_text() for name in axis.get_yticklabels()]) for axis in figure.axes)
+
+
+def test_before_anything_is_measured_the_plan_is_the_table(results):
+    for e in (experiments.latency, experiments.training):
+        shown = story.latency(recorded(e).plan)
+        assert len(shown) == len(e.configurations("full"))
 
 
 def test_each_question_gets_an_answer_and_devices_are_told_apart(measured, results):

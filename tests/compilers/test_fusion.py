@@ -1,10 +1,16 @@
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor import config
+from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import Scheduler
 
-from helpers.compilers import fusion, kernels
+from helpers.compilers import capture, fusion, kernels
 from helpers.compilers.fusion import BY_HAND, CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
 from helpers.compilers.kernels import eager_bytes, nbytes
 
@@ -62,6 +68,52 @@ def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel():
     assert fused["kernel_names"].split(", ") == ["aten::add_", "aten::_fused_adamw_"]
     assert fused["kernels"] == MANY + 1  # the counts of steps, one by one
     assert fused["bytes_moved"] < eager["bytes_moved"] / 2
+    assert fused["share_of_least"] > 0.99
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_fused_optimizer_writes_gradients_only_where_it_unscales_them(scaled):
+    size = 64
+    parameter, gradient, average, square = ([torch.ones(size)] for _ in range(4))
+    steps = [torch.ones(())]
+    rates = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
+    more = {"amsgrad": False, "maximize": False, "grad_scale": torch.ones(()) if scaled else None}
+
+    def step():
+        torch._fused_adamw_(parameter, gradient, average, square, [], steps, **rates, **more)
+
+    read, written = 4 * size + 1 + scaled, (4 if scaled else 3) * size  # and the count of steps, and the scale
+    assert eager_bytes(step) == 4 * (read + written)
+
+
+@needs_compiler
+@on_the_cpu
+def test_a_kernel_of_a_list_moves_what_its_parts_do():
+    """On CUDA a compiled list is one kernel; here it is scheduled so, and goes no further: there is nothing to run it.
+
+    What is left above the least is that each part reads the count of steps, as a tensor of one number.
+    """
+
+    class Scheduled(Exception):
+        pass
+
+    def stop(code):
+        raise Scheduled
+
+    job = fusion.adamw(SIZE)
+    with (
+        config.patch(cpu_backend="triton", graph_partition=False),
+        mock.patch.object(Scheduler, "codegen", lambda scheduler: None),
+        mock.patch.object(GraphLowering, "save_output_code", stop),
+        kernels.compiling() as scheduled,
+        torch.no_grad(),
+        pytest.raises(InductorError, match="Scheduled"),
+    ):
+        torch.compile(job.compiles)()
+    capture.forget()
+    least = nbytes(job.reads) + nbytes(job.ways[EAGER]())
+    assert len(scheduled) < MANY, "lists share kernels"
+    assert least <= sum(moved for _, moved in scheduled) < 1.01 * least
 
 
 @on_the_cpu
@@ -119,9 +171,9 @@ def test_bytes_of_a_product_are_its_operands_and_its_result():
 
 
 def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr(kernels, "no_compiler", lambda: "no C++ compiler")
+    monkeypatch.setattr(kernels, "no_compiler", lambda: "not installed: C++ compiler")
     row = fusion.measure_fusion("softmax", COMPILED, SIZE)
-    assert row["status"] == "no C++ compiler"
+    assert row["status"] == "not installed: C++ compiler"
     assert "kernels" not in row
     if not torch.cuda.is_available():
         assert fusion.measure_fusion("SwiGLU gate", BY_HAND, SIZE)["status"] == "needs CUDA"

@@ -61,22 +61,40 @@ def test_a_way_that_fails_is_a_row_that_names_the_operation(monkeypatch):
         assert row == {"status": "failed: export failed at mylib::odd: unknown"}
 
 
-def test_a_failure_at_the_first_run_is_a_row_and_running_out_of_memory_is_not(monkeypatch):
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("measure", [measure_latency, measure_flawed])
+def test_a_failure_in_the_first_runs_is_a_row_and_running_out_of_memory_is_not(measure, at, monkeypatch):
     def failing(error):
         def prepare(model, example, folder, tf32):
+            calls = []
+
             def run(*inputs):
-                raise error
+                calls.append(1)
+                if len(calls) == at:
+                    raise error
+                return model(*inputs)
 
             return run
 
         return prepare
 
     replaced(monkeypatch, TRACE, failing(TypeError("unsupported dtype")))
-    said = measure_latency(inputs.TINY_RESNET, TRACE, 1)["status"]
-    assert said == "failed: first run failed: unsupported dtype"
+    said = measure(inputs.TINY_RESNET, TRACE, 1)["status"]
+    assert said == "failed: first runs failed: unsupported dtype"
     replaced(monkeypatch, TRACE, failing(torch.OutOfMemoryError("out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        measure_latency(inputs.TINY_RESNET, TRACE, 1)
+        measure(inputs.TINY_RESNET, TRACE, 1)
+
+
+def test_what_the_third_run_still_builds_counts_as_building(monkeypatch):
+    def records(model, example, folder, tf32):
+        waits = iter([0.1, 0.1, 0.1])
+        return lambda *inputs: (time.sleep(next(waits, 0.0)), model(*inputs))[1]
+
+    replaced(monkeypatch, TRACE, records)
+    row = measure_latency(inputs.TINY_RESNET, TRACE, 1, seconds=0.1)
+    assert row["build_s"] > 0.3
+    assert row["median_ms"] < 100
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")

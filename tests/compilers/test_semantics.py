@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from helpers.compilers import capture, semantics, specimens, successor
-from helpers.compilers.capture import COMPILE, EXPORT, FULLGRAPH, FX, REPAIRED, SCRIPT, STRICT, TRACE
+from helpers.compilers import capture, experiments, semantics, specimens, successor
+from helpers.compilers.backends import inductor
+from helpers.compilers.capture import COMPILE, EXPORT, FULLGRAPH, FX, INDUCTOR, REPAIRED, SCRIPT, STRICT, TRACE
 from helpers.compilers.semantics import BREAKS, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED, measure_semantics, same
 from helpers.compilers.specimens import SPECIMENS
 
@@ -55,6 +56,23 @@ def test_a_way_is_right_or_wrong_about_a_specimen(specimen):
 @pytest.mark.parametrize(("specimen", "way"), BY_DYNAMO)
 def test_dynamo_goes_on_in_python_where_it_may(specimen, way):
     assert measure_semantics(specimen, way)["outcome"] == BY_DYNAMO[specimen, way]
+
+
+@pytest.mark.parametrize("lacking", ["C++ compiler", "Python.h"])
+def test_what_a_machine_lacks_is_not_held_against_a_specimen(lacking, monkeypatch):
+    monkeypatch.setattr(inductor, "installed", lambda name: None if name == lacking else "1")
+    row = measure_semantics("printing", INDUCTOR)
+    assert row == {"specimen": "printing", "way": INDUCTOR, "status": f"not installed: {lacking}"}
+    rows = experiments.semantics.rows({"specimen": "printing"})
+    statuses = {row["way"]: row["status"] for row in rows}
+    assert statuses.pop(INDUCTOR) == f"not installed: {lacking}"
+    assert set(statuses.values()) == {"ok"}
+
+
+def test_a_call_that_torch_does_not_warn_of_is_not_deprecated(monkeypatch):
+    monkeypatch.setattr(successor, "_ANNOUNCE", ())
+    (row,) = experiments.deprecations.configurations("full")
+    assert {found["deprecated"] for found in experiments.deprecations.rows(row)} == {"no"}
 
 
 def test_a_break_names_the_line_and_counts_the_graphs():

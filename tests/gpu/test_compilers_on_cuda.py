@@ -58,7 +58,7 @@ def test_a_flawed_row_has_both_timings():
 def test_training_is_in_bf16_and_learns_as_eager_does(model, way):
     row = row_of(measure_training, model, way, 4)
     assert row["precision"] == "bf16"
-    assert row["gradient_error"] <= row["tolerance"]
+    assert row["gradient_error"] <= row["gradient_tolerance"] < 0.5
 
 
 def test_products_of_fp32_are_not_rounded_unless_asked_for():
@@ -68,7 +68,8 @@ def test_products_of_fp32_are_not_rounded_unless_asked_for():
     for precision in ("fp32", "tf32"):
         with inputs.products(precision):
             errors[precision] = ((a @ a - exact).norm() / exact.norm()).item()
-    assert errors["fp32"] < 1e-5 < 10 * errors["fp32"] < errors["tf32"]
+    assert errors["fp32"] < 2e-6
+    assert errors["tf32"] > 1e-4
 
 
 def test_openvino_is_for_the_cpu():

@@ -46,6 +46,11 @@ def test_lists_share_kernels_on_a_gpu():
     assert lists["kernels"] < MANY
 
 
+@pytest.mark.parametrize("way", [COMPILED, FUSED])
+def test_an_optimizer_in_one_kernel_moves_the_least(way):
+    assert measured("AdamW", way)["share_of_least"] > 0.98
+
+
 def test_combo_kernels_share_what_plain_compilation_does_not():
     plain, combo = measured("many pointwise", COMPILED), measured("many pointwise", COMBO)
     assert combo["kernels"] < plain["kernels"] <= MANY

@@ -1,5 +1,9 @@
+import importlib.metadata
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
 
 from helpers.lab import environment
 from helpers.lab.machine import installed, slug
@@ -30,6 +34,59 @@ def test_the_index_package_apex_is_not_nvidias(tmp_path, monkeypatch):
     assert installed("apex") is None
     (tmp_path / "apex" / "optimizers").mkdir()
     assert installed("apex") is not None
+
+
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [
+        ("scikit-learn", "sklearn"),
+        ("pillow", "PIL"),
+        ("opencv-python-headless", "cv2"),
+        ("PyTurboJPEG", "turbojpeg"),
+        ("simplejpeg", "simplejpeg"),
+    ],
+)
+def test_what_a_status_says_is_not_installed_is_found_once_it_is(package, module, monkeypatch):
+    found, spec = {module}, SimpleNamespace(submodule_search_locations=None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name in found else None)
+    assert installed(package) is not None
+    found.clear()
+    assert installed(package) is None
+
+
+def test_a_package_without_a_module_of_its_own_is_found_by_its_name(monkeypatch):
+    there = {"onnxruntime-gpu": "1.2.3"}
+
+    def version(name):
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert installed("onnxruntime-gpu") == "1.2.3"
+    there.clear()
+    assert installed("onnxruntime-gpu") is None
+
+
+def test_what_is_there_and_broken_is_not_installed():
+    assert installed("torch (ImportError: libc10.so.1: cannot open shared object file)") is None
+
+
+def test_what_is_no_package_is_looked_for_where_it_would_be(tmp_path, monkeypatch):
+    for name in ("pypy3", "c++-of-ours"):
+        (tmp_path / name).touch(mode=0o755)
+    (tmp_path / "Python.h").touch()
+    folders = {"include": "", "platinclude": ""}
+    monkeypatch.setattr("sysconfig.get_path", folders.get)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setenv("CXX", "c++-of-ours")
+    for variable in ("PATH", "CPATH", "CPLUS_INCLUDE_PATH"):
+        monkeypatch.setenv(variable, "")
+    names = ("pypy3", "C++ compiler", "Python.h", "libturbojpeg")
+    assert [installed(name) for name in names] == [None] * 4
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folders["include"] = str(tmp_path)
+    assert [installed(name) is not None for name in names] == [True, True, True, False]
 
 
 def test_importing_does_no_work_and_measuring_needs_no_jupyter(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.pipelines import choice, choice_data
+from helpers.pipelines import choice, choice_data, experiments
 from helpers.pipelines.choice import LEAST, MOST, RANDOM, WAYS, chosen, distribution, measure_choice, measure_noise
 from helpers.pipelines.choice_data import chance, missing, split
 from helpers.pipelines.choice_training import Recipe, train
@@ -90,6 +90,14 @@ def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("helpers.pipelines.choice_data.installed", lambda peer: None)
     assert missing("digits") == "not installed: scikit-learn"
     assert missing("garments") == "not installed: pillow"
+
+
+@pytest.mark.parametrize("name", ["forgetting", "forgotten", "wrong_labels"])
+def test_without_its_data_a_table_says_what_is_not_installed(name, monkeypatch):
+    monkeypatch.setattr("helpers.pipelines.choice_data.installed", lambda peer: None)
+    choice_data._pool.cache_clear()
+    table = getattr(experiments, name)("small")
+    assert set(table["status"]) == {"not installed: scikit-learn"}
 
 
 def tracker_of_four():

@@ -161,10 +161,33 @@ def test_a_row_tells_speed_spread_and_how_far_from_pillow():
         assert row["mean_difference"] <= decoders.MEAN_TOLERANCE
 
 
-def test_swapped_colours_are_not_timed(monkeypatch):
-    monkeypatch.setitem(WAYS, "swapped", Way("pillow", "PIL", lambda images: [decoders._pillow(images[0])[:, :, ::-1]]))
+def test_swapped_colours_are_not_timed_and_the_others_are(monkeypatch):
+    def unable(images):
+        raise RuntimeError("no such chroma")
+
+    swapped = Way("pillow", "PIL", lambda images: [decoders._pillow(images[0])[:, :, ::-1]])
+    monkeypatch.setitem(WAYS, "swapped", swapped)
+    monkeypatch.setitem(WAYS, "unable", Way("pillow", "PIL", unable))
     with pytest.raises(Disagreement, match=r"'swapped' differs from Pillow by .* at most 2"):
-        measure_decoders([jpeg(smooth(32, 32))], ["swapped"])
+        decoders.difference("swapped", [jpeg(smooth(32, 32))])
+    wrong, failing, right = measure_decoders([jpeg(smooth(32, 32))], ["swapped", "unable", "Pillow"], rounds=2)
+    assert wrong["status"].startswith("failed: 'swapped' differs from Pillow by ")
+    assert failing["status"] == "failed: unable: not a readable JPEG (RuntimeError: no such chroma)"
+    assert right["status"] == "ok" and right["n"] == 2
+    assert set(wrong) == set(failing) == {"way", "status"}
+
+
+def test_a_broken_image_is_the_callers_fault_and_named(photo):
+    with pytest.raises(ImageError, match="image 1: truncated"):
+        measure_decoders([photo, photo[:-2]], ["Pillow"])
+
+
+def test_a_package_that_is_there_and_broken_is_told_from_one_that_is_not(monkeypatch):
+    def load(name):
+        raise ImportError("libGL.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(decoders.importlib, "import_module", load)
+    assert obstacle("OpenCV").startswith("not installed: opencv-python-headless (ImportError: libGL.so.1: ")
 
 
 def test_a_library_that_returns_nothing_is_named(monkeypatch, photo):

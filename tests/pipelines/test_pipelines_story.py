@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 
+from helpers import chapters
 from helpers.pipelines import experiments, plots, story
 
 pytestmark = pytest.mark.usefixtures("results")
@@ -37,6 +38,15 @@ def test_points_lost_are_means_over_seeds_and_held_against_the_goal(measured):
     said = " ".join(story.choice_verdicts(told))
     assert "without the least forgotten 30%, -0.06 ± 0.00 points (reached: at most 0.5 lost)" in said
     assert story.lost_points(measured(experiments.forgetting)) == pytest.approx(0.06)
+
+
+def test_what_a_gpu_has_a_part_in_is_measured_before_what_only_the_host_does():
+    tables = [e.table for e in chapters.experiments("pipelines")]
+    assert tables.index("formats") > max(map(tables.index, ("loader", "decoding", "metrics_cost", "metrics_growth")))
+    where = [config["where"] for config in experiments.loader.configurations("full")]
+    assert where[:6] == ["cuda"] * 6 and "cuda" not in where[6:]
+    (live,) = experiments.loader.configurations("small")
+    assert live["where"] == "simulated"
 
 
 def test_with_one_seed_there_is_no_error_to_tell(measured):

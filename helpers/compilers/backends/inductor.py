@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device
+from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import installed
 
 from .exported import export, without_treespec_warning
 from .failures import failures_named
@@ -45,6 +47,15 @@ def ahead_of_time(model: nn.Module, example: tuple[Tensor, ...], folder: Path) -
     with failures_named("compile"), torch.no_grad(), without_treespec_warning():
         package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
     return torch._inductor.aoti_load_package(package)
+
+
+def missing(device: torch.device) -> str | None:
+    """What Inductor lacks on this machine to compile for a device, as a row's status.
+
+    Both the C++ for a CPU and what Triton launches its kernels by are built against Python's header.
+    """
+    needed = ["C++ compiler", "Python.h"] + (["triton"] if device.type == "cuda" else [])
+    return next((NOT_INSTALLED + name for name in needed if installed(name) is None), None)
 
 
 @functools.cache
