@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
+from helpers.batching.attention import without_cudnn_attention
 from helpers.lab import device
+from helpers.lab.precision import fp32_products
 from helpers.tasks import DATA, TASKS, Batch, Task
 
 # `fp32` is fp32 in products and convolutions, too, not TF32. `fp16` is a model in pure fp16, without autocast or
@@ -91,7 +93,7 @@ def train(
     `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would. In precision "fp32" a
     GPU computes products and convolutions in fp32, not in TF32, for as long as the run lasts.
     """
-    with products(setup):
+    with kernels(setup):
         return _train(setup, on_step, progress, stop_after)
 
 
@@ -133,22 +135,10 @@ def _train(setup, on_step, progress: bool, stop_after: int | None) -> dict[str, 
 
 
 @contextlib.contextmanager
-def products(setup: Setup) -> Iterator[None]:
-    """Around forward and backward: where the precision is fp32, products and convolutions on a GPU keep fp32 inside.
-
-    torch's defaults differ: products keep fp32, convolutions are rounded to TF32. Both are as they were afterwards.
-    """
-    if setup.precision != "fp32":
+def kernels(setup: Setup) -> Iterator[None]:
+    """Around forward and backward: fp32 is fp32 inside products and convolutions too, and text may be of any length."""
+    with without_cudnn_attention(), fp32_products() if setup.precision == "fp32" else contextlib.nullcontext():
         yield
-        return
-    cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    torch.set_float32_matmul_precision("highest")
-    cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32 = before[1]
 
 
 def build_optimizer(setup: Setup, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:

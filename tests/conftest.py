@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
+torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings,
+os.environ["OMP_NUM_THREADS"] = "1"  # in kernels and commands that tests start, too
 os.environ["KINETO_LOG_LEVEL"] = "6"  # some builds of torch print a line whenever a profiler starts or stops
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

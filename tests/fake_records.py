@@ -31,7 +31,8 @@ SPREAD = {"median_ms": 3.21, "p20_ms": 3.2, "p80_ms": 3.25, "n": 20}
 def write(results: Path, gpu: str = "nvidia-test", name: str = "NVIDIA Test") -> None:
     """A full set of records: times made up, memory as derived and half a percent more."""
     for e, measure in TABLES:
-        rows = [config | ORIGIN | {"gpu": name} | row for config in e.configurations("full") for row in measure(config)]
+        origin = ORIGIN | {"gpu": name, "method": e.version}
+        rows = [config | origin | row for config in e.configurations("full") for row in measure(config)]
         records.replace(records.path(gpu, e.chapter, e.table, results), rows)
 
 

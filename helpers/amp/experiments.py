@@ -16,7 +16,7 @@ from helpers.lab import bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
 from helpers.lab.records import Row
-from helpers.lab.timing import tensors
+from helpers.lab.timing import queue_ahead, tensors
 from helpers.train import PRECISIONS, Setup, Step
 
 from . import ways
@@ -42,6 +42,7 @@ def _setup(task: str, precision: str, seed: int = 0) -> Setup:
 
 
 FLOOR_BYTES = 32
+BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU: Python takes as long to queue a step
 REFERENCES = {"no_scaler": ways.NO_SCALER, "torch": ways.TORCHS}
 
 
@@ -65,7 +66,7 @@ def scaler_step(million_parameters: int) -> list[Row]:
 
     def restore() -> None:
         torch._foreach_copy_([p.grad for p in parameters], scaled)
-        ways.keep_busy()
+        queue_ahead(BUSY_CYCLES)
 
     steps = ways.scaler_steps(parameters)
     timed = compare(steps, check=False, before=restore)
@@ -134,7 +135,7 @@ def gradient_time(task: str, precision: str) -> Row:
         loss, _ = training.forward(setup, built, model, batch)
         (loss if scaler is None else scaler.scale(loss)).backward()
 
-    with training.products(setup):
+    with training.kernels(setup):
         timing = bench(step)
         model.zero_grad()
         added = peak_memory(step).added_bytes

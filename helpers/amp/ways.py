@@ -15,7 +15,6 @@ from .autocast import Autocast
 from .dynamic import DynamicGradScaler
 
 SCALE = 2.0**8
-BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU
 
 NO_SCALER, TORCHS, READABLE, OURS = "no scaler", "torch.amp.GradScaler", "ours, readable", "ours"
 NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
@@ -29,15 +28,6 @@ def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
         READABLE: _our_step(parameters, readable=True),
         OURS: _our_step(parameters, readable=False),
     }
-
-
-def keep_busy() -> None:
-    """Give a GPU some milliseconds to do, so that what is queued next waits for it and not for Python.
-
-    In training the backward pass does that. Without it, the launches of a step are what takes time, not their work.
-    """
-    if device().type == "cuda":
-        torch.cuda._sleep(BUSY_CYCLES)
 
 
 def host_reads(step: Callable[[], None]) -> int:

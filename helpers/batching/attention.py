@@ -8,7 +8,7 @@
 Three ways to the same result. For T positions in documents of lengths l, and a head:
 
     way     made once a batch                  a call                                       runs
-    dense   T² bytes of mask, on the device    all T² scores, and the mask read by each     anywhere
+    dense   T² numbers of mask, on the device  all T² scores, and the mask read by each     anywhere
     flex    tables of (T / 128)² on the host,  the (128, 128) blocks that some document     CUDA; on the CPU
             one copy                           touches, by a compiled kernel                without speed
     varlen  the offsets, one copy              Σ l² / 2 scores, by FlashAttention           CUDA, fp16 and bf16
@@ -22,13 +22,20 @@ little slower: batches of one T need none of it. The number of documents never m
 backward, and does not compile inside a model. There a call that needs either takes what the block mask says, pair by
 pair, (T, T), to `scaled_dot_product_attention`: right, not fast.
 
+The mask of `dense` is what is added to the scores, in the type that they are computed in: 2·T² bytes in halves, 4·T² in
+fp32, held as long as `attend` is, and no more for 16 layers than for one. A boolean one, a byte a pair, would come to
+more: each call would make another such mask of it, and keep that for backward.
+
 Weights are dropped out by `dense` alone; the kernels of the two others have no dropout.
+
+`without_cudnn_attention` is for batches of many lengths, and for comparisons in which some ways have many.
 """
 
 import contextlib
 import functools
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator
 
@@ -37,6 +44,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _pop_mode, _push_mode
+
+from helpers.torch_autocast import autocast_dtype
 
 from . import flex_blocks
 from .documents import causal_mask
@@ -47,21 +56,25 @@ Attend = Callable[..., Tensor]  # (q, k, v, dropout=0.0) -> out, all (B, heads, 
 
 HALVES = (torch.float16, torch.bfloat16)
 FLASH_CAPABILITY = (8, 0)
+ALIGNED = 8  # numbers: fused attention copies a mask whose rows don't begin at multiples of it
 COMPILATIONS = 64  # torch's own limit is 8 for each function, and a notebook that measures has more kinds of calls
 
 
-def packed_attention(layout: PackedLayout, way: str, device: torch.device | str) -> Attend:
+def packed_attention(
+    layout: PackedLayout, way: str, device: torch.device | str, dtype: torch.dtype | None = None
+) -> Attend:
     """What all layers of a model call for a batch: `attend(q, k, v, dropout=0.0)`.
 
     q, k and v are (1, heads, T, head_dim); k and v may have fewer heads, each for a group of q's. Batches of several
-    packed rows are one: lay the rows one after another. Under autocast, torch's or ours, it computes in its type.
+    packed rows are one: lay the rows one after another. Under autocast, torch's or ours, it computes in its type. If
+    that is given as `dtype`, the mask of `dense` is made now, and otherwise in the first call.
     """
     device = torch.device(device)
     if way not in WAYS:
         raise ValueError(f"unknown way {way!r} of attention; valid: {', '.join(WAYS)}")
     if obstacle := _obstacle(way, device, None):
         raise ValueError(f"way {way!r} {obstacle}")
-    compute = {"dense": _dense, "flex": _flex, "varlen": _varlen}[way](layout, device)
+    compute = {"dense": _dense, "flex": _flex, "varlen": _varlen}[way](layout, device, dtype)
     length = len(layout)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
@@ -111,17 +124,62 @@ def _obstacle(way: str, device: torch.device, dtype: torch.dtype | None) -> str:
     return "" if dtype is None or dtype in HALVES else f"needs fp16 or bf16, not {str(dtype).removeprefix('torch.')}"
 
 
-def _dense(layout: PackedLayout, device: torch.device) -> Attend:
+@contextlib.contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Inside, `scaled_dot_product_attention` is left to the other kernels; also a decorator.
+
+    On Hopper torch asks cuDNN first if that is new enough, and cuDNN makes a plan for each new (B, T), forward and
+    backward apart: tens to hundreds of milliseconds of the host, against less than one of a layer's work. Who pads each
+    batch to its longest pays for that in hundreds of batches of an epoch, and who has one T pays once. Whoever asks for
+    cuDNN by name, with `sdpa_kernel(SDPBackend.CUDNN_ATTENTION)`, gets it inside, too.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def forget_compiled() -> None:
+    """Forget all that was compiled here: `flex` is then compiled for the next T alone, as in a process of its own.
+
+    Costs that compilation, and those of whatever else torch.compile made in this process and is called again.
+    """
+    torch._dynamo.reset()
+    _compiled_flex.cache_clear()
+
+
+def _dense(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
     (documents,) = to_device([layout.documents], device)
-    mask = causal_mask(documents)  # (T, T)
+    masks: dict[torch.dtype, Tensor] = {}
+
+    def mask_for(dtype: torch.dtype) -> Tensor:
+        if dtype not in masks:
+            if torch.compiler.is_compiling():  # in a graph for training the compiler keeps one for all calls
+                return _added(documents, dtype)
+            with torch.inference_mode(False):  # or no gradient could come after a call without them
+                masks[dtype] = _added(documents, dtype)
+        return masks[dtype]
+
+    if dtype is not None:
+        mask_for(dtype)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        mask = mask_for(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=_grouped(q, k))
 
     return compute
 
 
-def _flex(layout: PackedLayout, device: torch.device) -> Attend:
+def _added(documents: Tensor, dtype: torch.dtype) -> Tensor:
+    """(T, T) What is added to the scores: 0 where `causal_mask` allows a look, else −∞. Rows begin aligned."""
+    length = len(documents)
+    added = documents.new_zeros(length, -(-length // ALIGNED) * ALIGNED, dtype=dtype)[:, :length]
+    return added.masked_fill_(causal_mask(documents).logical_not_(), -math.inf)
+
+
+def _flex(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
     mask = flex_blocks.block_mask(layout.documents, device)
     pairs = flex_blocks.spelled_out(layout.documents) if device.type == "cpu" else None  # (T, T)
 
@@ -136,7 +194,7 @@ def _flex(layout: PackedLayout, device: torch.device) -> Attend:
     return compute
 
 
-def _varlen(layout: PackedLayout, device: torch.device) -> Attend:
+def _varlen(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
     from torch.nn.attention.varlen import varlen_attn
 
     (offsets,) = to_device([layout.offsets], device)
@@ -178,10 +236,10 @@ def _without_modes() -> Iterator[None]:
 
 def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the type of the autocast region, if this is one: the kernels here don't know of it."""
-    kind, dtype = tensors[0].device.type, None
+    dtype = autocast_dtype(tensors[0].device.type)
     ours = None if torch.compiler.is_compiling() else sys.modules.get("helpers.amp.autocast")
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind) if tensors[0].dtype != torch.float64 else None
+    if dtype is not None:
+        dtype = dtype if tensors[0].dtype != torch.float64 else None
     elif ours is not None:  # who never imported it is in none of its regions
         dtype = ours.autocast_dtype(tensors[0])
     return tensors if dtype is None else tuple(tensor.to(dtype) for tensor in tensors)

@@ -14,7 +14,8 @@ from . import peers
 from .balanced import BalancedBatchSampler
 from .packing import pack
 from .padding import padding_share
-from .speed import MAX_LENGTH, SPREADS, attention, batch_time, collator, throughput, training
+from .speed import MAX_LENGTH, SPREADS, attention, batch_time
+from .steps import collator, throughput, training
 
 __all__ = ["attention", "batch_time", "collator", "packing", "padding", "sampler_scaling", "throughput", "training"]
 

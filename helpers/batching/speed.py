@@ -1,33 +1,32 @@
-"""How fast each way of batching is: batches without backward, whole training runs, attention, packed training."""
+"""How fast batches go through a model, and attention alone: what each way of batching costs the device.
+
+cuDNN's attention is left out of all that is timed here and in `steps`, see `without_cudnn_attention`.
+"""
 
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from helpers import train as trainer
 from helpers.lab import Timing, compare, device, each, experiment, peak_memory, phases
-from helpers.lab.experiment import NOT_INSTALLED
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import synchronize
-from helpers.metrics import LMCrossEntropyLoss
+from helpers.lab.timing import queue_ahead, synchronize
 from helpers.models import GPT2LikeModel
-from helpers.tasks import DATA, Batch
+from helpers.tasks import Batch
 from helpers.tasks.language import balanced_batches, packed_batches, packed_way, random_batches
 from helpers.text import SyntheticText
 from helpers.text.synthetic import SIZE, draw_lengths
 
-from . import collator as peer
-from .attention import WAYS, causal_attention, packed_attention, ways
+from .attention import causal_attention, forget_compiled, packed_attention, ways, without_cudnn_attention
 from .datasets import StandardDataset
 from .packed_layout import PackedLayout
 from .packing import pack
-from .sequenced import SequencedDataset
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
@@ -37,7 +36,10 @@ FEEDS = {
     **{f"k = {k}": partial(balanced_batches, k=k) for k in SPREADS},
     "packed": packed_batches,
 }
+LEAKING = "causal, leaking"
 SHARES = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "p95_ms": 95, "max_ms": 100}
+HELD = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
+AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
 
 
 def compute_dtype() -> torch.dtype:
@@ -46,15 +48,17 @@ def compute_dtype() -> torch.dtype:
 
 
 @functools.lru_cache(maxsize=1)
-def _text(samples: int, vocab_size: int) -> SyntheticText:
+def synthetic(samples: int, vocab_size: int) -> SyntheticText:
+    """The text that is batched; the last one is kept."""
     return SyntheticText(samples, seed=0, vocab_size=vocab_size)
 
 
-def _vocab_size(width: int) -> int:
+def words(width: int) -> int:
+    """WikiText's vocabulary, or a small one for a small model."""
     return SIZE if width >= 1024 else 500
 
 
-def _model(text: SyntheticText, width: int, layers: int, head: bool) -> GPT2LikeModel:
+def build(text: SyntheticText, width: int, layers: int, head: bool) -> GPT2LikeModel:
     """`head=False` leaves out the product with the vocabulary, as the task does."""
     model = GPT2LikeModel(
         len(text.vocab), d_model=width, num_heads=8, num_layers=layers, max_length=MAX_LENGTH + 1, dropout=0.0
@@ -71,42 +75,42 @@ def _model(text: SyntheticText, width: int, layers: int, head: bool) -> GPT2Like
         for size, samples in ((64, 50_000), (256, 50_000))
         for way in FEEDS
     ],
+    version=2,
 )
+@without_cudnn_attention()
 def batch_time(way: str, width: int, batch_size: int, samples: int) -> Row:
     """An epoch of forward passes: embedding, positions, one decoder layer of 8 heads; no head, no backward.
 
-    The decoder's memory is the embedded batch itself, under the causal mask. The time of a batch is the device's, from
-    the tokens on the device to the output; the epoch's is the clock's, with loading and copying.
+    The decoder's memory is the embedded batch itself, under the causal mask. The epoch is gone through twice. First as
+    a loop would, by the clock: the host makes a batch, copies it and launches its kernels, and the next. Then for the
+    time of each batch, from the tokens on the device to the output, which is the device's: see `device_ms`.
     """
-    text = _text(samples, _vocab_size(width))
-    model = _model(text, width, layers=1, head=False).eval()
+    text = synthetic(samples, words(width))
+    model = build(text, width, layers=1, head=False).eval()
     dataset = StandardDataset(text, MAX_LENGTH + 1)
     batches, steps = FEEDS[way](dataset, batch_size, device(), compute_dtype(), 0)
 
     def forward(batch: Batch) -> None:
         model(batch.inputs, **batch.options)
 
-    area: list[int] = []
-
-    def measured(epoch: int) -> Iterator[Batch]:
-        for batch in batches(epoch, 0):
-            area.append(batch.inputs.numel())
-            yield batch
-
+    area = 0
     with torch.inference_mode():
-        each((batch for batch, _ in zip(measured(1), range(30), strict=False)), forward)  # warm up
-        area.clear()
+        each(itertools.islice(batches(1, 0), 30), forward)  # warm up
         synchronize()
         began = time.perf_counter()
-        took = each(measured(0), forward)
+        for batch in batches(0, 0):
+            forward(batch)
+            area += batch.inputs.numel()
+        synchronize()
         epoch_s = time.perf_counter() - began
+        took = device_ms(batches(0, 0), forward)
     real = int((dataset.lengths - 1).sum())  # the last token of a sample has nothing to predict
     given = real + (len(dataset) if way == "packed" else 0)  # only packs keep it
     return {name: float(np.percentile(took, share)) for name, share in SHARES.items()} | {
         "mean_ms": float(np.mean(took)),
         "n": len(took),
         "batches": steps(0),
-        "padding_share": 1 - given / sum(area),
+        "padding_share": 1 - given / area,
         "device_s": sum(took) / 1e3,
         "epoch_s": epoch_s,
         "real_tokens_per_s": real / epoch_s,
@@ -114,33 +118,34 @@ def batch_time(way: str, width: int, batch_size: int, samples: int) -> Row:
     }
 
 
-@experiment(
-    small=[{"data": data, "size": "small", "epochs": 1, "seed": 0} for data in DATA],
-    full=[{"data": data, "size": "full", "epochs": 3, "seed": seed} for data in DATA for seed in range(3)],
-)
-def training(data: str, size: str, epochs: int, seed: int) -> Row:
-    """A whole training run of the language model on each kind of batches: time, memory, and what it learned.
+def device_ms(batches: Iterable[Batch], run: Callable[[Batch], None]) -> list[float]:
+    """Milliseconds of `run(batch)` for each batch that are the device's own: neither making a batch counts, nor
+    launching its kernels, which takes a small batch longer than computing them.
 
-    All see the same samples; so at the end of an epoch all have seen as many real tokens.
+    Batches are made `HELD` at a time. Then the device is kept busy with nothing while the host queues all their work.
     """
-    precision = "bf16" if device().type == "cuda" else "fp32"
-    setup = trainer.Setup(data=data, preset=size, epochs=epochs, seed=seed, precision=precision, autocast="torch")
-    found: list[Row] = []
-    memory = peak_memory(lambda: found.append(trainer.train(setup, progress=False)))
-    names = ("validation_loss", "validation_accuracy", "train_loss", "steps", "source")
-    return {name: found[0][name] for name in names} | {"train_s": found[0]["seconds"], "peak_gib": memory.peak_gib}
+    took: list[float] = []
+    batches = iter(batches)
+    while held := list(itertools.islice(batches, HELD)):
+        queue_ahead(AHEAD)
+        took += each(held, run)
+    return took
 
 
 @experiment(
     small=[{"tokens": 256, "heads": 2, "head_dim": 16}],
     full=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
+    version=2,
 )
+@without_cudnn_attention()
 def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     """Attention within documents by each way, forward and backward, and what is made once a batch, apart.
 
     The documents are samples of WikiText's lengths, packed. Beside them attention that is causal over the whole
-    sequence, and so leaks from one document to the next: what packing without a mask costs.
+    sequence, and so leaks from one document to the next: what packing without a mask costs. `peak_gib` is of a call and
+    of what is made for it.
     """
+    forget_compiled()
     dtype = compute_dtype()
     layout = PackedLayout(packed_offsets(tokens))
     q, k, v = (torch.randn(1, heads, tokens, head_dim, device=device(), dtype=dtype) for _ in range(3))
@@ -150,19 +155,21 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     for way, obstacle in ways(device(), dtype).items():
         rows[way] = {"way": way} | ({STATUS: f"not here: {obstacle}"} if obstacle else {})
         if not obstacle:
-            built[way] = packed_attention(layout, way, device())
+            built[way] = _build(layout, way)
+
+    made = {way: partial(_build, layout, way) for way in built} | {LEAKING: lambda: causal_attention}
 
     def whole(attend: Callable[..., Tensor]) -> list[Tensor]:
         out = attend(q, k, v)
         return [out, *torch.autograd.grad(out, inputs, grad)]
 
     timed = compare({way: partial(whole, attend) for way, attend in built.items()})
-    everything = dict(built) | {"causal, leaking": causal_attention}
-    rows["causal, leaking"] = {"way": "causal, leaking"}
-    for way, attend in everything.items():
+    rows[LEAKING] = {"way": LEAKING}
+    for way, attend in (built | {LEAKING: causal_attention}).items():
         apart = phases(partial(_phases, attend, q, k, v, grad))
         row = {f"{name}_ms": found.median_ms for name, found in apart.items()}
-        row |= {"peak_gib": peak_memory(partial(whole, attend)).added_bytes / GIB, "n": apart["forward"].n}
+        memory = peak_memory(lambda make=made[way]: whole(make()))
+        row |= {"peak_gib": memory.added_bytes / GIB, "n": apart["forward"].n}
         if way in built:
             row |= timed.timing(way).row() | {"ratio_to_dense": timed.ratio(way, "dense")[0]}
             row["build_ms"] = Timing.of(each(range(20), lambda _, way=way: _build(layout, way))).median_ms
@@ -170,8 +177,9 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     return list(rows.values())
 
 
-def _build(layout: PackedLayout, way: str) -> None:
-    packed_attention(PackedLayout(layout.offsets), way, device())
+def _build(layout: PackedLayout, way: str) -> Callable[..., Tensor]:
+    """All that is made once a batch: from the offsets on."""
+    return packed_attention(PackedLayout(layout.offsets), way, device(), compute_dtype())
 
 
 def _phases(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Iterator[str]:
@@ -188,123 +196,3 @@ def packed_offsets(tokens: int) -> np.ndarray:
     chosen = np.random.default_rng(0).permutation(lengths[packs[int(packs.loads.argmax())]])
     offsets = np.concatenate([[0], np.cumsum(chosen)])
     return offsets if offsets[-1] == tokens else np.append(offsets, tokens)
-
-
-NO_PADDING = "equally long, no padding"
-PADDED, BALANCED = "BIG BRAIN", "k = 10"
-
-
-@experiment(
-    small=[{"width": 32, "layers": 1, "batch_size": 4, "rounds": 20}],
-    full=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
-)
-def throughput(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]:
-    """Real tokens a second of training steps, forward, backward and AdamW, from one interleaved run.
-
-    The limit is a batch of samples all as long as the mean one: the same model with nothing to pad. The others take
-    batches of WikiText's lengths; each step of theirs is another batch, so the rate is over all of them. Batches, and
-    the masks or tables that attention needs, are made before: `attention` has what those cost.
-    """
-    dtype = compute_dtype()
-    text = _text(24 * batch_size, _vocab_size(width))
-    dataset = StandardDataset(text, MAX_LENGTH + 1)
-    model = _model(text, width, layers, head=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    criterion = LMCrossEntropyLoss(text.vocab.pad_id)
-
-    def train_step(batch: Batch) -> None:
-        loss = criterion(model(batch.inputs, **batch.options), batch.targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    feeds = {PADDED: random_batches, BALANCED: partial(balanced_batches, k=10)}
-    held = {name: _some(feed(dataset, batch_size, device(), dtype, 0)[0]) for name, feed in feeds.items()}
-    held = {NO_PADDING: [_full_batch(text, batch_size, round(float(dataset.lengths.mean())))]} | held
-    for way in WAYS:
-        if not ways(device(), dtype)[way]:
-            feed, _ = packed_batches(dataset, batch_size, device(), dtype, 0, way=way)
-            held[f"packed, {way}"] = _some(feed)
-    turns = {name: _Turn(batches, train_step, _real_tokens(batches)) for name, batches in held.items()}
-    timed = compare(turns, check=False, rounds=rounds, warmup=20)
-    rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
-    return [
-        {"way": name}
-        | timed.timing(name).row()
-        | {"real_tokens_per_s": rates[name], "ratio_to_no_padding": rates[name] / rates[NO_PADDING]}
-        for name in turns
-    ]
-
-
-class _Turn:
-    """A step on the next of some batches, round and round; `real` is their mean number of real tokens."""
-
-    def __init__(self, batches: list, step: Callable, real: float) -> None:
-        self.batches, self.step, self.real, self.number = batches, step, real, 0
-
-    def __call__(self) -> None:
-        self.step(self.batches[self.number % len(self.batches)])
-        self.number += 1
-
-
-def _real_tokens(batches: list[Batch]) -> float:
-    return float(np.mean([int((batch.targets != 0).sum()) for batch in batches]))
-
-
-def _some(batches: Callable[[int, int], Iterator[Batch]], number: int = 20) -> list[Batch]:
-    return [batch for batch, _ in zip(batches(0, 0), range(number), strict=False)]
-
-
-def _full_batch(text: SyntheticText, batch_size: int, length: int) -> Batch:
-    tokens = torch.from_numpy(text.ids[: batch_size * (length + 1)].astype(np.int64)).view(batch_size, -1)
-    tokens = tokens.to(device())
-    return Batch(tokens[:, :-1], tokens[:, 1:], {"attend": causal_attention})
-
-
-COLLATOR, PACKED = "flattening collator", "packs of one length"
-
-
-@experiment(
-    small=[{"width": 32, "layers": 1, "batch_size": 4, "rounds": 20}],
-    full=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
-)
-def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]:
-    """Training steps of transformers' Llama, fed by its padding-free collator and by packs, in one interleaved run.
-
-    The same model, attention kernel and optimizer, each eager and compiled: the collator's batches all have another
-    length, so theirs for any, and packs have one. Batches are made before.
-    """
-    text = _text(24 * batch_size, _vocab_size(width))
-    dataset = StandardDataset(text, MAX_LENGTH)
-    try:
-        model = peer.llama(len(text.vocab), width, layers, heads=8).to(device=device(), dtype=compute_dtype())
-        joined = [inputs for inputs, _ in zip(peer.flattened(dataset, batch_size, 0), range(20), strict=False)]
-    except ImportError:
-        return [{"way": way, STATUS: f"{NOT_INSTALLED}transformers"} for way in (COLLATOR, PACKED)]
-    capacity = max(round(batch_size * float(dataset.lengths.mean())), MAX_LENGTH)
-    sequences = SequencedDataset(dataset, None, capacity, strategy="best-fit", fixed=True)
-    packs = [peer.as_inputs(packed, MAX_LENGTH) for packed, _ in zip(sequences, range(20), strict=False)]
-    held = {COLLATOR: joined, PACKED: packs}
-    models = {COLLATOR: model, PACKED: model}
-    if device().type == "cuda":  # on the CPU a compiled model would say nothing, and need a C++ compiler
-        for name, dynamic in ((COLLATOR, True), (PACKED, None)):
-            held[f"{name}, compiled"] = held[name]
-            models[f"{name}, compiled"] = torch.compile(model, dynamic=dynamic)
-    turns = {}
-    for name, fed in models.items():
-        batches = [{key: _there(value) for key, value in inputs.items()} for inputs in held[name]]
-        real = float(np.mean([int((inputs["labels"] != peer.IGNORED).sum()) for inputs in held[name]]))
-        turns[name] = _Turn(batches, peer.trainer(fed), real)
-    timed = compare(turns, check=False, rounds=rounds, warmup=20)
-    rates = {name: turn.real * 1e3 / float(np.mean(timed.samples_ms[name])) for name, turn in turns.items()}
-    rows = [
-        {"way": name}
-        | timed.timing(name).row()
-        | {"real_tokens_per_s": rate, "ratio_to_collator": rate / rates[COLLATOR]}
-        for name, rate in rates.items()
-    ]
-    return rows
-
-
-def _there(value: Tensor | int) -> Tensor | int:
-    return value.to(device()) if isinstance(value, Tensor) else value

@@ -1,13 +1,13 @@
 """The two models that the chapter's latencies and training steps are about, with random weights and inputs."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from helpers.lab import device as this_device
+from helpers.lab.precision import fp32_products
 from helpers.models import Bert, ResNet
 from helpers.models.bert import PRESETS as BERTS
 from helpers.models.checks import check_positive
@@ -70,24 +70,13 @@ def classes_of(model: str) -> int:
     return RESNETS[_named(model)[0]]["classes"] if model in RESNET_MODELS else 2
 
 
-@contextlib.contextmanager
-def products(precision: str) -> Iterator[None]:
-    """Products and convolutions of fp32 numbers on a GPU keep fp32 inside, or are rounded to TF32 if that is asked for.
-
-    torch's defaults differ: products keep fp32, convolutions don't. The CPU has no TF32.
-    """
+def products(precision: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, products and convolutions on a GPU are of that precision. The CPU has no TF32."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; allowed: {', '.join(map(repr, PRECISIONS))}")
     if precision == "tf32" and this_device().type != "cuda":
         raise ValueError("precision is 'tf32', which needs CUDA; allowed on the CPU: 'fp32', 'fp16', 'bf16'")
-    cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32 = before[1]
+    return fp32_products(tf32=precision == "tf32")
 
 
 def _settle(net: ResNet, size: int) -> None:

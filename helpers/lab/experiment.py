@@ -96,7 +96,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what the last configuration held, so that the next one starts from the same state."""
+    """Give back what the last configuration held, so that the next one starts from the same state.
+
+    That includes what cuBLAS works in, which counts as allocated: a CUDA graph captured before must not run after.
+    """
     gc.collect()
     if device().type == "cuda":
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from . import records
 from .experiment import FAILED, NOT_INSTALLED, Experiment
 from .machine import device_name, environment, installed, slug
-from .timing import Disagreement, synchronize
+from .timing import synchronize
 
 STALE = " stale"
 LONGEST = 200  # characters of an error in a row
@@ -41,8 +41,8 @@ def measure(
     After `budget` seconds no configuration is started, nor one whose forerunner in the table took longer than
     what is left, though those of other tables are; a call with the same arguments goes on there. `refresh` first
     marks what is recorded as stale, so that a call without it goes on where a refreshing one was stopped. A way that
-    turns out to compute something else than the reference is a row that says so, and counts as failed; so is one that
-    raises anything else, and its traceback goes to stderr. What leaves the device unable to go on is raised.
+    turns out to compute something else than the reference, or that raises anything else, is a row that says so, and
+    counts as failed. What leaves the device unable to go on is raised.
     """
     experiments = list(experiments)
     began, gpu = time.perf_counter(), slug(device_name())
@@ -78,8 +78,11 @@ def measure(
 
 
 def _told(error: Exception) -> str:
-    """An error in a line. Raises it again if it has left the device in a state in which all that follows would fail."""
-    if isinstance(error, Disagreement):
+    """An error in a line, which is all that one of the library's own has to say; of others the rest goes to stderr.
+
+    Raises it again if it has left the device in a state in which all that follows would fail.
+    """
+    if type(error).__module__.startswith("helpers."):
         return str(error)
     try:
         synchronize()

@@ -245,6 +245,17 @@ def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
     return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
 
 
+def queue_ahead(cycles: int = 2_000_000) -> None:
+    """Keep the GPU waiting for about a millisecond, so that the host can queue work ahead, as `compare`'s `before`.
+
+    Then what is timed is the device's work, without the gaps that Python leaves when kernels are shorter than their
+    launches: what it costs where the queue is full, as it is in training. Work that takes the host longer than that to
+    queue is still timed with its gaps from then on. On the CPU it does nothing.
+    """
+    if device().type == "cuda":
+        torch.cuda._sleep(cycles)
+
+
 def synchronize() -> None:
     """Wait until the device has done all that was queued; nothing to wait for on the CPU."""
     if device().type == "cuda":

@@ -64,6 +64,7 @@ class Lines:
         self.vocab: Vocab = samples.vocab
         self.lengths = samples.lengths
         self.lines = [" ".join(self.vocab.decode(sample)) for sample in samples]
+        tokenize("")  # what that needs is missed here, in a line, and not in a worker with its traceback
 
     def __len__(self) -> int:
         return len(self.lines)

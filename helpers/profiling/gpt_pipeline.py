@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from helpers.amp import DynamicGradScaler
-from helpers.batching.attention import causal_attention, packed_attention
+from helpers.batching.attention import causal_attention, packed_attention, without_cudnn_attention
 from helpers.lab import device
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
@@ -272,7 +272,7 @@ class Training:
     def settings(self) -> Iterator[None]:
         """The settings of torch that are part of the pipeline, as long as it runs."""
         before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        with _cublas_workspace(), warnings.catch_warnings():
+        with _cublas_workspace(), without_cudnn_attention(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*deterministic")  # of what has no such algorithm
             torch.use_deterministic_algorithms("any_algorithm" not in self.fixes, warn_only=True)
             try:

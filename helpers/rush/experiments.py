@@ -1,134 +1,45 @@
-"""What chapter 5 measures: the ladder on one GPU, its parts one by one, and what many GPUs would need."""
+"""What chapter 5 measures: the ladder's parts one by one, the ladder on one GPU, and what many GPUs would need.
 
-import time
-from collections.abc import Callable, Iterator
+Tables are measured in their order here, and what takes seconds comes first: a rung of the large model takes minutes,
+most of them the compiler's.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
 
-from helpers.lab import Comparison, compare, device, each, experiment, peak_memory
-from helpers.lab.ceilings import copy
+from helpers.lab import compare, device, experiment, peak_memory
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.models.llama import preset
+from helpers.lab.timing import queue_ahead
 
 from . import adam as adam_ways
 from . import norms as norm_ways
 from . import peers as peer_ways
 from .distributed import Job
 from .distributed import measure as measure_ranks
+from .feeding import epoch
 from .flops import PEAKS, flops_per_token
+from .kernel_rows import kernel_rows
 from .ladder import LADDER, climb
+from .lecture import LECTURE, decoder_step
 from .run import run
 from .setup import Setup
 from .simulation.analytic import rank_peak
 from .simulation.links import CLUSTERS
 from .simulation.memory import rank_memory
 from .simulation.scaling import predict
-from .training import Trainer
+from .training import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
 BEST = "batch 8"  # the rung that the sweeps and the peers stand beside
 SMALL = {"model": TINY, "sequence": 64}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # of a small preset
-
-
-def _run(setup: Setup) -> Row:
-    """A setup's row, or why it can't run here."""
-    if reason := setup.obstacle(device()):
-        return {STATUS: f"not here: {reason}"}
-    return run(setup, **(FEW if setup.model == TINY else {}))
-
-
-def _rung(name: str, model: str, sequence: int) -> Setup:
-    """A rung of the ladder; of the tiny model the nearest that runs here, not compiled, which takes longest."""
-    setup = climb(Setup(model=model, sequence=sequence))[name]
-    return replace(setup.possible(device()), compile="none") if model == TINY else setup
-
-
-@experiment(
-    small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
-    full=[FULL | {"step": step} for step in LADDER],
-)
-def ladder(model: str, sequence: int, step: str) -> Row:
-    """Each rung of the ladder: speed, memory, and the loss after as many steps on the same tokens."""
-    return _run(climb(Setup(model=model, sequence=sequence))[step])
-
-
-@experiment(
-    small=[SMALL | {"batch": size} for size in (1, 2)],
-    full=[FULL | {"batch": size} for size in (1, 2, 4, 8, 16, 32)],
-)
-def batch(model: str, sequence: int, batch: int) -> Row:
-    """The best setup at each batch size."""
-    return _run(replace(_rung("CUDA graph", model, sequence), batch=batch))
-
-
-CHECKPOINTING = ("none", "selective", "full", "memory budget")
-
-
-@experiment(
-    small=[SMALL | {"checkpointing": way} for way in ("none", "full")],
-    full=[
-        {"model": ONE_B, "sequence": 2**power, "checkpointing": way} for way in CHECKPOINTING for power in range(11, 18)
-    ],
-)
-def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
-    """One sequence, longer and longer: which fits with what is kept for backward, and how fast it is."""
-    return _run(replace(_rung("chunked cross-entropy", model, sequence), checkpointing=checkpointing))
-
-
-@experiment(
-    small=[SMALL | {"way": "ours"}],
-    full=[FULL | {"way": way} for way in ("ours", *peer_ways.WAYS)],
-)
-def peers(model: str, sequence: int, way: str) -> Row:
-    """The same model of the same weights as transformers trains it, at the same batch."""
-    setup = _rung(BEST, model, sequence)
-    if way == "ours":
-        return _run(setup)
-    if reason := peer_ways.obstacle(way, device()):
-        return {STATUS: reason}
-    return peer_ways.run(way, setup)
-
-
-@experiment(
-    small=[SMALL | {"workers": 0, "pinned": False}],
-    full=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
-)
-def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
-    """Training steps on tokens from a `DataLoader`, and how long the host waits for each batch."""
-    setup = _rung(BEST, model, sequence)
-    if reason := setup.obstacle(device()):
-        return {STATUS: f"not here: {reason}"}
-    trainer, steps = Trainer(setup), 8 if model == TINY else 40
-    rows = TensorDataset(torch.randint(preset(model)["vocab_size"], (steps * setup.batch, sequence + 1)))
-    loader = DataLoader(rows, setup.batch, num_workers=workers, pin_memory=pinned and device().type == "cuda")
-    waited: list[float] = []
-    batches = iter(loader)
-
-    def fed() -> Iterator[Tensor]:
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            there = batch[0].to(device(), non_blocking=pinned)
-            waited.append((time.perf_counter() - began) * 1e3)
-            yield there
-
-    began = time.perf_counter()
-    took = each(fed(), trainer.step)
-    epoch_s = time.perf_counter() - began
-    settled = len(took) // 4
-    p20, median, p80 = np.percentile(took[settled:], [20, 50, 80])
-    spread = {"step_ms": median, "p20_ms": p20, "p80_ms": p80, "n": len(took) - settled}
-    return spread | {"wait_ms": float(np.median(waited[settled:])), "epoch_s": epoch_s}
+WARM = BEFORE_CAPTURE + 1  # steps after which nothing is compiled or captured any more, where no loss is told
 
 
 @experiment(
@@ -138,9 +49,13 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
         for kind in norm_ways.KINDS
         for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
     ],
+    version=2,
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
-    """Forward and backward of a norm by every way, in turn in one process; the share is of the copy's bandwidth."""
+    """Forward and backward of a norm by every way, in turn in one process; the share is of the copy's bandwidth.
+
+    The host is a millisecond ahead, so the time is that of the kernels: their launches take longer than they do.
+    """
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
     x = torch.randn(rows, width, **factory, requires_grad=True)
     weight = torch.randn(width, **factory, requires_grad=True)
@@ -154,63 +69,36 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 
     found = {way: norm_ways.obstacle(way, device()) for way in norm_ways.WAYS}
     steps = {way: partial(both, norm_ways.norm(way, kind)) for way, reason in found.items() if not reason}
-    timed = compare({norm_ways.TORCH: steps.pop(norm_ways.TORCH)} | steps)
+    timed = compare({norm_ways.TORCH: steps[norm_ways.TORCH]} | steps, before=queue_ahead)
     moved = sum(norm_ways.least_bytes(x.numel(), x.element_size()))
 
     def peak(way: str) -> Row:
-        return {"peak_gib": peak_memory(partial(both, norm_ways.norm(way, kind))).added_bytes / GIB}
+        return {"peak_gib": peak_memory(steps[way]).added_bytes / GIB}
 
-    return _kernel_rows(found, timed, ("ratio_to_torch", norm_ways.TORCH), moved, peak)
+    return kernel_rows(found, timed, ("ratio_to_torch", norm_ways.TORCH), moved, peak)
 
 
 @experiment(
     small=[{"million_parameters": 1}],
     full=[{"million_parameters": size} for size in (10, 100, 1000)],
+    version=2,
 )
 def adam(million_parameters: int) -> list[Row]:
-    """A step of AdamW by every way, in turn in one process, on 64 parameters of one size."""
+    """A step of AdamW by every way, in turn in one process, on 64 parameters of one size.
+
+    The host is a millisecond ahead, as it is in training, where the backward pass is still running. A way that needs
+    longer than that for its launches, as the loop over small parameters does, is held up by them from then on, and its
+    time is the host's; the others' is the device's.
+    """
     elements = million_parameters * 10**6 // 64
     params = [torch.randn(elements, device=device()).requires_grad_() for _ in range(64)]
     for param in params:
         param.grad = torch.randn_like(param)
     found = {way: adam_ways.obstacle(way, device()) for way in adam_ways.WAYS}
-    timed = compare(adam_ways.steps(params, [way for way, reason in found.items() if not reason]), check=False)
+    steps = adam_ways.steps(params, [way for way, reason in found.items() if not reason])
+    timed = compare(steps, check=False, before=queue_ahead)
     moved = adam_ways.LEAST_BYTES * 64 * elements
-    return _kernel_rows(found, timed, ("ratio_to_fused", adam_ways.FUSED), moved)
-
-
-def _kernel_rows(
-    found: dict[str, str],
-    timed: Comparison,
-    against: tuple[str, str],
-    moved: int,
-    more: Callable[[str], Row] = lambda way: {},
-) -> list[Row]:
-    """A row for each way, or what stands in its way: its time, its ratio to another's, its share of a copy's rate."""
-    (column, base), gb_per_s = against, _copy_rate()
-    rows = []
-    for way, reason in found.items():
-        if reason:
-            rows.append({"way": way, STATUS: reason if reason.startswith("not installed") else f"not here: {reason}"})
-            continue
-        timing = timed.timing(way)
-        ratios = {column: timed.ratio(way, base)[0], "share_of_copy": moved / timing.median_ms / 1e6 / gb_per_s}
-        rows.append({"way": way} | timing.row() | ratios | more(way))
-    return rows
-
-
-def _copy_rate() -> float:
-    return copy(4096 if device().type == "cuda" else 64)[1]
-
-
-# The lecture's two tables: what each row changes from the one before.
-LECTURE = {
-    "fp32": (None, norm_ways.TORCH, adam_ways.FOR_LOOP),
-    "AMP": (torch.bfloat16, norm_ways.TORCH, adam_ways.FOR_LOOP),
-    "AMP + fused norm": (torch.bfloat16, norm_ways.OURS, adam_ways.FOR_LOOP),
-    "AMP + fused Adam": (torch.bfloat16, norm_ways.TORCH, adam_ways.FUSED),
-    "AMP + both": (torch.bfloat16, norm_ways.OURS, adam_ways.FUSED),
-}
+    return kernel_rows(found, timed, ("ratio_to_fused", adam_ways.FUSED), moved)
 
 
 @experiment(
@@ -226,7 +114,7 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
         reason = norm_ways.obstacle(norm, device()) or adam_ways.obstacle(optimizer, device())
         rows[name] = {"way": name} | ({STATUS: f"not here: {reason}"} if reason else {})
         if not reason:
-            steps[name] = _decoder_step(x, layers, dtype, norm, optimizer)
+            steps[name] = decoder_step(x, layers, dtype, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
         rows[name] |= timed.timing(name).row() | {"ratio_to_fp32": timed.ratio(name, "fp32")[0]}
@@ -234,26 +122,95 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
     return list(rows.values())
 
 
-def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
-    torch.manual_seed(0)
-    width = x.shape[-1]
-    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
-    model = nn.ModuleList(blocks).to(device())
-    norm_ways.swap_norms(model, norm)
-    adamw = adam_ways.adamw(optimizer, list(model.parameters()))
+@experiment(
+    small=[{"model": TINY, "strategy": "zero3"}],
+    full=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+)
+def memory_alone(model: str, strategy: str) -> Row:
+    """One rank, which a GPU can be: its memory as simulated without any, as derived, and as the allocator has it."""
+    sequence = 64 if model == TINY else 2048
+    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
+    counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
+    row = {"counted_gib": counted, "derived_gib": derived}
+    if device().type != "cuda":
+        return row | {STATUS: "needs CUDA"}
+    measured = rank_memory(job, 1)["peak_gib"]
+    return row | {"measured_gib": measured, "ratio": counted / measured}
 
-    def step() -> Tensor:
-        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            hidden = x
-            for block in model:
-                hidden = block(hidden, x)
-        loss = hidden.float().square().mean()
-        loss.backward()
-        adamw.step()
-        adamw.zero_grad()
-        return loss.detach()
 
-    return step
+def _run(setup: Setup, **steps: int) -> Row:
+    """A setup's row, or why it can't run here."""
+    if reason := setup.obstacle(device()):
+        return {STATUS: f"not here: {reason}"}
+    return run(setup, **(FEW if setup.model == TINY else steps))
+
+
+def _rung(name: str, model: str, sequence: int) -> Setup:
+    """A rung of the ladder; of the tiny model the nearest that runs here, not compiled, which takes longest."""
+    setup = climb(Setup(model=model, sequence=sequence))[name]
+    return replace(setup.possible(device()), compile="none") if model == TINY else setup
+
+
+@experiment(
+    small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
+    full=[FULL | {"step": step} for step in LADDER],
+    version=2,
+)
+def ladder(model: str, sequence: int, step: str) -> Row:
+    """Each rung of the ladder: speed, memory, and the loss after as many steps on the same tokens."""
+    return _run(climb(Setup(model=model, sequence=sequence))[step])
+
+
+@experiment(
+    small=[SMALL | {"way": "ours"}],
+    full=[FULL | {"way": way} for way in ("ours", *peer_ways.WAYS)],
+    version=2,
+)
+def peers(model: str, sequence: int, way: str) -> Row:
+    """The same model of the same weights as transformers trains it, at the same batch."""
+    setup = _rung(BEST, model, sequence)
+    if way == "ours":
+        return _run(setup)
+    if reason := peer_ways.obstacle(way, device()):
+        return {STATUS: reason}
+    return peer_ways.run(way, setup)
+
+
+@experiment(
+    small=[SMALL | {"workers": 0, "pinned": False}],
+    full=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
+    version=2,
+)
+def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
+    """Training steps on tokens from a `DataLoader`, and how long the host waits for each batch and in its copy."""
+    setup = _rung(BEST, model, sequence)
+    if reason := setup.obstacle(device()):
+        return {STATUS: f"not here: {reason}"}
+    return epoch(setup, 8 if model == TINY else 40, workers, pinned)
+
+
+@experiment(
+    small=[SMALL | {"batch": size} for size in (1, 2)],
+    full=[FULL | {"batch": size} for size in (32,)],
+    version=2,
+)
+def batch(model: str, sequence: int, batch: int) -> Row:
+    """Batches that the ladder doesn't climb to, by the same setup; `story.batches` adds those that it does."""
+    return _run(replace(_rung("CUDA graph", model, sequence), batch=batch), loss_steps=WARM)
+
+
+CHECKPOINTING = ("none", "selective", "full", "memory budget")
+LENGTHS = (2**11, 2**13, 2**15, 2**16)  # of twice the last a step takes a quarter of a minute
+
+
+@experiment(
+    small=[SMALL | {"checkpointing": way} for way in ("none", "full")],
+    full=[{"model": ONE_B, "sequence": length, "checkpointing": way} for length in LENGTHS for way in CHECKPOINTING],
+    version=2,
+)
+def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
+    """One sequence, longer and longer: which fits with what is kept for backward, and how fast it is."""
+    return _run(replace(_rung("chunked cross-entropy", model, sequence), checkpointing=checkpointing), loss_steps=WARM)
 
 
 STRATEGIES = ("ddp", "zero2", "zero3", "tp")
@@ -303,22 +260,6 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     derived = rank_peak(job, ranks).bytes / GIB
     kept = {name: value for name, value in found.items() if name not in ("strategy", "ranks", "model", "peak_bytes")}
     return kept | {"derived_gib": derived, "derived_ratio": derived / found["peak_gib"]}
-
-
-@experiment(
-    small=[{"model": TINY, "strategy": "zero3"}],
-    full=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
-)
-def memory_alone(model: str, strategy: str) -> Row:
-    """One rank, which a GPU can be: its memory as simulated without any, as derived, and as the allocator has it."""
-    sequence = 64 if model == TINY else 2048
-    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
-    counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
-    row = {"counted_gib": counted, "derived_gib": derived}
-    if device().type != "cuda":
-        return row | {STATUS: "needs CUDA"}
-    measured = rank_memory(job, 1)["peak_gib"]
-    return row | {"measured_gib": measured, "ratio": counted / measured}
 
 
 ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to measure it on

@@ -10,7 +10,8 @@ is rounded in the same way. So runs differ in these bits unless the seed is the 
 In 8 bits, each 256 numbers share a scale, their largest magnitude. The first moment is stored as its signed square
 root in ±127 steps, the second as its fourth root in 255: both are fine near zero, where most numbers are. A second
 moment above zero is never stored as zero, which would divide by ε alone. The codes follow from a formula, so there is
-no table to look up, and the compiler makes one kernel of unpacking, update and packing.
+no table to look up, and the compiler makes one kernel of unpacking, update and packing: of all tensors as rows of 256,
+for only where it knows the length of a row does it keep a row on the chip between its scale and its codes.
 """
 
 import functools
@@ -75,10 +76,10 @@ class SmallStateAdamW(torch.optim.Optimizer):
         if not state:
             state |= self._fresh(parameter)
         state["step"] += 1
-        update = _update_8bit if "scale1" in state else _update_bf16
+        update, shape = (_update_8bit, (-1, BLOCK)) if "scale1" in state else (_update_bf16, (-1,))
         run = _compiled(update) if parameter.is_cuda else update
-        moments = [value for name, value in state.items() if name != "step"]
-        run(parameter.view(-1), parameter.grad.reshape(-1), *moments, state["step"], options)
+        moments = [value if "scale" in name else value.view(shape) for name, value in state.items() if name != "step"]
+        run(parameter.view(shape), parameter.grad.reshape(shape), *moments, state["step"], options)
 
     def _fresh(self, parameter: Tensor) -> dict[str, Tensor]:
         """The state of a parameter that has not been updated yet, flat."""
@@ -108,25 +109,24 @@ class SmallStateAdamW(torch.optim.Optimizer):
 
 
 def pack(x: Tensor, power: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes of numbers in blocks of 256, and the blocks' scales: |code| = steps · (|x| / scale)^(1/power), rounded
-    at random. With `torch.uint8`, for numbers that are not negative, what is above 0 gets a code of at least 1."""
-    x = x.view(-1, BLOCK)
+    """Codes of numbers (blocks, 256) and the blocks' scales: |code| = steps · (|x| / scale)^(1/power), rounded at
+    random. With `torch.uint8`, for numbers that are not negative, what is above 0 gets a code of at least 1."""
     scale = x.abs().amax(dim=1)  # (blocks,)
     share = x.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     for _ in range(power.bit_length() - 1):
         share = share.sqrt()
     code = (share * steps + torch.rand_like(share)).floor().clamp(max=steps)
     code = code.clamp(min=1) * (x > 0) if dtype == torch.uint8 else code * x.sign()
-    return code.to(dtype).view(-1), scale
+    return code.to(dtype), scale
 
 
 def unpack(codes: Tensor, scale: Tensor, power: int, steps: int) -> Tensor:
-    """The numbers that `pack` stored, in fp32."""
-    share = codes.view(-1, BLOCK).float() / steps
+    """The numbers (blocks, 256) that `pack` stored, in fp32."""
+    share = codes.float() / steps
     magnitude = share.abs()
     for _ in range(power.bit_length() - 1):
         magnitude = magnitude * magnitude
-    return (magnitude * share.sign() * scale[:, None]).view(-1)
+    return magnitude * share.sign() * scale[:, None]
 
 
 def round_at_random(x: Tensor) -> Tensor:
@@ -160,6 +160,8 @@ def _update_bf16(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tenso
 def _update_8bit(
     weight: Tensor, grad: Tensor, codes1: Tensor, codes2: Tensor, scale1: Tensor, scale2: Tensor, step: Tensor, options
 ) -> None:
+    if weight.shape[1] != BLOCK:  # checked, it is known to the compiler, whatever the number of rows
+        raise ValueError(f"rows are {weight.shape[1]} numbers long; they must be blocks of {BLOCK}")
     m, v = unpack(codes1, scale1, 2, 127), unpack(codes2, scale2, 4, 255)
     moved, m, v = _moved(weight.float(), grad.float(), m, v, step, options)
     _store(weight, moved)

@@ -78,8 +78,8 @@ def head(setup: Setup) -> heads.Head:
 
 
 def model(setup: Setup, device: torch.device) -> Llama:
-    """The network of a setup, with weights drawn on the device from the setup's seed."""
-    torch.manual_seed(setup.seed)
+    """The network of a setup, with weights drawn on the device from the setup's seed: the same however its parts are
+    held. They are drawn twice, for what making the parts draws depends on how many they are."""
     with torch.device(device):
         network = Llama.from_name(
             setup.model,
@@ -90,6 +90,7 @@ def model(setup: Setup, device: torch.device) -> Llama:
             fused=setup.fused,
             residual=torch.bfloat16 if setup.residual == "bf16" else None,
         )
+    network.reset_parameters(torch.Generator(device).manual_seed(setup.seed))
     if setup.precision == "bf16":
         network = network.to(torch.bfloat16)
     if setup.float8 == "tensorwise":

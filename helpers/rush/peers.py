@@ -49,10 +49,10 @@ def obstacle(way: str, device: torch.device) -> str:
     return ""
 
 
-def run(way: str, setup: Setup, *, steps: int = 20, warmup: int = 3, loss_steps: int = 20) -> dict[str, Any]:
+def run(way: str, setup: Setup, **steps: int) -> dict[str, Any]:
     """A way's row, by the measure of our own. Of the setup count the model, precision, batch, sequence, learning rate,
-    and seed, from which our Llama draws the weights that both start from."""
-    return measure(build(way, setup), setup, steps=steps, warmup=warmup, loss_steps=loss_steps)
+    and seed, from which our Llama draws the weights that both start from. `steps` are `measure`'s."""
+    return measure(functools.partial(build, way, setup), setup, **steps)
 
 
 def build(way: str, setup: Setup, device: torch.device | None = None) -> Callable[[Tensor], Tensor]:
@@ -85,9 +85,9 @@ def transformers_llama(setup: Setup, device: torch.device, attention: str) -> nn
     """transformers' model of a setup's size, in training mode, with the weights that our own would start from."""
     from transformers import LlamaForCausalLM
 
-    torch.manual_seed(setup.seed)
     with torch.device(device):
         ours = Llama.from_name(setup.model)
+        ours.reset_parameters(torch.Generator(device).manual_seed(setup.seed))
         model = LlamaForCausalLM(config(setup.model, attention))
     found = model.load_state_dict(ours.weights(), strict=False)
     if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:

@@ -29,6 +29,7 @@ def ladder(told: pd.DataFrame) -> Figure:
 
 def batches(measured: pd.DataFrame) -> Figure:
     """Tokens a second and memory against the batch."""
+    measured = measured.dropna(subset="tokens_per_s")
     figure, axes = figures.new(1, 2, height=2.6)
     with figures.style():
         for axis, column, label in (

@@ -2,9 +2,10 @@
 
 import pandas as pd
 
+from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.lab.tables import groups, reached
 
-from .ladder import LEFT, START, STEPS, stands_on
+from .ladder import LADDER, LEFT, START, STEPS, stands_on
 
 GOAL_MFU, GOAL_PEER, GOAL_START, GOAL_FLOAT8 = 0.60, 1.5, 12.0, 1.2
 GOAL_NORM, GOAL_ADAM = 0.65, 0.90
@@ -46,8 +47,21 @@ def changes() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def batches(ladder: pd.DataFrame, batch: pd.DataFrame) -> pd.DataFrame:
+    """The rungs that differ in nothing but the batch, and the batches that were measured beside them, in order."""
+    alone = LADDER["CUDA graph"]
+    climbed = {step: setup.batch for step, setup in LADDER.items() if not setup.differs(alone).keys() - {"batch"}}
+    rungs = ladder[ladder["step"].isin(list(climbed))] if len(ladder) else ladder
+    found = [rungs.assign(batch=rungs["step"].map(climbed)).drop(columns="step")] if len(rungs) else []
+    rows = pd.concat([*found, *([batch] if len(batch) else [])], ignore_index=True) if found else batch
+    if "gpu" not in rows:
+        rows = rows.assign(gpu=None)
+    rows = rows.sort_values("batch", kind="stable", ignore_index=True)
+    return rows.sort_values("gpu", key=lambda names: names.factorize()[0], kind="stable", ignore_index=True)
+
+
 def longest(checkpointing: pd.DataFrame) -> pd.DataFrame:
-    """The longest sequence that fits with each way of checkpointing, and its speed."""
+    """The longest of the measured sequences that fits with each way of checkpointing, and its speed."""
     rows = []
     for keys, found in groups(checkpointing, ["gpu", "checkpointing"]):
         fits = found[found["status"] == "ok"]
@@ -64,25 +78,40 @@ def ladder_verdicts(measured: pd.DataFrame, peers: pd.DataFrame) -> list[str]:
     for keys, found in groups(told[told["mfu"].notna()] if len(told) else told, ["gpu"]):
         plain = found[found["step"] != "float8"]
         best = plain.loc[plain["tokens_per_s"].idxmax()]
-        said.append(
+        sentence = (
             f"{keys['gpu']}: best bf16 rung, {best['step']}: {best['tokens_per_s']:,.0f} tokens/s, "
-            f"{best['mfu']:.1%} MFU ({reached(best['mfu'] >= GOAL_MFU)}: at least {GOAL_MFU:.0%}), "
-            f"{best['gain in all']:.1f}× the start "
-            f"({reached(best['gain in all'] >= GOAL_START)}: at least {GOAL_START:g})"
+            f"{best['mfu']:.1%} MFU ({reached(best['mfu'] >= GOAL_MFU)}: at least {GOAL_MFU:.0%})"
         )
-        for row in found[found["step"] == "float8"].to_dict("records"):
+        if pd.notna(best["gain in all"]):  # else the start has no row that ran
+            far = reached(best["gain in all"] >= GOAL_START)
+            sentence += f", {best['gain in all']:.1f}× the start ({far}: at least {GOAL_START:g})"
+        said.append(sentence)
+        for row in found[(found["step"] == "float8") & found["gain"].notna()].to_dict("records"):
             said.append(
                 f"{keys['gpu']}: float8, {row['gain']:.2f}× the same in bf16 "
                 f"({reached(row['gain'] >= GOAL_FLOAT8)}: at least {GOAL_FLOAT8})"
             )
-    for keys, found in groups(peers, ["gpu"]):
-        rates = found.set_index("way")["tokens_per_s"].dropna()
-        others = [way for way in rates.index if way != "ours"]
-        if "ours" in rates and others:
-            way = LIGER if LIGER in others else rates[others].idxmax()
-            ratio = rates["ours"] / rates[way]
-            said.append(f"{keys['gpu']}: {ratio:.2f}× {way} ({reached(ratio >= GOAL_PEER)}: at least {GOAL_PEER})")
+    said += peer_verdicts(peers)
     return said or ["The ladder has not been measured on a GPU yet."]
+
+
+def peer_verdicts(peers: pd.DataFrame) -> list[str]:
+    """How much faster ours is than the fastest peer that is set up as the goal asks, or else than the fastest that ran;
+    and which ran out of memory at this batch, for the fastest may be among them."""
+    said = []
+    for keys, found in groups(peers, ["gpu"]):
+        rates = found.reindex(columns=["way", "tokens_per_s"]).set_index("way")["tokens_per_s"].dropna()
+        others = [way for way in rates.index if way != "ours"]
+        if "ours" not in rates or not others:
+            continue
+        way = LIGER if LIGER in others else rates[others].idxmax()
+        ratio = rates["ours"] / rates[way]
+        sentence = f"{keys['gpu']}: {ratio:.2f}× {way} ({reached(ratio >= GOAL_PEER)}: at least {GOAL_PEER})"
+        if way != LIGER:
+            sentence += ", the fastest of the others that ran"
+        failed = list(found[found["status"] == OUT_OF_MEMORY]["way"])
+        said.append(sentence + (f"; out of memory at the same batch: {'; '.join(failed)}" if failed else ""))
+    return said
 
 
 def kernel_verdicts(norms: pd.DataFrame, adam: pd.DataFrame) -> list[str]:

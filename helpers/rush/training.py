@@ -1,6 +1,7 @@
 """`Trainer`: a setup's model, loss and optimizer, and the training step that they make."""
 
 import contextlib
+import functools
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ BEFORE_CAPTURE = 3  # steps that run as usual before one is captured: they compi
 class Trainer:
     """Trains on batches of tokens (B, T + 1), one `step` at a time.
 
-    With `cuda_graph` the first three steps run as usual, on a stream of their own; the fourth is captured, and from
-    then on a step is a copy of the tokens and one launch. The loss that such a step returns is overwritten by the next.
+    With `cuda_graph` the first three steps run as usual, on another stream; the fourth is captured there, and from then
+    on a step is a copy of the tokens and one launch. The loss that such a step returns is overwritten by the next.
     """
 
     def __init__(self, setup: Setup, device: torch.device | None = None) -> None:
@@ -68,7 +69,7 @@ class Trainer:
 
     def _step_aside(self, tokens: Tensor) -> Tensor:
         """On another stream, as capturing asks of whatever runs before it."""
-        stream = torch.cuda.Stream(self.device)
+        stream = side_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             loss = self._step(tokens)
@@ -78,11 +79,21 @@ class Trainer:
     def _capture(self, tokens: Tensor) -> Tensor:
         self.tokens = tokens.clone()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # runs nothing
+        with torch.cuda.graph(graph, stream=side_stream(self.device)):  # runs nothing
             self.captured_loss = self._step(self.tokens)
         self.graph = graph
         graph.replay()
         return self.captured_loss
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream on which steps warm up and are captured.
+
+    The allocator keeps freed memory for the stream that it was used on, and cuBLAS a workspace for each stream that it
+    has met: a new stream for every step would hold the activations of all of them.
+    """
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager

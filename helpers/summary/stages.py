@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from helpers.batching.attention import without_cudnn_attention
 from helpers.compilers.backends import inductor
 from helpers.lab import device
 from helpers.lab.records import Row
@@ -80,8 +81,9 @@ def run(
     """Train with these stages and no others; returns a row of what it took and what was learned.
 
     `train_s` is everything that a person waits for: making tokens of the text, building the model, compiling from an
-    empty cache, training and validation; not the start of Python and CUDA, which is no stage's. `path` is
-    WikiText-103's folder, without it the text is made up; `changes` replace values of the preset.
+    empty cache, training and validation; not the start of Python and CUDA, which is no stage's. Attention is never
+    cuDNN's, whose plans for each new length are no stage's either. `path` is WikiText-103's folder, without it the text
+    is made up; `changes` replace values of the preset.
     """
     chosen = check_stages(stages)
     if preset not in PRESETS:
@@ -89,7 +91,7 @@ def run(
     check_positive(epochs=epochs)
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")
-    with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
+    with without_cudnn_attention(), _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         training = build(chosen, preset=preset, path=path, seed=seed, **changes)
         with training.settings():

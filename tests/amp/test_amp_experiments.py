@@ -88,7 +88,7 @@ def test_a_handed_over_step_never_reads_on_the_host_and_the_readable_one_does():
 
 def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
     calls = []
-    monkeypatch.setattr(experiments.ways, "keep_busy", lambda: calls.append("busy"))
+    monkeypatch.setattr(experiments, "queue_ahead", lambda _: calls.append("busy"))
     steps = experiments.ways.scaler_steps
     names = ("no scaler", "torch.amp.GradScaler", "ours, readable", "ours")
 

@@ -4,11 +4,14 @@ import fake_records
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from helpers.batching import SequencedDataset, StandardDataset, collator, experiments, plots, story
+from helpers import chapters
+from helpers.batching import SequencedDataset, StandardDataset, collator, experiments, plots, speed, steps, story
 from helpers.batching.speed import packed_offsets
 from helpers.lab import records
 from helpers.lab.machine import installed
+from helpers.models import GPT2LikeModel
 from helpers.text import SyntheticText
 
 
@@ -29,6 +32,7 @@ def test_padding_falls_with_k_and_choice_grows():
 
 
 def test_samplers_are_timed_beside_torchtexts():
+    pytest.importorskip("torchtext", exc_type=ImportError)
     rows = experiments.sampler_scaling("small")
     assert set(rows["way"]) == {experiments.OURS, experiments.TORCHTEXT}
     assert (rows["batch_us"] > 0).all() and (rows["init_s"] > 0).all()
@@ -48,6 +52,41 @@ def test_an_epoch_of_batches_is_timed():
     assert real.to_numpy() == pytest.approx(real.iloc[0])  # all see the same tokens
 
 
+def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkeypatch):
+    monkeypatch.setattr(speed, "HELD", 3)
+    seen = []
+
+    def batches():
+        for number in range(7):
+            seen.append(f"made {number}")
+            yield number
+
+    took = speed.device_ms(batches(), lambda number: seen.append(f"ran {number}"))
+    chunks = [range(0, 3), range(3, 6), range(6, 7)]
+    assert seen == [f"{what} {number}" for chunk in chunks for what in ("made", "ran") for number in chunk]
+    assert len(took) == 7 and all(ms >= 0 for ms in took)
+
+
+@pytest.mark.parametrize("table", ["batch_time", "attention", "throughput", "training"])
+def test_what_is_timed_never_meets_cudnns_attention(table, monkeypatch):
+    enabled, product, met = torch.backends.cuda.cudnn_sdp_enabled, torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(*inputs, **options):
+        met.append(enabled())
+        return product(*inputs, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    before, e = enabled(), getattr(experiments, table)
+    e.measure(**e.configurations("small")[0])
+    assert met and not any(met)
+    assert enabled() == before
+
+
+def test_tables_that_a_cpu_can_tell_come_after_those_that_need_a_gpu():
+    host = [e.host for e in chapters.experiments("batching")]
+    assert any(host) and host == sorted(host)
+
+
 def test_ways_of_attention_agree_and_those_that_cannot_run_say_why():
     rows = experiments.attention("small").set_index("way")
     assert rows.loc["varlen", "status"].startswith("not here: needs FlashAttention's kernels on CUDA")
@@ -64,6 +103,44 @@ def test_training_steps_are_compared_by_real_tokens():
     rows = experiments.throughput("small").set_index("way")
     assert rows.loc["equally long, no padding", "ratio_to_no_padding"] == 1
     assert rows.loc["BIG BRAIN", "real_tokens_per_s"] < rows.loc["k = 10", "real_tokens_per_s"]
+
+
+def test_a_way_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_are_timed(monkeypatch):
+    config = experiments.throughput.configurations("small")[0]
+    forward = GPT2LikeModel.forward
+
+    def narrow(model, tokens, *arguments, **options):
+        if len(tokens) == config["batch_size"] and tokens.shape[1] > 200:  # BIG BRAIN's, when a long sample is in it
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(model, tokens, *arguments, **options)
+
+    monkeypatch.setattr(GPT2LikeModel, "forward", narrow)
+    rows = pd.DataFrame(experiments.throughput.rows(config)).set_index("way")
+    assert rows["status"].to_dict() == {name: "out of memory" if name == steps.PADDED else "ok" for name in rows.index}
+    assert steps.PADDED in rows.index and len(rows) > 3
+    timed = rows.drop(index=steps.PADDED)
+    assert (timed["real_tokens_per_s"] > 0).all() and timed["n"].eq(config["rounds"]).all()
+    assert rows.loc[steps.NO_PADDING, "ratio_to_no_padding"] == 1
+
+
+def test_what_is_no_lack_of_memory_is_not_hidden():
+    def broken(batch):
+        raise RuntimeError("an illegal instruction")
+
+    with pytest.raises(RuntimeError, match="an illegal instruction"):
+        steps._fits([None], broken, torch.optim.SGD([torch.zeros(1)]))
+
+
+def test_the_dense_way_is_timed_on_few_masks_and_counts_the_tokens_of_all(monkeypatch):
+    turns, make = {}, steps._Turn
+    monkeypatch.setattr(steps, "_Turn", lambda *about: turns.setdefault(len(turns), make(*about)))
+    config = experiments.throughput.configurations("small")[0]
+    names = [row["way"] for row in experiments.throughput.rows(config)]
+    by = dict(zip(names, turns.values(), strict=True))
+    dense, flex = by["packed, dense"], by["packed, flex"]
+    assert (len(dense.batches), len(flex.batches)) == (steps.MASKED, min(steps.TURNS, len(flex.batches)))
+    assert len(flex.batches) > steps.MASKED
+    assert dense.real == flex.real
 
 
 def test_the_peer_that_is_not_installed_is_a_row_that_says_so():

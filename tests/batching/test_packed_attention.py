@@ -5,16 +5,28 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_cases import layout_of, one_by_one
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers.amp import Autocast
 from helpers.batching import attention, flex_blocks
-from helpers.batching.attention import causal_attention, packed_attention, ways
-from helpers.batching.documents import join
+from helpers.batching.attention import (
+    ALIGNED,
+    causal_attention,
+    forget_compiled,
+    packed_attention,
+    ways,
+    without_cudnn_attention,
+)
+from helpers.batching.documents import causal_mask, join
 from helpers.batching.packed_layout import PackedLayout, to_device
+from helpers.models import GPT2LikeModel
 
 HERE = ("dense", "flex")  # the ways that run on the CPU
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
@@ -110,6 +122,111 @@ def test_flex_is_not_compiled_again_for_other_documents():
         for lengths in ([1, 149], [50, 50, 50], [1] * 150):
             found = packed_attention(layout_of(lengths), "flex", "cpu")(*inputs)
             torch.testing.assert_close(found, one_by_one(*inputs, lengths))
+
+
+@pytest.mark.parametrize("length", [40, 37])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_gives(dtype, length, monkeypatch):
+    layout, handed = layout_of([20, 1, length - 21]), []
+    product = F.scaled_dot_product_attention
+
+    def spy(*inputs, attn_mask, **options):
+        handed.append(attn_mask)
+        return product(*inputs, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    inputs = [x.requires_grad_() for x in qkv(length, dtype=dtype)]
+    with torch.inference_mode():
+        attend = packed_attention(layout, "dense", "cpu")
+        attend(*inputs)
+    found = [attend(*inputs) for _ in range(3)]
+    found[-1].sum().backward()  # the mask of a call without gradients serves one with them
+    seen = causal_mask(torch.from_numpy(layout.documents))
+    assert torch.equal(found[0], product(*inputs, attn_mask=seen))
+    assert len({mask.untyped_storage().data_ptr() for mask in handed}) == 1
+    assert {mask.dtype for mask in handed} == {dtype}
+    assert handed[0].stride(0) % ALIGNED == 0 and handed[0].stride(1) == 1
+
+
+def test_densely_a_known_type_has_its_mask_before_the_first_call(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        attention,
+        "_added",
+        lambda documents, dtype, make=attention._added: made.append(dtype) or make(documents, dtype),
+    )
+    attend = packed_attention(layout_of([9]), "dense", "cpu", torch.float32)
+    assert made == [torch.float32]
+    attend(*qkv(9, dtype=torch.float32))
+    assert made == [torch.float32]
+    attend(*qkv(9, dtype=torch.float64))
+    assert made == [torch.float32, torch.float64]
+
+
+def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compiled_again_for_other_documents():
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition, inference_compiler=keep
+    )
+    torch._dynamo.reset()
+    network = GPT2LikeModel(50, d_model=16, num_heads=2, num_layers=3, dropout=0.0, max_length=40)
+    compiled = torch.compile(network, backend=backend, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ([20, 17], [1, 36], [12, 12, 13]):
+            layout = layout_of(lengths)
+            tokens, positions = torch.randint(3, 50, (1, 37)), torch.from_numpy(layout.positions)
+            found = compiled(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
+            expected = network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
+            torch.testing.assert_close(found, expected)
+            found.sum().backward()
+    forward = graphs[0]
+    assert len(graphs) == 2  # forward and backward
+    assert sum("scaled_dot_product" in name for name in forward) == 6
+    assert sum("tril" in name for name in forward) == 1
+
+
+def test_after_forgetting_another_length_is_compiled_for_itself():
+    lengths, compile_with = [], torch.compile
+
+    def watch(graph, inputs):
+        sizes = [size for x in inputs for size in (x.shape if isinstance(x, torch.Tensor) else [x])]
+        lengths.append("any" if any(isinstance(size, torch.SymInt) for size in sizes) else "one")
+        return graph.forward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda fn, backend, fullgraph: compile_with(fn, backend=watch))
+        forget_compiled()
+        for length in (150, 170):
+            packed_attention(layout_of([length]), "flex", "cpu")(*qkv(length, dtype=torch.float32))
+        assert lengths == ["one", "any"]
+        forget_compiled()
+        packed_attention(layout_of([190]), "flex", "cpu")(*qkv(190, dtype=torch.float32))
+        assert lengths == ["one", "any", "one"]
+    forget_compiled()  # what was compiled with the watch
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnns_attention_is_off_inside_unless_it_is_asked_for_by_name_and_is_as_it_was_after(before):
+    enabled, enable = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp
+    default = enabled()
+    enable(before)
+    try:
+        with without_cudnn_attention():
+            assert not enabled()
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                assert enabled()
+            assert not enabled()
+        assert enabled() == before
+        with pytest.raises(KeyError), without_cudnn_attention():
+            raise KeyError
+        assert enabled() == before
+    finally:
+        enable(default)
 
 
 def reference_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, *, window_size, enable_gqa=False):

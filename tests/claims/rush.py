@@ -1,5 +1,7 @@
 """Chapter 5."""
 
+import pandas as pd
+
 from . import claim
 
 LIGER = "transformers, liger-kernel, FlashAttention-2, fused AdamW"
@@ -19,6 +21,15 @@ def _(records, gpu, **_):
     return told | {"times": times, "far": times >= 12}
 
 
+@claim("{gpu}: best bf16 rung, {step}: {rate} tokens/s, {mfu} MFU ({fast}: at least 60%)")
+def _(records, gpu, **_):
+    rows = records.rows("rush/ladder", gpu=gpu)
+    if "no optimisation" in set(rows["step"]):
+        return []
+    best = rows[rows["step"] != "float8"].sort_values("tokens_per_s").iloc[-1]
+    return {"step": best["step"], "rate": best["tokens_per_s"], "mfu": best["mfu"], "fast": best["mfu"] >= 0.6}
+
+
 @claim("{gpu}: float8, {gain}× the same in bf16 ({verdict}: at least 1.2)")
 def _(records, gpu, **_):
     from helpers.rush.ladder import stands_on
@@ -28,13 +39,17 @@ def _(records, gpu, **_):
     return {"gain": gain, "verdict": gain >= 1.2}
 
 
-@claim("{gpu}: {ratio}× {way} ({verdict}: at least 1.5)")
+@claim("{gpu}: {ratio}× {way} ({verdict}: at least 1.5){more}", more="(?:[,;] .*)?")
 def _(records, gpu, **_):
     rates = records.rows("rush/peers", gpu=gpu).set_index("way")["tokens_per_s"].dropna()
     others = rates.drop("ours").sort_values()
     way = LIGER if LIGER in others else others.index[-1]
     ratio = rates["ours"] / others[way]
-    return {"ratio": ratio, "way": way, "verdict": ratio >= 1.5}
+    files = pd.concat([pd.read_csv(file) for file in records.folder.glob("*/rush/peers.csv")])
+    failed = files[(files["gpu"] == gpu) & (files["preset"] == "full") & (files["status"] == "out of memory")]["way"]
+    more = "" if way == LIGER else ", the fastest of the others that ran"
+    more += "; out of memory at the same batch: " + "; ".join(failed) if len(failed) else ""
+    return {"ratio": ratio, "way": way, "verdict": ratio >= 1.5, "more": more}
 
 
 @claim("{gpu}: our {name} kernel moves its bytes at {share} of a copy's rate or more ({verdict}: at least {goal})")

@@ -1,15 +1,21 @@
 """Packed attention on a GPU: compiled FlexAttention and FlashAttention's varlen kernels, and no waiting for any."""
 
 import functools
+import time
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from packed_cases import VOCABULARY, alone, documents, gradients, layout_of, one_by_one, packed, summed_loss
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers.amp import Autocast
 from helpers.batching import flex_blocks
-from helpers.batching.attention import WAYS, causal_attention, packed_attention, ways
+from helpers.batching.attention import WAYS, causal_attention, packed_attention, ways, without_cudnn_attention
+from helpers.batching.documents import causal_mask
+from helpers.batching.speed import device_ms
+from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.models import GPT2LikeModel
 
@@ -160,3 +166,51 @@ def test_varlen_names_what_it_needs():
         attend(*qkv(16, 2, 2, torch.float32))
     with pytest.raises(ValueError, match="head_dim 60"):
         attend(*(x[..., :60] for x in qkv(16, 2, 2, torch.float16)))
+
+
+@pytest.mark.parametrize("length", [2048, 2001])
+def test_densely_a_layer_more_takes_no_mask_more(length):
+    attend = packed_attention(layout_of([length]), "dense", "cuda", torch.bfloat16)
+    inputs, pairs = qkv(length, 1, 1, torch.bfloat16), 2 * length**2
+
+    def layers(count):
+        return [attend(*inputs) for _ in range(count)]
+
+    with without_cudnn_attention():
+        layers(1)
+        few, many = (peak_memory(functools.partial(layers, count)).added_bytes for count in (2, 10))
+    assert many - few < 8 * pairs / 2
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_densely_the_added_mask_gives_what_a_boolean_one_gives(dtype):
+    layout = layout_of([300, 1, 210])
+    inputs = [x.detach() for x in qkv(511, 4, 4, dtype)]
+    seen = causal_mask(torch.from_numpy(layout.documents)).cuda()
+    with without_cudnn_attention():
+        found = packed_attention(layout, "dense", "cuda")(*inputs)
+        assert torch.equal(found, F.scaled_dot_product_attention(*inputs, attn_mask=seen))
+
+
+def test_other_shapes_make_the_host_plan_nothing():
+    with without_cudnn_attention():
+        shapes = [(4, 4, length, 64) for length in range(64, 104)]
+        inputs = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)] for shape in shapes]
+        causal_attention(*inputs[0])
+        began = time.perf_counter()
+        for parts in inputs:
+            causal_attention(*parts)
+        torch.cuda.synchronize()
+    assert (time.perf_counter() - began) / len(shapes) < 5e-3  # a plan of cuDNN's takes tens of milliseconds
+
+
+def test_the_time_of_a_batch_is_the_devices_however_slow_the_host_is():
+    x = torch.zeros(1000, device="cuda")
+
+    def slowly(_):
+        x.add_(1)
+        time.sleep(5e-4)
+        x.add_(1)
+
+    slowly(None)
+    assert np.median(device_ms(range(40), slowly)) < 0.3

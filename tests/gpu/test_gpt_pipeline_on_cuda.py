@@ -10,6 +10,8 @@ from helpers.lab import peak_memory
 from helpers.profiling.gpt_pipeline import ALL, FIXED, SWITCHES, cumulative, prepare, run
 from helpers.profiling.gpt_slow import plain_state
 
+pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
+
 SPEED_ONLY = [switch.name for switch in SWITCHES if switch.changes is None and not switch.optional]
 CLEAN = FIXED - {"bf16"}
 

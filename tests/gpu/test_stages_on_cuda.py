@@ -7,7 +7,10 @@ from torch import nn
 
 from helpers.rush.norms import LayerNorm
 from helpers.summary import STAGES, run
-from helpers.summary.stages import FUSED, MIXED, build
+from helpers.summary.experiments import ONE_STEP
+from helpers.summary.stages import FUSED, MIXED, build, cumulative
+
+pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 
 FAST = {"samples": 32, "validation_samples": 8, "workers": 0, "dropout": 0.0}
 
@@ -24,3 +27,18 @@ def test_norms_are_ours_where_they_are_fused():
     model = build(frozenset({MIXED, FUSED}), preset="small", **FAST).model
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     assert norms and all(isinstance(norm, LayerNorm) for norm in norms)
+
+
+@pytest.mark.parametrize("names", [[FUSED], cumulative(FUSED)], ids="+".join)
+def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
+    from helpers.rush.kernels import norms_triton
+
+    def compiled():
+        kernels = (norms_triton._forward, norms_triton._backward, norms_triton._add_up)
+        return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
+
+    shape = {"preset": "full", "layers": 1, "batch_size": 64}
+    run(names, **shape, **ONE_STEP)
+    before = compiled()
+    run(names, **shape, samples=256, validation_samples=128, seed=1)
+    assert all(before) and compiled() == before

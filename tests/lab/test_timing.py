@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from helpers.lab import Disagreement, Timing, bench, compare, phases
+from helpers.lab import Disagreement, Timing, bench, compare, phases, timing
 from helpers.lab.timing import check_agreement, relative_error, tensors
 
 
@@ -53,6 +53,18 @@ def test_what_runs_before_also_runs_before_the_check():
     compare(ways, rounds=1, warmup=1, before=lambda: state.fill_(1))
     with pytest.raises(Disagreement):
         compare(ways, rounds=1, warmup=1)
+
+
+def test_a_gpu_is_kept_waiting_and_a_cpu_is_not(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "_sleep", waits.append)
+    monkeypatch.setattr(timing, "device", lambda: torch.device("cpu"))
+    timing.queue_ahead()
+    assert waits == []
+    monkeypatch.setattr(timing, "device", lambda: torch.device("cuda"))
+    timing.queue_ahead()
+    timing.queue_ahead(7)
+    assert waits == [2_000_000, 7]
 
 
 def test_compare_takes_ratios_round_by_round():

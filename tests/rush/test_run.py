@@ -1,15 +1,18 @@
 """Training by a setup: every step of the ladder runs on the tiny model or says why not, and computes the same."""
 
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.lab import peak_memory
 from helpers.lab.experiment import NOT_INSTALLED
-from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, peers, run
+from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, parts, peers, run, training
 from helpers.rush.flops import flops_per_token, parameters, shares
 from helpers.rush.ladder import STEPS
 from helpers.rush.run import fixed_tokens, random_tokens
@@ -65,6 +68,13 @@ def test_a_row_has_what_the_tables_need():
     assert 0 < row["matmul_share"] < 1
 
 
+def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monkeypatch):
+    assert run(TINY, loss_steps=2)["n"] == 20
+    monkeypatch.setattr(importlib.import_module("helpers.rush.run"), "LONGEST_S", 0.0)
+    assert run(TINY, loss_steps=2)["n"] == 5
+    assert run(TINY, loss_steps=2, steps=3)["n"] == 3
+
+
 def test_the_loss_of_a_row_is_that_of_the_last_pass_through_the_fixed_tokens():
     row = run(TINY, steps=1, warmup=0, loss_steps=6)
     assert row["loss"] == pytest.approx(sum(loss_curve(TINY, 6)[-4:]) / 4)
@@ -78,6 +88,56 @@ def test_training_goes_down():
 def test_the_same_setup_gives_the_same_curve_and_another_seed_another(reference):
     assert loss_curve(TINY, 6) == reference
     assert loss_curve(tiny(seed=1), 6) != reference
+
+
+def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
+    expected = parts.model(TINY, CPU).weights()
+    reset = nn.Linear.reset_parameters
+    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda linear: (reset(linear), torch.rand(7)))
+    found = parts.model(TINY, CPU).weights()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_steps_warm_up_and_are_captured_on_one_stream(monkeypatch):
+    """With stand-ins for CUDA's streams and graphs: which stream a step runs on."""
+    ran_on, current = [], []
+
+    class Stream:
+        def __init__(self, device=None):
+            self.waited = []
+
+        def wait_stream(self, other):
+            self.waited.append(other)
+
+    @contextlib.contextmanager
+    def stream(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    class Graph:
+        def replay(self):
+            ran_on.append("replayed")
+
+    main = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream=None: torch.cuda.stream(stream))
+    training.side_stream.cache_clear()
+    trainer = Trainer(TINY)
+    trainer.setup = tiny(cuda_graph=True)
+    step = trainer._step
+    monkeypatch.setattr(trainer, "_step", lambda tokens: ran_on.append(current[-1]) or step(tokens))
+    for _ in range(training.BEFORE_CAPTURE + 2):
+        trainer.step(random_tokens(TINY, 1)[0])
+    training.side_stream.cache_clear()
+    side = ran_on[0]
+    assert ran_on == [side] * (training.BEFORE_CAPTURE + 1) + ["replayed"] * 2
+    assert isinstance(side, Stream) and side is not main
+    assert side.waited == [main] * training.BEFORE_CAPTURE
+    assert main.waited == [side] * training.BEFORE_CAPTURE
 
 
 @pytest.mark.parametrize("batch", [2, 3])

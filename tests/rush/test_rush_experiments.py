@@ -3,9 +3,13 @@
 import fake_records
 import pandas as pd
 import pytest
+from claims import Records, faults
 
+from helpers import chapters
 from helpers.lab import records
-from helpers.rush import experiments, plots, story
+from helpers.rush import LADDER, experiments, feeding, plots, story
+
+ROW = ("tokens_per_s", "step_ms", "p20_ms", "p80_ms", "peak_gib", "mfu", "matmul_share", "compile_s", "loss")
 
 
 @pytest.fixture
@@ -23,9 +27,62 @@ def test_setups_are_measured_or_say_why_not(name):
     assert rows.loc[rows["status"] != "ok", "status"].str.startswith("not here: ").all()
 
 
-def test_a_loader_is_waited_for():
+def test_what_takes_seconds_is_measured_before_the_ladder():
+    order = [e.table for e in chapters.experiments("rush")]
+    quick = ["norms", "adam", "lecture", "memory_alone"]
+    assert order[: order.index("ladder")] == quick
+
+
+def test_no_setup_is_measured_in_two_tables(monkeypatch):
+    asked = []
+    monkeypatch.setattr(experiments, "_run", lambda setup, **steps: asked.append(setup) or {})
+    for e in (experiments.ladder, experiments.batch, experiments.checkpointing):
+        for config in e.configurations("full"):
+            e.measure(**config)
+    twice = {setup for setup in asked if asked.count(setup) > 1}
+    assert twice == {LADDER["chunked cross-entropy"]}  # where the lengths of checkpointing begin
+
+
+def test_one_rung_is_tuned_and_none_stands_on_it():
+    assert [step for step, setup in LADDER.items() if setup.compile == "max-autotune"] == ["max-autotune"]
+
+
+def test_a_loader_is_waited_for_and_its_copies_apart():
     (row,) = experiments.loading("small").to_dict("records")
-    assert row["step_ms"] > 0 and row["wait_ms"] > 0
+    assert row["step_ms"] > 0 and row["wait_ms"] > 0 and row["copy_ms"] >= 0
+    assert row["wait_ms"] < row["epoch_s"] * 1e3
+
+
+def test_all_that_is_compiled_or_captured_is_so_before_there_is_a_loader(monkeypatch):
+    steps, when = [], []
+    step, loader = feeding.Trainer.step, feeding.DataLoader
+    monkeypatch.setattr(feeding.Trainer, "step", lambda *given: steps.append(1) or step(*given))
+    monkeypatch.setattr(feeding, "DataLoader", lambda *given, **how: when.append(len(steps)) or loader(*given, **how))
+    experiments.loading("small")
+    assert when == [feeding.BEFORE_CAPTURE + 1]
+    assert len(steps) == when[0] + 8
+
+
+@pytest.mark.parametrize("name", ["norms", "adam"])
+def test_the_host_queues_ahead_of_each_timed_kernel(name, monkeypatch):
+    befores = []
+    compare = experiments.compare
+    monkeypatch.setattr(
+        experiments, "compare", lambda ways, **how: befores.append(how.get("before")) or compare(ways, **how)
+    )
+    e = getattr(experiments, name)
+    e.measure(**e.configurations("small")[0])
+    assert befores == [experiments.queue_ahead]
+
+
+def test_each_norm_is_made_once_and_weighed_as_it_was_timed(monkeypatch):
+    made = []
+    norm = experiments.norm_ways.norm
+    monkeypatch.setattr(experiments.norm_ways, "norm", lambda way, kind: made.append(way) or norm(way, kind))
+    rows = experiments.norms.rows(experiments.norms.configurations("small")[0])
+    ran = [row["way"] for row in rows if row["status"] == "ok"]
+    assert sorted(made) == sorted(ran)
+    assert all(row["peak_gib"] > 0 for row in rows if row["status"] == "ok")
 
 
 @pytest.mark.parametrize("name", ["norms", "adam", "lecture"])
@@ -76,6 +133,74 @@ def test_goals_are_held_against_the_records(recorded):
     empty = pd.DataFrame()
     assert len(story.simulation_verdicts(empty)) == 1
     assert len(story.ladder_verdicts(empty, empty)) == len(story.kernel_verdicts(empty, empty)) == 1
+
+
+def test_a_rung_that_this_torch_has_not_leaves_the_others_as_they_are(recorded):
+    rows = recorded(experiments.ladder)
+    whole = story.ladder(rows).set_index("step")
+    lacking = rows["step"] == "F.linear_cross_entropy"
+    rows.loc[lacking, "status"] = "not here: F.linear_cross_entropy isn't in torch 2.11.0"
+    rows.loc[lacking, ["tokens_per_s", "mfu", "matmul_share", "peak_gib", "compile_s", "loss"]] = None
+    told = story.ladder(rows).set_index("step")
+    assert pd.isna(told.loc["F.linear_cross_entropy", "gain"])
+    others = whole.index.drop("F.linear_cross_entropy")
+    assert told.loc[others, "gain"].equals(whole.loc[others, "gain"])
+    nothing = pd.DataFrame()
+    assert story.ladder_verdicts(rows[~lacking], nothing) == story.ladder_verdicts(rows, nothing)
+    assert len(plots.ladder(told.reset_index()).axes[0].patches) == len(others)
+
+
+@pytest.mark.parametrize(("missing", "untold"), [("no optimisation", "the start"), ("batch 16", "float8")])
+def test_nothing_is_said_against_a_rung_that_did_not_run(missing, untold, tmp_path):
+    rows = _rewritten(tmp_path, experiments.ladder, "step", {missing: "out of memory"})
+    said = story.ladder_verdicts(rows[rows["status"] == "ok"], pd.DataFrame())
+    assert "best bf16 rung, Triton SwiGLU" in said[0]
+    assert not any(untold in sentence or "nan" in sentence for sentence in said)
+    assert [fault for sentence in said for fault in faults(sentence, Records(tmp_path))] == []
+
+
+def test_the_verdict_says_which_peer_it_is_against_and_which_ran_out_of_memory(tmp_path):
+    full = "out of memory"
+    rows = _rewritten(tmp_path, experiments.peers, "way", {"transformers": full, "transformers, fused AdamW": full})
+    said = story.peer_verdicts(rows)
+    failed = "out of memory at the same batch: transformers; transformers, fused AdamW"
+    assert said == [f"NVIDIA Test: 2.00× {story.LIGER} (reached: at least 1.5); {failed}"]
+    assert faults(said[0], Records(tmp_path)) == []
+
+
+def test_without_the_peer_of_the_goal_it_is_the_fastest_that_ran(tmp_path):
+    fastest = {"transformers, fused AdamW": {"tokens_per_s": 48000.0}}
+    rows = _rewritten(tmp_path, experiments.peers, "way", {story.LIGER: "not installed: flash_attn"}, fastest)
+    (said,) = story.peer_verdicts(rows)
+    assert "1.25× transformers, fused AdamW (missed: at least 1.5), the fastest of the others that ran" in said
+    assert faults(said, Records(tmp_path)) == []
+
+
+def test_a_peer_table_in_which_nothing_ran_says_nothing():
+    rows = pd.DataFrame({"gpu": ["NVIDIA Test"] * 2, "way": ["ours", "transformers"], "status": ["out of memory"] * 2})
+    assert story.peer_verdicts(rows) == []
+
+
+def _rewritten(folder, e, column, statuses, figures=None):
+    """The rows of a table, in which some of them did not run, or have other figures; its file says the same."""
+    fake_records.write(folder)
+    path = records.path("nvidia-test", "rush", e.table, folder)
+    rows = records.read_rows(path)
+    for row in rows:
+        if row[column] in statuses:
+            row |= {name: "" for name in ROW} | {"status": statuses[row[column]]}
+        row |= {name: str(value) for name, value in (figures or {}).get(row[column], {}).items()}
+    records.rewrite(path, rows)
+    return records.read("nvidia-test", "rush", e.table, folder)
+
+
+def test_batches_are_those_of_the_rungs_and_those_measured_beside_them(recorded):
+    told = story.batches(recorded(experiments.ladder), recorded(experiments.batch))
+    assert list(told["batch"]) == [1, 2, 4, 8, 16, 32]
+    assert told["tokens_per_s"].notna().all()
+    assert len(plots.batches(told).axes[0].lines[0].get_xdata()) == 6
+    assert list(story.batches(recorded(experiments.ladder), pd.DataFrame())["batch"]) == [1, 2, 4, 8, 16]
+    assert list(story.batches(pd.DataFrame(), recorded(experiments.batch))["batch"]) == [32]
 
 
 def test_the_longest_sequence_is_that_of_the_last_row_that_fits(recorded):

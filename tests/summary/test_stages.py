@@ -1,12 +1,18 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from helpers.amp import DynamicGradScaler
-from helpers.profiling.gpt_pipeline import ALL
-from helpers.summary import STAGES, run
-from helpers.summary.experiments import ALONE, CUMULATIVE, START, chosen, stages
-from helpers.summary.stages import BATCHES, COMPILED, FUSED, MIXED, PRECISION, PROFILED, build
+from helpers.lab import records
+from helpers.profiling import loop
+from helpers.profiling.gpt_pipeline import ALL, PRESETS, prepare
+from helpers.summary import STAGES, experiments, run
+from helpers.summary.experiments import ALONE, CUMULATIVE, ONE_STEP, SAMPLES, START, chosen, stages
+from helpers.summary.stages import BATCHES, COMPILED, FUSED, MIXED, PRECISION, PROFILED, build, cumulative
+from helpers.text import tokenizer
+from helpers.text.files import TextError
 
 FAST = {"samples": 8, "validation_samples": 2, "workers": 0}
 
@@ -46,6 +52,89 @@ def test_stages_are_added_in_order_or_stand_alone():
     full = stages.configurations("full")
     assert len(full) == 3 * (1 + len(names) + len(names) - 1)
     assert all(set(chosen(c["way"], c["stage"], names)) <= set(names) for c in full)
+
+
+def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_it():
+    full = stages.configurations("full")
+    seeds = [config["seed"] for config in full]
+    assert seeds == sorted(seeds)
+    for seed in set(seeds):
+        ways = [config["way"] for config in full if config["seed"] == seed]
+        assert ways == [START] + [CUMULATIVE] * len(STAGES) + [ALONE] * (len(STAGES) - 1)
+
+
+def test_enough_steps_are_left_after_those_in_which_a_training_settles():
+    assert SAMPLES // PRESETS["full"]["batch_size"] - loop.SETTLING >= 20
+    assert PRESETS["full"]["samples"] >= SAMPLES
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What would have been trained on a GPU, in order."""
+    seen = []
+    monkeypatch.setattr(experiments, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(experiments, "run", lambda names, **options: seen.append((set(names), options)) or {})
+    for once in (experiments._settle, experiments._settle_norms):
+        once.cache_clear()
+    yield seen
+    for once in (experiments._settle, experiments._settle_norms):
+        once.cache_clear()
+
+
+def test_no_run_pays_for_compiling_our_norms(trained):
+    for seed in range(2):
+        stages.measure(way=ALONE, stage=FUSED, seed=seed)
+        stages.measure(way=CUMULATIVE, stage=FUSED, seed=seed)
+        stages.measure(way=CUMULATIVE, stage=COMPILED, seed=seed)
+    settling = [(names, options) for names, options in trained if "seed" not in options]
+    both = [({FUSED}, ONE_STEP), (set(cumulative(FUSED)), ONE_STEP)]
+    assert settling == [({MIXED}, {"preset": "small"}), *((names, {"preset": "full"} | step) for names, step in both)]
+    place = [options.get("seed") for _, options in trained]
+    assert place == [None, None, 0, None, 0, 0, 1, 1, 1]  # each before the first run that it is for
+
+
+def test_runs_of_which_our_norms_are_no_part_do_not_wait_for_them(trained):
+    stages.measure(way=START, stage="none", seed=0)
+    assert [names for names, _ in trained] == [{MIXED}, set()]
+    assert trained[-1][1] == {"preset": "full", "seed": 0, "samples": SAMPLES}
+
+
+def test_attention_in_a_training_is_never_cudnns(monkeypatch):
+    enabled, met = torch.backends.cuda.cudnn_sdp_enabled, []
+    product, before = torch.nn.functional.scaled_dot_product_attention, enabled()
+
+    def spy(*inputs, **options):
+        met.append(enabled())
+        return product(*inputs, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    run([BATCHES], **FAST)
+    assert met and not any(met)
+    assert enabled() == before
+
+
+@pytest.fixture
+def no_torchtext(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchtext.data.utils", None)
+    tokenizer._tokenizer.cache_clear()
+    yield
+    tokenizer._tokenizer.cache_clear()
+
+
+def test_without_torchtext_a_training_is_refused_in_a_line_before_a_worker_would_miss_it(no_torchtext):
+    with pytest.raises(TextError, match=r"^tokenising needs torchtext: pip install torchtext==0.6.0 [^\n]*$"):
+        prepare({"workers"}, preset="small")
+
+
+def test_without_torchtext_a_row_says_so(no_torchtext, tmp_path, capsys):
+    from helpers.__main__ import main
+
+    assert main(["measure", "summary/stages", "--preset", "small", "--results", str(tmp_path)]) == 1
+    (file,) = tmp_path.rglob("stages.csv")
+    found = records.read_rows(file)
+    assert len(found) == len(stages.configurations("small"))
+    assert all("tokenising needs torchtext: pip install torchtext==0.6.0" in row["status"] for row in found)
+    assert "configurations failed: the status column says why" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

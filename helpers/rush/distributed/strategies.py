@@ -77,10 +77,11 @@ def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str)
     """FSDP2, which gathers and frees the parameters of a unit as one.
 
     `gather_again` frees a unit's parameters after forward and gathers them once more for backward (ZeRO-3); without
-    it they stay (ZeRO-2). The head's stay in any case: backward begins with it.
+    it they stay (ZeRO-2). The head's stay in any case: backward begins with it. Parameters are cast, inputs are not:
+    the residual stream has the embedding's type, and the tables of positions stay in fp32.
     """
     compute = {"fp32": torch.float32, "amp-bf16": torch.bfloat16}[precision]
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     *body, head = units(model)
     for unit in body:
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=gather_again)

@@ -122,10 +122,7 @@ def _update(
         m = tl.load(m_at + at, mask=inside, other=0.0)
         v = tl.load(v_at + at, mask=inside, other=0.0)
         p = tl.load(p_at + at, mask=inside, other=0.0)
-        if LR_ON_DEVICE:
-            decay = 1.0 - tl.load(lr) * weight_decay
-        else:
-            decay = 1.0 - lr * weight_decay
+        decay = 1.0 - (tl.load(lr) if LR_ON_DEVICE else lr) * weight_decay
         if grad_scale_at is not None:
             g *= 1.0 / tl.load(grad_scale_at)
         m = beta1 * m + rest1 * g
