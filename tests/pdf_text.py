@@ -6,9 +6,10 @@ import pypdfium2
 
 
 def pages_of(pdf: bytes | Path) -> list[str]:
-    """The text of each page."""
+    """The text of each page. PDFium has a mark of its own for a hyphen that ends a line."""
     with pypdfium2.PdfDocument(pdf) as document:
-        return [page.get_textpage().get_text_bounded().replace("\r\n", "\n") for page in document]
+        texts = [page.get_textpage().get_text_bounded() for page in document]
+    return [text.replace("\r\n", "\n").replace("\x02", "-") for text in texts]
 
 
 def boxes(pdf: bytes) -> list[tuple[float, float]]:
