@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 BLOCK = 512  # bytes: the CUDA allocator hands out multiples of it
+_INFERS = "_propagate_tensor_meta_non_cached"
 
 
 class Ledger(TorchDispatchMode):
@@ -27,6 +29,8 @@ class Ledger(TorchDispatchMode):
         self.bytes = self.peak_bytes = 0
         self._sizes: dict[int, int] = {}  # by storage
         self._resize = torch.UntypedStorage.resize_
+        self._infer = getattr(ShardingPropagator, _INFERS)
+        self._inferring = False
 
     def reset_peak(self) -> None:
         self.peak_bytes = self.bytes
@@ -38,17 +42,30 @@ class Ledger(TorchDispatchMode):
             if storage._cdata in self._sizes:
                 self._set(storage._cdata, storage.nbytes())
 
+        # DTensor tries operations on tensors of the global shapes, to learn the shape of what comes out: in training,
+        # too, those have no memory.
+        def infer(*args: Any, **kwargs: Any) -> Any:
+            self._inferring = True
+            try:
+                return self._infer(*args, **kwargs)
+            finally:
+                self._inferring = False
+
         torch.UntypedStorage.resize_ = resize_
+        setattr(ShardingPropagator, _INFERS, infer)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize
+        setattr(ShardingPropagator, _INFERS, self._infer)
         super().__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor goes first, and its operations on local tensors come here
         result = function(*args, **(kwargs or {}))
+        if self._inferring:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf.untyped_storage())
