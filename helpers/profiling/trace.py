@@ -11,6 +11,7 @@ more, which the export leaves out: the line in the caller of every Python call. 
 A file of 100 MB costs about 5 s and 500 MB of memory; `with_stack=True` makes a trace several times as large.
 """
 
+import contextlib
 import inspect
 import tempfile
 from collections import defaultdict
@@ -80,10 +81,11 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
 
 
 def _export(profile: torch.profiler.profile, path: str) -> None:
-    """Export without using the profile up, where torch can (2.13)."""
+    """Export without using the profile up, where torch can (2.13) and every name can still be read."""
     if "use_python_export" in inspect.signature(profile.export_chrome_trace).parameters:
-        profile.export_chrome_trace(path, use_python_export=True)
-        return
+        with contextlib.suppress(UnicodeDecodeError):
+            profile.export_chrome_trace(path, use_python_export=True)
+            return
     try:
         profile.export_chrome_trace(path)
     except RuntimeError as error:
@@ -195,6 +197,9 @@ def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str,
 
     Frames are found by their name and when they began. An exported time is a float of microseconds since the quarter of
     the year began, which late in it is off by a nanosecond or two; no function is called twice within so few.
+
+    The profile doesn't own its names. Those of code that is gone, as a line's at a prompt is once it has run, may be
+    bytes of something else by now.
     """
     base = int(about.get("baseTimeNanoseconds", 0))
     waiting = list(results.experimental_event_tree())
@@ -204,9 +209,9 @@ def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str,
         waiting.extend(event.children)
         caller = getattr(event.extra_fields, "caller", None)
         if caller is not None:
-            sites[event.name, event.start_time_ns - base] = (
-                f"{caller.file_name}({caller.line_number}): {caller.function_name}"
-            )
+            with contextlib.suppress(UnicodeDecodeError):
+                site = f"{caller.file_name}({caller.line_number}): {caller.function_name}"
+                sites[event.name, event.start_time_ns - base] = site
     for raw in events:
         if raw.get("cat") == "python_function":
             began = round(float(raw["ts"]) * 1e3)

@@ -1,5 +1,7 @@
 import gzip
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ from torch import nn
 from torch.profiler import profile, record_function, schedule
 
 from helpers.profiling import events as kinds
+from helpers.profiling import trace as trace_module
 from helpers.profiling.busy import covered, device_idle_share, kernel_spans
 from helpers.profiling.places import module, place
 from helpers.profiling.slim import slim
 from helpers.profiling.timeline import kernel_table, timeline
 from helpers.profiling.trace import parse, read_trace
+from helpers.profiling.trace_file import load
 
 
 def synthetic(steps=3):
@@ -318,3 +322,38 @@ def test_every_frame_of_a_live_profile_tells_its_caller_though_exported_times_ar
     frames = [e for e in read_trace(live).host if e.kind == kinds.PYTHON and "Linear" in e.name]
     assert len(frames) == 40
     assert all("Called from" in e.args for e in frames)
+
+
+class Frame:
+    """A call as a live profile has it; with no name, one of code that is gone: the bytes are something else by now."""
+
+    children = ()
+    start_time_ns = 2000
+    extra_fields = SimpleNamespace(caller=SimpleNamespace(file_name="loop.py", line_number=3, function_name="train"))
+
+    def __init__(self, name=None):
+        self._name = name
+
+    @property
+    def name(self):
+        if self._name is None:
+            raise UnicodeDecodeError("utf-8", b"\xa0", 0, 1, "invalid start byte")
+        return self._name
+
+
+def test_names_of_code_that_is_gone_are_left_out():
+    events = [{"cat": "python_function", "name": "step", "ts": 2.0}]
+    tree = SimpleNamespace(experimental_event_tree=lambda: [Frame(), Frame("step")])
+    trace_module._add_call_sites(tree, events, {})
+    assert events[0]["args"] == {"Called from": "loop.py(3): train"}
+
+
+def test_a_profile_that_python_cannot_export_is_exported_by_kineto(tmp_path):
+    class Profile:
+        def export_chrome_trace(self, path, use_python_export=False):
+            if use_python_export:
+                Frame().name  # noqa: B018
+            Path(path).write_bytes(b'{"traceEvents": [{"name": "\xa0"}]}')
+
+    trace_module._export(Profile(), str(tmp_path / "trace.json"))
+    assert load(tmp_path / "trace.json")[0] == [{"name": "\ufffd"}]
