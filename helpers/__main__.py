@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
         return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
-    from helpers.chapters import UnknownName
+    from helpers.experiments import UnknownName
     from helpers.lab.records import RecordError
 
     try:
@@ -36,10 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    from helpers import chapters, lab
+    from helpers import lab
+    from helpers.experiments import select
 
     preset = options.preset or ("full" if lab.device().type == "cuda" else "small")
-    chosen = chapters.select(options.targets)
+    chosen = select(options.targets)
     done = lab.measure(chosen, preset, budget=options.budget, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     again = "the same command without --refresh" if options.refresh else "the same command"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from helpers import chapters
+from helpers.experiments import chapters, tables_of
 from helpers.lab import records
 from helpers.lab.machine import PEERS, device_name, environment, slug
 from helpers.lab.runner import is_fresh
@@ -31,8 +31,8 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     for recorded in records.devices(results):
         yield f"  {recorded}", f"{_count(recorded, results)} rows"
     preset = "full" if torch.cuda.is_available() else "small"
-    for chapter in chapters.names():
-        for e in chapters.experiments(chapter):
+    for chapter in chapters():
+        for e in tables_of(chapter):
             rows = records.read_rows(records.path(gpu, chapter, e.table, results))
             configs = e.configurations(preset)
             fresh = sum(is_fresh(e, config, preset, rows) for config in configs)

@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-from helpers.amp import experiments as amp
-from helpers.batching import experiments as batching
-from helpers.compilers import experiments as compilers
+from helpers.experiments import amp, batching, compilers, pipelines, profiling, rush, summary
+from helpers.experiments import swiglu as experiments
 from helpers.lab import records
 from helpers.lab.experiment import OUT_OF_MEMORY
-from helpers.pipelines import experiments as pipelines
-from helpers.profiling import experiments as profiling
-from helpers.rush import experiments as rush
-from helpers.summary import experiments as summary
-from helpers.swiglu import costs, experiments, peers
+from helpers.swiglu import costs, peers
 
 GIB = 2**30
 ORIGIN = {

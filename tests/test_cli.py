@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from helpers import chapters
 from helpers.__main__ import main
+from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 
 
@@ -116,14 +116,14 @@ def test_a_failing_notebook_is_one_line(tmp_path):
 
 
 def test_chapters_are_found_and_tables_selected_once():
-    assert "swiglu" in chapters.names()
-    assert [e.table for e in chapters.select(["swiglu/peers", "swiglu"])][:2] == ["peers", "accuracy"]
-    assert len(chapters.select(["swiglu", "swiglu/peers"])) == len(chapters.experiments("swiglu"))
-    assert chapters.select([]) == [e for name in chapters.names() for e in chapters.experiments(name)]
+    assert "swiglu" in chapters()
+    assert [e.table for e in select(["swiglu/peers", "swiglu"])][:2] == ["peers", "accuracy"]
+    assert len(select(["swiglu", "swiglu/peers"])) == len(tables_of("swiglu"))
+    assert select([]) == [e for name in chapters() for e in tables_of(name)]
 
 
 def test_every_experiment_says_what_it_measures_and_has_both_presets():
-    for e in chapters.select([]):
+    for e in select([]):
         assert e.about
         for preset in ("small", "full"):
             configs = e.configurations(preset)
@@ -134,7 +134,7 @@ def test_every_experiment_says_what_it_measures_and_has_both_presets():
 
 def test_measuring_needs_no_jupyter_no_matplotlib_and_no_optional_package():
     look = (
-        "import sys; from helpers import chapters; [chapters.experiments(name) for name in chapters.names()]; "
+        "import sys; from helpers.experiments import chapters, tables_of; [tables_of(name) for name in chapters()]; "
         "print([m for m in ('IPython', 'matplotlib', 'sklearn', 'numba', 'onnx', 'webdataset') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from helpers.experiments.compilers import LEFT
 from helpers.lab.tables import groups, reached
 
 from .backends import COMPILE, EAGER, ONNX, WAYS
-from .experiments import LEFT
 from .semantics import OUTCOMES, SILENT
 
 GOAL_INFERENCE, GOAL_TRAINING = 1.3, 1.25

@@ -76,10 +76,11 @@ class Experiment:
 def experiment(
     *, small: list[Row], full: list[Row], version: int = 1, host: bool = False, beside: bool = False
 ) -> Callable[[Callable], Experiment]:
-    """Make an `Experiment` of a function that lies in `helpers/<chapter>/experiments.py`."""
+    """Make an `Experiment` of a function that lies in `helpers/experiments/<chapter>.py`."""
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
-        chapter = measure.__module__.split(".")[-2]
+        parts = measure.__module__.split(".")
+        chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
         presets = {"small": small, "full": full}
         return Experiment(chapter, measure.__name__, measure, presets, version, host or beside, beside)
 

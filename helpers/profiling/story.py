@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from helpers.experiments.profiling import ALONE, CUMULATIVE, PIPELINES, SLOW
 from helpers.lab.tables import groups, reached
 
-from .experiments import ALONE, CUMULATIVE, PIPELINES, SLOW
 from .findings import finding as found_as
 
 NAMES = {"vit": "ViT on photos", "gpt": "language model"}

@@ -8,26 +8,20 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from helpers.amp import experiments as amp
 from helpers.amp import plots as amp_plots
 from helpers.amp import story as amp_story
-from helpers.batching import experiments as batching
 from helpers.batching import plots as batching_plots
 from helpers.batching import story as batching_story
-from helpers.compilers import experiments as compilers
 from helpers.compilers import plots as compilers_plots
 from helpers.compilers import story as compilers_story
+from helpers.experiments import amp, batching, compilers, pipelines, profiling, rush, swiglu
 from helpers.lab.notebook import recorded
-from helpers.pipelines import experiments as pipelines
 from helpers.pipelines import plots as pipelines_plots
 from helpers.pipelines import story as pipelines_story
-from helpers.profiling import experiments as profiling
 from helpers.profiling import plots as profiling_plots
 from helpers.profiling import story as profiling_story
-from helpers.rush import experiments as rush
 from helpers.rush import plots as rush_plots
 from helpers.rush import story as rush_story
-from helpers.swiglu import experiments as swiglu
 from helpers.swiglu import plots as swiglu_plots
 from helpers.swiglu import story as swiglu_story
 

@@ -11,13 +11,13 @@ import pandas as pd
 
 from helpers.amp import story as amp
 from helpers.batching import story as batching
-from helpers.chapters import select
 from helpers.compilers import story as compilers
+from helpers.experiments import select
+from helpers.experiments.profiling import CUMULATIVE
 from helpers.lab import records
 from helpers.lab.tables import reached
 from helpers.pipelines import story as pipelines
 from helpers.profiling import story as profiling
-from helpers.profiling.experiments import CUMULATIVE
 from helpers.rush import story as rush
 from helpers.swiglu import peers as swiglu_peers
 from helpers.swiglu import story as swiglu

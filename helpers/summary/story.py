@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from helpers.experiments.summary import ALONE, CUMULATIVE, START
 from helpers.lab import records
 from helpers.lab.experiment import Experiment
 from helpers.lab.tables import number
 
-from .experiments import ALONE, CUMULATIVE, START
 from .stages import STAGES
 
 METRICS = ("train_s", "peak_gib", "validation_loss", "skipped_steps")

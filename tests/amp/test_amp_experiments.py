@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import chapters
-from helpers.amp import Autocast, experiments, plots, story, ways
+from helpers.amp import Autocast, plots, story, ways
 from helpers.amp.gradients import HIGHEST, LOWEST
 from helpers.amp.gradients import exponents as exponents_of
+from helpers.experiments import amp as experiments
+from helpers.experiments import tables_of
 from helpers.lab import Disagreement, records
 from helpers.lab.memory import GIB, Memory
 
@@ -51,7 +52,7 @@ def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
 
 
 def test_what_takes_seconds_is_measured_before_whole_trainings():
-    order = [e.table for e in chapters.experiments("amp")]
+    order = [e.table for e in tables_of("amp")]
     assert set(order[-3:]) == {"reduced_quality", "quality", "curves"}
     for runs in (experiments.quality, experiments.reduced_quality):
         seeds = [run["seed"] for run in runs.configurations("full")]

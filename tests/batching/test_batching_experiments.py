@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import chapters
-from helpers.batching import SequencedDataset, StandardDataset, collator, experiments, plots, speed, steps, story
+from helpers.batching import SequencedDataset, StandardDataset, collator, plots, speed, steps, story
 from helpers.batching.speed import packed_offsets
+from helpers.experiments import batching as experiments
+from helpers.experiments import tables_of
 from helpers.lab import records
 from helpers.lab.machine import installed
 from helpers.models import GPT2LikeModel
@@ -83,7 +84,7 @@ def test_what_is_timed_never_meets_cudnns_attention(table, monkeypatch):
 
 
 def test_tables_that_a_cpu_can_tell_come_after_those_that_need_a_gpu():
-    host = [e.host for e in chapters.experiments("batching")]
+    host = [e.host for e in tables_of("batching")]
     assert any(host) and host == sorted(host)
 
 

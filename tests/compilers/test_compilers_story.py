@@ -3,10 +3,11 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import chapters
-from helpers.compilers import experiments, plots, story
+from helpers.compilers import plots, story
 from helpers.compilers.backends import AUTOTUNE, COMPILE, ONNX, OVERHEAD
 from helpers.compilers.latency import ways
+from helpers.experiments import compilers as experiments
+from helpers.experiments import tables_of
 from helpers.lab.notebook import recorded
 
 pytestmark = pytest.mark.usefixtures("results")
@@ -40,7 +41,7 @@ def test_the_goal_of_inference_is_held_against_the_mean_over_batches(measured):
 
 
 def test_what_a_gpus_short_time_is_for_is_measured_first():
-    tables = [e.table for e in chapters.experiments("compilers")]
+    tables = [e.table for e in tables_of("compilers")]
     assert tables == ["fusion", "training", "flawed", "latency", "deprecations", "semantics"]
     plan = pd.DataFrame(experiments.latency.configurations("full"))
     assert len(plan.drop_duplicates()) == len(plan)

@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 
-from helpers.compilers import capture, experiments, semantics, specimens, successor
+from helpers.compilers import capture, semantics, specimens, successor
 from helpers.compilers.backends import inductor
 from helpers.compilers.capture import COMPILE, EXPORT, FULLGRAPH, FX, INDUCTOR, REPAIRED, SCRIPT, STRICT, TRACE
 from helpers.compilers.semantics import BREAKS, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED, measure_semantics, same
 from helpers.compilers.specimens import SPECIMENS
+from helpers.experiments import compilers as experiments
 
 EXPECTED = {
     "branch on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},

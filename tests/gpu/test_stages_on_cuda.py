@@ -5,9 +5,9 @@ import math
 import pytest
 from torch import nn
 
+from helpers.experiments.summary import ONE_STEP
 from helpers.rush.norms import LayerNorm
 from helpers.summary import STAGES, run
-from helpers.summary.experiments import ONE_STEP
 from helpers.summary.stages import FUSED, MIXED, build, cumulative
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from helpers.experiments.swiglu import TOLERANCE_8BIT, _train_step, check_layer
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import check_agreement, relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, plain
-from helpers.swiglu.experiments import TOLERANCE_8BIT, _train_step, check_layer
 
 KERNEL_TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SIZES = [1, 127, 128, 2048, 2049, 100_003, 8192 * 1024]

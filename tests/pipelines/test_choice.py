@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.pipelines import choice, choice_data, experiments
+from helpers.experiments import pipelines as experiments
+from helpers.pipelines import choice, choice_data
 from helpers.pipelines.choice import LEAST, MOST, RANDOM, WAYS, chosen, distribution, measure_choice, measure_noise
 from helpers.pipelines.choice_data import chance, missing, split
 from helpers.pipelines.choice_training import Recipe, train

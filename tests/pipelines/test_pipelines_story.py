@@ -1,8 +1,9 @@
 import pandas as pd
 import pytest
 
-from helpers import chapters
-from helpers.pipelines import experiments, plots, story
+from helpers.experiments import pipelines as experiments
+from helpers.experiments import tables_of
+from helpers.pipelines import plots, story
 
 pytestmark = pytest.mark.usefixtures("results")
 
@@ -41,7 +42,7 @@ def test_points_lost_are_means_over_seeds_and_held_against_the_goal(measured):
 
 
 def test_what_a_gpu_has_a_part_in_is_measured_before_what_only_the_host_does():
-    tables = [e.table for e in chapters.experiments("pipelines")]
+    tables = [e.table for e in tables_of("pipelines")]
     assert tables.index("formats") > max(map(tables.index, ("loader", "decoding", "metrics_cost", "metrics_growth")))
     where = [config["where"] for config in experiments.loader.configurations("full")]
     assert where[:6] == ["cuda"] * 6 and "cuda" not in where[6:]

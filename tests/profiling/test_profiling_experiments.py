@@ -4,8 +4,9 @@ import fake_records
 import pandas as pd
 import pytest
 
+from helpers.experiments import profiling as experiments
 from helpers.lab import records
-from helpers.profiling import experiments, plots, story
+from helpers.profiling import plots, story
 from helpers.profiling.findings import finding
 
 

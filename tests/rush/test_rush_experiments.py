@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 from claims import Records, faults
 
-from helpers import chapters
+from helpers.experiments import rush as experiments
+from helpers.experiments import tables_of
 from helpers.lab import records
-from helpers.rush import LADDER, experiments, feeding, plots, story
+from helpers.rush import LADDER, feeding, plots, story
 
 ROW = ("tokens_per_s", "step_ms", "p20_ms", "p80_ms", "peak_gib", "mfu", "matmul_share", "compile_s", "loss")
 
@@ -28,7 +29,7 @@ def test_setups_are_measured_or_say_why_not(name):
 
 
 def test_what_takes_seconds_is_measured_before_the_ladder():
-    order = [e.table for e in chapters.experiments("rush")]
+    order = [e.table for e in tables_of("rush")]
     quick = ["norms", "adam", "lecture", "memory_alone"]
     assert order[: order.index("ladder")] == quick
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import fake_records
 import pytest
 
-from helpers import chapters
+from helpers.experiments import select, tables_of
 from helpers.lab import records
 from helpers.summary import GOALS, against_records, held, story
 from helpers.summary.goals import NOT_MEASURED
@@ -34,7 +34,7 @@ def test_with_records_every_goal_has_its_figure(tmp_path):
 
 
 def test_a_figure_beyond_its_goal_is_missed(tmp_path):
-    table = next(e for e in chapters.experiments("amp") if e.table == "autocast_overhead")
+    table = next(e for e in tables_of("amp") if e.table == "autocast_overhead")
     rows = [c | fake_records.ORIGIN | {"way": "ours", "ratio_to_torch": 1.03} for c in table.configurations("full")]
     records.replace(records.path("nvidia-test", "amp", "autocast_overhead", tmp_path), rows)
     found = against_records(tmp_path).set_index("what").loc["a step under our Autocast, against torch's"]
@@ -56,7 +56,7 @@ def test_what_a_cpu_can_tell_is_taken_from_a_cpu_only_where_no_gpu_has_it(tmp_pa
 
 
 def test_what_stands_between_is_told_where_a_goal_is_missed(tmp_path):
-    formats = next(e for e in chapters.experiments("pipelines") if e.table == "formats")
+    formats = next(e for e in tables_of("pipelines") if e.table == "formats")
     rows = [c | fake_records.ORIGIN | {"samples_per_s": 1e3, "raw_s": 0.1} for c in formats.configurations("full")]
     records.replace(records.path("cpu-test", "pipelines", "formats", tmp_path), rows)
     found = against_records(tmp_path)
@@ -71,7 +71,7 @@ def test_what_a_test_holds_is_a_test(test):
 
 
 def test_tables_that_wait_are_told(tmp_path):
-    everything = chapters.select([])
+    everything = select([])
     nothing = story.waiting(everything, tmp_path)
     assert set(nothing["measured"]) == {""}
     assert set(nothing["reasons"]) == {"no GPU at hand"}

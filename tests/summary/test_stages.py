@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from helpers.amp import DynamicGradScaler
+from helpers.experiments import summary as experiments
+from helpers.experiments.summary import ALONE, CUMULATIVE, ONE_STEP, SAMPLES, START, chosen, stages
 from helpers.lab import records
 from helpers.profiling import loop
 from helpers.profiling.gpt_pipeline import ALL, PRESETS, prepare
-from helpers.summary import STAGES, experiments, run
-from helpers.summary.experiments import ALONE, CUMULATIVE, ONE_STEP, SAMPLES, START, chosen, stages
+from helpers.summary import STAGES, run
 from helpers.summary.stages import BATCHES, COMPILED, FUSED, MIXED, PRECISION, PROFILED, build, cumulative
 from helpers.text import tokenizer
 from helpers.text.files import TextError

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from helpers.experiments import swiglu as experiments
 from helpers.lab import Disagreement
 from helpers.lab.machine import installed
-from helpers.swiglu import costs, experiments, peers
+from helpers.swiglu import costs, peers
 from helpers.swiglu.function import MemoryOptimizedSwigluMLPFunction
 
 

@@ -4,9 +4,10 @@ import fake_records
 import pandas as pd
 import pytest
 
+from helpers.experiments import swiglu as experiments
 from helpers.lab import records
 from helpers.lab.notebook import Results
-from helpers.swiglu import costs, experiments, peers, plots, story
+from helpers.swiglu import costs, peers, plots, story
 
 
 @pytest.fixture

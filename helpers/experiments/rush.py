@@ -15,24 +15,23 @@ from helpers.lab import compare, device, experiment, peak_memory
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import queue_ahead
-
-from . import adam as adam_ways
-from . import norms as norm_ways
-from . import peers as peer_ways
-from .distributed import Job
-from .distributed import measure as measure_ranks
-from .feeding import epoch
-from .flops import PEAKS, flops_per_token
-from .kernel_rows import kernel_rows
-from .ladder import LADDER, climb
-from .lecture import LECTURE, decoder_step
-from .run import run
-from .setup import Setup
-from .simulation.analytic import rank_peak
-from .simulation.links import CLUSTERS
-from .simulation.memory import rank_memory
-from .simulation.scaling import predict
-from .training import BEFORE_CAPTURE
+from helpers.rush import adam as adam_ways
+from helpers.rush import norms as norm_ways
+from helpers.rush import peers as peer_ways
+from helpers.rush.distributed import Job
+from helpers.rush.distributed import measure as measure_ranks
+from helpers.rush.feeding import epoch
+from helpers.rush.flops import PEAKS, flops_per_token
+from helpers.rush.kernel_rows import kernel_rows
+from helpers.rush.ladder import LADDER, climb
+from helpers.rush.lecture import LECTURE, decoder_step
+from helpers.rush.run import run
+from helpers.rush.setup import Setup
+from helpers.rush.simulation.analytic import rank_peak
+from helpers.rush.simulation.links import CLUSTERS
+from helpers.rush.simulation.memory import rank_memory
+from helpers.rush.simulation.scaling import predict
+from helpers.rush.training import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
 BEST = "batch 8"  # the rung that the sweeps and the peers stand beside

@@ -12,10 +12,9 @@ from helpers.lab.experiment import OUT_OF_MEMORY, free_memory, is_out_of_memory
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, relative_error, synchronize
-
-from . import peers as peer_ways
-from .levels import KEEP_8BIT, LEVELS
-from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+from helpers.swiglu import peers as peer_ways
+from helpers.swiglu.levels import KEEP_8BIT, LEVELS
+from helpers.swiglu.mlp import MemoryOptimizedSwigluMLP, SwigluMLP
 
 # Level 3's gradients come from rounded activations.
 TOLERANCE_8BIT = 3e-2

@@ -5,15 +5,14 @@ The tables stand in the order in which they are measured: what a GPU has a part 
 
 from helpers.lab import experiment
 from helpers.lab.records import STATUS, Row
-
-from . import choice, choice_data, decoders
-from . import jit as jit_loops
-from . import loader as loops
-from . import metrics as metric_ways
-from .format_speed import WAYS as FORMATS
-from .format_speed import measure_format
-from .jit_programs import LOOPS
-from .jit_ways import WAYS as JIT_WAYS
+from helpers.pipelines import choice, choice_data, decoders
+from helpers.pipelines import jit as jit_loops
+from helpers.pipelines import loader as loops
+from helpers.pipelines import metrics as metric_ways
+from helpers.pipelines.format_speed import WAYS as FORMATS
+from helpers.pipelines.format_speed import measure_format
+from helpers.pipelines.jit_programs import LOOPS
+from helpers.pipelines.jit_ways import WAYS as JIT_WAYS
 
 WORKERS = (0, 2, 8)
 COLD, WARM = "cold", "warm"

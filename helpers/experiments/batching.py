@@ -5,17 +5,16 @@ from functools import partial
 
 import numpy as np
 
+from helpers.batching import peers
+from helpers.batching.balanced import BalancedBatchSampler
+from helpers.batching.packing import pack
+from helpers.batching.padding import padding_share
+from helpers.batching.speed import MAX_LENGTH, SPREADS, attention, batch_time
+from helpers.batching.steps import collator, throughput, training
 from helpers.lab import experiment
 from helpers.lab.experiment import NOT_INSTALLED
 from helpers.lab.records import STATUS, Row
 from helpers.text.synthetic import draw_lengths
-
-from . import peers
-from .balanced import BalancedBatchSampler
-from .packing import pack
-from .padding import padding_share
-from .speed import MAX_LENGTH, SPREADS, attention, batch_time
-from .steps import collator, throughput, training
 
 __all__ = ["attention", "batch_time", "collator", "packing", "padding", "sampler_scaling", "throughput", "training"]
 

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from helpers import train as training
+from helpers.amp import ways
+from helpers.amp.gradients import LOWEST, zero_share
+from helpers.amp.gradients import exponents as exponents_of
 from helpers.lab import bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
 from helpers.lab.records import Row
 from helpers.lab.timing import queue_ahead, tensors
 from helpers.train import PRECISIONS, Setup, Step
-
-from . import ways
-from .gradients import LOWEST, zero_share
-from .gradients import exponents as exponents_of
 
 BOTH = ("segmentation", "lm")
 SMALL_RUNS = [{"task": task, "precision": precision} for task in BOTH for precision in ("fp32", "amp", "dynamic")]

@@ -4,17 +4,16 @@ The tables stand in the order in which they are measured: on a GPU whose time is
 what is captured wrongly, which takes minutes of a C++ compiler and says the same on every machine, comes last.
 """
 
+from helpers.compilers import fusion as fused
+from helpers.compilers import latency as latencies
+from helpers.compilers import semantics as captured
+from helpers.compilers import training as trained
+from helpers.compilers.backends import AUTOTUNE, COMPILE, EAGER, ONNX, OVERHEAD, SCRIPT, TRACE, WAYS
+from helpers.compilers.inputs import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
+from helpers.compilers.specimens import SPECIMENS
+from helpers.compilers.successor import deprecations as read_deprecations
 from helpers.lab import device, experiment
 from helpers.lab.records import STATUS, Row
-
-from . import fusion as fused
-from . import latency as latencies
-from . import semantics as captured
-from . import training as trained
-from .backends import AUTOTUNE, COMPILE, EAGER, ONNX, OVERHEAD, SCRIPT, TRACE, WAYS
-from .inputs import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
-from .specimens import SPECIMENS
-from .successor import deprecations as read_deprecations
 
 LEFT = "left to a GPU"  # it would take a CPU too long, or say nothing
 ONCE = "left out: built for batch 1 alone, which takes minutes"

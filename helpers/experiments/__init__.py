@@ -1,0 +1,51 @@
+"""What each chapter measures: one file a chapter, a function for each table, from a configuration to rows.
+
+    from helpers import experiments
+
+    experiments.swiglu.peers("small")        # a DataFrame
+
+Nothing here prints, draws or saves. A new file here is a new chapter; nothing has to be registered.
+"""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from helpers.lab.experiment import Experiment
+
+
+class UnknownName(ValueError):
+    """A chapter or table that doesn't exist; the message lists the ones that do."""
+
+
+def chapters() -> list[str]:
+    return sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+
+
+def tables_of(chapter: str) -> list[Experiment]:
+    """A chapter's experiments, in the order of its file."""
+    if chapter not in chapters():
+        raise UnknownName(f"unknown chapter {chapter!r}; valid: {', '.join(chapters())}")
+    module = importlib.import_module(f"{__name__}.{chapter}")
+    return [value for value in vars(module).values() if isinstance(value, Experiment)]
+
+
+def select(targets: Iterable[str]) -> list[Experiment]:
+    """The experiments that `CHAPTER` or `CHAPTER/TABLE` names; all of them for no names. Each once, in order."""
+    chosen: list[Experiment] = []
+    for target in list(targets) or chapters():
+        chapter, _, table = target.partition("/")
+        selected = tables_of(chapter)
+        if table:
+            tables = [e.table for e in selected]
+            if table not in tables:
+                raise UnknownName(f"unknown table {table!r} in chapter {chapter}; valid: {', '.join(tables)}")
+            selected = [e for e in selected if e.table == table]
+        chosen += [e for e in selected if e not in chosen]
+    return chosen
+
+
+def __getattr__(name: str):
+    if not name.startswith("_") and name in chapters():
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
