@@ -14,7 +14,6 @@ import bisect
 import contextlib
 import itertools
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from tqdm import tqdm
 from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.batching.attention import without_cudnn_attention
 from helpers.lab import device
+from helpers.lab.files import replacing
 from helpers.lab.precision import fp32_products
 from helpers.tasks import DATA, TASKS, Batch, Task
 
@@ -245,10 +245,8 @@ def _save(setup, model, optimizer, scaler, step: int, epochs: list[dict]) -> Non
         "step": step,
         "epochs": epochs,
     }
-    setup.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    beside = setup.checkpoint.with_name(f".{setup.checkpoint.name}.new")
-    torch.save(state, beside)
-    os.replace(beside, setup.checkpoint)
+    with replacing(setup.checkpoint) as stream:
+        torch.save(state, stream)
 
 
 def _load(setup, model, optimizer, scaler) -> tuple[int, list[dict]]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from helpers import train as trainer
 from helpers.lab import compare, device, experiment, peak_memory
-from helpers.lab.experiment import NOT_INSTALLED, OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.experiment import OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.machine import NOT_INSTALLED
 from helpers.lab.records import STATUS, Row
 from helpers.metrics import LMCrossEntropyLoss
 from helpers.tasks import DATA, Batch

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device as this_device
+from helpers.lab.arguments import check_positive
 from helpers.lab.precision import fp32_products
 from helpers.models import Bert, ResNet
 from helpers.models.bert import PRESETS as BERTS
-from helpers.models.checks import check_positive
 from helpers.models.resnet import PRESETS as RESNETS
 
 TINY_RESNET, TINY_BERT, RESNET_18, BERT_BASE = "tiny resnet", "tiny bert", "resnet-18", "bert-base"

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from helpers.lab import Disagreement, compare
 from helpers.lab import device as this_device
+from helpers.lab.arguments import check_positive
 from helpers.lab.experiment import FAILED
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import relative_error, synchronize
 from helpers.models.bert import Classifier
-from helpers.models.checks import check_positive
 
 from . import inputs
 from .backends import (

@@ -12,7 +12,7 @@ from helpers.batching.padding import padding_share
 from helpers.batching.speed import MAX_LENGTH, SPREADS, attention, batch_time
 from helpers.batching.steps import collator, throughput, training
 from helpers.lab import experiment
-from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import NOT_INSTALLED
 from helpers.lab.records import STATUS, Row
 from helpers.text.synthetic import draw_lengths
 

@@ -22,7 +22,6 @@ from .machine import device
 from .records import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
-NOT_INSTALLED = "not installed: "
 FAILED = "failed: "
 PRESETS = ("small", "full")
 

@@ -95,6 +95,32 @@ def installed(peer: str) -> str | None:
     return _distribution(peer) or "unknown version"
 
 
+NOT_INSTALLED = "not installed: "
+
+
+def missing_because(*needs: str, device: torch.device | None = None) -> str:
+    """Why something can't run on this device (by default the machine's), in a line for a table's status; "" if it can.
+
+    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), or something that `installed` looks for. The
+    first one that isn't met is told.
+    """
+    kind = (device or _device()).type
+    for need in needs:
+        if need == "CUDA":
+            if kind != "cuda":
+                return "needs CUDA"
+        elif need == "CPU":
+            if kind != "cpu":
+                return "runs on the CPU only"
+        elif need.startswith("compute capability "):
+            least = tuple(map(int, need.rpartition(" ")[2].split(".")))
+            if kind != "cuda" or torch.cuda.get_device_capability() < least:
+                return f"needs a GPU of {need}"
+        elif installed(need) is None:
+            return NOT_INSTALLED + need
+    return ""
+
+
 @functools.cache
 def environment() -> dict[str, str]:
     """What is measured on, by what: GPU, driver, versions, CPU, optional peers, date and commit."""
@@ -135,6 +161,9 @@ def commit() -> str:
         for path in sorted(package.rglob("*.py")):
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
         return "source-" + digest.hexdigest()[:12]
+
+
+_device = device  # where an argument has the name
 
 
 def _outside_python() -> dict[str, Callable[[], bool]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from . import files
 from .machine import project_root
 
 try:
@@ -160,12 +161,7 @@ def _write(file: Path, rows: list[dict[str, str]]) -> None:
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(row | {CHECKSUM: checksum(row)} for row in rows)
-    beside = file.with_name(f".{file.name}.new")
-    with open(beside, "w", encoding="utf-8") as stream:
-        stream.write(text.getvalue())
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(beside, file)
+    files.write(file, text.getvalue())
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import records
-from .experiment import FAILED, NOT_INSTALLED, Experiment
-from .machine import device_name, environment, installed, slug
+from .experiment import FAILED, Experiment
+from .machine import NOT_INSTALLED, device_name, environment, installed, slug
 from .timing import synchronize
 
 STALE = " stale"

@@ -65,14 +65,13 @@ def phases(
 
     What follows the last `yield` is not timed.
     """
-    mark = _marker()
     for _ in range(max(warmup, 1)):
         began = time.perf_counter()
-        _run(step, mark)
+        _run(step)
         synchronize()
         once = time.perf_counter() - began
     count = min(max(repeat, int(seconds / max(once, 1e-7))), max(repeat, 1000))
-    runs = [_run(step, mark) for _ in range(count)]
+    runs = [_run(step) for _ in range(count)]
     synchronize()
     samples = [_durations(run) for run in runs]
     return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
@@ -83,14 +82,13 @@ def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
 
     Making the items is not timed. Warm up before.
     """
-    mark = _marker()
-    runs = []
+    pairs = []
     for item in items:
-        begin = mark()
+        start = moment()
         fn(item)
-        runs.append([("", begin), ("run", mark())])
+        pairs.append((start, moment()))
     synchronize()
-    return [_durations(run)["run"] for run in runs]
+    return [between_ms(*pair) for pair in pairs]
 
 
 @dataclass(frozen=True)
@@ -151,12 +149,11 @@ def compare(
             before()
             fn()
     synchronize()
-    mark = _marker()
     runs: dict[str, list] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, fn in ways.items():
             before()
-            runs[way].append(_run(_once(fn), mark))
+            runs[way].append(_run(_once(fn)))
     synchronize()
     return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)
 
@@ -219,30 +216,33 @@ def _once(fn: Callable[[], Any]) -> Callable[[], Iterator[str]]:
     return step
 
 
-def _run(step: Callable[[], Iterator[str]], mark: Callable[[], Any]) -> list[tuple[str, Any]]:
-    """One repetition: a mark at its start and one after each phase."""
-    marks = [("", mark())]
+def _run(step: Callable[[], Iterator[str]]) -> list[tuple[str, Any]]:
+    """One repetition: a moment at its start and one after each phase."""
+    marks = [("", moment())]
     for name in step():
-        marks.append((name, mark()))
+        marks.append((name, moment()))
     return marks
 
 
-def _marker() -> Callable[[], Any]:
-    """What marks a moment: an event on CUDA, the host's clock elsewhere. Chosen before, not while, time is taken."""
-    return _event if device().type == "cuda" else time.perf_counter
+def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
+    return {name: between_ms(start, end) for (_, start), (name, end) in itertools.pairwise(marks)}
 
 
-def _event() -> torch.cuda.Event:
+def moment() -> Any:
+    """Now: an event in the device's queue on CUDA, which says when the work queued so far was done; else the clock.
+
+    `between_ms` reads two of them, on CUDA after `synchronize()`.
+    """
+    if device().type != "cuda":
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
-    pairs = itertools.pairwise(marks)
-    if isinstance(marks[0][1], float):
-        return {name: (end - start) * 1e3 for (_, start), (name, end) in pairs}
-    return {name: start.elapsed_time(end) for (_, start), (name, end) in pairs}
+def between_ms(start: Any, end: Any) -> float:
+    """Milliseconds between two moments."""
+    return (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)
 
 
 def queue_ahead(cycles: int = 2_000_000) -> None:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checks import check_positive
+from helpers.lab.arguments import check_positive
+
 from .rotary import Positions, RopeScaling, eager_rotate
 
 # What is fixed by name; everything else is the constructor's default.

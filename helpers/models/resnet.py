@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .checks import check_positive
+from helpers.lab.arguments import check_positive
 
 # What is fixed by name; everything else is the constructor's default.
 PRESETS = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checks import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least, check_positive
 
 
 class UNet(nn.Module):

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 DIGITS, GARMENTS = "digits", "garments"
 TEST_EVERY = 3  # of each class one sample in so many is for the test

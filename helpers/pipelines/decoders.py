@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab.experiment import FAILED, NOT_INSTALLED, is_out_of_memory
+from helpers.lab.arguments import check_positive
+from helpers.lab.experiment import FAILED, is_out_of_memory
+from helpers.lab.machine import NOT_INSTALLED
 from helpers.lab.timing import Disagreement, Timing, compare
-from helpers.models.checks import check_positive
 
 REFERENCE = "Pillow"
 START, END = b"\xff\xd8\xff", b"\xff\xd9"

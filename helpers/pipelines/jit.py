@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from helpers.lab.arguments import check_at_least, check_positive
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing
-from helpers.models.checks import check_at_least, check_positive
 
 from . import jit_programs
 from .jit_programs import LOOPS

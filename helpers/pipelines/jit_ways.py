@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 from .jit_programs import LOOPS, add
 

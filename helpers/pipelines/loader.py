@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from helpers.lab.arguments import check_at_least, check_positive
 from helpers.lab.timing import Timing, each
-from helpers.models.checks import check_at_least, check_positive
 from helpers.profiling.photo_files import cores
 from helpers.profiling.transforms import draw_cuts, random_boxes
 

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from helpers.lab import device as this_device
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.lab.timing import Disagreement, Timing, synchronize
-from helpers.models.checks import check_at_least, check_positive
 from helpers.profiling.epoch_metrics import StreamingMetrics
 
 Scores = dict[str, float]

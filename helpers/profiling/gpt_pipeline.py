@@ -25,9 +25,9 @@ from torch.profiler import record_function
 from helpers.amp import DynamicGradScaler
 from helpers.batching.attention import causal_attention, packed_attention, without_cudnn_attention
 from helpers.lab import device
+from helpers.lab.arguments import check_positive
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
-from helpers.models.checks import check_positive
 from helpers.tasks.language import packed_way
 
 from . import loop, switches

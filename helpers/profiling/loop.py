@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from helpers.lab import Timing, device
+from helpers.lab.arguments import check_positive
 from helpers.lab.memory import GIB
-from helpers.lab.timing import synchronize
-from helpers.models.checks import check_positive
+from helpers.lab.timing import between_ms, moment, synchronize
 
 SETTLING = 5  # first steps that are not timed: start of workers, choice of kernels, compilation, recording
 ENOUGH = 8  # timed steps, where steps take so long that there is no time for more
@@ -83,7 +83,7 @@ def train(
     with contextlib.nullcontext() if profile is None else profile(model) as profiler:
         for epoch in range(epochs):
             began, cut = time.perf_counter(), False
-            marks.append([_mark(on_gpu)])
+            marks.append([moment()])
             iterator = iter(batches(epoch))
             while not cut:
                 with record_function("load"):
@@ -91,7 +91,7 @@ def train(
                 if batch is None:
                     break
                 loss = step(batch)
-                marks[-1].append(_mark(on_gpu))
+                marks[-1].append(moment())
                 if on_step is not None:
                     on_step(number, loss, model)
                 if hasattr(profiler, "step"):
@@ -155,7 +155,7 @@ class RecordedStep:
 
 def _iterations(marks: list[list[Any]], settling: int) -> dict[str, Any]:
     """Median, percentiles and mean of what lies between marks of the same epoch, without the first few."""
-    samples = [_between_ms(*pair) for epoch in marks for pair in itertools.pairwise(epoch)]
+    samples = [between_ms(*pair) for epoch in marks for pair in itertools.pairwise(epoch)]
     settled = samples[min(settling, len(samples) // 2) :]
     if not settled:
         return {name: None for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
@@ -167,16 +167,3 @@ def _iterations(marks: list[list[Any]], settling: int) -> dict[str, Any]:
         "iteration_mean_ms": sum(settled) / len(settled),
         "n": timing.n,
     }
-
-
-def _mark(on_gpu: bool) -> Any:
-    """A moment: an event of the device, which says when the work queued so far was done, or the host's clock."""
-    if not on_gpu:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between_ms(start: Any, end: Any) -> float:
-    return (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)

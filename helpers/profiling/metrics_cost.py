@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from helpers.lab.arguments import check_positive
 from helpers.lab.timing import synchronize
-from helpers.models.checks import check_positive
 
 from .vit_data import Pair
 from .vit_pipeline import FIXED, PRESETS, prepare

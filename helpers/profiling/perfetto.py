@@ -6,12 +6,13 @@ weighed step as a counter. What checkpointing computes again lies where it happe
 
 import gzip
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..lab.memory import MIB
+from helpers.lab import files
+from helpers.lab.memory import MIB
+
 from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step
 
 PROCESS = 1
@@ -35,13 +36,7 @@ def write(path: str | Path, events: list[dict[str, Any]], unix_ns: int) -> Path:
     data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    return files.write(path, data)
 
 
 def _names(title: str) -> list[dict[str, Any]]:

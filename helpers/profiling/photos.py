@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
-from helpers.models.checks import check_positive
+from helpers.lab.arguments import check_positive
 
 from .photo_files import PhotoError, PhotoFiles, cores
 from .transforms import (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.models.checks import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least, check_positive
 
 Fixes = frozenset[str]
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from helpers.lab import device
+from helpers.lab.arguments import check_positive
 from helpers.models import ViT
-from helpers.models.checks import check_positive
 
 from . import loop, switches
 from .epoch_metrics import CollectedMetrics, StreamingMetrics

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device as this_device
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.models.rotary import RopeScaling

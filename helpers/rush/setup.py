@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
-from helpers.models.checks import check_positive
+from helpers.lab.arguments import check_positive
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.models.llama import PRESETS
 
 # field -> what it may be

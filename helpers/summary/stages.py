@@ -19,8 +19,8 @@ import torch
 from helpers.batching.attention import without_cudnn_attention
 from helpers.compilers.backends import inductor
 from helpers.lab import device
+from helpers.lab.arguments import check_positive
 from helpers.lab.records import Row
-from helpers.models.checks import check_positive
 from helpers.profiling import loop
 from helpers.profiling.gpt_pipeline import FIXED, PRESETS, Training, prepare
 from helpers.rush.norms import OURS, swap_norms

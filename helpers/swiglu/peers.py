@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.experiment import FAILED, NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.experiment import FAILED
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 from .levels import LEVELS
 from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP

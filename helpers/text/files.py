@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from helpers.lab import files
+
 BLOCK = 2**20
 
 
@@ -36,20 +38,12 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
     Only a kill leaves the hidden part file behind; nothing ever reads it.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as stream:
+        with files.replacing(file) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
     except OSError as error:
         said = error.strerror or error
         raise TextError(f"{file}: cannot be written ({said}); make room there, or choose another folder") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
 
 
 def unreadable(file: Path, error: OSError) -> TextError:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helpers.lab import Disagreement
-from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import NOT_INSTALLED
 from helpers.pipelines import format_speed, page_cache
 from helpers.pipelines.format_speed import BY_INDEX, Source, measure_format, prepared
 from helpers.pipelines.formats import FORMATS

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.lab.timing import check_agreement
 from helpers.rush import adam
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.lab.timing import check_agreement
 from helpers.rush import norms
 from helpers.rush.norms import LayerNorm, RMSNorm, swap_norms

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.lab import peak_memory
-from helpers.lab.experiment import NOT_INSTALLED
+from helpers.lab.machine import NOT_INSTALLED
 from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, parts, peers, run, training
 from helpers.rush.flops import flops_per_token, parameters, shares
 from helpers.rush.ladder import STEPS

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.lab.timing import TOLERANCE, synchronize, tensors
 
 from . import inductor, onnx_runtime, open_vino, tensorrt, torchscript

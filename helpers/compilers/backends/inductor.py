@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 from .exported import export, without_treespec_warning
 from .failures import failures_named

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 from . import onnx_runtime
 from .exported import export

@@ -1,6 +1,5 @@
 """The report: all notebooks executed, combined and written as one PDF, or nothing changed at all."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,8 @@ from tempfile import TemporaryDirectory
 
 import nbformat
 from tqdm import tqdm
+
+from helpers.lab.files import write
 
 from .chapter import Chapter
 from .errors import BuildError
@@ -71,18 +72,18 @@ def build(
         for name, svg in named.items():
             if not (drawn / name).exists():
                 (drawn / name).write_bytes(svg)
-        _replace(output, pdf)
+        write(output, pdf)
         if readme is not None:
-            _replace(root / "README.md", readme)
+            write(root / "README.md", readme)
         made = {path.relative_to(drawn) for path in drawn.rglob("*") if path.is_file()}
         for path in made:
-            _replace(figures / path, (drawn / path).read_bytes())
+            write(figures / path, (drawn / path).read_bytes())
     if notebooks is None and execute:
         for old in [old for old in figures.rglob("*.svg") if old.relative_to(figures) not in made]:
             old.unlink()
     if save_notebooks and execute:
         for content, path in zip(contents, paths, strict=True):
-            _replace(path, (nbformat.writes(cleaned(content)) + "\n").encode())
+            write(path, (nbformat.writes(cleaned(content)) + "\n").encode())
     return output
 
 
@@ -155,14 +156,3 @@ def _named_figures(chapters: list[Chapter]) -> dict[str, bytes]:
                 raise BuildError(f"{chapter.file}: a figure of {owners[name].file} is called {name} too")
             figures[f"{name}.svg"] = svg
     return figures
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.new")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)

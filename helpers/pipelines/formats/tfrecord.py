@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 
 from .reader import Reader
 from .sample import TOKEN_TYPES, Fault, FormatError, Sample, admit, allowed, building, checked

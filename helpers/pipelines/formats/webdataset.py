@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.experiment import NOT_INSTALLED
-from helpers.lab.machine import installed
+from helpers.lab.machine import NOT_INSTALLED, installed
 from helpers.text.files import replacing
 
 from .reader import Reader

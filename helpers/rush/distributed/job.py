@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.models.checks import check_positive
+from helpers.lab.arguments import check_positive
 from helpers.models.llama import preset
 
 STRATEGIES = {
