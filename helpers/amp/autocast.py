@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from helpers.lab.precision import casting_mode
+
 from . import autocast_mode, autocast_rnn
 from .autocast_inside import python_functions
 from .autocast_mode import HANDLERS, CastingMode, Handler
@@ -33,8 +35,8 @@ class Autocast:
     if the weight was changed in between.
 
     Regions nest, with other settings or `enabled=False` inside. They belong to one thread. What
-    `torch.utils.checkpoint` recomputes in backward runs under the settings of its forward; `keep_autocast` does
-    the same for other code that runs a function later.
+    `torch.utils.checkpoint` recomputes in backward runs under the settings of its forward. Custom operations ask
+    `helpers.lab.precision.autocast_dtype`.
 
     It costs some microseconds of Python for each call of a torch function and each look at a property
     (`x.shape`), which is hidden where the GPU is the bottleneck. `torch.compile` around or inside it is an error.
@@ -56,7 +58,7 @@ class Autocast:
     def __enter__(self) -> "Autocast":
         if torch.compiler.is_dynamo_compiling():
             autocast_mode.refuse_to_compile()
-        mode = _mode()
+        mode = casting_mode()
         if mode is not None:
             mode.remember_for_recomputation()
             _entered.regions.append((mode, mode.settings))
@@ -75,7 +77,8 @@ class Autocast:
         if before is not None:
             mode.use(before, _table(before))
         elif mode is not None:
-            if _mode(depth=1) is not mode:
+            depth = torch._C._len_torch_function_stack()
+            if not depth or torch._C._get_function_stack_at(depth - 1) is not mode:
                 raise RuntimeError("Autocast: a region was left while another mode, entered inside it, is still on")
             mode.__exit__(None, None, None)
             mode.casts_of.clear()
@@ -104,28 +107,6 @@ class Autocast:
         )
 
 
-def keep_autocast(function: Callable) -> Callable:
-    """The function, bound to the Autocast state of now: called later, or by another thread, it runs under it.
-
-    For libraries that recompute a forward pass in backward in their own way, and for functions given to threads.
-    """
-    mode = _mode()
-    return (mode.settings if mode is not None else Autocast(enabled=False)).bind(function)
-
-
-def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The type in which a product with this tensor would run here; None if Autocast leaves it alone.
-
-    For custom autograd functions, which see the tensors as they are and cast for themselves.
-    """
-    mode = _mode()
-    if mode is None or not mode.settings.enabled:
-        return None
-    with torch._C.DisableTorchFunction():
-        castable = tensor.dtype in autocast_mode.CASTABLE and mode.concerns(tensor)
-    return mode.low if castable else None
-
-
 def _is_kind_of_device(name: object) -> bool:
     try:
         return isinstance(name, str) and torch.device(name).type == name
@@ -141,17 +122,6 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-
-
-def _mode(depth: int | None = None) -> CastingMode | None:
-    """This thread's mode, if it is in a region, among the innermost `depth` modes. torch's stack of modes is asked,
-    because backward takes it along to its own threads."""
-    length = torch._C._len_torch_function_stack()
-    for at in range(length - 1, -1 if depth is None else max(length - depth, 0) - 1, -1):
-        mode = torch._C._get_function_stack_at(at)
-        if isinstance(mode, CastingMode):
-            return mode
-    return None
 
 
 def _table(settings: Autocast) -> dict[Callable, Handler]:

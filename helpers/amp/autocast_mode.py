@@ -97,6 +97,17 @@ class CastingMode(TorchFunctionMode):
             return value.float()
         return value
 
+    def product_dtype(self, tensor: Tensor) -> torch.dtype | None:
+        """For `helpers.lab.precision`: the type in which a product with this tensor would run."""
+        if not self.settings.enabled:
+            return None
+        with torch._C.DisableTorchFunction():
+            return self.low if tensor.dtype in CASTABLE and self.concerns(tensor) else None
+
+    def suspended(self) -> Any:
+        """For `helpers.lab.precision`: a region in which nothing is cast."""
+        return type(self.settings)(enabled=False)
+
     def concerns(self, tensor: Tensor) -> bool:
         return self.device_type is None or tensor.device.type == self.device_type
 

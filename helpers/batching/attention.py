@@ -36,7 +36,6 @@ import functools
 import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -45,7 +44,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _pop_mode, _push_mode
 
-from helpers.torch_autocast import autocast_dtype
+from helpers.lab.precision import autocast_dtype
 
 from . import flex_blocks
 from .documents import causal_mask
@@ -236,12 +235,7 @@ def _without_modes() -> Iterator[None]:
 
 def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the type of the autocast region, if this is one: the kernels here don't know of it."""
-    dtype = autocast_dtype(tensors[0].device.type)
-    ours = None if torch.compiler.is_compiling() else sys.modules.get("helpers.amp.autocast")
-    if dtype is not None:
-        dtype = dtype if tensors[0].dtype != torch.float64 else None
-    elif ours is not None:  # who never imported it is in none of its regions
-        dtype = ours.autocast_dtype(tensors[0])
+    dtype = autocast_dtype(tensors[0])
     return tensors if dtype is None else tuple(tensor.to(dtype) for tensor in tensors)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.torch_autocast import autocast_dtype
+from helpers.lab.precision import autocast_dtype, without_autocast
 
 IGNORED = -100  # the target of a token that doesn't count
 CHUNK_BYTES = 2**30  # of a chunk's logits at most
@@ -107,8 +107,4 @@ class _Chunked(torch.autograd.Function):
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type of the products: autocast's where it is on, else that of x."""
-    return autocast_dtype(x.device.type) or x.dtype
-
-
-def without_autocast(x: Tensor) -> torch.autocast:
-    return torch.autocast(x.device.type, enabled=False)
+    return autocast_dtype(x) or x.dtype

@@ -1,12 +1,9 @@
 """`MemoryOptimizedSwigluMLPFunction`: the layer as one autograd node that keeps what its level says."""
 
-import contextlib
-import sys
-
 import torch
 from torch import Tensor
 
-from helpers import torch_autocast
+from helpers.lab.precision import autocast_dtype, without_autocast
 
 from . import opaque, steps
 from .levels import KEEP_INPUT, check_arguments, check_level
@@ -32,14 +29,14 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int) -> Tensor:
         level = check_level(checkpoint_level)
-        autocast_dtype = _autocast_dtype(x) if isinstance(x, Tensor) else None
-        check_arguments(x, W, V, U, casting=autocast_dtype is not None)
-        dtype = autocast_dtype or x.dtype
+        asked = autocast_dtype(x) if isinstance(x, Tensor) else None
+        check_arguments(x, W, V, U, casting=asked is not None)
+        dtype = asked or x.dtype
         needs = list(ctx.needs_input_grad[:4])
         if not any(needs):
             level = KEEP_INPUT  # nothing has to be kept
         x_cast = _cast(x, dtype)
-        with _without_autocast(x):
+        with without_autocast(x):
             y, *kept = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
         need_x, need_W, need_V, _ = needs
         again = level == KEEP_INPUT and any(needs)
@@ -60,7 +57,7 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
         needs = list(ctx.needs_input_grad[:4])
-        with torch.no_grad(), _without_autocast(l):
+        with torch.no_grad(), without_autocast(l):
             arguments = (_cast(l, ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
             grads = _backward(*arguments, x_shape=ctx.x_shape, intermediate=ctx.intermediate)
         grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
@@ -88,27 +85,6 @@ def _graph_is_retained() -> bool:
     """Whether backward may come again (`retain_graph=True`) and needs what was kept as it was."""
     asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if asked is None else asked()
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The type that autocast wants for products with x; None where autocast is off. It leaves fp64 alone."""
-    if (ours := _our_autocast_dtype(x)) is not None:
-        return ours
-    return torch_autocast.autocast_dtype(x.device.type) if x.dtype != torch.float64 else None
-
-
-def _our_autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The same of `helpers.amp.Autocast`; who never imported it is in none of its regions."""
-    amp = sys.modules.get("helpers.amp.autocast")
-    return None if amp is None else amp.autocast_dtype(x)
-
-
-def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    if _our_autocast_dtype(x) is not None:
-        return sys.modules["helpers.amp.autocast"].Autocast(enabled=False)
-    kind = x.device.type
-    inside = torch_autocast.autocast_dtype(kind) is not None
-    return torch.autocast(kind, enabled=False) if inside else contextlib.nullcontext()
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

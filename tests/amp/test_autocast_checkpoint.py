@@ -1,14 +1,13 @@
 """What a checkpoint recomputes in backward runs under the `Autocast` of its forward."""
 
 import contextlib
-import threading
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from helpers.amp.autocast import Autocast, keep_autocast
+from helpers.amp.autocast import Autocast
 
 BOTH = pytest.mark.parametrize("use_reentrant", [False, True])
 
@@ -133,21 +132,3 @@ def test_checkpoint_sequential_and_backward_inside_the_region(use_reentrant):
         grads.append(x.grad)
         x.grad = None
     torch.testing.assert_close(*grads, rtol=0, atol=0)
-
-
-def test_a_function_keeps_its_region_for_later_and_for_other_threads():
-    x, found = torch.ones(4, 4), []
-    product = lambda: found.append((x @ x).dtype)  # noqa: E731
-    with Autocast(torch.bfloat16):
-        kept = keep_autocast(product)
-        with Autocast(enabled=False):
-            without = keep_autocast(product)
-        without()
-    kept()
-    with Autocast(torch.float16):
-        kept()
-    thread = threading.Thread(target=kept)
-    thread.start()
-    thread.join()
-    product()
-    assert found == [torch.float32, torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float32]

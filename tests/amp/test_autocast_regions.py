@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from helpers.amp.autocast import Autocast, autocast_dtype
+from helpers.amp import Autocast
+from helpers.lab.precision import autocast_dtype, without_autocast
 
 X = torch.ones(4, 4)
 
@@ -178,6 +179,13 @@ def test_the_type_can_be_asked_for():
             assert autocast_dtype(X) is None
         with Autocast(enabled=False):
             assert autocast_dtype(X) is None
+        with without_autocast(X):
+            assert (X @ X).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert autocast_dtype(X) == torch.float16
+        assert autocast_dtype(X.double()) is None
+        with without_autocast(X):
+            assert (X @ X).dtype == torch.float32
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from helpers.torch_autocast import autocast_dtype
+from helpers.lab.precision import autocast_dtype
 
 from . import norms_plain
 from .where import on_triton
@@ -166,7 +166,7 @@ def _flat(parameter: Tensor | None) -> Tensor | None:
 
 def _out_dtype(*tensors: Tensor) -> torch.dtype:
     dtype = tensors[0].dtype if len(tensors) == 1 else torch.promote_types(tensors[0].dtype, tensors[1].dtype)
-    return dtype if dtype == torch.float64 else autocast_dtype(tensors[0].device.type) or dtype
+    return dtype if dtype == torch.float64 else autocast_dtype(tensors[0]) or dtype
 
 
 def _rms_eps(x: Tensor, eps: float | None) -> float:
