@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from helpers.lab import device, experiment
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
+from helpers.pictures import cores
 from helpers.profiling import gpt_pipeline, loop, vit_pipeline
 from helpers.profiling.busy import device_idle_share
 from helpers.profiling.costs import Cost, cost
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.metrics_cost import metrics_cost as measure_metrics
 from helpers.profiling.modules import ModuleProfiler
-from helpers.profiling.photo_files import cores
 from helpers.profiling.timeline import timeline as read_timeline
 from helpers.profiling.trace import read_trace
 

@@ -91,14 +91,13 @@ def _pool(data: str) -> tuple[Tensor, Tensor, str]:
 
 
 def _photos(folder: str | None) -> tuple[Tensor, Tensor, str]:
-    from helpers.profiling.photo_files import photo_files
-    from helpers.profiling.photos import keep_photos
+    from helpers.pictures import decode_photos, photo_files
 
     # Drawn with more pixels than are used: fine detail is lost, as on photos.
     parts = photo_files(size=(48, 48), **GARMENT_COUNTS) if folder is None else photo_files(folder)
     images, labels = [], []
     for part in parts:
-        kept = keep_photos(part, SIDE)
+        kept = decode_photos(part, SIDE)
         images.append(kept.pixels[kept.usable].permute(0, 3, 1, 2))
         labels.append(torch.from_numpy(part.labels[kept.usable]))
     return torch.cat(images), torch.cat(labels), f"{parts[0].source}, as {SIDE}×{SIDE}"

@@ -194,13 +194,14 @@ def faults(image: bytes, ways: Sequence[str] | None = None) -> list[dict[str, st
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
     """Generated pictures of garments of so many pixels, width and height; 60 ms each for the default size."""
-    from helpers.profiling.garments import KINDS, draw
+    from helpers.pictures import GARMENTS, draw_garment
 
     check_positive(count=count, width=size[0], height=size[1])
-    kinds, files = list(KINDS), []
+    kinds, files = list(GARMENTS), []
     for at in range(count):
         file = io.BytesIO()
-        draw(np.random.default_rng([seed, at]), kinds[at % len(kinds)], size).save(file, "JPEG", quality=quality)
+        picture = draw_garment(np.random.default_rng([seed, at]), kinds[at % len(kinds)], size)
+        picture.save(file, "JPEG", quality=quality)
         files.append(file.getvalue())
     return files
 

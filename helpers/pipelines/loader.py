@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from helpers.lab.arguments import check_at_least, check_positive
 from helpers.lab.timing import Timing, each
-from helpers.profiling.photo_files import cores
-from helpers.profiling.transforms import draw_cuts, random_boxes
+from helpers.pictures import cores
+from helpers.pictures.transforms import draw_cuts, random_boxes
 
 from . import decoders
 from .decoders import ImageError, decode, example_jpegs

@@ -53,7 +53,7 @@ def token_samples(count: int, seed: int = 0, path: str | Path | None = None, spl
 
 
 def _photos(folder: Path, count: int | None, seed: int) -> list[Sample]:
-    from helpers.profiling.photo_files import photo_files
+    from helpers.pictures import photo_files
 
     photos = photo_files(folder)[0]
     usable = [place for place, file in enumerate(photos.files) if file.suffix.lower() in (".jpg", ".jpeg")]
@@ -67,16 +67,16 @@ def _photos(folder: Path, count: int | None, seed: int) -> list[Sample]:
 
 @functools.lru_cache(maxsize=2)
 def _drawings(number: int, seed: int, size: tuple[int, int]) -> tuple[list[str], list]:
-    from helpers.profiling.garments import KINDS, draw
+    from helpers.pictures import GARMENTS, draw_garment
 
     larger = tuple(int(side * ROOM) for side in size)
-    names = [list(KINDS)[at % len(KINDS)] for at in range(number)]
-    return names, [draw(np.random.default_rng([seed, at]), name, larger) for at, name in enumerate(names)]
+    names = [list(GARMENTS)[at % len(GARMENTS)] for at in range(number)]
+    return names, [draw_garment(np.random.default_rng([seed, at]), name, larger) for at, name in enumerate(names)]
 
 
 def _cut(kinds: list[str], drawings: list, place: int, seed: int, size: tuple[int, int]) -> Sample:
     """Sample `place`: it follows from seed and place alone."""
-    from helpers.profiling.garments import KINDS
+    from helpers.pictures import GARMENTS
 
     at, rng = place % len(drawings), np.random.default_rng([seed, place, 1])
     image = drawings[at]
@@ -85,4 +85,4 @@ def _cut(kinds: list[str], drawings: list, place: int, seed: int, size: tuple[in
     cut = image.crop((left, top, left + size[0], top + size[1]))
     cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)), comment=str(place).encode())
     data = np.frombuffer(stream.getvalue(), np.uint8)
-    return Sample(f"{kinds[at]}-{place:08d}", list(KINDS).index(kinds[at]), data)
+    return Sample(f"{kinds[at]}-{place:08d}", list(GARMENTS).index(kinds[at]), data)

@@ -28,13 +28,13 @@ from helpers.lab import device
 from helpers.lab.arguments import check_positive
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
+from helpers.pictures import cores
 from helpers.tasks.language import packed_way
 
 from . import loop, switches
 from .gpt_data import Batch, Feed, Loader, open_texts
 from .gpt_slow import HostAccuracy, SpelledOutLoss, hidden_keys, materialised_attention, with_twins
 from .gpt_switches import SWITCHES
-from .photo_files import cores
 from .switches import Fixes
 
 FIXED = switches.fixed(SWITCHES)  # all that was slow on purpose

@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .photo_files import PhotoError, PhotoFiles
-from .photos import Batch, EpochOrder, Photos, collate, keep_photos
+from helpers.pictures import Photos, PictureError, decode_photos
+from helpers.pictures.datasets import Batch, EpochOrder, collate
+from helpers.pictures.files import PhotoFiles
+from helpers.pictures.transforms import (
+    boxes_within,
+    channel_constants,
+    cut_on_device,
+    middle_boxes,
+    normalise,
+    random_boxes,
+)
+
 from .switches import Fixes
-from .transforms import boxes_within, channel_constants, cut_on_device, middle_boxes, normalise, random_boxes
 
 Pair = tuple[Tensor, Tensor]
 Constants = tuple[Tensor, Tensor]
@@ -52,7 +61,9 @@ class LoadedBatches:
         self, fixes: Fixes, train: PhotoFiles, validation: PhotoFiles, feed: Feed, constants: Callable[[], Constants]
     ) -> None:
         self.feed, self.constants, self.skipped = feed, constants, {}
-        kept = [keep_photos(split, feed.kept_side) if "decode_once" in fixes else None for split in (train, validation)]
+        kept = [
+            decode_photos(split, feed.kept_side) if "decode_once" in fixes else None for split in (train, validation)
+        ]
         self.prepare_s = sum(split.seconds for split in kept if split is not None)
         as_float = "uint8_transfer" not in fixes
         usable = None if kept[0] is None else kept[0].usable
@@ -71,9 +82,9 @@ class LoadedBatches:
             "persistent_workers": workers > 0,
             "prefetch_factor": 2 if workers else None,
         }
-        photos = Photos(train, feed.side, kept=kept[0], middle_first="single_cut" not in fixes, as_float=as_float)
+        photos = Photos(train, feed.side, decoded=kept[0], middle_first="single_cut" not in fixes, as_float=as_float)
         self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
-        photos = Photos(validation, feed.side, kept=kept[1], as_float=as_float)
+        photos = Photos(validation, feed.side, decoded=kept[1], as_float=as_float)
         self._validation = DataLoader(photos, sampler=[(int(index), None) for index in in_turn], **options)
 
     def train(self, epoch: int) -> Iterator[Pair]:
@@ -94,7 +105,7 @@ class LoadedBatches:
                 images = batch.images.to(self.feed.device, non_blocking=self.pinned)
                 yield (normalise(images, *self.constants()) if images.dtype == torch.uint8 else images), labels
         if not seen:
-            raise PhotoError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
+            raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
 
 
 class HeldBatches:
@@ -108,7 +119,7 @@ class HeldBatches:
     ) -> None:
         self.feed, self.constants = feed, constants
         self.middle_first = "single_cut" not in fixes
-        kept = [keep_photos(split, feed.kept_side) for split in (train, validation)]
+        kept = [decode_photos(split, feed.kept_side) for split in (train, validation)]
         self.prepare_s = sum(split.seconds for split in kept)
         self.skipped = dict(fault for split in kept for fault in split.skipped)
         self.sizes = [split.sizes for split in kept]

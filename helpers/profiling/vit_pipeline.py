@@ -24,10 +24,11 @@ from torch.profiler import record_function
 from helpers.lab import device
 from helpers.lab.arguments import check_positive
 from helpers.models import ViT
+from helpers.pictures import cores, photo_files
+from helpers.pictures.files import PhotoFiles
 
 from . import loop, switches
 from .epoch_metrics import CollectedMetrics, StreamingMetrics
-from .photo_files import PhotoFiles, cores, photo_files
 from .switches import Fixes
 from .vit_data import Feed, HeldBatches, LoadedBatches, class_weights, open_batches
 from .vit_slow import with_twins

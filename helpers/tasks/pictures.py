@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from helpers.amp.segmentation import preload, segmentation
 from helpers.metrics import PixelAccuracy
 from helpers.models import UNet
+from helpers.pictures import preload, segmentation
 
 from .order import shuffled
 from .task import Batch, Task

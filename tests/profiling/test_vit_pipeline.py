@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.models import ViT
+from helpers.pictures import PictureError, photo_files
 from helpers.profiling import loop
 from helpers.profiling.epoch_metrics import CollectedMetrics, StreamingMetrics
 from helpers.profiling.metrics_cost import metrics_cost
-from helpers.profiling.photo_files import PhotoError, photo_files
 from helpers.profiling.vit_data import class_weights
 from helpers.profiling.vit_pipeline import ALL, FIXED, PRESETS, SWITCHES, alone, build_model, cumulative, prepare, run
 from helpers.profiling.vit_slow import plain_state
@@ -239,7 +239,7 @@ def test_a_folder_of_nothing_but_broken_files_is_an_error(damaged):
     for file in folder.glob("*/*/*.jpg"):
         file.write_bytes(b"")
     for fixes in (SLOW, {"decode_once"}):
-        with pytest.raises(PhotoError, match="could be read"):
+        with pytest.raises(PictureError, match="could be read"):
             run(fixes, path=folder)
 
 

@@ -3,7 +3,7 @@
     train, validation = photo_files("clothing-dataset-small")     # or photo_files() for generated ones
     train.files[0], train.classes[train.labels[0]], train.source
 
-Nothing is decoded here. A listed file may turn out to be no image; whoever reads it says so.
+A listed file may turn out to be no image; `read_photo` says so.
 """
 
 import csv
@@ -15,10 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from helpers.lab.arguments import check_at_least
 from helpers.text.files import cache_folder
+
+from .drawing import draw_garment
+from .shapes import GARMENTS
 
 SPLITS = ("train", "validation")
 SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -28,8 +33,8 @@ HELD_OUT = 10  # one photo of the full dataset in so many is for validation
 DRAWN = 1  # raise when garments are drawn differently: what lies in the cache is another folder then
 
 
-class PhotoError(ValueError):
-    """Photos that are not where or what they must be: one line that names the file and says what is expected."""
+class PictureError(ValueError):
+    """Pictures that are not where or what they must be: one line that names the file and says what is expected."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +78,51 @@ def photo_files(
         return _full_dataset(folder, unsure)
     if (folder / "train").is_dir() and (folder / "validation").is_dir():
         return _by_folder(folder, f"clothing photos, {folder.name}")
-    raise PhotoError(
+    raise PictureError(
         f"{folder}: no clothing dataset; expected images.csv and images_original/, or train/ and validation/ by class"
     )
+
+
+def read_photo(file: Path, least: int | None = None) -> Image.Image:
+    """The RGB image of PIL in a file, upright. Raises `PictureError` whatever is wrong with it.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where both sides stay `least` pixels long or longer: an eighth
+    takes about an eighth of the time.
+    """
+    return open_image(file, "RGB", least)[0]
+
+
+def open_image(file: Path, mode: str, least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
+    """An image as `read_photo` reads it, in a mode of PIL's, and how large it is in the file."""
+    try:
+        with Image.open(file) as image:
+            whole = image.size
+            if least is not None:
+                image.draft(mode, (least, least))
+            ImageOps.exif_transpose(image, in_place=True)
+            return image.convert(mode), whole
+    except OSError as error:
+        fault = error.strerror or "broken, or of no known kind"
+        raise PictureError(f"{file}: not a readable image ({fault})") from error
+    except Exception as error:  # a decoder that is given nonsense raises anything: struct.error, TypeError, …
+        raise PictureError(f"{file}: not a readable image ({type(error).__name__}: {error})") from error
 
 
 def _full_dataset(folder: Path, unsure: bool) -> tuple[PhotoFiles, PhotoFiles]:
     rows = _read_table(folder / "images.csv")
     photos = folder / "images_original"
     if not photos.is_dir():
-        raise PhotoError(f"{photos}: no such folder; the photos of images.csv are expected in it")
+        raise PictureError(f"{photos}: no such folder; the photos of images.csv are expected in it")
     counts = Counter(label for _, label in rows)
     left_out = {} if unsure else {label: counts[label] for label in UNSURE if label in counts}
     classes = sorted(set(counts) - set(left_out))
-    kept = [(photos / f"{name}.jpg", classes.index(label)) for name, label in rows if label not in left_out]
+    chosen = [(photos / f"{name}.jpg", classes.index(label)) for name, label in rows if label not in left_out]
     splits = []
     for split in SPLITS:
-        chosen = [row for row in kept if _held_out(row[0]) == (split == "validation")]
-        if not chosen:
-            raise PhotoError(f"{folder / 'images.csv'}: {len(kept)} photos of garments, none of them for {split}")
-        files, labels = zip(*chosen, strict=True)
+        part = [row for row in chosen if _held_out(row[0]) == (split == "validation")]
+        if not part:
+            raise PictureError(f"{folder / 'images.csv'}: {len(chosen)} photos of garments, none of them for {split}")
+        files, labels = zip(*part, strict=True)
         source = f"clothing dataset, {len(classes)} classes"
         splits.append(PhotoFiles(list(files), np.array(labels), classes, source, left_out))
     return splits[0], splits[1]
@@ -105,13 +135,13 @@ def _read_table(table: Path) -> list[tuple[str, str]]:
             reader = csv.DictReader(stream)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
             if missing:
-                raise PhotoError(f"{table}: no column {missing[0]!r}; expected {', '.join(COLUMNS)}")
+                raise PictureError(f"{table}: no column {missing[0]!r}; expected {', '.join(COLUMNS)}")
             rows = [(row["image"], row["label"]) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PhotoError(f"{table}: cannot be read ({error})") from error
+        raise PictureError(f"{table}: cannot be read ({error})") from error
     for at, (name, label) in enumerate(rows, start=2):
         if not name or not label or Path(name).name != name:
-            raise PhotoError(f"{table}, line {at}: image {name!r}, label {label!r}; both must be plain names")
+            raise PictureError(f"{table}, line {at}: image {name!r}, label {label!r}; both must be plain names")
     return rows
 
 
@@ -127,7 +157,7 @@ def _by_folder(folder: Path, source: str) -> tuple[PhotoFiles, PhotoFiles]:
         files = [file for name in classes for file in sorted((folder / split / name).glob("*"))]
         files = [file for file in files if file.suffix.lower() in SUFFIXES]
         if not files:
-            raise PhotoError(f"{folder / split}: no photos; expected {split}/CLASS/*.jpg")
+            raise PictureError(f"{folder / split}: no photos; expected {split}/CLASS/*.jpg")
         labels = np.array([classes.index(file.parent.name) for file in files])
         others = {entry.name for entry in (folder / split).iterdir() if entry.is_dir()}.difference(classes)
         left_out = {name: len(list((folder / split / name).iterdir())) for name in sorted(others)}
@@ -139,32 +169,31 @@ def _generated(
     classes: int, counts: tuple[int, int], size: tuple[int, int], seed: int, cache: Path
 ) -> tuple[PhotoFiles, PhotoFiles]:
     names = class_names(classes)
-    for name, value, least in (("samples", counts[0], 1), ("validation_samples", counts[1], 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise PhotoError(f"{name} is {value!r}; it must be an integer of at least {least}")
+    check_at_least(1, samples=counts[0], validation_samples=counts[1])
+    check_at_least(0, seed=seed)
     if len(size) != 2 or min(size) < 32:
-        raise PhotoError(f"size is {size!r}; it must be width and height, each 32 pixels or more")
+        raise PictureError(f"size is {size!r}; it must be width and height, each 32 pixels or more")
     shape = f"{size[0]}x{size[1]}"
     folder = cache / "photos" / f"garments-{DRAWN}-{classes}-{counts[0]}-{counts[1]}-{shape}-{seed}"
     if not folder.is_dir():
         _draw_all(folder, names, counts, size, seed)
     train, validation = _by_folder(folder, f"generated garments {size[0]}×{size[1]}, {classes} classes, seed {seed}")
     if (len(train), len(validation)) != tuple(counts) or train.classes != sorted(names):
-        raise PhotoError(f"{folder}: not the {sum(counts)} photos that were drawn; delete the folder to draw them anew")
+        raise PictureError(
+            f"{folder}: not the {sum(counts)} photos that were drawn; delete the folder to draw them anew"
+        )
     return train, validation
 
 
 def class_names(classes: int) -> list[str]:
     """The names of the generated classes."""
-    from .garments import KINDS
-
-    if classes == 2 * len(KINDS):
-        return [f"{look} {kind}" for kind in KINDS for look in ("plain", "patterned")]
-    if isinstance(classes, bool) or classes not in range(1, len(KINDS) + 1):
-        raise PhotoError(
-            f"classes is {classes!r}; allowed for generated photos: 1 to {len(KINDS)}, or {2 * len(KINDS)}"
+    if classes == 2 * len(GARMENTS):
+        return [f"{look} {kind}" for kind in GARMENTS for look in ("plain", "patterned")]
+    if isinstance(classes, bool) or classes not in range(1, len(GARMENTS) + 1):
+        raise PictureError(
+            f"classes is {classes!r}; allowed for generated photos: 1 to {len(GARMENTS)}, or {2 * len(GARMENTS)}"
         )
-    return list(KINDS)[:classes]
+    return list(GARMENTS)[:classes]
 
 
 def _draw_all(folder: Path, names: list[str], counts: tuple[int, int], size: tuple[int, int], seed: int) -> None:
@@ -186,7 +215,7 @@ def _draw_all(folder: Path, names: list[str], counts: tuple[int, int], size: tup
                 raise
     except OSError as error:
         said = error.strerror or str(error).strip().splitlines()[-1]  # a worker's error brings its traceback along
-        raise PhotoError(f"{folder}: cannot be written ({said}); make room there, or choose another cache") from error
+        raise PictureError(f"{folder}: cannot be written ({said}); make room there, or choose another cache") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -209,13 +238,11 @@ class _Drawings(Dataset):
         return sum(self.counts)
 
     def __getitem__(self, index: int) -> int:
-        from .garments import draw
-
         split = int(index >= self.counts[0])
         at = index - split * self.counts[0]
         name = self.names[at % len(self.names)]
         look, _, kind = name.rpartition(" ")
         rng = np.random.default_rng([self.seed, split, at])
-        image = draw(rng, kind, self.size, None if not look else look == "patterned")
+        image = draw_garment(rng, kind, self.size, None if not look else look == "patterned")
         image.save(self.folder / SPLITS[split] / name / f"{at:06d}.jpg", quality=85)
         return index

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from helpers.profiling import photo_files as sources
-from helpers.profiling.photo_files import PhotoError, class_names, photo_files
-from helpers.profiling.photos import Broken, EpochOrder, Photos, collate, keep_photos, read_photo
-from helpers.profiling.transforms import (
+from helpers.pictures import Photos, PictureError, decode_photos, photo_files, read_photo
+from helpers.pictures import files as sources
+from helpers.pictures.datasets import Broken, EpochOrder, collate
+from helpers.pictures.files import class_names
+from helpers.pictures.transforms import (
     AREA,
     boxes_within,
     channel_constants,
@@ -110,7 +111,7 @@ def test_a_drawing_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
         return index
 
     monkeypatch.setattr(sources._Drawings, "__getitem__", fail)
-    with pytest.raises(PhotoError, match="cannot be written"):
+    with pytest.raises(PictureError, match="cannot be written"):
         photo_files(**SMALL, cache=tmp_path)
     assert list((tmp_path / "photos").iterdir()) == []
 
@@ -118,7 +119,7 @@ def test_a_drawing_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_cache_that_lost_photos_is_named(tmp_path):
     train, _ = photo_files(**SMALL, cache=tmp_path)
     os.remove(train.files[3])
-    with pytest.raises(PhotoError, match="not the 18 photos that were drawn; delete the folder"):
+    with pytest.raises(PictureError, match="not the 18 photos that were drawn; delete the folder"):
         photo_files(**SMALL, cache=tmp_path)
 
 
@@ -174,16 +175,16 @@ def test_unsure_labels_are_classes_on_request(full_dataset):
 )
 def test_a_wrong_table_is_named(full_dataset, table, said):
     (full_dataset / "images.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
-    with pytest.raises(PhotoError, match=said):
+    with pytest.raises(PictureError, match=said):
         photo_files(full_dataset)
 
 
 def test_a_folder_without_photos_says_what_is_expected(tmp_path):
-    with pytest.raises(PhotoError, match=r"no clothing dataset; expected images\.csv"):
+    with pytest.raises(PictureError, match=r"no clothing dataset; expected images\.csv"):
         photo_files(tmp_path)
     for split in ("train", "validation"):
         (tmp_path / split).mkdir()
-    with pytest.raises(PhotoError, match=r"train: no photos; expected train/CLASS/\*\.jpg"):
+    with pytest.raises(PictureError, match=r"train: no photos; expected train/CLASS/\*\.jpg"):
         photo_files(tmp_path)
 
 
@@ -199,7 +200,7 @@ def test_a_folder_without_photos_says_what_is_expected(tmp_path):
     ],
 )
 def test_wrong_settings_of_generated_photos_are_named(tmp_path, arguments, said):
-    with pytest.raises(PhotoError, match=said):
+    with pytest.raises(ValueError, match=said):
         photo_files(**arguments, cache=tmp_path)
 
 
@@ -341,11 +342,11 @@ def test_a_kept_photo_is_cut_like_the_file(tmp_path):
     Image.fromarray(smooth(80, 60)).save(tmp_path / "train" / "a" / "0.png")
     save(tmp_path / "validation" / "a" / "0.jpg")
     train, _ = photo_files(tmp_path)
-    kept = keep_photos(train, 64)
+    kept = decode_photos(train, 64)
     assert kept.pixels.shape == (1, 64, 64, 3)
     assert kept.sizes.tolist() == [[80, 60]]
     for cut in [None, *draw_cuts(10, 0, 0)]:
-        once, again = (photos[0, cut][0].float() for photos in (Photos(train, 24), Photos(train, 24, kept=kept)))
+        once, again = (photos[0, cut][0].float() for photos in (Photos(train, 24), Photos(train, 24, decoded=kept)))
         assert (once - again).abs().max() <= 4
 
 
@@ -380,7 +381,7 @@ def test_broken_files_are_left_out_of_their_batch_and_named(small_dataset, worke
 
 def test_keeping_photos_leaves_broken_ones_out(small_dataset):
     train, _ = photo_files(small_dataset)
-    kept = keep_photos(train, 16)
+    kept = decode_photos(train, 16)
     assert kept.usable.tolist() == [0, 1, 3, 4, 5, 6, 7, 8]
     assert len(kept.skipped) == 2
 
@@ -395,8 +396,8 @@ def test_no_photo_at_all_is_an_error(small_dataset):
     train, _ = photo_files(small_dataset)
     for file in train.files:
         file.write_bytes(b"")
-    with pytest.raises(PhotoError, match="none of 10 photos could be read; the first: "):
-        keep_photos(train, 16)
+    with pytest.raises(PictureError, match="none of 10 photos could be read; the first: "):
+        decode_photos(train, 16)
 
 
 @settings(max_examples=60, deadline=None)
@@ -408,10 +409,10 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(tmp_path_factory,
     file.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
     try:
         assert read_photo(file).mode == "RGB"
-    except PhotoError as error:
+    except PictureError as error:
         assert str(error).startswith(f"{file}: not a readable image")
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PhotoError, match=r"gone\.jpg: not a readable image \(No such file"):
+    with pytest.raises(PictureError, match=r"gone\.jpg: not a readable image \(No such file"):
         read_photo(tmp_path / "gone.jpg")

@@ -12,13 +12,14 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 Array = np.ndarray
 
 AREA = (0.25, 1.0)  # share of the photo that a random part covers; less often shows nothing but cloth
 RATIO = (3 / 4, 4 / 3)  # its width to its height, in pixels
-KEPT = 7 / 8  # of the shorter side, where the middle is cut out: 224 of 256 pixels
+MIDDLE = 7 / 8  # of the shorter side, where the middle is cut out: 224 of 256 pixels
 
 MEAN = (0.485, 0.456, 0.406)  # of 0 … 1, by channel
 STD = (0.229, 0.224, 0.225)
@@ -50,7 +51,7 @@ def random_boxes(cuts: Array, sizes: Array) -> Array:
 def middle_boxes(sizes: Array) -> Array:
     """The boxes (…, 4) of the square in the middle whose side is 7/8 of the shorter one."""
     sizes = np.asarray(sizes, dtype=np.float64)
-    half = KEPT * sizes.min(axis=-1, keepdims=True) / sizes / 2
+    half = MIDDLE * sizes.min(axis=-1, keepdims=True) / sizes / 2
     return np.concatenate([0.5 - half, 0.5 + half], axis=-1)
 
 
@@ -60,10 +61,8 @@ def boxes_within(inner: Array, outer: Array) -> Array:
     return np.concatenate([start + inner[..., :2] * extent, start + inner[..., 2:] * extent], axis=-1)
 
 
-def cut_image(image, box: Array, side: int):
+def cut_image(image: Image.Image, box: Array, side: int) -> Image.Image:
     """The box of a PIL image at side×side: cut and resized in one pass, with every source pixel weighted in."""
-    from PIL import Image
-
     width, height = image.size
     pixels = tuple(float(share) * length for share, length in zip(box, (width, height) * 2, strict=True))
     return image.resize((side, side), Image.Resampling.BILINEAR, box=pixels)
@@ -83,7 +82,7 @@ def cut_on_device(images: Tensor, boxes: Tensor, mirrored: Tensor, side: int) ->
     return F.grid_sample(images.to(grid.dtype), grid, padding_mode="border", align_corners=False)
 
 
-def to_tensor(image) -> Tensor:
+def to_tensor(image: Image.Image) -> Tensor:
     """An RGB image of PIL as uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 

@@ -1,0 +1,298 @@
+"""Pictures as a model's input: photos of clothes with labels, cars with masks.
+
+    train, validation = segmentation()       # Carvana from the user's folder, or drawn cars
+    image, mask = train[0]                   # (3, H, W) normalised and (1, H, W) of 0 and 1, both float32
+
+A broken photo is left out of its batch and named: `collate` puts its name into `Batch.skipped`, which crosses from a
+worker to the main process with the rest of the batch. So an epoch goes on, and the loop knows what it did not see.
+"""
+
+import time
+from collections.abc import Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
+
+from .drawing import draw_car
+from .files import SPLITS, PhotoFiles, PictureError, cores, open_image, read_photo
+from .transforms import (
+    MIDDLE,
+    channel_constants,
+    cut_image,
+    draw_cuts,
+    middle_boxes,
+    normalise,
+    random_boxes,
+    to_tensor,
+)
+
+
+class Batch(NamedTuple):
+    """`images` is (B, 3, side, side), uint8 or normalised fp32; `skipped` has file and fault of what is left out."""
+
+    images: Tensor
+    labels: Tensor
+    skipped: list[tuple[str, str]]
+
+
+class Broken(NamedTuple):
+    """What a data set gives instead of a photo that cannot be read."""
+
+    file: str
+    fault: str
+
+
+@dataclass(frozen=True)
+class DecodedPhotos:
+    """Every photo of a split, decoded and squeezed to a square: 3·side² bytes each, 1.0 GiB for 5,461 of 256×256.
+
+    Boxes are shares of a photo's sides, so that cutting one from the square and making that a square again undoes the
+    squeeze. What is lost is detail beyond `side` pixels.
+    """
+
+    pixels: Tensor  # (N, side, side, 3) uint8
+    sizes: np.ndarray  # (N, 2) width and height of the photo, for its shape
+    usable: np.ndarray  # (n,) int64, the photos that could be read
+    skipped: list[tuple[str, str]]
+    seconds: float
+
+
+def decode_photos(files: PhotoFiles, side: int) -> DecodedPhotos:
+    """Decode a split once, with a thread a core: PIL lets go of Python's lock while it decodes."""
+    began = time.perf_counter()
+    pixels = torch.empty(len(files), side, side, 3, dtype=torch.uint8)
+    sizes = np.ones((len(files), 2))
+
+    def decode(index: int) -> Broken | None:
+        try:
+            image = read_photo(files.files[index], least=side)
+        except PictureError as error:
+            return Broken(str(files.files[index]), str(error))
+        sizes[index] = image.size
+        pixels[index] = torch.from_numpy(np.array(image.resize((side, side), 2)))
+        return None
+
+    with ThreadPoolExecutor(cores()) as pool:
+        faults = list(pool.map(decode, range(len(files))))
+    usable = np.array([index for index, fault in enumerate(faults) if fault is None], dtype=np.int64)
+    skipped = [tuple(fault) for fault in faults if fault is not None]
+    if not len(usable):
+        raise PictureError(f"none of {len(files)} photos could be read; the first: {skipped[0][1]}")
+    return DecodedPhotos(pixels, sizes, usable, skipped, time.perf_counter() - began)
+
+
+class Photos(Dataset):
+    """Item (i, cut) is photo i, cut as the row of chance `cut` says or, if that is None, in its middle; and its label.
+
+    From `decoded` if given, else from the file, which is decoded at its full size. `middle_first` cuts the middle out
+    before the random part of it, which resamples twice and sees less of the photo. `as_float` normalises here.
+    """
+
+    def __init__(
+        self,
+        files: PhotoFiles,
+        side: int,
+        *,
+        decoded: DecodedPhotos | None = None,
+        middle_first: bool = False,
+        as_float: bool = False,
+    ) -> None:
+        check_positive(side=side)
+        self.files, self.side, self.decoded = files, side, decoded
+        self.middle_first, self.as_float = middle_first, as_float
+        self.constants = channel_constants()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, key: tuple[int, np.ndarray | None]) -> tuple[Tensor, int] | Broken:
+        index, cut = key
+        try:
+            image, size = self._photo(index)
+        except PictureError as error:
+            return Broken(str(self.files.files[index]), str(error))
+        if cut is None:
+            image = cut_image(image, middle_boxes(size), self.side)
+        else:
+            if self.middle_first:
+                image, size = self._middle(image, size), np.ones(2)
+            image = cut_image(image, random_boxes(cut, size), self.side)
+            if cut[4]:
+                image = image.transpose(0)  # left to right
+        pixels = to_tensor(image)  # (3, side, side) uint8
+        return (normalise(pixels, *self.constants) if self.as_float else pixels), int(self.files.labels[index])
+
+    def _photo(self, index: int):
+        """The image, and the width and height that give its shape."""
+        if self.decoded is None:
+            image = read_photo(self.files.files[index])
+            return image, np.array(image.size)
+        return Image.fromarray(self.decoded.pixels[index].numpy()), self.decoded.sizes[index]
+
+    def _middle(self, image, size: np.ndarray):
+        """The whole photo made smaller, then its middle: side×side."""
+        shorter = round(self.side / MIDDLE)
+        width, height = (round(shorter * length / size.min()) for length in size)
+        left, top = (width - self.side) // 2, (height - self.side) // 2
+        small = image.resize((width, height), 2)  # bilinear
+        return small.crop((left, top, left + self.side, top + self.side))
+
+
+class EpochOrder(Sampler):
+    """Photos of an epoch in random order, each with its chance: both follow from the seed and `epoch` alone.
+
+    An epoch is `passes` such orders, one after another.
+    """
+
+    def __init__(self, count: int, seed: int, usable: np.ndarray | None = None, passes: int = 1) -> None:
+        check_positive(passes=passes)
+        self.count, self.seed, self.epoch, self.passes = count, seed, 0, passes
+        self.usable = np.arange(count) if usable is None else usable
+
+    def __len__(self) -> int:
+        return self.passes * len(self.usable)
+
+    def drawn(self) -> tuple[np.ndarray, np.ndarray]:
+        """The order (n,), and the chance of every photo (count, 5), by photo."""
+        rng = np.random.default_rng([self.seed, self.epoch, 1])
+        order = np.concatenate([rng.permutation(self.usable) for _ in range(self.passes)])
+        return order, draw_cuts(self.count, self.seed, self.epoch)
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        order, cuts = self.drawn()
+        return ((int(index), cuts[index]) for index in order)
+
+
+def collate(items: list[tuple[Tensor, int] | Broken]) -> Batch:
+    """The photos that could be read, and the names of the others. With none at all, a batch of length 0."""
+    broken = [tuple(item) for item in items if isinstance(item, Broken)]
+    good = [item for item in items if not isinstance(item, Broken)]
+    if not good:
+        return Batch(torch.empty(0, 3, 0, 0), torch.empty(0, dtype=torch.int64), broken)
+    images, labels = default_collate(good)
+    return Batch(images, labels, broken)
+
+
+# Cars with masks
+
+CAR_MEAN, CAR_STD = 0.5, 0.25  # of every channel: (value in 0 … 1 − mean) / deviation
+HELD_OUT = 8  # one car of Carvana in so many is for validation
+
+
+def segmentation(
+    path: str | Path | None = None,
+    size: int = 256,
+    samples: int = 4096,
+    validation_samples: int = 512,
+    seed: int = 0,
+) -> tuple["Carvana | DrawnCars", "Carvana | DrawnCars"]:
+    """Training and validation data: Carvana if `path` is given, drawn cars otherwise. `.source` says which."""
+    if path is not None:
+        return Carvana(path, size, "train"), Carvana(path, size, "validation")
+    return DrawnCars(samples, size, seed, "train"), DrawnCars(validation_samples, size, seed, "validation")
+
+
+def preload(dataset: Dataset, device: torch.device | str = "cpu", workers: int = 0) -> tuple[Tensor, Tensor]:
+    """All images (N, 3, H, W) and masks (N, 1, H, W) on the device: 16 bytes per pixel, 1 MiB per 256×256 picture."""
+    if not isinstance(dataset, Sized) or not len(dataset):
+        raise PictureError("there is nothing to load: the data set has no pictures")
+    images = masks = None
+    at = 0
+    for image, mask in DataLoader(dataset, batch_size=32, num_workers=workers):
+        if images is None or masks is None:
+            images = torch.empty(len(dataset), *image.shape[1:], device=device)
+            masks = torch.empty(len(dataset), *mask.shape[1:], device=device)
+        images[at : at + len(image)] = image.to(device)
+        masks[at : at + len(mask)] = mask.to(device)
+        at += len(image)
+    return images, masks
+
+
+class Carvana(Dataset):
+    """The Kaggle data set as it is unpacked: `train/ID_NN.jpg` and `train_masks/ID_NN_mask.gif`.
+
+    Resized to size×size as the task does. A car was photographed 16 times; all its photos are in one split, one car
+    in eight in validation. Reading one costs 10 to 20 ms of one core: `preload` with workers.
+    """
+
+    source = "Carvana"
+
+    def __init__(self, folder: str | Path, size: int = 256, split: str = "train") -> None:
+        check_positive(size=size)
+        check_choice(SPLITS, split=split)
+        folder = Path(folder)
+        if not (folder / "train").is_dir() or not (folder / "train_masks").is_dir():
+            raise PictureError(f"{folder}: no folders 'train' and 'train_masks' in it, as Carvana has them")
+        photos = sorted((folder / "train").glob("*.jpg"))
+        cars = sorted({_car(photo) for photo in photos})
+        held_out = set(cars[HELD_OUT - 1 :: HELD_OUT] or cars[-1:])
+        self.size, self.split = size, split
+        self.photos = [photo for photo in photos if (_car(photo) in held_out) == (split == "validation")]
+        if not self.photos:
+            said = f"{len(photos)} photos (*.jpg) of {len(cars)} cars, none for {split}"
+            raise PictureError(f"{folder / 'train'}: {said}")
+        self.masks = [folder / "train_masks" / f"{photo.stem}_mask.gif" for photo in self.photos]
+        for photo, mask in zip(self.photos, self.masks, strict=True):
+            if not mask.is_file():
+                raise PictureError(f"{photo}: its mask {mask} is missing")
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        side = (self.size, self.size)
+        photo, whole = open_image(self.photos[index], "RGB", least=self.size)
+        mask, masked = open_image(self.masks[index], "L")
+        if whole != masked:
+            raise PictureError(
+                f"{self.masks[index]}: the mask is {masked[0]}×{masked[1]}, its photo {whole[0]}×{whole[1]}"
+            )
+        outline = np.asarray(mask.resize(side, Image.Resampling.NEAREST))[None] > 127
+        return _car_input(np.asarray(photo.resize(side, Image.Resampling.BILINEAR))), torch.from_numpy(outline).float()
+
+
+class DrawnCars(Dataset):
+    """Drawn cars in front of clutter, each from its seed, split and index alone: nothing is stored or downloaded.
+
+    Side, oblique and front views; paint that may have the colours behind it; a soft shadow, and boxes and discs that
+    belong to no car. About a fifth of the pixels is car. One 256×256 picture costs about 10 ms of one core.
+    """
+
+    source = "generated silhouettes"
+
+    def __init__(self, samples: int = 4096, size: int = 256, seed: int = 0, split: str = "train") -> None:
+        check_positive(samples=samples)
+        check_choice(SPLITS, split=split)
+        if size < 16:
+            raise ValueError(f"size is {size}; a car needs at least 16 pixels")
+        check_at_least(0, seed=seed)
+        self.samples, self.size, self.seed, self.split = samples, size, seed, split
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"picture {index} of {self.samples}")
+        rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index % self.samples])
+        image, mask = draw_car(rng, self.size)
+        return _car_input(image), torch.from_numpy(mask[None].astype(np.float32))
+
+
+def _car(photo: Path) -> str:
+    return photo.stem.rpartition("_")[0] or photo.stem
+
+
+def _car_input(image: np.ndarray) -> Tensor:
+    """Bytes (H, W, 3) as a normalised (3, H, W)."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return (pixels.float() / 255 - CAR_MEAN) / CAR_STD
