@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from helpers.lab import Disagreement
+from helpers.lab.arguments import check_choice
+from helpers.lab.machine import missing_because
 
 from .formats import FORMATS, ORDERS, Sample, Stream, decode
-from .formats.sample import SUFFIXES, allowed
+from .formats.dataset import SUFFIXES
 from .page_cache import evict, flush
 from .samples import image_samples, token_samples
 
@@ -88,12 +90,12 @@ def measure_format(
     files from end to end, which is the limit that a reader in order has; `lookup_us`, the median of single samples by
     index; `subset_s`, to fetch 1 % of all, at random places; `find_s`, to open the data set and find a label's places.
     """
-    allowed("kind", kind, SUFFIXES)
-    allowed("format", format, WAYS)
-    allowed("order", order, ORDERS)
+    check_choice(SUFFIXES, kind=kind)
+    check_choice(WAYS, format=format)
+    check_choice(ORDERS, order=order)
     if decode and kind != "image":
         raise ValueError(f"decode is {decode!r}; {kind} has nothing to decode")
-    if reason := FORMATS[WAYS[format][0]].obstacle():
+    if reason := missing_because(*FORMATS[WAYS[format][0]].NEEDS):
         return {STATUS: reason}
     source = Source(kind, count, tuple(size), seed, photos)
     data = prepared(source, WAYS[format][0], folder)

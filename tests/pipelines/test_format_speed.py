@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from helpers.lab import Disagreement
-from helpers.lab.machine import NOT_INSTALLED
+from helpers.lab.machine import missing_because
 from helpers.pipelines import format_speed, page_cache
 from helpers.pipelines.format_speed import BY_INDEX, Source, measure_format, prepared
 from helpers.pipelines.formats import FORMATS
 from helpers.pipelines.page_cache import cached_pages, evict, flush
 
 SMALL = {"count": 40, "size": (32, 40), "repeats": 2}
-HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -67,13 +67,13 @@ def test_an_epoch_that_misses_a_sample_is_no_measurement(monkeypatch):
 
 
 def test_a_format_that_is_not_installed_is_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr(FORMATS["ffcv"], "obstacle", lambda: NOT_INSTALLED + "ffcv")
-    assert measure_format("image", "ffcv") == {"status": "not installed: ffcv"}
+    monkeypatch.setattr(FORMATS["ffcv"], "NEEDS", ("no such package",))
+    assert measure_format("image", "ffcv") == {"status": "not installed: no such package"}
 
 
 def test_wrong_arguments_are_named():
     for name, value in (("kind", "audio"), ("format", "zip"), ("order", "sorted")):
-        with pytest.raises(ValueError, match=f"{name} is '{value}'; allowed: "):
+        with pytest.raises(ValueError, match=f"{name} is '{value}'; valid: "):
             measure_format(**{"kind": "image", "format": "mapped"} | {name: value})
 
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from helpers.lab.machine import missing_because
 from helpers.pipelines.formats import FORMATS, ORDERS, Permutation, Sample, Stream, collate, shard, shuffled
 from helpers.pipelines.formats import stream as module_of_stream
 
-HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 few = settings(deadline=None, max_examples=25)
 keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 labels = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]))
@@ -88,7 +89,7 @@ def test_shards_are_those_of_the_webdataset_library(folders):
 
 def test_shards_are_streamed_by_index_alone_when_asked_for(folders):
     if "webdataset" not in HERE:
-        pytest.skip(FORMATS["webdataset"].obstacle())
+        pytest.skip("webdataset is not installed")
     with patch("webdataset.WebDataset", side_effect=AssertionError):
         same(list(FORMATS["webdataset"].open_(folders["webdataset"], by_index=True).stream()), numbers(53))
 
@@ -247,7 +248,7 @@ def test_a_data_set_is_whole_or_absent(name, tmp_path):
         (Sample("a", 0, np.zeros(1, np.float32)), "tokens", "float32"),
         (Sample("a", 0, np.zeros((1, 1), np.int32)), "tokens", r"\(1, 1\)"),
         (Sample("a", 0, np.zeros(1, np.int32)), "image", "1-D, of bytes"),
-        (Sample("a", 0, b""), "pixels", "allowed: 'image', 'tokens'"),
+        (Sample("a", 0, b""), "pixels", "valid: 'image', 'tokens'"),
     ],
 )
 def test_samples_that_no_format_can_keep_are_named(sample, kind, said, tmp_path):
@@ -257,7 +258,7 @@ def test_samples_that_no_format_can_keep_are_named(sample, kind, said, tmp_path)
 
 def test_wrong_arguments_are_named(folders):
     mapped = FORMATS["mapped"]
-    with pytest.raises(ValueError, match="faults is 'ignore'; allowed: 'refuse', 'skip'"):
+    with pytest.raises(ValueError, match="faults is 'ignore'; valid: 'refuse', 'skip'"):
         mapped.open_(folders["mapped"], faults="ignore")
     with pytest.raises(ValueError, match="the data set has tokens, not images"):
         mapped.open_(folders["mapped"], check_image=True)

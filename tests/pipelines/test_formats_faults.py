@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from helpers.lab.machine import missing_because
 from helpers.pipelines.formats import FORMATS, Fault, FormatError, Sample, Stream, collate, decode, whole
 from helpers.pipelines.formats.mapped import HEADER
 
-HERE = [name for name, module in FORMATS.items() if not module.obstacle()]
+HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
 INDEXED = [name for name in HERE if name in ("files", "webdataset", "tfrecord")]
 INDEX = {"files": "labels.csv", "webdataset": "00001.idx.json", "tfrecord": "00001.tfindex"}
@@ -57,7 +58,7 @@ def copy(originals, tmp_path):
 
 def file_with(folder, name, place):
     """The file that has a sample's data."""
-    return Path(FORMATS[name].open_(folder).store.file_of(place))
+    return Path(FORMATS[name].open_(folder).file_of(place))
 
 
 def where(file, place):
@@ -295,7 +296,7 @@ def test_webdataset_alone_ends_a_damaged_shard_without_a_word(copy):
 )
 def test_an_index_that_is_none_is_named(name, content, copy):
     if name not in HERE:
-        pytest.skip(FORMATS[name].obstacle())
+        pytest.skip(f"{name} is not installed")
     folder = copy(name)
     (folder / INDEX[name]).write_bytes(content)
     with pytest.raises(FormatError, match=INDEX[name]):

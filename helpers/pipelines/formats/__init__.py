@@ -4,25 +4,24 @@
 
     mapped.write(samples, folder, "image")              # samples: Sample(key, label, data), data a JPEG's bytes
     reader = mapped.open_(folder)                       # len(reader), reader[i], reader.stream(), reader.find(label)
-    for module in FORMATS.values(): ...                 # each has write, open_ and obstacle() -> "" or why it can't run
+    for module in FORMATS.values(): ...                 # each has write, open_ and NEEDS, what must be installed
 
-            one sample by index         in order                   a label's places        to change one sample
-files       open, read, close           the same, each             from the table          replace its file
-webdataset  one read at an offset       one file a shard           from the index          write its shard
-mapped      page faults                 the same, read ahead       from the table          write the file
-tfrecord    one read, one parse         one file a shard, parsed   by reading every one    write its shard
-ffcv        page faults                 the same, read ahead       from the table          write the file
+            one sample by position     in order                   a label's positions      to change one sample
+files       open, read, close          the same, each             from the table           replace its file
+webdataset  one read at an offset      one file a shard           from the index           write its shard
+mapped      page faults                the same, read ahead       from the table           write the file
+tfrecord    one read, one parse        one file a shard, parsed   by reading every one     write its shard
+ffcv        page faults                the same, read ahead       from the table           write the file
 
 What is read can be broken: `faults="refuse"` raises a `FormatError` that names file, sample and reason; with
-`faults="skip"` a `Fault` stands in the sample's place. See `reader`.
+`faults="skip"` a `Fault` is given in place of the sample. See `dataset`.
 """
 
 from types import ModuleType
 
 from . import ffcv, files, mapped, tfrecord, webdataset
-from .reader import Batch, Reader, collate, decode, whole
-from .sample import Fault, FormatError, Sample
-from .stream import ORDERS, Permutation, Stream, shard, shuffled
+from .dataset import Fault, FormatError, Reader, Sample, decode
+from .stream import ORDERS, Batch, Permutation, Stream, collate, shard, shuffled, whole
 
 FORMATS: dict[str, ModuleType] = {
     "files": files,

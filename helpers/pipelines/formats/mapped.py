@@ -20,25 +20,20 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from .reader import Reader
-from .sample import SUFFIXES, TOKEN_TYPES, Fault, FormatError, Sample, admit, building, checked
+from .dataset import SUFFIXES, TOKEN_TYPES, Fault, Reader, Sample, building, checked, naming
 
+NEEDS = ()
 NAME = "samples.mapped"
 MAGIC = b"\x93MAPPED\n"  # not text, and changed by whatever mends line ends
 VERSION = 1
 PAGE = 4096
 # magic, version, kind, type, N, bytes of keys, where the data begins, bytes of the file, crc32 of tables, of header
 HEADER = struct.Struct("<8sI8s4sQQQQII")
-
-
-def obstacle() -> str:
-    return ""
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
@@ -67,90 +62,19 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
             os.fsync(stream.fileno())  # else a crash could leave the name on a file that isn't all there
 
 
-def open_(folder: str | Path, *, faults: str = "refuse", check_image: bool = False, verify: bool = True) -> Reader:
-    """Reads header and tables. `verify` checks every sample's crc32 when it is read, which touches all of it.
+class OneFile(Reader):
+    """A format of one file, whose samples are slices of it: mapped when data is first touched, in each process."""
 
-    What is wrong with header or tables is refused whatever `faults` says: nothing could be read without them.
-    """
-    return Reader(Mapped(Path(folder) / NAME, faults, verify), faults, check_image)
+    name: str  # of the file, in its folder
+    there: int  # bytes of the file when it was opened
+    _map: mmap.mmap | None = None
 
+    @property
+    def file(self) -> str:
+        return str(self.folder / self.name)
 
-class Header(NamedTuple):
-    """The header, checked."""
-
-    kind: str
-    dtype: np.dtype
-    count: int
-    key_bytes: int
-    start: int
-    bytes: int
-    tables_crc: int
-
-
-class Mapped:
-    """Sample i is a slice of the file, which is mapped when data is first touched, in each process."""
-
-    def __init__(self, file: Path, policy: str, verify: bool) -> None:
-        self.file, self.verify, self.faults = str(file), verify, []
-        self._map: mmap.mmap | None = None
-        try:
-            with open(file, "rb") as stream:
-                self.there = os.fstat(stream.fileno()).st_size
-                header = _header(stream.read(HEADER.size))
-                tables = stream.read(28 * header.count + 16 + header.key_bytes) if self.there >= header.start else b""
-        except OSError as error:
-            raise FormatError(Fault(self.file, None, f"cannot be read ({error.strerror})")) from error
-        except ValueError as error:
-            raise FormatError(Fault(self.file, None, str(error))) from error
-        if self.there != header.bytes:
-            fault = Fault(self.file, None, f"truncated or changed: it has {self.there} bytes of {header.bytes}")
-            admit(fault, policy if tables else "refuse", self.faults)
-        if zlib.crc32(tables) != header.tables_crc:
-            raise FormatError(
-                Fault(self.file, None, "its tables are damaged: their crc32 is another than the header's")
-            )
-        count = header.count
-        offsets, self.labels, ends, self.sums = (
-            np.frombuffer(tables, form, size, offset=at)
-            for form, size, at in (
-                ("<u8", count + 1, 0),
-                ("<i8", count, 8 * count + 8),
-                ("<u8", count + 1, 16 * count + 8),
-                ("<u4", count, 24 * count + 16),
-            )
-        )
-        self.offsets = offsets.astype(np.int64) + header.start  # within the file
-        blob = tables[28 * count + 16 :]
-        self.keys = [blob[low:high].decode() for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
-        self.kind, self.dtype = header.kind, header.dtype
-        self.shards = [range(count)]
-
-    def file_of(self, place: int) -> str:
+    def file_of(self, position: int) -> str:
         return self.file
-
-    def read(self, place: int) -> Sample:
-        low, high = int(self.offsets[place]), int(self.offsets[place + 1])
-        if high > self.there:
-            raise FormatError(Fault(self.file, place, f"truncated: it ends at {self.there}, the sample at byte {high}"))
-        if self._map is None:
-            self._open()
-        count = (high - low) // self.dtype.itemsize
-        data = np.frombuffer(self._map, self.dtype, count, low) if count else np.empty(0, self.dtype)
-        if self.verify and zlib.crc32(data) != self.sums[place]:
-            raise FormatError(Fault(self.file, place, "its crc32 is another than the table's: the content changed"))
-        return Sample(self.keys[place], int(self.labels[place]), data)
-
-    def _open(self) -> None:
-        try:
-            with open(self.file, "rb") as stream:
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise FormatError(Fault(self.file, None, f"cannot be mapped ({error})")) from error
-        if len(self._map) != self.there:
-            raise FormatError(Fault(self.file, None, "is another than when it was opened: its size changed"))
-
-    def run(self, piece: range) -> Iterator[Sample]:
-        return iter(())  # one by one is the fastest way in any order
 
     def close(self) -> None:
         self._map = None  # unmapped when the last sample that is a slice of it is gone
@@ -158,20 +82,74 @@ class Mapped:
     def __getstate__(self) -> dict:
         return vars(self) | {"_map": None}
 
+    def _check_size(self, expected: int) -> None:
+        if self.there != expected:
+            self._admit(Fault(self.file, None, f"truncated or changed: it has {self.there} bytes of {expected}"))
 
-def _header(raw: bytes) -> Header:
-    if raw[: len(MAGIC)] != MAGIC:
-        raise ValueError(f"wrong magic number: it begins with {raw[: len(MAGIC)]!r}, expected {MAGIC!r}")
-    if len(raw) < HEADER.size:
-        raise ValueError(f"truncated: {len(raw)} bytes of its header of {HEADER.size} are there")
-    _, version, kind, dtype, count, key_bytes, start, size, tables_crc, own_crc = HEADER.unpack(raw)
-    if zlib.crc32(raw[:-4]) != own_crc:
-        raise ValueError("its header is damaged: the crc32 of it is another")
-    if version != VERSION:
-        raise ValueError(f"version {version}; this reads version {VERSION}")
-    kind, dtype = kind.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode()
-    if kind not in SUFFIXES or dtype not in TOKEN_TYPES:
-        raise ValueError(
-            f"has {kind!r} of type {dtype!r}; expected {' or '.join(SUFFIXES)} of {', '.join(TOKEN_TYPES)}"
+    def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Bytes of the file as an array, without a copy."""
+        if start + size > self.there:
+            raise ValueError(f"truncated: the file ends at {self.there}, the sample at byte {start + size}")
+        if self._map is None:
+            with open(self.file, "rb") as stream:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self._map) != self.there:
+            raise ValueError("is another than when it was opened: its size changed")
+        return np.frombuffer(self._map, dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
+
+
+class Mapped(OneFile):
+    """Sample i is a slice of the file. What is wrong with header or tables is refused whatever `faults` says."""
+
+    name = NAME
+
+    def _open(self) -> None:
+        with naming(self.file), open(self.file, "rb") as stream:
+            self.there = os.fstat(stream.fileno()).st_size
+            count, key_bytes, start, size, tables_crc = self._read_header(stream.read(HEADER.size))
+            tables = stream.read(28 * count + 16 + key_bytes) if self.there >= start else b""
+            if not tables:
+                raise ValueError(f"truncated or changed: it has {self.there} bytes of {size}")
+            if zlib.crc32(tables) != tables_crc:
+                raise ValueError("its tables are damaged: their crc32 is another than the header's")
+        self._check_size(size)
+        offsets, self.labels, ends, self.sums = (
+            np.frombuffer(tables, form, rows, offset=at)
+            for form, rows, at in (
+                ("<u8", count + 1, 0),
+                ("<i8", count, 8 * count + 8),
+                ("<u8", count + 1, 16 * count + 8),
+                ("<u4", count, 24 * count + 16),
+            )
         )
-    return Header(kind, np.dtype("<" + dtype), count, key_bytes, start, size, tables_crc)
+        self.offsets = offsets.astype(np.int64) + start  # (N + 1,), within the file
+        blob = tables[28 * count + 16 :]
+        self.keys = [blob[low:high].decode() for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        self.shards = [range(count)]
+
+    def _read_header(self, raw: bytes) -> tuple[int, ...]:
+        """Kind and type, and what is returned: N, bytes of keys, where the data begins, bytes of the file, a crc32."""
+        if raw[: len(MAGIC)] != MAGIC:
+            raise ValueError(f"wrong magic number: it begins with {raw[: len(MAGIC)]!r}, expected {MAGIC!r}")
+        if len(raw) < HEADER.size:
+            raise ValueError(f"truncated: {len(raw)} bytes of its header of {HEADER.size} are there")
+        _, version, kind, dtype, *sizes, own_crc = HEADER.unpack(raw)
+        if zlib.crc32(raw[:-4]) != own_crc:
+            raise ValueError("its header is damaged: the crc32 of it is another")
+        if version != VERSION:
+            raise ValueError(f"version {version}; this reads version {VERSION}")
+        self.kind, dtype = kind.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode()
+        if self.kind not in SUFFIXES or dtype not in TOKEN_TYPES:
+            wanted = f"{' or '.join(SUFFIXES)} of {', '.join(TOKEN_TYPES)}"
+            raise ValueError(f"has {self.kind!r} of type {dtype!r}; expected {wanted}")
+        self.dtype = np.dtype("<" + dtype)
+        return tuple(sizes)
+
+    def read(self, position: int) -> Sample:
+        start, end = int(self.offsets[position]), int(self.offsets[position + 1])
+        data = self._slice(start, end - start, self.dtype)
+        self._check(data, self.sums[position])
+        return Sample(self.keys[position], int(self.labels[position]), data)
+
+
+open_ = Mapped

@@ -1,66 +1,33 @@
-"""Who reads what, and in which order: places over ranks and DataLoader workers, each once; and an epoch's shuffle.
+"""Who reads what, and in which order: positions over ranks and DataLoader workers, each once; and an epoch's shuffle.
 
     stream = Stream(reader, order="shuffled", seed=0)
     for epoch in range(epochs):
         stream.set_epoch(epoch)
         for batch in DataLoader(stream, batch_size=64, num_workers=4, collate_fn=collate): ...
 
-Places are split evenly: shares differ by one at most, with any number of shards, also fewer than workers. A share is as
-many whole shards as fit, and parts of at most two.
+Positions are split evenly: shares differ by one at most, with any number of shards, also fewer than workers. A share is
+as many whole shards as fit, and parts of at most two.
 
 order         what is read                                                        how well it mixes
 sequential    each share in order                                                 not at all
 shuffled      shards in random order, each in order, through a buffer             within the buffer; across shards
-random        single places, by index                                             every order is equally likely
+random        single samples, by position                                         every order is equally likely
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-from .reader import Reader
-from .sample import Fault, Sample, allowed
+from helpers.lab.arguments import check_choice, check_positive
+
+from .dataset import Fault, Reader, Sample
 
 Item = TypeVar("Item")
 ORDERS = ("sequential", "shuffled", "random")
-
-
-def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
-    """Part `part` of `parts` of the places that `runs` hold, in their order, cut where it must be.
-
-    Parts are disjoint, have all places together, and differ by one place at most. A part can be split again: first
-    over ranks, then each rank's over its workers.
-    """
-    if not 0 <= part < parts:
-        raise ValueError(f"part is {part} of {parts}; allowed: 0 to {parts - 1}")
-    total = sum(map(len, runs))
-    low, high = total * part // parts, total * (part + 1) // parts
-    pieces, at = [], 0
-    for run in runs:
-        piece = run[max(low - at, 0) : max(high - at, 0)]
-        if len(piece):
-            pieces.append(piece)
-        at += len(run)
-    return pieces
-
-
-def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
-    """Each item once, in the order in which they are drawn from a buffer of so many. Holds that many in memory.
-
-    An item comes at most `buffer` places early; how late it comes has no bound, but is `buffer` places on average.
-    """
-    held: list[Item] = []
-    for item in items:
-        if len(held) < buffer:
-            held.append(item)
-            continue
-        at = int(rng.integers(buffer))
-        given, held[at] = held[at], item
-        yield given
-    yield from (held[at] for at in rng.permutation(len(held)))
 
 
 class Stream(IterableDataset):
@@ -82,9 +49,8 @@ class Stream(IterableDataset):
         ranks: int | None = None,
         transform: Callable[[Sample], object] | None = None,
     ) -> None:
-        allowed("order", order, ORDERS)
-        if buffer < 1:
-            raise ValueError(f"buffer is {buffer}; it must be 1 or more")
+        check_choice(ORDERS, order=order)
+        check_positive(buffer=buffer)
         self.reader, self.order, self.buffer, self.seed, self.transform = reader, order, buffer, seed, transform
         self.rank, self.ranks = _distributed(rank, ranks)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -107,7 +73,7 @@ class Stream(IterableDataset):
             runs = [runs[at] for at in rng.permutation(len(runs))]
         pieces = shard(shard(runs, self.rank, self.ranks), worker, workers)
         if self.order == "random":
-            items = (self.reader[place] for piece in pieces for place in piece)
+            items = (self.reader[position] for piece in pieces for position in piece)
         else:
             items = self.reader.stream(pieces)
         if self.order == "shuffled":
@@ -118,9 +84,9 @@ class Stream(IterableDataset):
 
 
 class Permutation(Sampler):
-    """An epoch's places in random order, for a reader by index: all orders are equally likely; 8 bytes a sample.
+    """An epoch's positions in random order, for a reader by position: all orders are equally likely; 8 bytes a sample.
 
-    Each rank gets its share of the one order that follows from seed and epoch. Shares differ by one place at most.
+    Each rank gets its share of the one order that follows from seed and epoch. Shares differ by one position at most.
     """
 
     def __init__(self, count: int, seed: int = 0, *, rank: int | None = None, ranks: int | None = None) -> None:
@@ -135,7 +101,67 @@ class Permutation(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
-        return (int(place) for piece in shard([order], self.rank, self.ranks) for place in piece)
+        return (int(position) for piece in shard([order], self.rank, self.ranks) for position in piece)
+
+
+def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
+    """Part `part` of `parts` of the positions that `runs` hold, in their order, cut where it must be.
+
+    Parts are disjoint, have all positions together, and differ by one position at most. A part can be split again:
+    first over ranks, then each rank's over its workers.
+    """
+    if not 0 <= part < parts:
+        raise ValueError(f"part is {part} of {parts}; valid: 0 to {parts - 1}")
+    total = sum(map(len, runs))
+    low, high = total * part // parts, total * (part + 1) // parts
+    pieces, at = [], 0
+    for run in runs:
+        piece = run[max(low - at, 0) : max(high - at, 0)]
+        if len(piece):
+            pieces.append(piece)
+        at += len(run)
+    return pieces
+
+
+def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
+    """Each item once, in the order in which they are drawn from a buffer of so many. Holds that many in memory.
+
+    An item comes at most `buffer` positions early; how late it comes has no bound, but is `buffer` positions on
+    average.
+    """
+    held: list[Item] = []
+    for item in items:
+        if len(held) < buffer:
+            held.append(item)
+            continue
+        at = int(rng.integers(buffer))
+        given, held[at] = held[at], item
+        yield given
+    yield from (held[at] for at in rng.permutation(len(held)))
+
+
+class Batch(NamedTuple):
+    keys: list[str]
+    labels: Tensor  # (B,) int64
+    data: list[np.ndarray]  # B arrays (n_i,)
+    faults: list[Fault]
+
+
+def collate(items: Iterable[Sample | Fault]) -> Batch:
+    """The samples of a batch, and apart from them its faults: so they cross from a worker to the main process."""
+    faults: list[Fault] = []
+    samples = list(whole(items, faults))
+    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+    return Batch([sample.key for sample in samples], labels, [sample.data for sample in samples], faults)
+
+
+def whole(items: Iterable[Sample | Fault], faults: list[Fault]) -> Iterator[Sample]:
+    """The samples among items, in a plain loop; faults are put on the list, in passing."""
+    for item in items:
+        if isinstance(item, Fault):
+            faults.append(item)
+        else:
+            yield item
 
 
 def _distributed(rank: int | None, ranks: int | None) -> tuple[int, int]:
@@ -144,5 +170,5 @@ def _distributed(rank: int | None, ranks: int | None) -> tuple[int, int]:
     ranks = ranks if ranks is not None else torch.distributed.get_world_size() if running else 1
     rank = rank if rank is not None else torch.distributed.get_rank() if running else 0
     if not 0 <= rank < ranks:
-        raise ValueError(f"rank is {rank} of {ranks}; allowed: 0 to {ranks - 1}")
+        raise ValueError(f"rank is {rank} of {ranks}; valid: 0 to {ranks - 1}")
     return rank, ranks
