@@ -9,7 +9,7 @@ from helpers.pipelines import choice, choice_data, decoders
 from helpers.pipelines import jit as jit_loops
 from helpers.pipelines import loader as loops
 from helpers.pipelines import metrics as metric_ways
-from helpers.pipelines.format_speed import WAYS as FORMATS
+from helpers.pipelines.format_speed import VARIANTS as FORMATS
 from helpers.pipelines.format_speed import measure_format
 from helpers.pipelines.jit_programs import LOOPS
 from helpers.pipelines.jit_ways import WAYS as JIT_WAYS

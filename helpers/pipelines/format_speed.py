@@ -2,15 +2,22 @@
 
     row = measure_format("image", "webdataset", count=8000, workers=2, order="sequential", cold=True)
 
-What is read is touched, byte by byte (crc32, about 1 GB/s), and not decoded, so that storage is measured and not JPEG;
-`decode=True` decodes as well. Every epoch is checked to have touched what was written, all of it, once.
+What is read is touched, byte by byte (crc32, about 1 GB/s), and not decoded, so that storage is measured and not JPEG.
+Every epoch is checked to have touched what was written, all of it, once.
+
+A cold read begins with files that are out of the page cache, as `evict` sees to and looks. What the disk itself, its
+controller or a host below a virtual machine keeps cannot be dropped from here: cold means that this kernel has to ask
+the disk. On a file system in memory (tmpfs) and on some network ones nothing lets go.
 """
 
+import ctypes
 import functools
+import mmap
+import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,33 +29,31 @@ from torch.utils.data import DataLoader, IterableDataset
 from helpers.lab import Disagreement
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import missing_because
+from helpers.lab.records import STATUS
 
-from .formats import FORMATS, ORDERS, Sample, Stream, decode
+from .formats import FORMATS, ORDERS, Sample, Stream
 from .formats.dataset import SUFFIXES
-from .page_cache import evict, flush
 from .samples import image_samples, token_samples
 
-STATUS = "status"
 BATCH = 64
 BY_INDEX = "webdataset by index"
 # what is measured -> the format that is written, and how it is opened
-WAYS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in FORMATS} | {
+VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in FORMATS} | {
     BY_INDEX: ("webdataset", {"by_index": True})
 }
 SHARDS = 16  # twice the workers that are measured at most: each then has whole shards
 LOOKUPS = 200  # how many samples are looked up, and timed each
 SHARE = 0.01  # of all samples: the subset that is fetched
+DROP = "/proc/sys/vm/drop_caches"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Which samples: drawn images, or the photos of a clothing dataset's folder; or synthetic text."""
+    """Which samples: drawn images of width × height, or synthetic text."""
 
     kind: str
-    count: int = 8000
+    count: int
     size: tuple[int, int] = (160, 213)
-    seed: int = 0
-    photos: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,33 +77,27 @@ def measure_format(
     cold: bool = False,
     *,
     repeats: int = 3,
-    decode: bool = False,
-    verify: bool = False,
     size: tuple[int, int] = (160, 213),
-    seed: int = 0,
-    photos: str | None = None,
     folder: str | None = None,
 ) -> dict:
-    """A row of one of `WAYS`: `samples_per_s` of an epoch (median, p20, p80 over repeats), and the costs of the format.
+    """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
 
     Worker processes are started, and the data set is opened, before time is taken. `cold` drops its files from the
     page cache before each epoch, and the row's `cache` says how far that went; if the file system doesn't let go, the
-    row has no speed and its status says so. `folder` is where data is written (a temporary folder below it), `photos` a
-    clothing dataset to take images from.
+    row has no speed and its status says so. `folder` is where data is written (a temporary folder below it).
 
     Measured once for a format and cache, in one process, and the same in all rows about it: `raw_s`, to read the bare
     files from end to end, which is the limit that a reader in order has; `lookup_us`, the median of single samples by
     index; `subset_s`, to fetch 1 % of all, at random places; `find_s`, to open the data set and find a label's places.
     """
     check_choice(SUFFIXES, kind=kind)
-    check_choice(WAYS, format=format)
+    check_choice(VARIANTS, format=format)
     check_choice(ORDERS, order=order)
-    if decode and kind != "image":
-        raise ValueError(f"decode is {decode!r}; {kind} has nothing to decode")
-    if reason := missing_because(*FORMATS[WAYS[format][0]].NEEDS):
+    written, options = VARIANTS[format]
+    if reason := missing_because(*FORMATS[written].NEEDS):
         return {STATUS: reason}
-    source = Source(kind, count, tuple(size), seed, photos)
-    data = prepared(source, WAYS[format][0], folder)
+    source = Source(kind, count, tuple(size))
+    data = prepared(source, written, folder)
     row = {
         "build_s": data.build_s,
         "bytes_on_disk": data.bytes_on_disk,
@@ -108,7 +107,11 @@ def measure_format(
     }
     seconds, caches = [], []
     for repeat in range(repeats):
-        took, cache = _epoch(data, format, workers, order, cold, decode, verify, repeat)
+        reader = FORMATS[written].open_(data.folder, verify=False, **options)
+        took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
+        if touched != data.touched:
+            said = f"{touched} (samples, bytes, sum of crc32), written was {data.touched}"
+            raise Disagreement(f"{format} gave {said}")
         if cache.startswith("warm:"):
             return row | {STATUS: f"not cold: {cache.removeprefix('warm: ')}", "cache": cache}
         seconds.append(took)
@@ -116,15 +119,15 @@ def measure_format(
     speed = count / np.percentile(seconds, [50, 80, 20])  # the 80th percentile of time is the 20th of speed
     row |= dict(zip(("samples_per_s", "samples_per_s_p20", "samples_per_s_p80"), speed.tolist(), strict=True))
     row |= {"mb_per_s": float(speed[0]) * data.touched[1] / count / 1e6, "n": repeats, "cache": caches[-1]}
-    return row | _once(source, WAYS[format][0], folder, cold)
+    return row | _once(source, written, folder, cold)
 
 
 @functools.lru_cache(maxsize=1)
 def samples_of(source: Source) -> list[Sample]:
     """The samples that are written in every format; kept until others are asked for."""
     if source.kind == "image":
-        return image_samples(source.count, source.seed, source.size, source.photos)
-    return token_samples(source.count, source.seed)
+        return image_samples(source.count, size=source.size)
+    return token_samples(source.count)
 
 
 @functools.cache
@@ -165,13 +168,8 @@ class _Gated(IterableDataset):
         return iter(self.stream) if self.open else iter([(0, 0, 0)])
 
 
-def _epoch(
-    data: Prepared, format: str, workers: int, order: str, cold: bool, decode: bool, verify: bool, repeat: int
-) -> tuple[float, str]:
-    """Seconds of an epoch, and how cold it began."""
-    name, options = WAYS[format]
-    reader = FORMATS[name].open_(data.folder, verify=verify, **options)
-    stream = Stream(reader, order, seed=repeat, transform=_decoded if decode else _touch)
+def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[float, tuple[int, ...], str]:
+    """Seconds of an epoch, what it touched, and how cold it began."""
     gated = _Gated(stream)
     loader = DataLoader(gated, BATCH, num_workers=workers, persistent_workers=workers > 0, collate_fn=_sum)
     for _ in loader:
@@ -183,12 +181,8 @@ def _epoch(
     for batch in loader:
         touched += batch
     took = time.perf_counter() - began
-    reader.close()
-    if tuple(touched.tolist()) != data.touched:
-        raise Disagreement(
-            f"{format} gave {touched.tolist()} (samples, bytes, sum of crc32), written was {data.touched}"
-        )
-    return took, cache
+    stream.reader.close()
+    return took, tuple(touched.tolist()), cache
 
 
 @functools.cache
@@ -196,7 +190,7 @@ def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[s
     """What doesn't depend on order and workers: one sample, 1 % of all, the places of a label, the bare files."""
     data, module = prepared(source, format, folder), FORMATS[format]
     label = samples_of(source)[0].label
-    places = np.random.default_rng(source.seed).permutation(source.count).tolist()
+    places = np.random.default_rng(0).permutation(source.count).tolist()
     subset = sorted(places[: max(int(SHARE * source.count), 1)])
     reader = module.open_(data.folder, verify=False)
 
@@ -238,10 +232,56 @@ def _touch(sample: Sample) -> tuple[int, int, int]:
     return 1, sample.data.nbytes, zlib.crc32(sample.data)
 
 
-def _decoded(sample: Sample) -> tuple[int, int, int]:
-    decode(sample.data)
-    return _touch(sample)
-
-
 def _sum(items: list[tuple[int, int, int]]) -> Tensor:
     return torch.tensor([sum(column) for column in zip(*items, strict=True)])
+
+
+def flush(folder: str | Path) -> None:
+    """Write changed pages of a folder's file system to the disk: only clean ones can be dropped. One call for all."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), f"cannot flush {folder}")
+    finally:
+        os.close(handle)
+
+
+def evict(files: Iterable[Path]) -> str:
+    """Drop files from the page cache, and say how cold they are: `data and inodes`, `data`, or `warm: …` if not.
+
+    The files must be flushed, and not mapped by anyone. Inodes and folders are dropped for the whole machine, where
+    that is permitted (root). Costs about 30 µs a file, most of it for looking afterwards.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return "warm: this system has no posix_fadvise"
+    files = list(files)
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+    left, total = (sum(column) for column in zip(*map(cached_pages, files), strict=True))
+    if left:
+        return f"warm: {left} of {total} pages stayed in the cache"
+    try:
+        with open(DROP, "w") as stream:
+            stream.write("2")
+    except OSError:
+        return "data"
+    return "data and inodes"
+
+
+def cached_pages(file: Path) -> tuple[int, int]:
+    """How many pages of a file the cache holds, and how many it has. Touches none of them."""
+    size = os.stat(file).st_size
+    if not size:
+        return 0, 0
+    pages = -(-size // mmap.PAGESIZE)
+    held = (ctypes.c_ubyte * pages)()
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        view = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size), held)
+        del view  # else the map cannot be closed
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore of {file}")
+    return sum(byte & 1 for byte in held), pages

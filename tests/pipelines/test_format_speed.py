@@ -6,10 +6,9 @@ import pytest
 
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
-from helpers.pipelines import format_speed, page_cache
-from helpers.pipelines.format_speed import BY_INDEX, Source, measure_format, prepared
+from helpers.pipelines import format_speed
+from helpers.pipelines.format_speed import BY_INDEX, Source, cached_pages, evict, flush, measure_format, prepared
 from helpers.pipelines.formats import FORMATS
-from helpers.pipelines.page_cache import cached_pages, evict, flush
 
 SMALL = {"count": 40, "size": (32, 40), "repeats": 2}
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
@@ -43,13 +42,6 @@ def test_small_files_round_up_to_blocks():
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "random"])
 def test_every_order_is_measured_with_workers(order):
     assert measure_format("tokens", "mapped", workers=2, order=order, **SMALL)["samples_per_s"] > 0
-
-
-def test_images_are_decoded_when_asked_for():
-    plain, decoded = (measure_format("image", "mapped", decode=way, **SMALL) for way in (False, True))
-    assert decoded["samples_per_s"] < plain["samples_per_s"]
-    with pytest.raises(ValueError, match="tokens has nothing to decode"):
-        measure_format("tokens", "mapped", decode=True)
 
 
 def test_data_is_built_once_and_in_the_folder_that_is_given(tmp_path):
@@ -100,7 +92,7 @@ def test_an_empty_file_has_no_pages(tmp_path):
 
 
 def test_without_permission_only_data_is_dropped(file, monkeypatch, tmp_path):
-    monkeypatch.setattr(page_cache, "DROP", str(tmp_path / "no" / "such"))
+    monkeypatch.setattr(format_speed, "DROP", str(tmp_path / "no" / "such"))
     assert evict([file]) == "data" or evict([file]).startswith("warm")
 
 
