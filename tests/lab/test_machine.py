@@ -90,7 +90,7 @@ def test_what_is_no_package_is_looked_for_where_it_would_be(tmp_path, monkeypatc
 
 
 def test_importing_does_no_work_and_measuring_needs_no_jupyter(tmp_path):
-    not_here = ["matplotlib", "IPython", "nbconvert", "nbformat", "typst", "pypandoc", "torchtext", "PIL"]
+    not_here = ["matplotlib", "IPython", "nbconvert", "nbformat", "typst", "pypandoc", "torchtext"]
     program = """
 import sys
 class Block:
