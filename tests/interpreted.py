@@ -5,6 +5,20 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
+
+
+def run_plain_or_interpreted(request, monkeypatch, module) -> str:
+    """For a fixture with these two `params`: the kernels of a module in plain torch, or in Triton's interpreter."""
+    if request.param == "interpreted":
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("tests/gpu runs the kernels themselves")
+        allow_loops()
+        monkeypatch.setattr(module, "on_triton", lambda *tensors: True)
+    return request.param
+
 
 def allow_loops() -> None:
     """Let a tensor of the interpreter bound a loop: from NumPy 2.4 on an array of one element is no integer."""

@@ -31,10 +31,10 @@ def test_norms_are_ours_where_they_are_fused():
 
 @pytest.mark.parametrize("names", [[FUSED], cumulative(FUSED)], ids="+".join)
 def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
-    from helpers.rush.kernels import norms_triton
+    from helpers.rush.kernels import norms
 
     def compiled():
-        kernels = (norms_triton._forward, norms_triton._backward, norms_triton._add_up)
+        kernels = (norms._forward_kernel, norms._backward_kernel, norms._sum_kernel)
         return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
 
     shape = {"preset": "full", "layers": 1, "batch_size": 64}

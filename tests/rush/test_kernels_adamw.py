@@ -7,20 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import run_plain_or_interpreted
 
 from helpers.rush.kernels import AdamW, adamw
 
 SHAPES = [(1,), (5, 7), (1024,), (1025,), (2048,), (4100,), (0, 3)]
 
 
-@pytest.fixture(params=["torch's", "interpreted"], autouse=True)
+@pytest.fixture(params=["plain", "interpreted"], autouse=True)
 def kernels(request, monkeypatch):
-    if request.param == "interpreted":
-        pytest.importorskip("triton")
-        if torch.cuda.is_available():
-            pytest.skip("tests/gpu runs the kernels themselves")
-        monkeypatch.setattr(adamw, "on_triton", lambda *tensors: True)
-    return request.param
+    return run_plain_or_interpreted(request, monkeypatch, adamw)
 
 
 def parameters(shapes=SHAPES):
@@ -80,14 +76,13 @@ def test_updates_are_torchs(sizes, betas, weight_decay, scale):
     offsets=st.lists(st.sampled_from([0, 4, 8, 16]), min_size=5, max_size=5),
 )
 def test_chunks_cover_every_element_once_and_wide_ones_neither_begin_nor_end_within_16_bytes(sizes, offsets):
-    adamw_triton = pytest.importorskip("helpers.rush.kernels.adamw_triton")
-    table = torch.zeros(len(sizes), adamw_triton.COLUMNS, dtype=torch.int64)
+    table = torch.zeros(len(sizes), adamw.COLUMNS, dtype=torch.int64)
     table[:, 5] = torch.tensor(sizes)
     table[:, 1] = torch.tensor(offsets[: len(sizes)])  # where the gradient begins
     covered = [torch.zeros(size) for size in sizes]
-    for vector, chunks in adamw_triton.cut(adamw_triton.layout(table)).items():
+    for vector, chunks in adamw.cut(adamw.layout(table)).items():
         for tensor, chunk in chunks.tolist():
-            begin, end = chunk * adamw_triton.CHUNK, min((chunk + 1) * adamw_triton.CHUNK, sizes[tensor])
+            begin, end = chunk * adamw.CHUNK, min((chunk + 1) * adamw.CHUNK, sizes[tensor])
             covered[tensor][begin:end] += 1
             assert vector == (offsets[tensor] % 16 == 0 and (end - begin) % 4 == 0)
     assert all(bool((count == 1).all()) for count in covered)

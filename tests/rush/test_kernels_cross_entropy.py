@@ -1,15 +1,20 @@
 """Cross-entropy over the logits: the kernels in Triton's interpreter, and plain torch, against torch's own."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import run_plain_or_interpreted
 
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
 from helpers.rush.kernels import cross_entropy as loss_of
 from helpers.rush.kernels import loss_and_gradient
+
+cross_entropy = sys.modules["helpers.rush.kernels.cross_entropy"]  # the package has its function by that name
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SIZES = {
@@ -21,16 +26,8 @@ SIZES = {
 
 @pytest.fixture(params=["plain", "interpreted"], autouse=True)
 def kernels(request, monkeypatch):
-    if request.param == "interpreted":
-        pytest.importorskip("triton")
-        if torch.cuda.is_available():
-            pytest.skip("tests/gpu runs the kernels themselves")
-        from helpers.rush.kernels import cross_entropy_triton
-
-        # The name of the module is that of its function.
-        monkeypatch.setitem(loss_of.__globals__, "on_triton", lambda *tensors: True)
-        monkeypatch.setattr(cross_entropy_triton, "BLOCK", 128)  # so that rows have several blocks
-    return request.param
+    monkeypatch.setattr(cross_entropy, "BLOCK", 128)  # so that rows have several blocks
+    return run_plain_or_interpreted(request, monkeypatch, cross_entropy)
 
 
 def data(rows, vocabulary, dtype, seed=0, ignored=0.3):

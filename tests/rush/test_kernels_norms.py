@@ -1,34 +1,26 @@
 """RMSNorm and LayerNorm: the kernels in Triton's interpreter, and plain torch, against torch's own."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import run_plain_or_interpreted
 
 from helpers.lab import saved_bytes
-from helpers.rush.kernels import add_layer_norm, add_rms_norm, layer_norm, norms, norms_plain, rms_norm
+from helpers.rush.kernels import layer_norm, norms, rms_norm
 
 # The interpreter rounds to bf16 towards zero, a GPU to nearest.
 DTYPES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 OURS = {"layer": layer_norm, "rms": lambda x, weight, bias=None: rms_norm(x, weight)}
-ADDED = {"layer": add_layer_norm, "rms": lambda x, more, weight, bias=None: add_rms_norm(x, more, weight)}
 
 
 @pytest.fixture(params=["plain", "interpreted"], autouse=True)
 def kernels(request, monkeypatch):
-    if request.param == "plain":
-        return norms_plain
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("tests/gpu runs the kernels themselves")
-    from interpreted import allow_loops
-
-    from helpers.rush.kernels import norms_triton
-
-    allow_loops()
-    monkeypatch.setattr(norms, "_kernels_for", lambda *tensors: norms_triton)
-    return norms_triton
+    return run_plain_or_interpreted(request, monkeypatch, norms)
 
 
 def theirs(kind, x, weight, bias):
@@ -70,30 +62,6 @@ def test_output_and_gradients_are_torchs(kind, dtype, rows, width, affine):
     found = gradients(y, ours, dy)
     assert [g.dtype for g in found] == [dtype] * len(found)
     assert_close(found, gradients(expected, reference, dy.double()), 4 * DTYPES[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("use_sum", [False, True])
-def test_a_residual_is_added_before_and_the_sum_returned(kind, dtype, use_sum):
-    x, more, dy, dsum = (torch.randn(5, 130).to(dtype) for _ in range(4))
-    ours, reference = learning(x, more, torch.randn(130).to(dtype)), learning(x, more, None)
-    reference[2] = ours[2].detach().requires_grad_()
-    y, total = ADDED[kind](*ours)
-    expected_total = reference[0] + reference[1]
-    expected = theirs(kind, expected_total, reference[2], None)
-    assert_close([y, total], [expected, expected_total], DTYPES[dtype])
-    outputs, upstream = ([y, total], [dy, dsum]) if use_sum else ([y], [dy])
-    found = gradients(outputs, ours, upstream)
-    outputs, upstream = ([expected, expected_total], [dy.double(), dsum]) if use_sum else ([expected], [dy.double()])
-    assert_close(found, gradients(outputs, reference, upstream), 2 * DTYPES[dtype])
-
-
-def test_the_sum_alone_passes_its_gradient_on():
-    x, more = learning(torch.randn(3, 8), torch.randn(3, 8))
-    _, total = add_rms_norm(x, more)
-    found = torch.autograd.grad(total, [x, more], torch.ones(3, 8))
-    assert all(torch.equal(gradient, torch.ones(3, 8)) for gradient in found)
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -162,22 +130,12 @@ def test_a_compiled_graph_gives_the_same(kind):
     assert_close(gradients(compiled(*ours), ours, dy), gradients(expected, ours, dy), 1e-6)
 
 
-def test_a_compiled_residual_gives_the_same():
-    compiled = torch.compile(lambda *t: add_layer_norm(*t), backend="aot_eager", fullgraph=True)
-    ours = learning(torch.randn(3, 24), torch.randn(3, 24), torch.randn(24), torch.randn(24))
-    upstream = [torch.randn(3, 24), torch.randn(3, 24)]
-    expected = gradients(add_layer_norm(*ours), ours, upstream)
-    assert_close(gradients(compiled(*ours), ours, upstream), expected, 1e-6)
-
-
 def test_gradients_by_differences(kernels):
-    if kernels is not norms_plain:
+    if kernels == "interpreted":
         pytest.skip("the kernels are in fp32")
-    double = {"dtype": torch.float64, "requires_grad": True}
-    x, more = torch.randn(3, 7, **double), torch.randn(3, 7, **double)
-    weight, bias = torch.randn(7, **double), torch.randn(7, **double)
-    assert torch.autograd.gradcheck(add_layer_norm, (x, more, weight, bias))
-    assert torch.autograd.gradcheck(add_rms_norm, (x, more, weight))
+    x, weight, bias = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3, 7), (7,), (7,)))
+    assert torch.autograd.gradcheck(layer_norm, (x, weight, bias))
+    assert torch.autograd.gradcheck(rms_norm, (x, weight))
     assert torch.autograd.gradcheck(layer_norm, (x,))
 
 
@@ -195,9 +153,14 @@ def test_a_second_derivative_is_refused():
         (lambda: layer_norm(torch.randn(3, 8), None, torch.randn(1, 8)), r"bias must have shape \(8,\)"),
         (lambda: rms_norm(torch.arange(8)), "floating-point"),
         (lambda: rms_norm(torch.randn(())), "last dimension"),
-        (lambda: add_rms_norm(torch.randn(3, 8), torch.randn(8)), "residual must have x's shape"),
     ],
 )
 def test_what_does_not_fit_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_without_triton_plain_torch_does_the_work():
+    code = "import sys; sys.modules['triton'] = None; import torch; from helpers.rush import kernels as k; "
+    code += "x = torch.randn(4, 8); k.loss_and_gradient(k.rms_norm(x), torch.arange(4)); k.AdamW([x])"
+    subprocess.run([sys.executable, "-c", code], check=True)

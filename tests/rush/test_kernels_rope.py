@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import run_plain_or_interpreted
 
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
@@ -14,12 +15,7 @@ DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 
 @pytest.fixture(params=["plain", "interpreted"], autouse=True)
 def kernels(request, monkeypatch):
-    if request.param == "interpreted":
-        pytest.importorskip("triton")
-        if torch.cuda.is_available():
-            pytest.skip("tests/gpu runs the kernel itself")
-        monkeypatch.setattr(rope, "on_triton", lambda *tensors: True)
-    return request.param
+    return run_plain_or_interpreted(request, monkeypatch, rope)
 
 
 def angles(tokens, head_dim, batch=None):
@@ -41,65 +37,18 @@ def turned(x, cos, sin):
     tokens=st.integers(1, 5),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 3)]),
     head_dim=st.sampled_from([2, 16, 40]),
-    heads_first=st.booleans(),
     for_each=st.booleans(),
 )
-def test_pairs_turn_by_their_angle_and_gradients_turn_back(
-    dtype, batch, tokens, heads, head_dim, heads_first, for_each
-):
+def test_pairs_turn_by_their_angle_and_gradients_turn_back(dtype, batch, tokens, heads, head_dim, for_each):
     cos, sin = angles(tokens, head_dim, batch if for_each else None)
-    plain = [torch.randn(batch, tokens, n, head_dim).to(dtype) for n in heads]
-    given = [(t.transpose(1, 2).contiguous() if heads_first else t).requires_grad_() for t in plain]
-    found = rotate(*given, cos, sin, heads_first=heads_first)
+    given = [torch.randn(batch, tokens, n, head_dim).to(dtype).requires_grad_() for n in heads]
+    found = rotate(*given, cos, sin)
     upstream = [torch.randn_like(t) for t in found]
     gradients = torch.autograd.grad(found, given, upstream)
-    for x, y, l, gradient in zip(plain, found, upstream, gradients, strict=True):
-        y, l, gradient = (t.transpose(1, 2) if heads_first else t for t in (y, l, gradient))
+    for x, y, l, gradient in zip(given, found, upstream, gradients, strict=True):
         assert y.dtype == gradient.dtype == dtype
         assert relative_error(y, turned(x, cos, sin)) <= DTYPES[dtype]
         assert relative_error(gradient, turned(l, cos, -sin)) <= DTYPES[dtype]
-
-
-@pytest.mark.parametrize("heads_first", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-def test_overwriting_gives_the_same_and_allocates_nothing(heads_first, fused):
-    x = torch.randn(2, 5, 3 * 32, requires_grad=True)
-    cos, sin = angles(5, 8)
-
-    def parts():
-        """Heads of one projection, as views of it or as tensors of their own."""
-        whole = (x * 1).unflatten(-1, (-1, 8))
-        q, k = whole[:, :, :8], whole[:, :, 8:12]
-        q, k = (q, k) if fused else (q * 1, k * 1)
-        return (q.transpose(1, 2), k.transpose(1, 2)) if heads_first else (q, k)
-
-    expected = rotate(*parts(), cos, sin, heads_first=heads_first)
-    q, k = parts()
-    found = rotate(q, k, cos, sin, heads_first=heads_first, overwrite=True)
-    assert [t.data_ptr() for t in found] == [q.data_ptr(), k.data_ptr()]
-    upstream = [torch.randn_like(t) for t in found]
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
-    (ours,), (theirs,) = (torch.autograd.grad(t, x, upstream) for t in (found, expected))
-    assert torch.equal(ours, theirs)
-
-
-def test_what_still_needs_the_old_values_fails_and_is_not_wrong():
-    x, (cos, sin) = torch.randn(1, 3, 2, 4, requires_grad=True), angles(3, 4)
-    q, k = x.exp(), x * 1  # the derivative of exp needs its result
-    q, k = rotate(q, k, cos, sin, overwrite=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        (q.sum() + k.sum()).backward()
-
-
-def test_a_leaf_that_learns_and_an_expanded_tensor_are_not_overwritten():
-    leaf, expanded = torch.randn(2, 3, 2, 4, requires_grad=True), torch.randn(2, 3, 1, 4).expand(2, 3, 2, 4)
-    before = leaf.detach().clone(), expanded.clone()
-    cos, sin = angles(3, 4)
-    found = rotate(leaf, expanded, cos, sin, overwrite=True)
-    assert torch.equal(leaf, before[0])
-    assert torch.equal(expanded, before[1])
-    assert relative_error(found[1], turned(expanded, cos, sin)) < 1e-6
 
 
 def test_views_with_gaps_and_expanded_gradients():
@@ -114,7 +63,7 @@ def test_views_with_gaps_and_expanded_gradients():
     assert relative_error(dk, turned(torch.ones_like(k), cos, -sin)) < 1e-6
 
 
-def test_nothing_is_kept_but_the_angles():
+def test_nothing_is_saved_but_the_angles():
     q, k = torch.randn(2, 5, 4, 8, requires_grad=True), torch.randn(2, 5, 2, 8, requires_grad=True)
     cos, sin = angles(5, 8)
     assert saved_bytes(lambda: rotate(q, k, cos, sin), without=[cos, sin]) == 0
@@ -124,7 +73,7 @@ def test_a_compiled_graph_gives_the_same():
     cos, sin = angles(5, 8)
 
     def attention_scores(x):
-        q, k = rotate(x[:, :, :4], x[:, :, 4:], cos, sin, overwrite=True)
+        q, k = rotate(x[:, :, :4], x[:, :, 4:], cos, sin)
         return (q.transpose(1, 2) @ k.transpose(1, 2).mT).tanh()
 
     x = torch.randn(2, 5, 8, 8, requires_grad=True)

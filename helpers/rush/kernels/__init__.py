@@ -2,24 +2,21 @@
 
 What each must at least move, in bytes (b an element), which is what it does move:
 
-    rms_norm, layer_norm            2b forward, 3b backward
-    add_rms_norm, add_layer_norm    4b forward, 4b backward
-    rotate                          2b forward, 2b backward
-    cross_entropy                   2b forward, none backward if ∂L/∂loss is 1 (fp16, and else: 2b)
-    AdamW                           28 a parameter (fp32)
+    rms_norm, layer_norm    2b forward, 3b backward
+    rotate                  2b forward, 2b backward
+    cross_entropy           2b forward, none backward if ∂L/∂loss is 1 (fp16, and else: 2b)
+    AdamW                   28 a parameter (fp32)
 
 In a compiled graph the norms and `rotate` are operators that the compiler doesn't look into, and fuses nothing into.
 """
 
 from .adamw import AdamW
 from .cross_entropy import cross_entropy, loss_and_gradient
-from .norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from .norms import layer_norm, rms_norm
 from .rope import rotate
 
 __all__ = [
     "AdamW",
-    "add_layer_norm",
-    "add_rms_norm",
     "cross_entropy",
     "layer_norm",
     "loss_and_gradient",

@@ -1,8 +1,16 @@
-"""RMSNorm and LayerNorm over the last dimension, each an autograd node of one kernel forward and two backward.
+"""RMSNorm and LayerNorm over the last dimension, each an autograd node of one Triton kernel forward and two backward.
 
-For backward it keeps x and one fp32 number a row (LayerNorm: two). Under autocast the result has autocast's type, and x
-is read in its own: torch's norms return fp32 there, which the next matrix product copies to half precision and keeps.
-The `add_` functions add a residual first and return the sum too. Double backward isn't supported.
+A row is read once, held in registers, and written once. For b bytes an element that costs 2b forward (x in, y out) and
+3b backward (∂L/∂y and x in, ∂L/∂x out), 10 bytes together in bf16; to that come 4 bytes a row for each statistic, and
+the shares of the weight's gradient. Plain torch, where the kernels don't run, makes a dozen passes.
+
+Backward runs as many programs as fit on the GPU at once. Each walks over its rows, the next two of them already on
+their way to shared memory, with its share of the weight's gradient in registers. It writes that share once, and a
+second kernel adds the shares up in a fixed order: the same gradient on every run, and no element read again for it.
+
+Saved for backward are x and one fp32 number a row (LayerNorm: two). Under autocast the result has autocast's type, and
+x is read in its own: torch's norms return fp32 there, which the next matrix product copies to half precision and saves.
+Double backward isn't supported.
 """
 
 import torch
@@ -11,147 +19,115 @@ from torch.autograd.function import once_differentiable
 
 from helpers.lab.precision import autocast_dtype
 
-from . import norms_plain
-from .where import on_triton
+from .launch import launch, on_triton, stages, tl, triton
+
+WIDEST = 16384  # elements a row: beyond that a row no longer fits in the registers of a program
+TILE = 1024  # elements a program holds at a time, in whole rows; wider rows are held alone
+RESIDENT, REGISTERS = 1024, 64  # threads of backward on each multiprocessor; what each may use so that they all fit
+SHARES, COLUMNS = 64, 32  # the tile in which the shares of the weight's gradient are added up
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """x / √(mean(x²) + eps) · weight; `eps` as `F.rms_norm` takes it: by default that of the type computed in."""
-    _check(x, None, weight, None)
-    return _Norm.apply(x, None, weight, None, _rms_eps(x, eps), False, _out_dtype(x))
+    _check(x, weight, None)
+    eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
+    return _Norm.apply(x, weight, None, eps, False, _out_dtype(x))
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias."""
-    _check(x, None, weight, bias)
-    return _Norm.apply(x, None, weight, bias, eps, True, _out_dtype(x))
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """`rms_norm(x + residual)` and `x + residual`, which is read and written once instead of three times."""
-    _check(x, residual, weight, None)
-    return _Norm.apply(x, residual, weight, None, _rms_eps(x, eps), False, _out_dtype(x, residual))
-
-
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, Tensor]:
-    """`layer_norm(x + residual)` and `x + residual`."""
-    _check(x, residual, weight, bias)
-    return _Norm.apply(x, residual, weight, bias, eps, True, _out_dtype(x, residual))
+    _check(x, weight, bias)
+    return _Norm.apply(x, weight, bias, eps, True, _out_dtype(x))
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        centred: bool,
-        out: torch.dtype,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
+    ) -> Tensor:
         run = forward_opaque if torch.compiler.is_compiling() else _forward
-        found = run(x, residual, weight, bias, eps, centred, out)
-        y, rstd = found[0], found[1]
-        mean = found[2] if centred else None
-        total = found[-1] if residual is not None else x
+        found = run(x, weight, bias, eps, centred, out)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(total, weight, mean, rstd)
-            ctx.set_materialize_grads(False)
-            ctx.x_dtype = x.dtype
-            ctx.residual_dtype = None if residual is None else residual.dtype
+            ctx.save_for_backward(x, weight, found[1], found[2] if centred else None)
             ctx.bias_dtype = None if bias is None else bias.dtype
-        return y if residual is None else (y, total)
+        return found[0]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: Tensor | None, dtotal: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        total, weight, mean, rstd = ctx.saved_tensors
-        _, _, need_weight, need_bias = ctx.needs_input_grad[:4]
-        dx, dweight, dbias = dtotal, None, None
-        if dy is not None:
-            run = backward_opaque if torch.compiler.is_compiling() else _backward
-            found = run(dy, total, dtotal, weight, mean, rstd, need_weight, need_bias)
-            dx = found[0]
-            dweight = found[1] if need_weight else None
-            dbias = found[-1].to(ctx.bias_dtype) if need_bias else None
-        if dx is None:
-            return None, None, None, None, None, None, None
-        dresidual = None if ctx.residual_dtype is None else dx.to(ctx.residual_dtype)
-        return dx.to(ctx.x_dtype), dresidual, dweight, dbias, None, None, None
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        _, need_weight, need_bias = ctx.needs_input_grad[:3]
+        run = backward_opaque if torch.compiler.is_compiling() else _backward
+        found = run(dy, *ctx.saved_tensors, need_weight, need_bias)
+        dweight = found[1] if need_weight else None
+        dbias = found[-1].to(ctx.bias_dtype) if need_bias else None
+        return found[0], dweight, dbias, None, None, None
 
 
 def _forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centred: bool,
-    out: torch.dtype,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
 ) -> list[Tensor]:
-    """y and rstd, then the mean of a LayerNorm, then the sum if there is a residual."""
-    kernels = _kernels_for(x, residual, weight, bias)
-    rows = None if residual is None else _rows(residual)
-    y, total, mean, rstd = kernels.forward(_rows(x), rows, _flat(weight), _flat(bias), eps, centred, out)
-    found = [y.view(x.shape), rstd] + ([mean] if centred else [])
-    return found if residual is None else [*found, total.view(x.shape)]
+    """y, then for each row 1/√(variance + eps), and of a LayerNorm the mean."""
+    rows = _rows(x)  # (N, width)
+    if on_triton(x, weight, bias) and x.shape[-1] <= WIDEST:
+        y, *statistics = _forward_on_triton(rows, _contiguous(weight), _contiguous(bias), eps, centred, out)
+    else:
+        wide = _wide(rows)
+        statistics = [wide.mean(1)] if centred else []
+        if centred:
+            wide = wide - statistics[0][:, None]
+        statistics.insert(0, torch.rsqrt(wide.square().mean(1) + eps))
+        y = wide * statistics[0][:, None]
+        y = y if weight is None else y * weight
+        y = (y if bias is None else y + bias).to(out)
+    return [y.view(x.shape), *statistics]
 
 
 def _backward(
     dy: Tensor,
     x: Tensor,
-    dx_more: Tensor | None,
     weight: Tensor | None,
-    mean: Tensor | None,
     rstd: Tensor,
+    mean: Tensor | None,
     need_weight: bool,
     need_bias: bool,
 ) -> list[Tensor]:
     """The gradient of x, then those of weight and bias that are needed, in the weight's type."""
-    kernels = _kernels_for(dy, x, dx_more, weight)
     out = torch.float32 if weight is None else weight.dtype
-    more = None if dx_more is None else _rows(dx_more)
-    dx, dweight, dbias = kernels.backward(
-        _rows(dy), _rows(x), more, _flat(weight), mean, rstd, need_weight, need_bias, out
-    )
-    # An operator's results are tensors of their own; these two are halves of one.
-    dbias = dbias.clone() if need_weight and need_bias else dbias
-    return [dx.view(x.shape), *(grad for grad in (dweight, dbias) if grad is not None)]
+    rows, upstream = _rows(x), _rows(dy)
+    if on_triton(dy, x, weight) and x.shape[-1] <= WIDEST:
+        dx, *sums = _backward_on_triton(upstream, rows, _contiguous(weight), rstd, mean, need_weight, need_bias, out)
+    else:
+        upstream, wide = _wide(upstream), _wide(rows)
+        normed = (wide if mean is None else wide - mean[:, None]) * rstd[:, None]
+        sums = [(upstream * normed).sum(0).to(out)] if need_weight else []
+        sums += [upstream.sum(0).to(out)] if need_bias else []
+        upstream = upstream if weight is None else upstream * weight
+        dx = upstream - normed * (upstream * normed).mean(1, keepdim=True)
+        if mean is not None:
+            dx = dx - upstream.mean(1, keepdim=True)
+        dx = (dx * rstd[:, None]).to(x.dtype)
+    return [dx.view(x.shape), *sums]
 
 
+# What a compiled graph calls: an operator that the compiler doesn't look into, with the shapes of its results.
 forward_opaque = torch.library.custom_op("helpers_rush::norm_forward", _forward, mutates_args=())
 backward_opaque = torch.library.custom_op("helpers_rush::norm_backward", _backward, mutates_args=())
 
 
 @forward_opaque.register_fake
-def _(x, residual, weight, bias, eps, centred, out):
-    total = x if residual is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    statistic = x.new_empty(x.numel() // x.shape[-1], dtype=torch.promote_types(total.dtype, torch.float32))
-    found = [x.new_empty(x.shape, dtype=out), statistic] + ([torch.empty_like(statistic)] if centred else [])
-    return found if residual is None else [*found, total]
+def _(x, weight, bias, eps, centred, out):
+    statistic = x.new_empty(x.numel() // x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return [x.new_empty(x.shape, dtype=out), statistic] + ([torch.empty_like(statistic)] if centred else [])
 
 
 @backward_opaque.register_fake
-def _(dy, x, dx_more, weight, mean, rstd, need_weight, need_bias):
+def _(dy, x, weight, rstd, mean, need_weight, need_bias):
     out = torch.float32 if weight is None else weight.dtype
-    sums = [x.new_empty(x.shape[-1], dtype=out) for _ in range(need_weight + need_bias)]
-    return [x.new_empty(x.shape), *sums]
+    return [x.new_empty(x.shape), *(x.new_empty(x.shape[-1], dtype=out) for _ in range(need_weight + need_bias))]
 
 
-def _kernels_for(x: Tensor, *others: Tensor | None):
-    """Triton's module where it takes these tensors, else plain torch's."""
-    if on_triton(x, *others):
-        from . import norms_triton
-
-        if x.shape[-1] <= norms_triton.WIDEST:
-            return norms_triton
-    return norms_plain
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -160,28 +136,154 @@ def _rows(tensor: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _flat(parameter: Tensor | None) -> Tensor | None:
+def _contiguous(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.contiguous()
 
 
-def _out_dtype(*tensors: Tensor) -> torch.dtype:
-    dtype = tensors[0].dtype if len(tensors) == 1 else torch.promote_types(tensors[0].dtype, tensors[1].dtype)
-    return dtype if dtype == torch.float64 else autocast_dtype(tensors[0]) or dtype
+def _out_dtype(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype
 
 
-def _rms_eps(x: Tensor, eps: float | None) -> float:
-    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
-
-
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
     if x.dim() == 0 or x.shape[-1] == 0 or not x.is_floating_point():
-        raise ValueError(f"x must be floating-point with a last dimension of at least 1, not {_said(x)}")
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(f"residual must have x's shape {tuple(x.shape)}, not {tuple(residual.shape)}")
+        given = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise ValueError(f"x must be floating-point with a last dimension of at least 1, not {given}")
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and parameter.shape != x.shape[-1:]:
             raise ValueError(f"{name} must have shape ({x.shape[-1]},), not {tuple(parameter.shape)}")
 
 
-def _said(x: Tensor) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}"
+def tile(width: int, elements_per_thread: int) -> tuple[int, int, int]:
+    """Rows and columns (powers of two) that a program holds, and its warps."""
+    block = triton.next_power_of_2(width)
+    rows = max(1, TILE // block)
+    return rows, block, min(32, rows * block // (32 * elements_per_thread))
+
+
+def _forward_on_triton(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
+) -> list[Tensor]:
+    count, width = x.shape
+    y = torch.empty((count, width), dtype=out, device=x.device)
+    rstd = torch.empty(count, dtype=torch.float32, device=x.device)
+    mean = torch.empty_like(rstd) if centred else None
+    rows, block, warps = tile(width, 16)
+    launch(
+        _forward_kernel, triton.cdiv(count, rows),
+        x, weight, bias, y, mean, rstd, count, x.stride(0), eps,
+        WIDTH=width, ROWS=rows, BLOCK=block, CENTRED=centred, num_warps=warps,
+    )  # fmt: skip
+    return [y, rstd] + ([mean] if centred else [])
+
+
+def _backward_on_triton(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    mean: Tensor | None,
+    need_weight: bool,
+    need_bias: bool,
+    out: torch.dtype,
+) -> list[Tensor]:
+    count, width = x.shape
+    dx = torch.empty((count, width), dtype=x.dtype, device=x.device)
+    rows, block, warps = tile(width, 8)
+    # On the CPU, in Triton's interpreter, programs take turns: two of them.
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    resident = max(1, RESIDENT // (32 * warps)) * processors
+    programs = max(1, min(resident, triton.cdiv(count, rows)))
+    row_bytes = (dy.element_size() + x.element_size()) * rows * block
+    learned = need_weight + need_bias
+    shares = torch.empty((programs, learned * width), dtype=torch.float32, device=x.device) if learned else None
+    launch(
+        _backward_kernel, programs,
+        dy, x, weight, mean, rstd, dx, shares, count, dy.stride(0), x.stride(0),
+        WIDTH=width, ROWS=rows, BLOCK=block, WEIGHT=need_weight, BIAS=need_bias,
+        STAGES=stages(row_bytes), num_warps=warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+    if not learned:
+        return [dx]
+    sums = torch.empty(learned * width, dtype=out, device=x.device)
+    launch(
+        _sum_kernel, triton.cdiv(learned * width, COLUMNS), shares, sums, programs,
+        WIDTH=learned * width, ROWS=SHARES, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    # An operator's results are tensors of their own; of two halves of one the second is copied.
+    return [dx, sums] if learned == 1 else [dx, sums[:width], sums[width:].clone()]
+
+
+if triton is not None:
+
+    @triton.jit
+    def _forward_kernel(
+        x_at, weight_at, bias_at, y_at, mean_at, rstd_at, count, x_step, eps,
+        WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, BLOCK)
+        in_row, in_column = row < count, column < WIDTH
+        inside = in_row[:, None] & in_column[None, :]
+        x = tl.load(x_at + row[:, None] * x_step + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        if CENTRED:
+            mean = tl.sum(x, axis=1) / WIDTH
+            tl.store(mean_at + row, mean, mask=in_row)
+            x = tl.where(inside, x - mean[:, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
+        tl.store(rstd_at + row, rstd, mask=in_row)
+        y = x * rstd[:, None]
+        if weight_at is not None:
+            y *= tl.load(weight_at + column, mask=in_column, other=0.0).to(tl.float32)[None, :]
+        if bias_at is not None:
+            y += tl.load(bias_at + column, mask=in_column, other=0.0).to(tl.float32)[None, :]
+        tl.store(y_at + row[:, None] * WIDTH + column[None, :], y.to(y_at.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _backward_kernel(
+        dy_at, x_at, weight_at, mean_at, rstd_at, dx_at, shares_at, count, dy_step, x_step,
+        WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+        STAGES: tl.constexpr,
+    ):  # fmt: skip
+        column = tl.arange(0, BLOCK)
+        in_column = column < WIDTH
+        if weight_at is not None:
+            weight = tl.load(weight_at + column, mask=in_column, other=0.0)[None, :]
+        dweight = tl.zeros((ROWS, BLOCK), tl.float32)
+        dbias = tl.zeros((ROWS, BLOCK), tl.float32)
+        for first in tl.range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS, num_stages=STAGES):
+            row = first + tl.arange(0, ROWS).to(tl.int64)
+            in_row = row < count
+            inside = in_row[:, None] & in_column[None, :]
+            dy = tl.load(dy_at + row[:, None] * dy_step + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            x = tl.load(x_at + row[:, None] * x_step + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            rstd = tl.load(rstd_at + row, mask=in_row, other=0.0)[:, None]
+            if mean_at is not None:
+                x -= tl.load(mean_at + row, mask=in_row, other=0.0)[:, None]
+            x *= rstd  # normalised; where outside the row, dy is zero
+            if WEIGHT:
+                dweight += dy * x
+            if BIAS:
+                dbias += dy
+            if weight_at is not None:
+                dy *= weight.to(tl.float32)
+            dx = dy - x * (tl.sum(dy * x, axis=1) / WIDTH)[:, None]
+            if mean_at is not None:
+                dx -= (tl.sum(dy, axis=1) / WIDTH)[:, None]
+            dx *= rstd
+            tl.store(dx_at + row[:, None] * WIDTH + column[None, :], dx.to(dx_at.dtype.element_ty), mask=inside)
+        share = tl.program_id(0).to(tl.int64) * (WEIGHT + BIAS) * WIDTH + column
+        if WEIGHT:
+            tl.store(shares_at + share, tl.sum(dweight, axis=0), mask=in_column)
+        if BIAS:
+            tl.store(shares_at + share + WEIGHT * WIDTH, tl.sum(dbias, axis=0), mask=in_column)
+
+    @triton.jit
+    def _sum_kernel(shares_at, sums_at, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        in_column = column < WIDTH
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for first in range(0, count, ROWS):
+            row = first + tl.arange(0, ROWS)
+            inside = (row < count)[:, None] & in_column[None, :]
+            total += tl.load(shares_at + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+        tl.store(sums_at + column, tl.sum(total, axis=0).to(sums_at.dtype.element_ty), mask=in_column)

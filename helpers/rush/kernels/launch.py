@@ -1,0 +1,34 @@
+"""Where a kernel runs: on a GPU that Triton compiles for. Elsewhere plain torch computes the same.
+
+`triton` and `tl` are None where Triton isn't installed (torch's builds for CUDA bring it, but not on Windows), so the
+other files define their kernels under `if triton is not None`.
+"""
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+AHEAD = 2**16  # bytes of shared memory in which a program may keep what it will need next
+
+
+def on_triton(*tensors: Tensor | None) -> bool:
+    """Whether the Triton kernels take all of these tensors: on a GPU, in fp32 or half precision."""
+    return triton is not None and all(t is None or (t.is_cuda and t.dtype in DTYPES) for t in tensors)
+
+
+def launch(kernel, programs: int, *arguments, **constants) -> None:
+    """Run a kernel on the first tensor's device; Triton itself would take the current one."""
+    if programs:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[(programs,)](*arguments, **constants)
+
+
+def stages(block_bytes: int) -> int:
+    """How far a loop's pipeline reaches: 3 is two blocks on their way while one is worked on, 1 is no pipeline."""
+    return 1 + min(2, AHEAD // block_bytes)
