@@ -31,13 +31,13 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
     """x / √(mean(x²) + eps) · weight; `eps` as `F.rms_norm` takes it: by default that of the type computed in."""
     _check(x, weight, None)
     eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
-    return _Norm.apply(x, weight, None, eps, False, _out_dtype(x))
+    return _Norm.apply(x, weight, None, eps, False, autocast_dtype(x) or x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias."""
     _check(x, weight, bias)
-    return _Norm.apply(x, weight, bias, eps, True, _out_dtype(x))
+    return _Norm.apply(x, weight, bias, eps, True, autocast_dtype(x) or x.dtype)
 
 
 class _Norm(torch.autograd.Function):
@@ -138,10 +138,6 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _contiguous(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.contiguous()
-
-
-def _out_dtype(x: Tensor) -> torch.dtype:
-    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
