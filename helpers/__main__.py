@@ -39,9 +39,8 @@ def measure(options: argparse.Namespace) -> int:
     from helpers import lab
     from helpers.experiments import select
 
-    preset = options.preset or ("full" if lab.device().type == "cuda" else "small")
     chosen = select(options.targets)
-    done = lab.measure(chosen, preset, budget=options.budget, results=options.results, refresh=options.refresh)
+    done = lab.measure(chosen, options.preset, budget=options.budget, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     again = "the same command without --refresh" if options.refresh else "the same command"
     print(f"; {again} goes on there" if done.left else "")
@@ -120,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("measure", measure, "Measure what has no fresh record, and record each row when it is done.")
     added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
-    added.add_argument("--preset", choices=PRESETS, help="default: full on a GPU, small without")
+    added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
     added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
     added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
 

@@ -8,7 +8,7 @@ import torch
 
 from helpers.experiments import chapters, tables_of
 from helpers.lab import records
-from helpers.lab.machine import PEERS, device_name, environment, slug
+from helpers.lab.machine import PEERS, device_class, device_name, environment, slug
 from helpers.lab.runner import is_fresh
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
@@ -21,7 +21,7 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         if name not in PEERS:
             yield name.replace("_", " "), value or "-"
     if not torch.cuda.is_available():
-        yield "CUDA", "not available: everything runs on the small preset, tables come from the recorded GPU"
+        yield "CUDA", "not available: what needs a GPU is left out"
     for name in PEERS:
         yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
@@ -30,7 +30,8 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     yield "records in", str(records.folder(results))
     for recorded in records.devices(results):
         yield f"  {recorded}", f"{_count(recorded, results)} rows"
-    preset = "full" if torch.cuda.is_available() else "small"
+    preset = device_class()
+    yield "class of machine", preset
     for chapter in chapters():
         for e in tables_of(chapter):
             rows = records.read_rows(records.path(gpu, chapter, e.table, results))

@@ -70,7 +70,7 @@ def build(text: SyntheticText, width: int, layers: int, head: bool) -> GPT2LikeM
 
 @experiment(
     small=[{"way": way, "width": 32, "batch_size": 4, "samples": 48} for way in ("BRAIN", "k = 5", "packed")],
-    full=[
+    big_gpu=[
         {"way": way, "width": 1024, "batch_size": size, "samples": samples}
         for size, samples in ((64, 50_000), (256, 50_000))
         for way in FEEDS
@@ -134,7 +134,7 @@ def device_ms(batches: Iterable[Batch], run: Callable[[Batch], None]) -> list[fl
 
 @experiment(
     small=[{"tokens": 256, "heads": 2, "head_dim": 16}],
-    full=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
+    big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
     version=2,
 )
 @without_cudnn_attention()

@@ -32,7 +32,7 @@ MASKED = 5  # of them in the dense way, whose masks are T² numbers each, and wh
 
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
-    full=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
     version=2,
 )
 @without_cudnn_attention()
@@ -129,7 +129,7 @@ COLLATOR, PACKED = "flattening collator", "packs of one length"
 
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "rounds": 20}],
-    full=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
 )
 def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]:
     """Training steps of transformers' Llama, fed by its padding-free collator and by packs, in one interleaved run.
@@ -175,7 +175,7 @@ def _there(value: Tensor | int) -> Tensor | int:
 
 @experiment(
     small=[{"data": data, "size": "small", "epochs": 1, "seed": 0} for data in DATA],
-    full=[{"data": data, "size": "full", "epochs": 1, "seed": seed} for data in DATA for seed in range(3)],
+    big_gpu=[{"data": data, "size": "full", "epochs": 1, "seed": seed} for data in DATA for seed in range(3)],
     version=2,
 )
 @without_cudnn_attention()

@@ -47,7 +47,7 @@ REFERENCES = {"no_scaler": ways.NO_SCALER, "torch": ways.TORCHS}
 
 @experiment(
     small=[{"million_parameters": 1}],
-    full=[{"million_parameters": size} for size in (10, 100, 1000)],
+    big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
 )
 def scaler_step(million_parameters: int) -> list[Row]:
@@ -86,7 +86,7 @@ LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs i
 
 @experiment(
     small=[{"hidden": 32, "layers": 2, "batch": 8}],
-    full=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
+    big_gpu=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
     version=2,
 )
 def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
@@ -116,7 +116,7 @@ def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     ]
 
 
-@experiment(small=SMALL_RUNS, full=FULL_RUNS, version=2)
+@experiment(small=SMALL_RUNS, big_gpu=FULL_RUNS, version=2)
 def gradient_time(task: str, precision: str) -> Row:
     """One gradient computation, forward and backward, of one batch.
 
@@ -144,7 +144,7 @@ def gradient_time(task: str, precision: str) -> Row:
 
 @experiment(
     small=[{"task": "segmentation", "precision": precision} for precision in ("amp", "static")],
-    full=[
+    big_gpu=[
         {"task": task, "precision": p} for task in BOTH for p in ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
     ],
     version=2,
@@ -166,7 +166,7 @@ def zeros(task: str, precision: str) -> list[Row]:
     return rows
 
 
-@experiment(small=[{"task": "segmentation"}], full=[{"task": task} for task in BOTH], version=2)
+@experiment(small=[{"task": "segmentation"}], big_gpu=[{"task": task} for task in BOTH], version=2)
 def exponents(task: str) -> list[Row]:
     """The exponents of gradients in an fp32 run, of activations and of weights: which of them fp16 can hold.
 
@@ -204,12 +204,11 @@ def exponents(task: str) -> list[Row]:
 
 @experiment(
     small=[{"pixels": 16, "precision": "dynamic", "seed": 0}],
-    full=[
+    cpu=[
         {"pixels": 64, "precision": precision, "seed": seed}
         for seed in SEEDS
         for precision in ("fp32", "bf16", "amp", "static", "dynamic")
     ],
-    host=True,
 )
 def reduced_quality(pixels: int, precision: str, seed: int) -> Row:
     """`quality` for segmentation at a size that a CPU trains in minutes: 64 pixels a side, 160 steps.
@@ -223,7 +222,7 @@ def reduced_quality(pixels: int, precision: str, seed: int) -> Row:
 
 @experiment(
     small=[run | {"seed": 0} for run in SMALL_RUNS],
-    full=[run | {"seed": seed} for seed in SEEDS for run in FULL_RUNS],
+    big_gpu=[run | {"seed": seed} for seed in SEEDS for run in FULL_RUNS],
     version=2,
 )
 def quality(task: str, precision: str, seed: int) -> Row:
@@ -235,7 +234,7 @@ def quality(task: str, precision: str, seed: int) -> Row:
     return row
 
 
-@experiment(small=SMALL_RUNS, full=FULL_RUNS, version=2)
+@experiment(small=SMALL_RUNS, big_gpu=FULL_RUNS, version=2)
 def curves(task: str, precision: str) -> list[Row]:
     """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.
 

@@ -29,8 +29,7 @@ def wikitext_lengths(samples: int) -> np.ndarray:
 
 @experiment(
     small=[{"samples": 1000, "batch_size": 8}],
-    full=[{"samples": 1_000_000, "batch_size": size} for size in (32, 256)],
-    host=True,
+    cpu=[{"samples": 1_000_000, "batch_size": size} for size in (32, 256)],
 )
 def padding(samples: int, batch_size: int) -> list[Row]:
     """How much of each way's batches is padding, how full its batches are, and how much choice is left to chance.
@@ -67,8 +66,7 @@ def _choice(lengths: np.ndarray, k: int) -> float:
 
 @experiment(
     small=[{"samples": n, "way": way} for n in (1000, 4000) for way in (OURS, TORCHTEXT)],
-    full=[{"samples": 10**power, "way": way} for power in range(3, 8) for way in (OURS, TORCHTEXT)],
-    host=True,
+    cpu=[{"samples": 10**power, "way": way} for power in range(3, 8) for way in (OURS, TORCHTEXT)],
 )
 def sampler_scaling(samples: int, way: str) -> Row:
     """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""
@@ -96,13 +94,12 @@ def sampler_scaling(samples: int, way: str) -> Row:
 
 @experiment(
     small=[{"samples": 2000, "capacity": 1024, "strategy": strategy} for strategy in STRATEGIES],
-    full=[
+    cpu=[
         {"samples": samples, "capacity": capacity, "strategy": strategy}
         for samples in (10_000, 1_000_000)
         for capacity in (640, 2048, 8192)
         for strategy in STRATEGIES
     ],
-    host=True,
 )
 def packing(samples: int, capacity: int, strategy: str) -> Row:
     """How full sequences become by each strategy, what is lost, and how long it takes to find out."""

@@ -21,8 +21,7 @@ ONCE = "left out: built for batch 1 alone, which takes minutes"
 
 @experiment(
     small=[{"case": "softmax", "size": 2**14}],
-    full=[{"case": case, "size": size} for case in fused.CASES for size in (2**20, 2**24)],
-    beside=True,
+    cpu=[{"case": case, "size": size} for case in fused.CASES for size in (2**20, 2**24)],
     version=2,
 )
 def fusion(case: str, size: int) -> list[Row]:
@@ -34,12 +33,11 @@ def fusion(case: str, size: int) -> list[Row]:
 
 @experiment(
     small=[{"model": TINY_RESNET, "batch": 2, "way": TRACE}],
-    full=[
+    cpu=[
         {"model": model, "batch": batch, "way": way}
         for model, batch in ((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32))
         for way in trained.WAYS
     ],
-    beside=True,
     version=2,
 )
 def training(model: str, batch: int, way: str) -> Row:
@@ -52,12 +50,11 @@ def training(model: str, batch: int, way: str) -> Row:
 
 @experiment(
     small=[{"model": TINY_RESNET, "way": TRACE, "length": None}],
-    full=[
+    cpu=[
         {"model": model, "way": way, "length": length}
         for model, length in ((RESNET_18, None), (BERT_BASE, 14))
         for way in (SCRIPT, TRACE, COMPILE)
     ],
-    beside=True,
     version=2,
 )
 def flawed(model: str, way: str, length: int | None) -> Row:
@@ -91,8 +88,7 @@ def _latencies() -> list[Row]:
         for model in (TINY_RESNET, TINY_BERT)
         for way in (EAGER, ONNX)
     ],
-    full=_latencies(),
-    beside=True,
+    cpu=_latencies(),
     version=2,
 )
 def latency(model: str, batch: int, precision: str, way: str) -> Row:
@@ -110,7 +106,7 @@ def latency(model: str, batch: int, precision: str, way: str) -> Row:
     )
 
 
-@experiment(small=[{"of": "TorchScript"}], full=[{"of": "TorchScript"}], beside=True)
+@experiment(small=[{"of": "TorchScript"}], cpu=[{"of": "TorchScript"}])
 def deprecations(of: str) -> list[Row]:
     """What torch itself says of each call that TorchScript consists of, and what there is instead."""
     return read_deprecations()
@@ -118,8 +114,7 @@ def deprecations(of: str) -> list[Row]:
 
 @experiment(
     small=[{"specimen": "printing"}],
-    full=[{"specimen": name} for name in SPECIMENS],
-    beside=True,
+    cpu=[{"specimen": name} for name in SPECIMENS],
 )
 def semantics(specimen: str) -> list[Row]:
     """A function captured by each way, then called so that it goes another way than its example: what comes of it."""

@@ -35,7 +35,7 @@ def _loops() -> list[Row]:
     return [*on_gpu, *configs, *on_cpu]
 
 
-@experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], full=_loops(), beside=True)
+@experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], cpu=_loops())
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
     if reason := loops.obstacle(where, decode, pinned):
@@ -57,8 +57,7 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
 
 @experiment(
     small=[{"width": 64, "height": 48}],
-    full=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
-    beside=True,
+    cpu=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
 )
 def decoding(width: int, height: int) -> list[Row]:
     """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
@@ -66,7 +65,7 @@ def decoding(width: int, height: int) -> list[Row]:
     return decoders.measure_decoders(images, rounds=5 if width < 100 else 20)
 
 
-@experiment(small=[{"pixels": 48}], full=[{"pixels": 160}], beside=True)
+@experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}])
 def decoder_faults(pixels: int) -> list[Row]:
     """What each library makes of a broken file by itself, and what `decode` says of it."""
     return decoders.faults(decoders.example_jpegs(1, (pixels, pixels))[0])
@@ -75,18 +74,14 @@ def decoder_faults(pixels: int) -> list[Row]:
 SHOWN = 40  # of an epoch's steps, a row each
 
 
-@experiment(
-    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], beside=True
-)
+@experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of a metric at steps of an epoch, by each way; the same scores at the end."""
     every = max(steps // SHOWN, 1)
     return [row for row in metric_ways.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
 
 
-@experiment(
-    small=[{"steps": 20, "batch": 16, "classes": 4}], full=[{"steps": 1000, "batch": 256, "classes": 10}], beside=True
-)
+@experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
     """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
     return metric_ways.growth(metric_ways.measure_metrics(steps, batch, classes))
@@ -109,8 +104,7 @@ def _passes() -> list[Row]:
         {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
         for format in FORMATS
     ],
-    full=_passes(),
-    beside=True,
+    cpu=_passes(),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
@@ -149,8 +143,7 @@ def _choices() -> list[Row]:
         {"data": "digits", "way": way, "share": 0.3, "budget": "epochs", "seed": 0}
         for way in (choice.LEAST, choice.RANDOM)
     ],
-    full=_choices(),
-    beside=True,
+    cpu=_choices(),
 )
 def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
@@ -160,9 +153,7 @@ def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row
     return {name: value for name, value in found.items() if name not in ("data", "way", "share", "budget", "seed")}
 
 
-@experiment(
-    small=[{"data": "digits", "seed": 0}], full=[{"data": "digits", "seed": seed} for seed in range(3)], beside=True
-)
+@experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
 def forgotten(data: str, seed: int) -> Row | list[Row]:
     """How many samples were forgotten how often."""
     if reason := choice_data.missing(data):
@@ -172,12 +163,11 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
 
 @experiment(
     small=[{"data": "digits", "way": choice.MOST, "wrong": 0.1, "seed": 0}],
-    full=[
+    cpu=[
         {"data": "digits", "way": way, "wrong": 0.1, "seed": seed}
         for seed in range(5)
         for way in (choice.MOST, choice.RANDOM)
     ],
-    beside=True,
 )
 def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
@@ -189,8 +179,7 @@ def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
 
 @experiment(
     small=[{"program": "forgetting", "size": 1000}],
-    full=[{"program": program, "size": 10**power} for program in LOOPS for power in range(2, 7)],
-    beside=True,
+    cpu=[{"program": program, "size": 10**power} for program in LOOPS for power in range(2, 7)],
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by what compiles it, the compiling apart, and the size from which it has paid."""
@@ -207,7 +196,7 @@ def jit(program: str, size: int) -> list[Row]:
     return told
 
 
-@experiment(small=[{"exponent": 2}], full=[{"exponent": 5}], beside=True)
+@experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])
 def process_start(exponent: int) -> list[Row]:
     """What one timing of a whole process holds: the start, the import, the loop."""
     return jit_loops.process_start(exponent, repeat=3 if exponent == 2 else jit_loops.REPEAT)

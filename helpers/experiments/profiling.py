@@ -38,7 +38,7 @@ def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
     return PIPELINES[pipeline].FIXED if variant == "fixed" else frozenset()
 
 
-@experiment(small=BOTH, full=BOTH, host=True)
+@experiment(small=BOTH, cpu=BOTH)
 def diagnose(pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the most expensive first."""
     found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
@@ -49,7 +49,7 @@ def diagnose(pipeline: str, variant: str) -> list[Row]:
     return [{"place": place} | row for place, row in enumerate(rows)]
 
 
-@experiment(small=BOTH[:2], full=BOTH, host=True)
+@experiment(small=BOTH[:2], cpu=BOTH)
 def timeline(pipeline: str, variant: str) -> list[Row]:
     """One step from a trace, to be drawn: the longest of what ran on the host and on the device, and when."""
     rows = read_timeline(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant)))
@@ -57,7 +57,7 @@ def timeline(pipeline: str, variant: str) -> list[Row]:
     return [row | {"name": row["name"][:60]} for row in rows.drop(columns="ms").to_dict("records")]
 
 
-@experiment(small=BOTH, full=BOTH, host=True)
+@experiment(small=BOTH, cpu=BOTH)
 def modules(pipeline: str, variant: str) -> list[Row]:
     """Forward and backward time and memory of every module, and what its work must cost at least.
 
@@ -120,13 +120,13 @@ def _few(pipeline: ModuleType) -> list[Row]:
     return [{"way": SLOW, "fix": "none"}, *ends]
 
 
-@experiment(small=_few(vit_pipeline), full=_fix_configurations(vit_pipeline))
+@experiment(small=_few(vit_pipeline), big_gpu=_fix_configurations(vit_pipeline))
 def vit_fixes(way: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and one more at a time."""
     return _fixed(vit_pipeline, way, fix)
 
 
-@experiment(small=_few(gpt_pipeline), full=_fix_configurations(gpt_pipeline))
+@experiment(small=_few(gpt_pipeline), big_gpu=_fix_configurations(gpt_pipeline))
 def gpt_fixes(way: str, fix: str) -> Row:
     """The language model: each fix alone, and one more at a time."""
     return _fixed(gpt_pipeline, way, fix)
@@ -164,7 +164,7 @@ def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
 
 @experiment(
     small=[{"pipeline": "vit", "variant": "fixed", "epochs": 1, "seed": 0}],
-    full=[
+    big_gpu=[
         {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
         for seed in range(3)
         for pipeline, epochs in (("vit", 5), ("gpt", 1))
@@ -178,7 +178,7 @@ def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
     return {name: found[name] for name in names}
 
 
-@experiment(small=[{"steps": 40}], full=[{"steps": 2000}], host=True)
+@experiment(small=[{"steps": 40}], cpu=[{"steps": 2000}])
 def metrics_cost(steps: int) -> list[Row]:
     """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one."""
     rows = measure_metrics(steps, preset=_preset())

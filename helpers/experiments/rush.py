@@ -43,7 +43,7 @@ WARM = BEFORE_CAPTURE + 1  # steps after which nothing is compiled or captured a
 
 @experiment(
     small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in norm_ways.KINDS],
-    full=[
+    big_gpu=[
         {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
         for kind in norm_ways.KINDS
         for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
@@ -79,7 +79,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 
 @experiment(
     small=[{"million_parameters": 1}],
-    full=[{"million_parameters": size} for size in (10, 100, 1000)],
+    big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
 )
 def adam(million_parameters: int) -> list[Row]:
@@ -102,7 +102,7 @@ def adam(million_parameters: int) -> list[Row]:
 
 @experiment(
     small=[{"batch": 4, "width": 32, "layers": 1}],
-    full=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
+    big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
     """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, with their LayerNorms and Adam replaced."""
@@ -123,7 +123,7 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
 
 @experiment(
     small=[{"model": TINY, "strategy": "zero3"}],
-    full=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
 )
 def memory_alone(model: str, strategy: str) -> Row:
     """One rank, which a GPU can be: its memory as simulated without any, as derived, and as the allocator has it."""
@@ -152,7 +152,7 @@ def _rung(name: str, model: str, sequence: int) -> Setup:
 
 @experiment(
     small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
-    full=[FULL | {"step": step} for step in LADDER],
+    big_gpu=[FULL | {"step": step} for step in LADDER],
     version=2,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
@@ -162,7 +162,7 @@ def ladder(model: str, sequence: int, step: str) -> Row:
 
 @experiment(
     small=[SMALL | {"way": "ours"}],
-    full=[FULL | {"way": way} for way in ("ours", *peer_ways.WAYS)],
+    big_gpu=[FULL | {"way": way} for way in ("ours", *peer_ways.WAYS)],
     version=2,
 )
 def peers(model: str, sequence: int, way: str) -> Row:
@@ -177,7 +177,7 @@ def peers(model: str, sequence: int, way: str) -> Row:
 
 @experiment(
     small=[SMALL | {"workers": 0, "pinned": False}],
-    full=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
+    big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=2,
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
@@ -190,7 +190,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
-    full=[FULL | {"batch": size} for size in (32,)],
+    big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=2,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
@@ -204,7 +204,7 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # of twice the last a step takes a quart
 
 @experiment(
     small=[SMALL | {"checkpointing": way} for way in ("none", "full")],
-    full=[{"model": ONE_B, "sequence": length, "checkpointing": way} for length in LENGTHS for way in CHECKPOINTING],
+    big_gpu=[{"model": ONE_B, "sequence": length, "checkpointing": way} for length in LENGTHS for way in CHECKPOINTING],
     version=2,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
@@ -217,8 +217,7 @@ STRATEGIES = ("ddp", "zero2", "zero3", "tp")
 
 @experiment(
     small=[{"ranks": 2}],
-    full=[{"ranks": ranks} for ranks in (1, 2, 4)],
-    host=True,
+    cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
 )
 def distributed(ranks: int) -> list[Row]:
     """The tiny model on real CPU processes, by each strategy: what a rank holds, and the loss after 20 steps.
@@ -242,12 +241,11 @@ def distributed(ranks: int) -> list[Row]:
 
 @experiment(
     small=[{"model": TINY, "strategy": "zero3", "ranks": 2}],
-    full=[
+    cpu=[
         {"model": EIGHT_B, "strategy": strategy, "ranks": ranks}
         for strategy in ("ddp", "zero2", "zero3")
         for ranks in (2, 8, 64, 512)
     ],
-    host=True,
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: what one rank of so many would hold, one sequence each; the other ranks do not exist."""
@@ -266,8 +264,7 @@ ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to mea
 
 @experiment(
     small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
-    full=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
-    host=True,
+    cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
 )
 def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
     """PREDICTED: the time of a step on many GPUs, one sequence each, from the bytes that they exchange.

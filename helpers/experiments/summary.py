@@ -58,7 +58,7 @@ FEW = [
 ]
 
 
-@experiment(small=FEW, full=_configurations(ON_GPU), version=2)
+@experiment(small=FEW, big_gpu=_configurations(ON_GPU), version=2)
 def stages(way: str, stage: str, seed: int) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
     names = chosen(way, stage, ON_GPU)
@@ -69,8 +69,7 @@ def stages(way: str, stage: str, seed: int) -> Row:
 
 @experiment(
     small=[config | {"width": 32} for config in FEW[:1]],
-    full=[config | {"width": 256} for config in _configurations(ON_CPU)],
-    beside=True,
+    cpu=[config | {"width": 256} for config in _configurations(ON_CPU)],
 )
 def reduced_stages(way: str, stage: str, seed: int, width: int) -> Row:
     """The same, all in fp32, at a size that a CPU trains in a minute."""

@@ -39,7 +39,7 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
 
 @experiment(
     small=_shapes(LAYER, (2, 64, 64, 256, "float32")),
-    full=_shapes(
+    big_gpu=_shapes(
         LAYER,
         (4, 1024, 1024, 4096, "bfloat16"),
         (4, 2048, 2048, 8192, "bfloat16"),  # Llama-3.2-1B
@@ -83,7 +83,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
 
 @experiment(
     small=[{"dtype": "float32", "checkpoint_level": level} for level in LEVELS],
-    full=[
+    big_gpu=[
         {"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16", "float16") for level in LEVELS
     ],
 )
@@ -110,7 +110,7 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
 
 @experiment(
     small=[{"seed": 0, "checkpoint_level": level, "steps": 20} for level in (0, 3)],
-    full=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
+    big_gpu=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Loss of a residual stack that learns a fixed random one, fp32 weights under bf16 autocast: what 8 bits cost."""
@@ -141,7 +141,7 @@ def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     return {"first_loss": float(first), "final_loss": float(last)}
 
 
-@experiment(small=[{"size": 256}], full=[{"size": 4096}, {"size": 8192}])
+@experiment(small=[{"size": 256}], big_gpu=[{"size": 4096}, {"size": 8192}])
 def timing(size: int) -> Row:
     """A matrix product by a host clock without synchronising, with it, and by CUDA events."""
     a, b = (torch.randn(size, size, device=device()) for _ in range(2))
@@ -161,7 +161,7 @@ def timing(size: int) -> Row:
 
 @experiment(
     small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
-    full=_shapes(
+    big_gpu=_shapes(
         "ceiling dtype size",
         *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
         ("copy", "", 4096),
@@ -200,7 +200,7 @@ SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
 SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
 
 
-@experiment(small=_at_each_level(SWEEP_SMALL), full=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
+@experiment(small=_at_each_level(SWEEP_SMALL), big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
 def sweep(
     batch: int,
     seq_len: int,

@@ -1,6 +1,6 @@
-"""What a chapter measures: a function of a configuration, and the configurations of each preset.
+"""What a chapter measures: a function of a configuration, and the configurations for each class of machine.
 
-    @experiment(small=[{"size": 256}], full=[{"size": 8192}])
+    @experiment(small=[{"size": 256}], cpu=[{"size": 1024}], big_gpu=[{"size": 8192}])
     def copy(size):
         "Bytes a second of a device-to-device copy."
         ...
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from .machine import device
+from .machine import CLASSES, device
 from .records import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
 FAILED = "failed: "
-PRESETS = ("small", "full")
+PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale.
 
-    `host` marks what can be told of a CPU as well (the sorting of indices, say): a CPU's record is a result where there
-    is none of a GPU's machine. `beside` marks what is another result on a CPU: its record stands beside a GPU's.
+    `same_work` says that a row's runs all do the same, so that their spread is noise, and a wide one is a reason to
+    measure again.
     """
 
     chapter: str
@@ -39,14 +39,14 @@ class Experiment:
     measure: Callable[..., Row | list[Row]]
     presets: Mapping[str, list[Row]]
     version: int
-    host: bool = False
-    beside: bool = False
+    same_work: bool = True
 
     @property
     def about(self) -> str:
         return inspect.getdoc(self.measure) or ""
 
     def configurations(self, preset: str) -> list[Row]:
+        """What is measured on a machine of this class; nothing where the question is another class's."""
         if preset not in self.presets:
             raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(self.presets)}")
         return self.presets[preset]
@@ -58,14 +58,14 @@ class Experiment:
     def rows(self, config: Row) -> list[Row]:
         """Measure one configuration. Out of memory is a row that says so."""
         try:
-            found = self.measure(**config)
+            measured = self.measure(**config)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            found = {STATUS: OUT_OF_MEMORY}
+            measured = {STATUS: OUT_OF_MEMORY}
         finally:
             free_memory()
-        rows = found if isinstance(found, list) else [found]
+        rows = measured if isinstance(measured, list) else [measured]
         return [config | {STATUS: "ok"} | row for row in rows]
 
     def __call__(self, preset: str = "small") -> pd.DataFrame:
@@ -73,15 +73,26 @@ class Experiment:
 
 
 def experiment(
-    *, small: list[Row], full: list[Row], version: int = 1, host: bool = False, beside: bool = False
+    *,
+    small: list[Row],
+    cpu: list[Row] | None = None,
+    gpu: list[Row] | None = None,
+    big_gpu: list[Row] | None = None,
+    version: int = 1,
+    same_work: bool = True,
 ) -> Callable[[Callable], Experiment]:
-    """Make an `Experiment` of a function that lies in `helpers/experiments/<chapter>.py`."""
+    """Make an `Experiment` of a function that lies in `helpers/experiments/<chapter>.py`.
+
+    Each class of machine has its sizes. A GPU without its own takes those of the other class of GPUs, and else the
+    CPU's; a CPU without its own measures nothing: the question needs a GPU.
+    """
+    big = next((sizes for sizes in (big_gpu, gpu, cpu) if sizes is not None), [])
+    presets = {"small": small, "cpu": cpu or [], "gpu": big if gpu is None else gpu, "big-gpu": big}
 
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        presets = {"small": small, "full": full}
-        return Experiment(chapter, measure.__name__, measure, presets, version, host or beside, beside)
+        return Experiment(chapter, measure.__name__, measure, presets, version, same_work)
 
     return wrap
 

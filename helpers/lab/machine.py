@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,75 @@ def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return "CPU " + _cpu_name()
+
+
+CLASSES = ("cpu", "gpu", "big-gpu")
+BIG = 40e9  # bytes of memory from which a GPU is a big one
+
+
+def device_class() -> str:
+    """Which sizes this machine measures: `cpu`, `gpu`, or `big-gpu` from 40 GB of memory on."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return "big-gpu" if memory >= BIG else "gpu"
+
+
+class OthersLoad:
+    """How many cores other processes kept busy, on the mean: `with OthersLoad() as load: …; load.cores`.
+
+    Read from Linux's /proc (a millisecond); None elsewhere. This process and all that it started don't count.
+    """
+
+    cores: float | None = None
+
+    def __enter__(self) -> "OthersLoad":
+        self._start = self._clocks()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = self._clocks()
+        if self._start and end and end[0] > self._start[0]:
+            wall, busy, own = (after - before for after, before in zip(end, self._start, strict=True))
+            self.cores = round(max(busy - own, 0.0) / wall, 2)
+
+    @staticmethod
+    def _clocks() -> tuple[float, float, float] | None:
+        """Seconds: of the wall clock, of all cores' work, of this process and its descendants."""
+        try:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, _first_line("/proc/stat").split()[1:9])
+            ticks = os.sysconf("SC_CLK_TCK")
+            own = sum(os.times()[:4]) + sum(_cpu_ticks(pid) for pid in _descendants()) / ticks
+            return time.perf_counter(), (user + nice + system + irq + softirq + steal) / ticks, own
+        except (OSError, ValueError):
+            return None
+
+
+def _first_line(path: str) -> str:
+    with open(path) as stream:
+        return stream.readline()
+
+
+def _stat(pid: str) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on; the name before it may hold blanks."""
+    try:
+        return _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return []
+
+
+def _cpu_ticks(pid: str) -> int:
+    fields = _stat(pid)
+    return sum(map(int, fields[11:15])) if fields else 0  # utime, stime, and those of its children that have ended
+
+
+def _descendants() -> list[str]:
+    parents = {pid: fields[1] for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
+    found, level = [], [str(os.getpid())]
+    while level:
+        level = [pid for pid, parent in parents.items() if parent in level]
+        found += level
+    return found
 
 
 def slug(name: str) -> str:

@@ -1,8 +1,7 @@
 """What a notebook uses to show what was measured: results, tables, figures and sentences that read the records.
 
-On a GPU `results` measures what has no fresh record and records it. Without one it runs the small preset live, so
-that every line of code is seen to work; what that prints is marked and stays out of the PDF, whose tables and figures
-read the records only.
+`results` only reads. What has no record yet says so in the notebook, in one line with the command that measures it, and
+stays out of the PDF, whose last page lists it.
 """
 
 import html
@@ -21,17 +20,13 @@ from matplotlib.figure import Figure
 
 from . import figures, records
 from .experiment import Experiment
-from .machine import device, slug
-from .records import STATUS, Row
-from .runner import measure
+from .machine import slug
+from .records import STATUS
 from .tables import number
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
 NOT_MEASURED = "not measured"
-NOT_THE_RECORD = "**Small preset.** The code runs; tables and figures read the records of the full one."
-NOT_A_RESULT = "**CPU, small preset: not a GPU result.** The code runs; tables and figures read the records."
-LIVE = "HELPERS_LIVE"  # "no" in the environment: nothing is run live, tables come from the records alone
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {unit: unit for unit in ("s", "ms", "us")}
@@ -40,10 +35,7 @@ A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 
 @dataclass(frozen=True)
 class Results:
-    """What is recorded of an experiment's full preset, on every recorded GPU.
-
-    Of the host's work, where no GPU's machine has a record, those of CPUs; of what is `beside`, those of both.
-    """
+    """What one machine has recorded of an experiment, at the sizes of its class."""
 
     experiment: Experiment
     rows: pd.DataFrame
@@ -54,70 +46,80 @@ class Results:
         return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
 
     @property
-    def plan(self) -> pd.DataFrame:
-        """The rows, and for each configuration that a GPU has none of, one that says that it is not measured."""
-        identity = self.experiment.identity("full")
-        configs = self.experiment.configurations("full")
-        there = {(row["gpu"], records.key(row, identity)) for row in self.rows.to_dict("records")}
-        gpus = list(dict.fromkeys(self.rows["gpu"])) if len(self.rows) else [None]
-        absent = [
-            ({"gpu": gpu} if gpu else {}) | config | {STATUS: NOT_MEASURED}
-            for gpu in gpus
-            for config in configs
-            if (gpu, records.key(config, identity)) not in there
-        ]
-        lacking = pd.DataFrame(absent)
-        order = {records.key(config, identity): number for number, config in enumerate(configs)}
-        both = pd.concat([self.rows, lacking], ignore_index=True) if len(self.rows) else lacking
-        position = [order.get(records.key(row, identity), len(order)) for row in both.to_dict("records")]
-        return both.iloc[np.argsort(position, kind="stable")].reset_index(drop=True)
+    def preset(self) -> str:
+        """The class of the machine that is shown; of a big GPU where none has measured."""
+        return str(self.rows["preset"].iloc[0]) if len(self.rows) else "big-gpu"
+
+    @property
+    def with_missing(self) -> pd.DataFrame:
+        """The rows, and for each configuration without any, one that says that it is not measured."""
+        identity, configs = self.experiment.identity(self.preset), self.experiment.configurations(self.preset)
+        position = {records.key(config, identity): place for place, config in enumerate(configs)}
+        there = [records.key(row, identity) for row in self.rows.to_dict("records")]
+        absent = [config | {STATUS: NOT_MEASURED} for config in configs if records.key(config, identity) not in there]
+        both = pd.concat([self.rows, pd.DataFrame(absent)], ignore_index=True) if absent else self.rows
+        order = [position.get(records.key(row, identity), len(configs)) for row in both.to_dict("records")]
+        return both.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
 
     @property
     def origin(self) -> str:
-        """Where the rows come from, for a caption."""
+        """For a caption: the machine, where it isn't the one of the title page, and rows of an older method."""
         if not len(self.rows):
-            return "Not measured yet." if self.experiment.host else "Not measured on a GPU yet."
+            return ""
         said = []
-        for gpu, rows in self.rows.groupby("gpu", sort=False):
-            versions = ", ".join(_version(*pair) for pair in _pairs(rows, "torch", "cuda", "driver"))
-            dates = sorted(set(rows["date"]))
-            when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-            old = int((rows["method"] != str(self.experiment.version)).sum())
-            stale = f"; {old} rows by an older method" if old else ""
-            said.append(f"{gpu}, {versions}, {when}{stale}")
-        return "; ".join(said) + "."
+        if (name := self.rows["gpu"].iloc[0]) != main_machine():
+            said.append(f"Measured on {name}.")
+        if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
+            said.append(f"{old} rows by an older method.")
+        return " ".join(said)
 
 
-def results(experiment: Experiment, *, refresh: bool = False) -> Results:
-    """Measure what is missing on this GPU (or run the small preset live), and read the records.
-
-    `refresh=True` measures again what is there.
-    """
-    if device().type == "cuda":
-        measure([experiment], "full", refresh=refresh)
-    elif os.environ.get(LIVE) != "no":
-        display(Markdown(NOT_THE_RECORD if experiment.host else NOT_A_RESULT), metadata=LEFT_OUT)
-        display(experiment("small"), metadata=LEFT_OUT)
-    return recorded(experiment)
+def results(experiment: Experiment) -> Results:
+    """What is recorded of an experiment; if nothing is, a line says how to measure it. Nothing is measured here."""
+    found = recorded(experiment)
+    if not len(found.measured):
+        name = f"{experiment.chapter}/{experiment.table}"
+        how = f"*Not measured yet. To measure it: `python -m helpers measure {name}`.*"
+        display(Markdown(how), metadata={"helpers": {"report": False, "waiting": name, "about": experiment.about}})
+    return found
 
 
 def recorded(experiment: Experiment) -> Results:
-    """What the records hold of an experiment; nothing is measured."""
-    tables = _recorded(experiment, records.devices())
-    if experiment.beside or (experiment.host and not tables):
-        tables += _recorded(experiment, records.devices(cpu=True))
-    return Results(experiment, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
+    """The records of the machine that knows most: a GPU's before a CPU's, the machine of the title page before others.
+
+    Rows of the small preset are no results.
+    """
+    tables = []
+    for device in [*records.devices(), *records.devices(cpu=True)]:
+        rows = records.read(device, experiment.chapter, experiment.table)
+        rows = rows[rows["preset"] != "small"] if len(rows) else rows
+        if len(rows):
+            tables.append(rows)
+    on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
+    on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
+    return Results(experiment, on_gpu[0] if on_gpu else pd.DataFrame())
 
 
-def _recorded(experiment: Experiment, devices: Iterable[str]) -> list[pd.DataFrame]:
-    """The rows of the full preset, of each device that has any."""
-    tables = [records.read(device, experiment.chapter, experiment.table) for device in devices]
-    full = [table[table["preset"] == "full"] for table in tables if len(table)]
-    return [table for table in full if len(table)]
+def main_machine() -> str:
+    """The machine of the title page: of the GPUs (else of the CPUs) with records, the one with the most tables."""
+    for cpu in (False, True):
+        if names := records.devices(cpu=cpu):
+            folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
+            return next(
+                row["gpu"]
+                for file in sorted((records.folder() / folder).rglob("*.csv"))
+                for row in records.read_rows(file)
+            )
+    return ""
 
 
 def table(frame: pd.DataFrame, caption: str) -> None:
-    """Show a table with plain headings and a caption; cells without a value hold a dash, columns of text are left."""
+    """Show a table with plain headings and a caption; cells without a value hold a dash, text is left-aligned.
+
+    A table of which nothing is measured isn't shown: `results` has said so.
+    """
+    if not len(frame) or (STATUS in frame and (frame[STATUS] == NOT_MEASURED).all()):
+        return
     shown = _shown(frame)
     styler = shown.style.format(escape="html").hide(axis="index").set_caption(html.escape(caption))
     texts = [place for place, name in enumerate(shown.columns) if shown[name].map(_is_text).any()]
@@ -147,12 +149,12 @@ def source(*functions: object) -> None:
     display(Markdown(f"```python\n{text}\n```"))
 
 
-def say(*sentences: str) -> None:
+def show_text(*sentences: str) -> None:
     """Show sentences as text of the report. Write the figures in them with f-strings that read the records."""
     display(Markdown(" ".join(sentences)))
 
 
-def items(sentences: Iterable[str]) -> None:
+def show_list(sentences: Iterable[str]) -> None:
     """Show sentences as a list."""
     display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
 
@@ -167,7 +169,7 @@ def readme(frame: pd.DataFrame, caption: str) -> None:
 
 
 def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """These columns in this order; those that nothing was measured for are empty."""
+    """Select columns; missing ones become NaN."""
     return frame.reindex(columns=list(names))
 
 
@@ -203,11 +205,3 @@ def _texts(column: pd.Series) -> list[str]:
 
 def _is_text(shown: str) -> bool:
     return re.search(r"[^\d\s.,+\-–±%×e]", shown) is not None
-
-
-def _version(torch: str, cuda: str, driver: str) -> str:
-    return f"torch {torch}" + ("" if cuda == "none" else f", CUDA {cuda}, driver {driver}")
-
-
-def _pairs(rows: pd.DataFrame, *names: str) -> Iterable[Row]:
-    return rows[list(names)].drop_duplicates().itertuples(index=False)

@@ -28,6 +28,7 @@ except ImportError:  # not on Windows, where two measurements at once are not gu
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
+NOISE = ["load", "attempts", "noisy"]  # how quiet the machine was; rows of older methods don't say
 CHECKSUM = "checksum"
 
 Row = dict[str, Any]
@@ -61,7 +62,7 @@ def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) 
     rows = read_rows(path(gpu, chapter, table, results))
     frame = pd.DataFrame(rows).drop(columns=CHECKSUM, errors="ignore")
     for column in frame.columns:
-        if column in PROVENANCE or column == STATUS:
+        if column in [*PROVENANCE, STATUS, "noisy"]:
             continue
         filled = frame[column] != ""
         numbers = pd.to_numeric(frame[column].where(filled), errors="coerce")
@@ -155,7 +156,7 @@ def summary(results: Path | str | None = None) -> pd.DataFrame:
 
 def _write(file: Path, rows: list[dict[str, str]]) -> None:
     measured = list(dict.fromkeys(name for row in rows for name in row))
-    last = [STATUS, *PROVENANCE, CHECKSUM]
+    last = [STATUS, *NOISE, *PROVENANCE, CHECKSUM]
     header = [name for name in measured if name not in last] + last
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")

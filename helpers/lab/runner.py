@@ -1,5 +1,9 @@
-"""Run experiments and record them: resumable, within a budget, one configuration after another."""
+"""Run experiments and record them: resumable, within a budget, one configuration after another.
 
+A row that came out noisy, or that was measured while other processes worked, is measured again, up to three times.
+"""
+
+import os
 import sys
 import time
 import traceback
@@ -11,11 +15,15 @@ from tqdm import tqdm
 
 from . import records
 from .experiment import FAILED, Experiment
-from .machine import NOT_INSTALLED, device_name, environment, installed, slug
+from .machine import NOT_INSTALLED, OthersLoad, device_class, device_name, environment, installed, slug
 from .timing import synchronize
 
 STALE = " stale"
 LONGEST = 200  # characters of an error in a row
+ATTEMPTS = 3
+SPREAD = 1.3  # p80 over p20 from which a row is noisy
+LOADED = 0.1  # cores that others keep busy, for each core of the machine, from which it is loaded
+PATIENCE_S = 60.0  # what takes longer isn't measured again
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Progress:
 
 def measure(
     experiments: Iterable[Experiment],
-    preset: str = "full",
+    preset: str | None = None,
     *,
     budget: float | None = None,
     results: Path | str | None = None,
@@ -38,13 +46,13 @@ def measure(
 ) -> Progress:
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
-    After `budget` seconds no configuration is started, nor one whose forerunner in the table took longer than
-    what is left, though those of other tables are; a call with the same arguments goes on there. `refresh` first
-    marks what is recorded as stale, so that a call without it goes on where a refreshing one was stopped. A way that
-    turns out to compute something else than the reference, or that raises anything else, is a row that says so, and
-    counts as failed. What leaves the device unable to go on is raised.
+    `preset` is the machine's class (`device_class`) unless given. After `budget` seconds no configuration is started,
+    nor one whose forerunner in the table took longer than what is left, though those of other tables are; a call with
+    the same arguments goes on there. `refresh` first marks what is recorded as stale, so that a call without it goes on
+    where a refreshing one was stopped. A variant that turns out to compute something else than the reference, or that
+    raises anything else, is a row that says so, and counts as failed. What leaves the device unable to go on is raised.
     """
-    experiments = list(experiments)
+    experiments, preset = list(experiments), preset or device_class()
     began, gpu = time.perf_counter(), slug(device_name())
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
     stored = {
@@ -63,21 +71,57 @@ def measure(
                 continue
             bar.set_description(f"{e.chapter}/{e.table}")
             start = time.perf_counter()
-            try:
-                found = e.rows(config)
-            except Exception as error:
-                found = [config | {records.STATUS: FAILED + _told(error)}]
-                failed += 1
-            rows = [row | provenance(e, preset) for row in found]
+            rows = measured_rows(e, config, 1 if preset == "small" else ATTEMPTS)
+            failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
             file = _file(gpu, e, results)
-            records.replace(file, rows, [*e.identity(preset), "preset"])
+            records.replace(file, [row | provenance(e, preset) for row in rows], [*e.identity(preset), "preset"])
             took[e.chapter, e.table] = time.perf_counter() - start
             measured += 1
             bar.update()
     return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
 
 
-def _told(error: Exception) -> str:
+def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) -> list[records.Row]:
+    """One configuration's rows, each with the load of the machine, the attempts it took, and what noise remained.
+
+    Of several attempts the quietest counts. The small preset, which is never a result, gets one.
+    """
+    best: tuple[float, list[records.Row]] | None = None
+    for attempt in range(1, attempts + 1):
+        start = time.perf_counter()
+        with OthersLoad() as load:
+            try:
+                rows = e.rows(config)
+            except Exception as error:
+                rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
+        noise = _noise(rows, load.cores, e.same_work)
+        worst = max((value for _, value in noise), default=0.0)
+        if best is None or worst < best[0]:
+            said = ", ".join(reason for reason, _ in noise)
+            best = worst, [row | {"load": load.cores, "attempts": attempt, "noisy": said} for row in rows]
+        if not noise or time.perf_counter() - start > PATIENCE_S or rows[0][records.STATUS] != "ok":
+            break
+    return best[1]
+
+
+def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:
+    """Why rows shouldn't be trusted as they are, each reason with how far it is over its limit."""
+    noise = []
+    if load is not None and load > (limit := LOADED * (os.cpu_count() or 1)):
+        noise.append((f"others used {load:g} cores", load / limit))
+    spread = max((_spread(row) for row in rows), default=1.0) if same_work else 1.0
+    if spread > SPREAD:
+        noise.append((f"p80 is {spread:.2f} times p20", spread / SPREAD))
+    return noise
+
+
+def _spread(row: records.Row) -> float:
+    """The largest p80 / p20 of a row's times."""
+    pairs = [(row[name], row.get(name.replace("p20", "p80"))) for name in row if name.endswith(("p20_ms", "p20_s"))]
+    return max((p80 / p20 for p20, p80 in pairs if p20 and p80), default=1.0)
+
+
+def _in_a_line(error: Exception) -> str:
     """An error in a line, which is all that one of the library's own has to say; of others the rest goes to stderr.
 
     Raises it again if it has left the device in a state in which all that follows would fail.

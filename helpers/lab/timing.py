@@ -20,7 +20,7 @@ import torch
 
 from .machine import device
 
-# Below this, two ways count as equally fast.
+# Below this, two variants count as equally fast.
 NO_DIFFERENCE = 0.03
 
 # How far outputs may be apart, as ‖a − b‖ / ‖b‖, when nothing else is asked for.
@@ -28,7 +28,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 
 class Disagreement(AssertionError):
-    """A way that is to be timed does not compute what the reference computes."""
+    """A variant that is to be timed does not compute what the reference computes."""
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,38 @@ def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ways of doing the same thing, timed in turn A B C A B C …, so that drift hits all of them alike."""
+    """Variants of the same work, timed in turn A B C A B C …, so that drift hits all of them alike."""
 
     samples_ms: dict[str, list[float]]
     errors: dict[str, float] = field(default_factory=dict)
 
-    def timing(self, way: str) -> Timing:
-        return Timing.of(self.samples_ms[way])
+    def timing(self, variant: str) -> Timing:
+        return Timing.of(self.samples_ms[variant])
 
-    def ratio(self, way: str, to: str) -> tuple[float, float, float]:
-        """Median, 20th and 80th percentile of time(way) / time(to), taken round by round."""
-        ratios = np.array(self.samples_ms[way]) / np.array(self.samples_ms[to])
-        p20, median, p80 = np.percentile(ratios, [20, 50, 80])
-        return float(median), float(p20), float(p80)
+    def ratio(self, variant: str, to: str) -> tuple[float, float, float]:
+        """median(variant) / median(to), and the 20th and 80th percentile of the ratios taken round by round."""
+        ratios = np.array(self.samples_ms[variant]) / np.array(self.samples_ms[to])
+        p20, p80 = np.percentile(ratios, [20, 80])
+        return self.timing(variant).median_ms / self.timing(to).median_ms, float(p20), float(p80)
+
+    def row(self, variant: str, to: str) -> dict[str, Any]:
+        """What a record says of a variant: its times, its baseline with its time, and the ratio of the two medians."""
+        median, p20, p80 = self.ratio(variant, to)
+        baseline = {"baseline": to, "baseline_ms": self.timing(to).median_ms}
+        return self.timing(variant).row() | baseline | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80}
 
     def table(self, to: str | None = None) -> pd.DataFrame:
-        """One row a way; the ratio is to `to` (the first way if not given)."""
+        """One row a variant; the ratio is to `to` (the first variant if not given)."""
         to = to or next(iter(self.samples_ms))
         rows = []
-        for way in self.samples_ms:
-            median, p20, p80 = self.ratio(way, to)
+        for variant in self.samples_ms:
+            median, p20, p80 = self.ratio(variant, to)
             verdict = "same" if abs(median - 1) < NO_DIFFERENCE else ("slower" if median > 1 else "faster")
             rows.append(
-                {"way": way}
-                | self.timing(way).row()
+                {"variant": variant}
+                | self.timing(variant).row()
                 | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80, "verdict": verdict}
-                | ({"error": self.errors[way]} if way in self.errors else {})
+                | ({"error": self.errors[variant]} if variant in self.errors else {})
             )
         return pd.DataFrame(rows)
 
@@ -127,7 +133,7 @@ class Comparison:
 
 
 def compare(
-    ways: Mapping[str, Callable[[], Any]],
+    variants: Mapping[str, Callable[[], Any]],
     *,
     rounds: int = 20,
     warmup: int = 3,
@@ -135,44 +141,45 @@ def compare(
     check: bool = True,
     before: Callable[[], Any] | None = None,
 ) -> Comparison:
-    """Check that all `ways` return what the first returns, then time them interleaved in this process.
+    """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
-    A way may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs, gradients).
+    A variant may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs,
+    gradients).
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
-    follows the reference's dtype. Raises `Disagreement`, which names the way and the error. `check=False` is for ways
-    that return nothing.
+    follows the reference's dtype. Raises `Disagreement`, which names the variant and the error. `check=False` is for
+    variants that return nothing.
     """
     before = before or (lambda: None)
-    errors = check_agreement(ways, tolerance, before) if check else {}
-    for fn in ways.values():
+    errors = check_agreement(variants, tolerance, before) if check else {}
+    for fn in variants.values():
         for _ in range(max(warmup, 1)):
             before()
             fn()
     synchronize()
-    runs: dict[str, list] = {way: [] for way in ways}
+    runs: dict[str, list] = {variant: [] for variant in variants}
     for _ in range(rounds):
-        for way, fn in ways.items():
+        for variant, fn in variants.items():
             before()
-            runs[way].append(_run(_once(fn)))
+            runs[variant].append(_run(_once(fn)))
     synchronize()
-    return Comparison({way: [_durations(run)["run"] for run in taken] for way, taken in runs.items()}, errors)
+    return Comparison({variant: [_durations(run)["run"] for run in taken] for variant, taken in runs.items()}, errors)
 
 
 def check_agreement(
-    ways: Mapping[str, Callable[[], Any]],
+    variants: Mapping[str, Callable[[], Any]],
     tolerance: float | None = None,
     before: Callable[[], Any] = lambda: None,
 ) -> dict[str, float]:
-    """The largest relative error of each way's tensors against the first way's; raises `Disagreement`."""
-    names = list(ways)
+    """The largest relative error of each variant's tensors against the first way's; raises `Disagreement`."""
+    names = list(variants)
     before()
-    reference = [t.detach().clone() for t in tensors(ways[names[0]]())]
+    reference = [t.detach().clone() for t in tensors(variants[names[0]]())]
     if not reference:
         raise Disagreement(f"{names[0]!r} returns no tensor to compare with; return one, or pass check=False")
     errors = {names[0]: 0.0}
     for name in names[1:]:
         before()
-        found = tensors(ways[name]())
+        found = tensors(variants[name]())
         if [t.shape for t in found] != [t.shape for t in reference]:
             shapes = [tuple(t.shape) for t in found], [tuple(t.shape) for t in reference]
             raise Disagreement(f"{name!r} returns shapes {shapes[0]}, the reference {names[0]!r} {shapes[1]}")

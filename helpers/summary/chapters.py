@@ -67,7 +67,7 @@ def _profiling() -> Line:
     whole, vit, cost = recorded(profiling.whole_runs), recorded(profiling.vit_fixes), recorded(profiling.metrics_cost)
     if len(vit.measured):
         said = profiling_story.verdicts(whole.measured, vit.measured, recorded(profiling.gpt_fixes).measured)[0]
-        told = profiling_story.fixes(vit.plan, "vit")
+        told = profiling_story.fixes(vit.with_missing, "vit")
         caption = f"What each fix takes off, in order. {vit.origin}"
         return Line(said, profiling_plots.waterfall(told, "ViT"), "profiling_vit_fixes", caption)
     said = "A metric that looks at all samples again in each step. " + ". ".join(profiling_story.growth(cost.measured))
@@ -79,7 +79,7 @@ def _profiling() -> Line:
 
 def _swiglu() -> Line:
     peers = recorded(swiglu.peers)
-    compared = swiglu_story.compared(peers.plan, recorded(swiglu.ceilings).measured)
+    compared = swiglu_story.compared(peers.with_missing, recorded(swiglu.ceilings).measured)
     caption = (
         "Time against memory: lower left is better. Filled: measured; hollow: derived, as if only matrix products "
         f"cost time. {peers.origin}"
@@ -90,7 +90,7 @@ def _swiglu() -> Line:
 def _rush() -> Line:
     ladder, plan = recorded(rush.ladder), recorded(rush.memory_plan)
     if len(ladder.measured):
-        told = rush_story.ladder(ladder.plan)
+        told = rush_story.ladder(ladder.with_missing)
         said = rush_story.ladder_verdicts(ladder.measured, recorded(rush.peers).measured)[0]
         caption = f"The ladder: tokens a second, and memory beside it. {ladder.origin}"
         return Line(said, rush_plots.ladder(told), "rush_ladder", caption)

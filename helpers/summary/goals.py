@@ -91,7 +91,7 @@ def _recorded(experiments: Iterable, device: str, results: Path | None) -> list[
     frames = []
     for e in experiments:
         rows = records.read(device, e.chapter, e.table, results)
-        rows = rows[(rows["preset"] == "full") & (rows[records.STATUS] == "ok")] if len(rows) else rows
+        rows = rows[(rows["preset"] != "small") & (rows[records.STATUS] == "ok")] if len(rows) else rows
         if not len(rows):
             return []
         frames.append(rows)

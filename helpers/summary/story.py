@@ -136,10 +136,10 @@ def waiting(experiments: list[Experiment], results: Path | None = None) -> pd.Da
 
 def _rows(experiment: Experiment, device: str, results: Path | None) -> list[dict]:
     table = records.read(device, experiment.chapter, experiment.table, results)
-    return table[table["preset"] == "full"].to_dict("records") if len(table) else []
+    return table[table["preset"] != "small"].to_dict("records") if len(table) else []
 
 
 def _complete(experiment: Experiment, rows: list[dict]) -> bool:
-    identity = experiment.identity("full")
+    identity = experiment.identity("big-gpu")
     there = {records.key(row, identity) for row in rows}
-    return all(records.key(config, identity) in there for config in experiment.configurations("full"))
+    return all(records.key(config, identity) in there for config in experiment.configurations("big-gpu"))

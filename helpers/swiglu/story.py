@@ -1,6 +1,6 @@
 """The tables and sentences of chapter 4, made from the records: what was derived stands beside what was measured.
 
-`plan` is a table of all configurations, measured or not (`lab.notebook.Results.plan`).
+`plan` is a table of all configurations, measured or not (`lab.notebook.Results.with_missing`).
 """
 
 import pandas as pd

@@ -1,9 +1,14 @@
+import contextlib
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 
 from helpers.lab import Disagreement, measure, records, runner
-from helpers.lab.experiment import Experiment, is_out_of_memory
-from helpers.lab.machine import device_name, slug
+from helpers.lab.experiment import PRESETS, Experiment, experiment, is_out_of_memory
+from helpers.lab.machine import OthersLoad, device_name, slug
 
 CALLS = []
 
@@ -16,17 +21,27 @@ def square(size):
     return {"area": size * size}
 
 
-def ways(size):
-    return [{"way": "a", "time_ms": 1.0}, {"way": "b", "time_ms": 2.0}]
+def variants(size):
+    return [{"variant": "a", "time_ms": 1.0}, {"variant": "b", "time_ms": 2.0}]
 
 
 SIZES = [{"size": 2}, {"size": 3}, {"size": 4}]
-SQUARES = Experiment("chapter", "squares", square, {"small": SIZES[:1], "full": SIZES}, version=1)
+SQUARES = Experiment("chapter", "squares", square, {"small": SIZES[:1], "cpu": SIZES}, version=1)
+
+
+class Quiet(contextlib.nullcontext):
+    """A machine on which nothing else runs."""
+
+    cores = 0.0
+
+    def __enter__(self):
+        return self
 
 
 @pytest.fixture(autouse=True)
-def _forget_calls():
+def _forget_calls(monkeypatch):
     CALLS.clear()
+    monkeypatch.setattr(runner, "OthersLoad", Quiet)
 
 
 def read(e, results):
@@ -39,12 +54,12 @@ def test_calling_an_experiment_measures_its_preset():
 
 
 def test_an_unknown_preset_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="unknown preset 'huge'; valid: small, full"):
+    with pytest.raises(ValueError, match="unknown preset 'huge'; valid: small, cpu"):
         SQUARES("huge")
 
 
 def test_out_of_memory_is_a_row_and_the_others_are_kept(tmp_path):
-    measure([SQUARES], "full", results=tmp_path)
+    measure([SQUARES], "cpu", results=tmp_path)
     table = read(SQUARES, tmp_path)
     assert table["status"].tolist() == ["ok", "out of memory", "ok"]
     assert table["area"].fillna(0).tolist() == [4, 0, 16]
@@ -59,39 +74,39 @@ def test_every_row_says_where_it_comes_from(tmp_path):
 
 
 def test_what_is_recorded_is_not_measured_again(tmp_path):
-    first = measure([SQUARES], "full", results=tmp_path)
-    again = measure([SQUARES], "full", results=tmp_path)
+    first = measure([SQUARES], "cpu", results=tmp_path)
+    again = measure([SQUARES], "cpu", results=tmp_path)
     assert (first.measured, again.measured, again.fresh) == (3, 0, 3)
     assert CALLS == [2, 3, 4]
 
 
 def test_refresh_measures_again_and_replaces(tmp_path):
-    measure([SQUARES], "full", results=tmp_path)
-    assert measure([SQUARES], "full", results=tmp_path, refresh=True).measured == 3
+    measure([SQUARES], "cpu", results=tmp_path)
+    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True).measured == 3
     assert len(read(SQUARES, tmp_path)) == 3
 
 
 def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
-    measure([SQUARES], "full", results=tmp_path)
-    assert measure([SQUARES], "full", results=tmp_path, refresh=True, budget=0.0).left == 3
+    measure([SQUARES], "cpu", results=tmp_path)
+    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True, budget=0.0).left == 3
     assert len(read(SQUARES, tmp_path)) == 3  # still there, as stale
     CALLS.clear()
-    assert measure([SQUARES], "full", results=tmp_path).measured == 3
+    assert measure([SQUARES], "cpu", results=tmp_path).measured == 3
     assert CALLS == [2, 3, 4]
-    assert measure([SQUARES], "full", results=tmp_path).measured == 0
+    assert measure([SQUARES], "cpu", results=tmp_path).measured == 0
 
 
-def test_a_way_that_computes_something_else_is_a_failed_row_and_the_others_go_on(tmp_path):
+def test_a_variant_that_computes_something_else_is_a_failed_row_and_the_others_go_on(tmp_path):
     def wrong(size):
         if size == 2:
             raise Disagreement("'b' differs from 'a'")
         return square(size)
 
     e = Experiment("chapter", "wrong", wrong, SQUARES.presets, 1)
-    done = measure([e], "full", results=tmp_path)
+    done = measure([e], "cpu", results=tmp_path)
     assert (done.measured, done.failed) == (3, 1)
     assert read(e, tmp_path)["status"].tolist() == ["failed: 'b' differs from 'a'", "out of memory", "ok"]
-    assert measure([e], "full", results=tmp_path).measured == 1  # what failed is tried again
+    assert measure([e], "cpu", results=tmp_path).measured == 1  # what failed is tried again
 
 
 def breaks(size):
@@ -104,11 +119,11 @@ BREAKS = Experiment("chapter", "breaks", breaks, SQUARES.presets, 1)
 
 
 def test_an_unexpected_error_is_a_failed_row_with_its_traceback_on_stderr(tmp_path, capsys):
-    done = measure([BREAKS], "full", results=tmp_path)
+    done = measure([BREAKS], "cpu", results=tmp_path)
     assert (done.measured, done.failed) == (3, 1)
     assert read(BREAKS, tmp_path)["status"][0] == "failed: RuntimeError: no kernel for this"
     assert 'raise RuntimeError("no kernel' in capsys.readouterr().err
-    assert measure([BREAKS], "full", results=tmp_path).measured == 1
+    assert measure([BREAKS], "cpu", results=tmp_path).measured == 1
 
 
 def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
@@ -117,21 +132,21 @@ def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "synchronize", lost)
     with pytest.raises(RuntimeError, match="no kernel for this"):
-        measure([BREAKS], "full", results=tmp_path)
+        measure([BREAKS], "cpu", results=tmp_path)
     assert not CALLS and not records.path(slug(device_name()), "chapter", "breaks", tmp_path).exists()
 
 
 def test_a_new_method_makes_old_records_stale(tmp_path):
-    measure([SQUARES], "full", results=tmp_path)
+    measure([SQUARES], "cpu", results=tmp_path)
     newer = Experiment("chapter", "squares", square, SQUARES.presets, version=2)
-    assert measure([newer], "full", results=tmp_path).measured == 3
+    assert measure([newer], "cpu", results=tmp_path).measured == 3
     assert read(newer, tmp_path)["method"].tolist() == ["2"] * 3
 
 
 def test_presets_do_not_replace_each_other(tmp_path):
     measure([SQUARES], "small", results=tmp_path)
-    measure([SQUARES], "full", results=tmp_path)
-    assert sorted(read(SQUARES, tmp_path)["preset"]) == ["full", "full", "full", "small"]
+    measure([SQUARES], "cpu", results=tmp_path)
+    assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
 def test_a_kill_keeps_finished_rows_and_the_next_call_goes_on(tmp_path):
@@ -141,15 +156,15 @@ def test_a_kill_keeps_finished_rows_and_the_next_call_goes_on(tmp_path):
         return square(size)
 
     with pytest.raises(KeyboardInterrupt):
-        measure([Experiment("chapter", "squares", killed, SQUARES.presets, 1)], "full", results=tmp_path)
+        measure([Experiment("chapter", "squares", killed, SQUARES.presets, 1)], "cpu", results=tmp_path)
     assert read(SQUARES, tmp_path)["size"].tolist() == [2, 3]
     CALLS.clear()
-    assert measure([SQUARES], "full", results=tmp_path).measured == 1
+    assert measure([SQUARES], "cpu", results=tmp_path).measured == 1
     assert CALLS == [4]
 
 
 def test_a_spent_budget_starts_nothing_and_says_what_is_left(tmp_path):
-    done = measure([SQUARES], "full", results=tmp_path, budget=0.0)
+    done = measure([SQUARES], "cpu", results=tmp_path, budget=0.0)
     assert (done.measured, done.left) == (0, 3)
 
 
@@ -162,16 +177,16 @@ def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_
         return square(size)
 
     takes_long = Experiment("chapter", "slow", slow, SQUARES.presets, 1)
-    done = measure([takes_long, SQUARES], "full", results=tmp_path, budget=100.0)
+    done = measure([takes_long, SQUARES], "cpu", results=tmp_path, budget=100.0)
     assert CALLS == [2, 2, 3, 4]
     assert (done.measured, done.left) == (4, 2)
 
 
 def test_one_configuration_may_give_several_rows(tmp_path):
-    several = Experiment("chapter", "ways", ways, {"full": SIZES[:2]}, version=1)
-    measure([several], "full", results=tmp_path)
-    assert measure([several], "full", results=tmp_path).fresh == 2
-    assert read(several, tmp_path)["way"].tolist() == ["a", "b", "a", "b"]
+    several = Experiment("chapter", "variants", variants, {"cpu": SIZES[:2]}, version=1)
+    measure([several], "cpu", results=tmp_path)
+    assert measure([several], "cpu", results=tmp_path).fresh == 2
+    assert read(several, tmp_path)["variant"].tolist() == ["a", "b", "a", "b"]
 
 
 def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
@@ -179,16 +194,16 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
         CALLS.append(size)
         return {"status": "not installed: liger-kernel"}
 
-    e = Experiment("chapter", "peer", with_peer, {"full": SIZES[:1]}, version=1)
-    measure([e], "full", results=tmp_path)
-    measure([e], "full", results=tmp_path)
+    e = Experiment("chapter", "peer", with_peer, {"cpu": SIZES[:1]}, version=1)
+    measure([e], "cpu", results=tmp_path)
+    measure([e], "cpu", results=tmp_path)
     assert len(CALLS) == 1
     records.replace(
         records.path(slug(device_name()), "chapter", "peer", tmp_path),
         [read(e, tmp_path).iloc[0].to_dict() | {"status": "not installed: torch"}],
         ["size"],
     )
-    measure([e], "full", results=tmp_path)
+    measure([e], "cpu", results=tmp_path)
     assert len(CALLS) == 2
 
 
@@ -198,7 +213,7 @@ def test_a_damaged_table_stops_before_anything_is_measured(tmp_path):
     file.write_text(file.read_text()[:-5])
     CALLS.clear()
     with pytest.raises(records.RecordError):
-        measure([SQUARES], "full", results=tmp_path)
+        measure([SQUARES], "cpu", results=tmp_path)
     assert CALLS == []
 
 
@@ -207,3 +222,57 @@ def test_other_errors_are_not_taken_for_out_of_memory():
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_noisy_row_is_measured_again_and_the_quietest_attempt_counts():
+    spreads = iter([2.0, 1.5, 1.6])
+
+    def noisy():
+        """Noise."""
+        return {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": next(spreads)}
+
+    e = Experiment("chapter", "noise", noisy, {"small": [{}]}, version=1)
+    (row,) = runner.measured_rows(e, {})
+    assert (row["attempts"], row["p80_ms"]) == (2, 1.5)
+    assert "p80 is 1.50 times p20" in row["noisy"]
+
+
+def test_a_spread_that_is_of_the_work_is_no_noise():
+    def batches():
+        """Batches of any length."""
+        return {"p20_ms": 1.0, "p80_ms": 9.0}
+
+    e = Experiment("chapter", "batches", batches, {"small": [{}]}, version=1, same_work=False)
+    (row,) = runner.measured_rows(e, {})
+    assert (row["attempts"], "p80" in row["noisy"]) == (1, False)
+
+
+def test_a_row_that_was_measured_beside_others_work_says_so(monkeypatch):
+    monkeypatch.setattr(Quiet, "cores", 9.0)
+    (row,) = runner.measured_rows(SQUARES, {"size": 2})
+    assert (row["load"], row["noisy"], CALLS) == (9.0, "others used 9 cores", [2, 2, 2])
+
+
+def test_another_process_is_load_and_ones_own_are_not():
+    spin = [sys.executable, "-c", "import time; end = time.perf_counter() + 20\nwhile time.perf_counter() < end: pass"]
+    with OthersLoad() as own:
+        child = subprocess.Popen(spin)
+        time.sleep(0.6)
+        mine = own._clocks()[2] - own._start[2]
+    child.kill()
+    child.wait()
+    assert mine > 0.3
+    assert own.cores is not None
+
+
+def test_each_class_of_machine_has_its_sizes():
+    def three(size):
+        """Sizes."""
+
+    three.__module__ = "helpers.experiments.chapter"
+    of_both = experiment(small=[{"size": 1}], cpu=[{"size": 2}], big_gpu=[{"size": 3}])(three)
+    assert [of_both.configurations(name)[0]["size"] for name in PRESETS] == [1, 2, 3, 3]
+    of_gpus = experiment(small=[{"size": 1}], big_gpu=[{"size": 3}])(three)
+    assert of_gpus.configurations("cpu") == []
+    of_all = experiment(small=[{"size": 1}], cpu=[{"size": 2}])(three)
+    assert of_all.configurations("big-gpu") == [{"size": 2}]

@@ -44,7 +44,7 @@ def test_points_lost_are_means_over_seeds_and_held_against_the_goal(measured):
 def test_what_a_gpu_has_a_part_in_is_measured_before_what_only_the_host_does():
     tables = [e.table for e in tables_of("pipelines")]
     assert tables.index("formats") > max(map(tables.index, ("loader", "decoding", "metrics_cost", "metrics_growth")))
-    where = [config["where"] for config in experiments.loader.configurations("full")]
+    where = [config["where"] for config in experiments.loader.configurations("big-gpu")]
     assert where[:6] == ["cuda"] * 6 and "cuda" not in where[6:]
     (live,) = experiments.loader.configurations("small")
     assert live["where"] == "simulated"

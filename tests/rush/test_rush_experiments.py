@@ -38,7 +38,7 @@ def test_no_setup_is_measured_in_two_tables(monkeypatch):
     asked = []
     monkeypatch.setattr(experiments, "_run", lambda setup, **steps: asked.append(setup) or {})
     for e in (experiments.ladder, experiments.batch, experiments.checkpointing):
-        for config in e.configurations("full"):
+        for config in e.configurations("big-gpu"):
             e.measure(**config)
     twice = {setup for setup in asked if asked.count(setup) > 1}
     assert twice == {LADDER["chunked cross-entropy"]}  # where the lengths of checkpointing begin

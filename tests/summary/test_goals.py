@@ -35,7 +35,7 @@ def test_with_records_every_goal_has_its_figure(tmp_path):
 
 def test_a_figure_beyond_its_goal_is_missed(tmp_path):
     table = next(e for e in tables_of("amp") if e.table == "autocast_overhead")
-    rows = [c | fake_records.ORIGIN | {"way": "ours", "ratio_to_torch": 1.03} for c in table.configurations("full")]
+    rows = [c | fake_records.ORIGIN | {"way": "ours", "ratio_to_torch": 1.03} for c in table.configurations("big-gpu")]
     records.replace(records.path("nvidia-test", "amp", "autocast_overhead", tmp_path), rows)
     found = against_records(tmp_path).set_index("what").loc["a step under our Autocast, against torch's"]
     assert (found["reached"], found["goal"], found["verdict"]) == ("1.03", "at most 1.02", "missed")
@@ -57,7 +57,7 @@ def test_what_a_cpu_can_tell_is_taken_from_a_cpu_only_where_no_gpu_has_it(tmp_pa
 
 def test_what_stands_between_is_told_where_a_goal_is_missed(tmp_path):
     formats = next(e for e in tables_of("pipelines") if e.table == "formats")
-    rows = [c | fake_records.ORIGIN | {"samples_per_s": 1e3, "raw_s": 0.1} for c in formats.configurations("full")]
+    rows = [c | fake_records.ORIGIN | {"samples_per_s": 1e3, "raw_s": 0.1} for c in formats.configurations("big-gpu")]
     records.replace(records.path("cpu-test", "pipelines", "formats", tmp_path), rows)
     found = against_records(tmp_path)
     shards = found[found["what"].str.startswith("tar or TFRecord")].iloc[0]

@@ -50,13 +50,13 @@ def test_stages_are_added_in_order_or_stand_alone():
     assert chosen(START, "none", names) == []
     assert chosen(ALONE, PROFILED, names) == [PROFILED]
     assert chosen(CUMULATIVE, PROFILED, names) == [MIXED, BATCHES, PROFILED]
-    full = stages.configurations("full")
+    full = stages.configurations("big-gpu")
     assert len(full) == 3 * (1 + len(names) + len(names) - 1)
     assert all(set(chosen(c["way"], c["stage"], names)) <= set(names) for c in full)
 
 
 def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_it():
-    full = stages.configurations("full")
+    full = stages.configurations("big-gpu")
     seeds = [config["seed"] for config in full]
     assert seeds == sorted(seeds)
     for seed in set(seeds):

@@ -10,7 +10,7 @@ SECONDS = {"none": 100.0} | {name: 100.0 * 0.5**place for place, name in enumera
 
 def runs(gpu="NVIDIA Test", apart=0.0):
     rows = []
-    for config in stages.configurations("full"):
+    for config in stages.configurations("big-gpu"):
         seconds = SECONDS[config["stage"]] if config["way"] != "alone" else 80.0
         loss = 5.0 + 0.01 * config["seed"] + (apart if config["stage"] == list(STAGES)[-1] else 0.0)
         row = {"train_s": seconds, "peak_gib": seconds / 10, "validation_loss": loss, "gpu": gpu, "status": "ok"}
@@ -63,7 +63,7 @@ def test_what_is_measured_in_part_is_told_in_part():
 
 
 def test_nothing_measured_gives_rows_without_figures_and_no_answer():
-    plan = pd.DataFrame([c | {"status": "not measured"} for c in stages.configurations("full")])
+    plan = pd.DataFrame([c | {"status": "not measured"} for c in stages.configurations("big-gpu")])
     told = story.stages(plan)
     assert len(told) == len(STAGES) + 1
     assert not story.answer(told)
