@@ -79,10 +79,8 @@ def _devices(goal: Goal, experiments: list, results: Path | None) -> list[str]:
     gpus, cpus = records.devices(results), records.devices(results, cpu=True)
     if goal.on == "cpu":
         return cpus
-    if goal.on == "gpu" or not all(e.host for e in experiments):
+    if goal.on == "gpu" or not all(e.configurations("cpu") for e in experiments):
         return gpus
-    if all(e.beside for e in experiments):
-        return gpus + cpus
     return gpus if any(_recorded(experiments, device, results) for device in gpus) else cpus
 
 

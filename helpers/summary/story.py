@@ -125,7 +125,7 @@ def waiting(experiments: list[Experiment], results: Path | None = None) -> pd.Da
     for chapter in dict.fromkeys(e.chapter for e in experiments):
         there, lacking, reasons = [], [], []
         for e in [e for e in experiments if e.chapter == chapter]:
-            tables = [_rows(e, device, results) for device in (gpus + cpus if e.host else gpus)]
+            tables = [_rows(e, device, results) for device in (gpus + cpus if e.configurations("cpu") else gpus)]
             (there if any(_complete(e, rows) for rows in tables) else lacking).append(e.table)
             reasons += [row[records.STATUS] for table in tables for row in table if row[records.STATUS] != "ok"]
             reasons += [] if any(tables) or gpus else [NO_GPU]

@@ -55,7 +55,7 @@ def test_what_takes_seconds_is_measured_before_whole_trainings():
     order = [e.table for e in tables_of("amp")]
     assert set(order[-3:]) == {"reduced_quality", "quality", "curves"}
     for runs in (experiments.quality, experiments.reduced_quality):
-        seeds = [run["seed"] for run in runs.configurations("full")]
+        seeds = [run["seed"] for run in runs.configurations("big-gpu")]
         assert seeds == sorted(seeds)
 
 
@@ -105,7 +105,7 @@ def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
 
 def test_gradients_of_the_stack_are_in_the_range_of_fp16():
     """The mean over all outputs makes them small: 2 / outputs, for an output of 1."""
-    for config in experiments.autocast_overhead.configurations("full"):
+    for config in experiments.autocast_overhead.configurations("big-gpu"):
         gradient = experiments.LOSS_SCALE * 2 / (config["batch"] * config["hidden"])
         assert torch.finfo(torch.float16).tiny < gradient < 1
 

@@ -60,7 +60,7 @@ def _read(folder: Path, table: str) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame()
     rows = pd.concat(frames, ignore_index=True)
-    return rows[(rows["status"] == "ok") & (rows["preset"] == "full")]
+    return rows[(rows["status"] == "ok") & (rows["preset"] != "small")]
 
 
 @functools.cache

@@ -46,7 +46,7 @@ def _(records, gpu, **_):
     way = LIGER if LIGER in others else others.index[-1]
     ratio = rates["ours"] / others[way]
     files = pd.concat([pd.read_csv(file) for file in records.folder.glob("*/rush/peers.csv")])
-    failed = files[(files["gpu"] == gpu) & (files["preset"] == "full") & (files["status"] == "out of memory")]["way"]
+    failed = files[(files["gpu"] == gpu) & (files["preset"] != "small") & (files["status"] == "out of memory")]["way"]
     more = "" if way == LIGER else ", the fastest of the others that ran"
     more += "; out of memory at the same batch: " + "; ".join(failed) if len(failed) else ""
     return {"ratio": ratio, "way": way, "verdict": ratio >= 1.5, "more": more}

@@ -72,7 +72,7 @@ def test_what_a_machine_lacks_is_not_held_against_a_specimen(lacking, monkeypatc
 
 def test_a_call_that_torch_does_not_warn_of_is_not_deprecated(monkeypatch):
     monkeypatch.setattr(successor, "_ANNOUNCE", ())
-    (row,) = experiments.deprecations.configurations("full")
+    (row,) = experiments.deprecations.configurations("big-gpu")
     assert {found["deprecated"] for found in experiments.deprecations.rows(row)} == {"no"}
 
 

@@ -30,7 +30,7 @@ def compared(read):
 
 def test_a_plan_without_records_is_all_configurations_and_says_so():
     plan = unmeasured(experiments.sweep).with_missing
-    assert len(plan) == len(experiments.sweep.configurations("full"))
+    assert len(plan) == len(experiments.sweep.configurations("big-gpu"))
     assert set(plan["status"]) == {"not measured"}
     assert unmeasured(experiments.sweep).origin == "Not measured on a GPU yet."
 
@@ -39,7 +39,7 @@ def test_a_plan_keeps_the_order_and_fills_the_gaps(recorded):
     whole = recorded(experiments.sweep)
     part = Results(experiments.sweep, whole.rows.drop(index=[0, 5]).sample(frac=1, random_state=0))
     names = experiments.sweep.identity("full")
-    assert part.with_missing[names].to_dict("records") == experiments.sweep.configurations("full")
+    assert part.with_missing[names].to_dict("records") == experiments.sweep.configurations("big-gpu")
     assert (part.with_missing["status"] == "not measured").sum() == 2
 
 
