@@ -123,18 +123,18 @@ def _gradient_time(config):
 
 
 def _scaler_step(config):
-    ratios = {"no scaler": 1.0, "torch.amp.GradScaler": 1.3, "ours, readable": 2.0, "ours": 0.9}
+    ratios = {"no scaler": 1.0, "torch.amp.GradScaler": 1.3, "plain operations": 2.0, "ours": 0.9}
     return [
-        {"way": way, "ratio_to_no_scaler": ratio, "ratio_to_torch": ratio / 1.3, "share_of_copy": 0.9 / ratio}
+        {"variant": variant, "ratio_to_no_scaler": ratio, "ratio_to_torch": ratio / 1.3, "share_of_copy": 0.9 / ratio}
         | SPREAD
-        | {"host_reads": 0 if way in ("no scaler", "ours") else 1}
-        for way, ratio in ratios.items()
+        | {"host_reads": 0 if variant in ("no scaler", "ours") else 1}
+        for variant, ratio in ratios.items()
     ]
 
 
 def _autocast_overhead(config):
-    ways = {"no autocast": 2.0, "torch.autocast": 1.0, "ours": 1.01}
-    return [{"way": way, "ratio_to_torch": ratio} | SPREAD for way, ratio in ways.items()]
+    variants = {"no autocast": 2.0, "torch.autocast": 1.0, "ours": 1.01}
+    return [{"variant": variant, "ratio_to_torch": ratio} | SPREAD for variant, ratio in variants.items()]
 
 
 def _reduced_quality(config):

@@ -1,7 +1,6 @@
 """Mixed precision from scratch: loss scaling that never waits for the GPU, and autocast."""
 
 from .autocast import Autocast
-from .dynamic import DynamicGradScaler
-from .scaler import StaticGradScaler
+from .scaler import DynamicGradScaler, StaticGradScaler
 
 __all__ = ["Autocast", "DynamicGradScaler", "StaticGradScaler"]

@@ -10,46 +10,44 @@
         scaler.step(optimizer)
         scaler.update()
 
-What it costs beyond the optimizer's step, for P parameters with fp32 gradients:
+What it costs beyond the optimizer's step, with clipping or without, in bytes for P parameters with fp32 gradients:
 
-    optimizer      without clipping                       with clipping
-    fused          4P read, 4P written by the step        the same
-    not fused      12P read and written, one wait         12P read and written, one wait
+    fused optimizer     4P read, and 4P written by the step
+    any other           12P read and written, and one wait for the GPU
 
 With a fused optimizer (`fused=True`) nothing waits for the GPU: one pass that only reads is the norm and the check
 for inf at once, and the optimizer's own kernel divides by the scale, clips, and skips. Any other optimizer is stepped
-or not by Python, which has to know, so the host waits once a step. `readable=True` is the same in plain tensor
-operations, one gradient after another, with the wait.
+or not by Python, which has to know, so the host waits once a step.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from . import fast
-from . import readable as plain
+from helpers.lab.arguments import check_positive
 
 
 class Stage(Enum):
     """What has been done to an optimizer's gradients since the last `update`."""
 
-    SCALED = 0
-    CLIPPED = 1  # a norm was taken, and the fused step will divide and clip
-    UNSCALED = 2
-    STEPPED = 3
+    SCALED = "scale"
+    CLIPPED = "clip_grad_norm_"  # a norm was taken, and the fused step will divide and clip
+    UNSCALED = "unscale_"
+    STEPPED = "step"
 
 
 @dataclass
 class _State:
     stage: Stage = Stage.SCALED
-    found_inf: dict[torch.device, Tensor] = field(default_factory=dict)
+    found_inf: Tensor | None = None  # 1.0 if one of them holds an inf or a NaN, else 0.0, beside the scale
     divisor: Tensor | None = None  # what the fused step divides gradients by, to unscale and clip them
 
 
@@ -60,35 +58,20 @@ class StaticGradScaler:
     `DynamicGradScaler` finds the largest that works by itself.
     """
 
-    def __init__(self, scale: float = 2.0**12, *, enabled: bool = True, readable: bool = False) -> None:
-        self._initial_scale = positive("scale", scale)
+    def __init__(self, scale: float = 2.0**12, *, enabled: bool = True) -> None:
         self._enabled = enabled
-        self._readable = readable
-        self._operations: ModuleType = plain if readable else fast
-        self._scale: Tensor | None = None  # 0-dimensional fp32, on the device of the first loss
-        self._skipped: Tensor | None = None
+        self._scale = torch.tensor(_positive("scale", scale), dtype=torch.float32)  # moves to the first loss's device
+        self._skipped = torch.zeros(())
+        self._started = False
         self._states: dict[int, _State] = {}
-
-    def is_enabled(self) -> bool:
-        return self._enabled
-
-    def get_scale(self) -> float:
-        """The scale. Waits for the GPU."""
-        if not self._enabled:
-            return 1.0
-        return self._initial_scale if self._scale is None else float(self._scale)
-
-    def skipped_steps(self) -> int:
-        """How many optimizer steps were skipped so far. Waits for the GPU."""
-        return 0 if self._skipped is None else int(self._skipped)
 
     def scale(self, outputs: Any) -> Any:
         """Multiply a tensor, or each tensor of a nested iterable, by the scale."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
-            if self._scale is None:
-                self._start(outputs.device)
+            if not self._started:
+                self._move(outputs.device)
             return outputs * self._scale.to(outputs.device, non_blocking=True)
         if isinstance(outputs, Mapping):
             return {name: self.scale(value) for name, value in outputs.items()}
@@ -106,8 +89,10 @@ class StaticGradScaler:
             return
         state = self._state(optimizer, "unscale_")
         if state.stage is not Stage.SCALED:
-            raise RuntimeError(f"unscale_ after {_done(state)}: call it once, before step, then update")
-        self._multiply(optimizer, state, None)
+            raise RuntimeError(f"unscale_ after {state.stage.value}: call it once, before step, then update")
+        grads = _gradients(optimizer)
+        state.found_inf = self._found_inf(grads)
+        _multiply_(grads, self._scale.double().reciprocal().float())  # rounded once
         state.stage = Stage.UNSCALED
 
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -117,29 +102,29 @@ class StaticGradScaler:
         optimizer nothing is written: the step divides and clips in one. A sum of squares that overflows fp32
         (a scaled gradient above 1e19) counts as inf, and the step is skipped.
         """
-        max_norm = positive("max_norm", max_norm, allow_inf=True)
+        max_norm = _positive("max_norm", max_norm, allow_inf=True)
         if not self._enabled:
-            return torch.nn.utils.clip_grad_norm_(_parameters(optimizer), max_norm, norm_type)
+            return clip_grad_norm_(
+                [p for group in optimizer.param_groups for p in group["params"]], max_norm, norm_type
+            )
         state = self._state(optimizer, "clip_grad_norm_")
         if state.stage in (Stage.CLIPPED, Stage.STEPPED):
-            raise RuntimeError(f"clip_grad_norm_ after {_done(state)}: call it once, before step")
-        by_device = _gradients(optimizer)
-        norms = {device: self._operations.norm(grads, norm_type) for device, grads in by_device.items()}
-        total = self._together(norms, lambda found: torch.linalg.vector_norm(found, norm_type))
+            raise RuntimeError(f"clip_grad_norm_ after {state.stage.value}: call it once, before step")
+        grads = _gradients(optimizer)
+        norm = get_total_norm(grads, norm_type)  # one pass over the gradients, which only reads
+        true_norm = self._beside_scale(norm)
         if state.stage is Stage.SCALED:
-            state.found_inf = {device: self._operations.not_finite(norm) for device, norm in norms.items()}
-            total = total / self._scale
-        excess = torch.clamp((total + 1e-6) / max_norm, min=1.0)  # what the gradients are to be divided by
+            state.found_inf = self._beside_scale(_not_finite(norm))
+            true_norm = true_norm / self._scale
+        excess = torch.clamp((true_norm + 1e-6) / max_norm, min=1.0)  # what the gradients are to be divided by
         if state.stage is Stage.UNSCALED:
-            clip = excess.reciprocal()
-            for device, grads in by_device.items():
-                self._operations.multiply_(grads, clip.to(device, non_blocking=True))
-        elif self._hands_over(optimizer):
+            _multiply_(grads, excess.reciprocal())
+        elif _hands_over(optimizer):
             state.stage, state.divisor = Stage.CLIPPED, self._scale * excess
         else:
-            self._multiply(optimizer, state, excess)
+            _multiply_(grads, self._scale.double().reciprocal().float() / excess)
             state.stage = Stage.UNSCALED
-        return total
+        return true_norm
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """`optimizer.step(*args, **kwargs)` on unscaled gradients, or nothing if one of them isn't finite."""
@@ -150,27 +135,63 @@ class StaticGradScaler:
         state = self._state(optimizer, "step")
         if state.stage is Stage.STEPPED:
             raise RuntimeError("step after step: call update once all optimizers have stepped")
-        if self._hands_over(optimizer):
+        if _hands_over(optimizer):
             result = self._fused_step(optimizer, state, kwargs)
         else:
             if state.stage is Stage.SCALED:
                 self.unscale_(optimizer)
-            skip = bool(sum(found.item() for found in state.found_inf.values()))
-            result = None if skip else optimizer.step(**kwargs)
+            result = None if state.found_inf.item() else optimizer.step(**kwargs)  # the host waits here
         state.stage = Stage.STEPPED
         return result
 
+    def _fused_step(self, optimizer: Optimizer, state: _State, kwargs: dict[str, Any]) -> Any:
+        """Let the optimizer's kernel divide, clip and skip: nothing is read on the host.
+
+        torch's fused optimizers read two attributes, as `torch.amp.GradScaler` sets them: they divide gradients by
+        `grad_scale`, and do nothing where `found_inf` is 1 (and no other number).
+        """
+        if state.stage is Stage.SCALED:
+            state.found_inf = self._found_inf(_gradients(optimizer))
+            state.divisor = self._scale
+        optimizer.found_inf, optimizer.grad_scale = state.found_inf, state.divisor
+        try:
+            return optimizer.step(**kwargs)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """End an iteration: count what was skipped, and set the scale if a new one is given."""
+        """End an iteration: count what was skipped and adapt the scale, or set it if a new one is given."""
         if not self._enabled:
             return
-        if self._scale is None:
+        if not self._started:
             raise RuntimeError("update before scale: call scaler.scale(loss).backward() and scaler.step first")
-        if new_scale is not None:
-            self._set(new_scale)
+        if new_scale is None:
+            found = [state.found_inf for state in self._states.values() if state.found_inf is not None]
+            if not found:
+                raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
+            self._adapt(found[0] if len(found) == 1 else torch.stack(found).amax())
+        elif not isinstance(new_scale, Tensor):
+            self._scale.fill_(_positive("new_scale", new_scale))
+        elif new_scale.numel() != 1 or new_scale.requires_grad or not new_scale.is_floating_point():
+            raise ValueError("new_scale must be a floating-point tensor with one element and no gradient")
         else:
-            self._finish(self._found_inf_of_all())
+            self._scale.copy_(new_scale.reshape(()))
         self._states.clear()
+
+    def _adapt(self, found_inf: Tensor) -> None:
+        """What follows from an iteration; `found_inf` is 1 if any optimizer's gradients were not finite, else 0."""
+        self._skipped.add_(found_inf)
+
+    def is_enabled(self) -> bool:
+        return self._enabled
+
+    def get_scale(self) -> float:
+        """The scale. Waits for the GPU."""
+        return float(self._scale) if self._enabled else 1.0
+
+    def skipped_steps(self) -> int:
+        """How many optimizer steps were skipped so far. Waits for the GPU."""
+        return int(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """What it takes to go on from here. Waits for the GPU. Empty if disabled."""
@@ -181,100 +202,125 @@ class StaticGradScaler:
             return
         if not state:
             raise RuntimeError("the state is empty: it was saved by a scaler that was disabled")
-        self._initial_scale = positive("scale", state["scale"])
-        if self._scale is not None:
-            self._scale.fill_(self._initial_scale)
+        self._scale.fill_(_positive("scale", state["scale"]))
 
-    def _start(self, device: torch.device) -> None:
-        self._scale = torch.full((), self._initial_scale, dtype=torch.float32, device=device)
-        self._skipped = torch.zeros((), dtype=torch.float32, device=device)
-
-    def _finish(self, found_inf: Tensor) -> None:
-        """What `update` does with the news; `found_inf` is 1 if any optimizer's gradients were not finite, else 0."""
-        self._skipped.add_(found_inf)
-
-    def _set(self, new_scale: float | Tensor) -> None:
-        if not isinstance(new_scale, Tensor):
-            self._scale.fill_(positive("new_scale", new_scale))
-        elif new_scale.numel() != 1 or new_scale.requires_grad or not new_scale.is_floating_point():
-            raise ValueError("new_scale must be a floating-point tensor with one element and no gradient")
-        else:
-            self._scale.copy_(new_scale.reshape(()))
-
-    def _inverse(self) -> Tensor:
-        """1 / scale, rounded once."""
-        return self._scale.double().reciprocal().float()
+    def _move(self, device: torch.device) -> None:
+        """Keep the state on this device from now on, so that nothing waits for it."""
+        self._scale, self._skipped, self._started = self._scale.to(device), self._skipped.to(device), True
 
     def _state(self, optimizer: Optimizer, what: str) -> _State:
-        if self._scale is None:
+        if not self._started:
             raise RuntimeError(f"{what} before scale: call scaler.scale(loss).backward() first")
         return self._states.setdefault(id(optimizer), _State())
 
-    def _hands_over(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer's kernel takes over dividing, clipping and skipping.
+    def _found_inf(self, grads: list[Tensor]) -> Tensor:
+        """1.0 if any gradient holds an inf or a NaN, else 0.0: the largest magnitude is finite only if all are."""
+        return self._beside_scale(_not_finite(get_total_norm(grads, math.inf)))
 
-        Not in the first step of torch's fused SGD with momentum: if its kernel skips that one, it leaves the momentum
-        uninitialised (seen in torch 2.13), and later steps use what happened to lie there.
-        """
-        if self._readable or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return False
-        return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.state) or not optimizer.defaults["momentum"]
-
-    def _multiply(self, optimizer: Optimizer, state: _State, excess: Tensor | None) -> None:
-        """Unscale in place, and clip in the same pass; look for inf if nobody has yet."""
-        factor = self._inverse() if excess is None else self._inverse() / excess
-        for device, grads in _gradients(optimizer).items():
-            if device not in state.found_inf:
-                state.found_inf[device] = self._operations.found_inf(grads)
-            self._operations.multiply_(grads, factor.to(device, non_blocking=True))
-
-    def _fused_step(self, optimizer: Optimizer, state: _State, kwargs: dict[str, Any]) -> Any:
-        """Let the optimizer's kernel divide, clip and skip: nothing is read on the host."""
-        if state.stage is Stage.SCALED:
-            state.found_inf = {device: fast.found_inf(grads) for device, grads in _gradients(optimizer).items()}
-        optimizer.found_inf = self._together(state.found_inf, torch.amax)
-        optimizer.grad_scale = None
-        if state.stage is not Stage.UNSCALED:
-            optimizer.grad_scale = self._scale if state.divisor is None else state.divisor
-        try:
-            return optimizer.step(**kwargs)
-        finally:
-            del optimizer.grad_scale, optimizer.found_inf
-
-    def _found_inf_of_all(self) -> Tensor:
-        states = self._states.items()
-        found = {(which, device): tensor for which, state in states for device, tensor in state.found_inf.items()}
-        if not found:
-            raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
-        return self._together(found, torch.amax)
-
-    def _together(self, found: Mapping[Any, Tensor], reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """One number of several, on the scale's device. A flag stays 0 or 1: fused kernels skip at 1, not at 2."""
-        if len(found) == 1:
-            (only,) = found.values()
-            return only.to(self._scale.device, non_blocking=True).float()
-        home = [tensor.to(self._scale.device, non_blocking=True).float() for tensor in found.values()]
-        return reduce(torch.stack(home))
+    def _beside_scale(self, number: Tensor) -> Tensor:
+        return number.to(self._scale.device, torch.float32, non_blocking=True)
 
 
-def positive(name: str, value: float, allow_inf: bool = False) -> float:
+class DynamicGradScaler(StaticGradScaler):
+    """Finds the scale: it grows after `growth_interval` good steps in a row, and shrinks after a bad one.
+
+    It stays between `min_scale` and `max_scale` (the next update brings one back that was set or loaded from outside),
+    and says once if gradients overflow even at `min_scale`. The state lives on the GPU, so a captured CUDA graph of a
+    step goes on scaling when it is replayed.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(init_scale, enabled=enabled)
+        if not (math.isfinite(growth_factor) and growth_factor > 1):
+            raise ValueError(f"growth_factor is {growth_factor}; it must be above 1")
+        if not 0 < backoff_factor < 1:
+            raise ValueError(f"backoff_factor is {backoff_factor}; it must be between 0 and 1")
+        check_positive(growth_interval=growth_interval)
+        self._min_scale = _positive("min_scale", min_scale)
+        self._max_scale = _positive("max_scale", max_scale, allow_inf=True)
+        if not min_scale <= init_scale <= max_scale:
+            given = f"init_scale is {init_scale:g}"
+            raise ValueError(f"{given}; it must be from min_scale, {min_scale:g}, to max_scale, {max_scale:g}")
+        self._growth_factor, self._backoff_factor = float(growth_factor), float(backoff_factor)
+        self._growth_interval = growth_interval
+        self._good_steps = torch.zeros((), dtype=torch.int32)  # in a row
+        self._at_least, self._stuck = torch.zeros(()), torch.zeros(())  # 1: as small as may be; above 0: overflew there
+        self._stuck_here = torch.zeros(())  # the same on the host
+        self._said = False
+
+    def _adapt(self, found_inf: Tensor) -> None:
+        super()._adapt(found_inf)
+        torch.le(self._scale, self._min_scale, out=self._at_least)
+        self._stuck.addcmul_(found_inf, self._at_least)
+        rule = self._growth_factor, self._backoff_factor, self._growth_interval
+        torch._amp_update_scale_(self._scale, self._good_steps, found_inf, *rule)  # torch.amp.GradScaler's own kernel
+        self._scale.clamp_(self._min_scale, self._max_scale)
+        if not self._said and self._stuck_here.numpy()[()] > 0:
+            self._said = True
+            message = f"gradients are not finite even at the smallest scale, {self._min_scale:g}: steps are skipped"
+            warnings.warn(f"{message}; look for a diverged model or bad data", RuntimeWarning, stacklevel=3)
+        self._stuck_here.copy_(self._stuck, non_blocking=True)  # nobody waits for it: a warning is some steps late
+
+    def state_dict(self) -> dict[str, Any]:
+        """Under the names that torch.amp.GradScaler uses, so that either loads the other's."""
+        if not self._enabled:
+            return {}
+        return super().state_dict() | {
+            "growth_factor": self._growth_factor,
+            "backoff_factor": self._backoff_factor,
+            "growth_interval": self._growth_interval,
+            "_growth_tracker": int(self._good_steps),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._enabled:
+            self._growth_factor, self._backoff_factor = state["growth_factor"], state["backoff_factor"]
+            self._growth_interval = state["growth_interval"]
+            self._good_steps.fill_(state["_growth_tracker"])
+
+    def _move(self, device: torch.device) -> None:
+        super()._move(device)
+        self._good_steps = self._good_steps.to(device)
+        self._at_least, self._stuck = self._at_least.to(device), self._stuck.to(device)
+        self._stuck_here = torch.zeros((), pin_memory=device.type == "cuda")
+
+
+def _positive(name: str, value: float, allow_inf: bool = False) -> float:
     number = float(value)
     if not number > 0 or (math.isinf(number) and not allow_inf):
         raise ValueError(f"{name} is {value}; it must be above 0" + ("" if allow_inf else " and finite"))
     return number
 
 
-def _done(state: _State) -> str:
-    return {Stage.CLIPPED: "clip_grad_norm_", Stage.UNSCALED: "unscale_", Stage.STEPPED: "step"}[state.stage]
+def _hands_over(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel takes over dividing, clipping and skipping.
+
+    Not in the first step of torch's fused SGD with momentum: if its kernel skips that one, it leaves the momentum
+    uninitialised (seen in torch 2.13), and later steps use what happened to lie there.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.state) or not optimizer.defaults["momentum"]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _gradients(optimizer: Optimizer) -> dict[torch.device, list[Tensor]]:
-    """The optimizer's gradients by device; of sparse ones the values, each index once."""
-    found: dict[torch.device, list[Tensor]] = {}
+def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    """The optimizer's gradients; of sparse ones the values, each index once."""
+    found: list[Tensor] = []
     for parameter in _parameters(optimizer):
         grad = parameter.grad
         if grad is None or grad.numel() == 0:
@@ -287,7 +333,18 @@ def _gradients(optimizer: Optimizer) -> dict[torch.device, list[Tensor]]:
         if grad.is_sparse:
             parameter.grad = grad = grad.coalesce()
             grad = grad._values()
-        found.setdefault(grad.device, []).append(grad)
+        found.append(grad)
     if not found:
         raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
     return found
+
+
+def _multiply_(grads: list[Tensor], factor: Tensor) -> None:
+    """Multiply gradients in place by a 0-dimensional factor, in a few launches whatever their number."""
+    for device in {grad.device for grad in grads}:
+        torch._foreach_mul_([grad for grad in grads if grad.device == device], factor.to(device, non_blocking=True))
+
+
+def _not_finite(number: Tensor) -> Tensor:
+    """1.0 if a number is inf or NaN, else 0.0, in fp32: both of them times 0 are NaN."""
+    return torch.nan_to_num((number * 0.0).float(), nan=1.0)

@@ -67,7 +67,7 @@ def quality_verdicts(measured: pd.DataFrame) -> list[str]:
 
 
 def reduced_verdicts(measured: pd.DataFrame) -> list[str]:
-    """How far from fp32 each way of scaling ends, on the mean over the seeds that it shares with fp32."""
+    """How far from fp32 each kind of scaling ends, on the mean over the seeds that it shares with fp32."""
     if not len(measured):
         return ["Not measured yet."]
     said = []
@@ -89,7 +89,7 @@ def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
     if not len(steps) and not len(autocast):
         return ["What scaling and autocast cost has not been measured on a GPU yet."]
     said = []
-    for row in steps[steps["way"] == "ours"].to_dict("records") if len(steps) else []:
+    for row in steps[steps["variant"] == "ours"].to_dict("records") if len(steps) else []:
         faster = 1 / row["ratio_to_torch"]
         said.append(
             f"{row['gpu']}, {row['million_parameters']} M parameters: unscale, clip and step {faster:.2f}× as fast as "
@@ -98,7 +98,7 @@ def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
             f"({reached(row['ratio_to_no_scaler'] <= GOAL_OVERHEAD)}: at most {GOAL_OVERHEAD}), "
             f"{int(row['host_reads'])} waits for the GPU"
         )
-    for row in autocast[autocast["way"] == "ours"].to_dict("records") if len(autocast) else []:
+    for row in autocast[autocast["variant"] == "ours"].to_dict("records") if len(autocast) else []:
         said.append(
             f"{row['gpu']}, width {row['hidden']}: a step under our Autocast takes {row['ratio_to_torch']:.3f} of one "
             f"under torch's ({reached(row['ratio_to_torch'] <= GOAL_AUTOCAST)}: at most {GOAL_AUTOCAST})"

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import train as training
-from helpers.amp import ways
-from helpers.amp.gradients import LOWEST, zero_share
-from helpers.amp.gradients import exponents as exponents_of
+from helpers.amp import variants
 from helpers.lab import bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
@@ -40,26 +38,26 @@ def _setup(task: str, precision: str, seed: int = 0) -> Setup:
     return Setup(task=task, precision=precision, preset=preset, epochs=EPOCHS[preset][task], seed=seed)
 
 
-FLOOR_BYTES = 32
+LEAST_BYTES = 32
 BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU: Python takes as long to queue a step
-REFERENCES = {"no_scaler": ways.NO_SCALER, "torch": ways.TORCHS}
+REFERENCES = {"no_scaler": variants.NO_SCALER, "torch": variants.TORCHS}
 
 
 @experiment(
     small=[{"million_parameters": 1}],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
-    version=2,
+    version=3,
 )
 def scaler_step(million_parameters: int) -> list[Row]:
     """Unscale, clip and AdamW step: ours, torch's, and no scaler at all, from one interleaved run.
 
     Each step is queued while the GPU is busy with something else, as it is in training: what is measured is the work
-    of the GPU, and, for a way that waits for it, the wait. The floor is what a fused AdamW and one norm must move: 32
-    bytes a parameter.
+    of the GPU, and, for a variant that waits for it, the wait. A fused AdamW and one norm must move at least 32 bytes a
+    parameter.
     """
     elements = million_parameters * 10**6 // 16
     parameters = [torch.randn(elements, device=device()).requires_grad_() for _ in range(16)]
-    scaled = [torch.randn(elements, device=device()) * ways.SCALE for _ in range(16)]
+    scaled = [torch.randn(elements, device=device()) * variants.SCALE for _ in range(16)]
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
 
@@ -67,17 +65,17 @@ def scaler_step(million_parameters: int) -> list[Row]:
         torch._foreach_copy_([p.grad for p in parameters], scaled)
         queue_ahead(BUSY_CYCLES)
 
-    steps = ways.scaler_steps(parameters)
+    steps = variants.scaler_steps(parameters)
     timed = compare(steps, check=False, before=restore)
     _, copy_gb_per_s = copy(4096 if device().type == "cuda" else 64)
     rows = []
     for name, step in steps.items():
         restore()
         timing = timed.timing(name)
-        ratios = {f"ratio_to_{to}": timed.ratio(name, way)[0] for to, way in REFERENCES.items()}
-        moved = FLOOR_BYTES * 16 * elements / timing.median_ms / 1e6
-        row = {"way": name} | timing.row() | ratios
-        rows.append(row | {"share_of_copy": moved / copy_gb_per_s, "host_reads": ways.host_reads(step)})
+        ratios = {f"ratio_to_{to}": timed.ratio(name, reference)[0] for to, reference in REFERENCES.items()}
+        moved = LEAST_BYTES * 16 * elements / timing.median_ms / 1e6
+        row = {"variant": name} | timing.row() | ratios
+        rows.append(row | {"share_of_copy": moved / copy_gb_per_s, "host_reads": variants.host_reads(step)})
     return rows
 
 
@@ -99,7 +97,7 @@ def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     blocks = [nn.Sequential(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.GELU()) for _ in range(layers)]
     model = nn.Sequential(*blocks).to(device())
     x = torch.randn(batch, hidden, device=device())
-    regions = ways.regions(dtype)
+    regions = variants.regions(dtype)
 
     def run(region: Callable) -> Tensor:
         model.zero_grad()
@@ -108,10 +106,12 @@ def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
         (loss * LOSS_SCALE).backward()
         return loss.detach()
 
-    ways.check_same_casts(model, run, regions[ways.OURS], regions[ways.TORCHS_AUTOCAST])
+    variants.check_same_casts(model, run, regions[variants.OURS], regions[variants.TORCHS_AUTOCAST])
     timed = compare({name: partial(run, region) for name, region in regions.items()}, tolerance=2e-2)
     return [
-        {"way": name} | timed.timing(name).row() | {"ratio_to_torch": timed.ratio(name, ways.TORCHS_AUTOCAST)[0]}
+        {"variant": name}
+        | timed.timing(name).row()
+        | {"ratio_to_torch": timed.ratio(name, variants.TORCHS_AUTOCAST)[0]}
         for name in regions
     ]
 
@@ -166,6 +166,9 @@ def zeros(task: str, precision: str) -> list[Row]:
     return rows
 
 
+LOWEST, HIGHEST = -60, 20  # exponents that are told apart; fp16 ends at -24, with subnormal numbers
+
+
 @experiment(small=[{"task": "segmentation"}], big_gpu=[{"task": task} for task in BOTH], version=2)
 def exponents(task: str) -> list[Row]:
     """The exponents of gradients in an fp32 run, of activations and of weights: which of them fp16 can hold.
@@ -175,7 +178,7 @@ def exponents(task: str) -> list[Row]:
     kinds: dict[str, list[Tensor]] = {"activations": [], "weights": []}
 
     def watch(_module: nn.Module, _inputs: tuple, output: Tensor) -> None:
-        output.register_hook(lambda grad: kinds["activations"].append(exponents_of(grad)))
+        output.register_hook(lambda grad: kinds["activations"].append(count_exponents(grad)))
 
     def look(step: Step) -> None:
         if step.number == 0:
@@ -185,7 +188,7 @@ def exponents(task: str) -> list[Row]:
         if step.number < 2:
             kinds["activations"].clear()
             return
-        kinds["weights"] = [exponents_of(p.grad) for p in step.model.parameters() if p.grad is not None]
+        kinds["weights"] = [count_exponents(p.grad) for p in step.model.parameters() if p.grad is not None]
         raise _Enough
 
     with contextlib.suppress(_Enough):
@@ -280,6 +283,19 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
         if number % every == 0 or number == len(seen) - 1
     ]
     return row, curve
+
+
+def count_exponents(values: Tensor) -> Tensor:
+    """Counts of values by exponent: at 0 the exact zeros, then LOWEST to HIGHEST. Nothing is read on the host."""
+    magnitude = values.detach().float().abs()
+    exponent = torch.frexp(magnitude).exponent - 1
+    bins = torch.where(magnitude == 0, 0, exponent.clamp(LOWEST, HIGHEST) - LOWEST + 1)
+    return torch.bincount(bins.flatten().long(), minlength=HIGHEST - LOWEST + 2)
+
+
+def zero_share(grads: list[Tensor]) -> Tensor:
+    """The share of all their values that is exactly zero."""
+    return sum((g == 0).sum() for g in grads) / sum(g.numel() for g in grads)
 
 
 def _bytes(held: Iterable[Tensor]) -> int:

@@ -5,9 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers.amp import Autocast, plots, story, ways
-from helpers.amp.gradients import HIGHEST, LOWEST
-from helpers.amp.gradients import exponents as exponents_of
+from helpers.amp import Autocast, plots, story, variants
 from helpers.experiments import amp as experiments
 from helpers.experiments import tables_of
 from helpers.lab import Disagreement, records
@@ -63,14 +61,14 @@ def test_exponents_are_shares_of_all_gradients():
     rows = experiments.exponents("small")
     shares = rows.groupby("kind")["share"].sum()
     assert shares.to_dict() == pytest.approx({"activations": 1.0, "weights": 1.0})
-    assert rows["exponent"].dropna().between(LOWEST, HIGHEST).all()
+    assert rows["exponent"].dropna().between(experiments.LOWEST, experiments.HIGHEST).all()
 
 
 def test_exponents_are_those_of_the_values():
-    counts = exponents_of(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
-    places = {place - 1 + LOWEST: int(count) for place, count in enumerate(counts) if count and place}
+    counts = experiments.count_exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
+    places = {place - 1 + experiments.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
     assert counts[0] == 1
-    assert places == {0: 2, 1: 1, -30: 1, LOWEST: 1}
+    assert places == {0: 2, 1: 1, -30: 1, experiments.LOWEST: 1}
 
 
 def test_zeros_are_counted_for_each_layer():
@@ -80,25 +78,25 @@ def test_zeros_are_counted_for_each_layer():
     assert rows.groupby("precision")["layer"].nunique().min() > 3
 
 
-def test_a_handed_over_step_never_reads_on_the_host_and_the_readable_one_does():
-    rows = experiments.scaler_step("small").set_index("way")
+def test_a_handed_over_step_never_reads_on_the_host_and_plain_operations_do():
+    rows = experiments.scaler_step("small").set_index("variant")
     assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
-    assert rows.loc["ours, readable", "host_reads"] == 1
+    assert rows.loc["plain operations", "host_reads"] == 1
     assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
 
 
 def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
     calls = []
     monkeypatch.setattr(experiments, "queue_ahead", lambda _: calls.append("busy"))
-    steps = experiments.ways.scaler_steps
-    names = ("no scaler", "torch.amp.GradScaler", "ours, readable", "ours")
+    steps = experiments.variants.scaler_steps
+    names = ("no scaler", "torch.amp.GradScaler", "plain operations", "ours")
 
     def logged(parameters):
         return {
             name: lambda name=name, step=step: (calls.append(name), step()) for name, step in steps(parameters).items()
         }
 
-    monkeypatch.setattr(experiments.ways, "scaler_steps", logged)
+    monkeypatch.setattr(experiments.variants, "scaler_steps", logged)
     experiments.scaler_step("small")
     assert [calls[at - 1] for at, call in enumerate(calls) if call in names] == ["busy"] * (len(calls) // 2)
 
@@ -125,23 +123,23 @@ def stack():
 
 
 def test_casting_as_torch_does_is_found_to_be_the_same(stack):
-    regions = ways.regions(torch.bfloat16)
-    ways.check_same_casts(*stack, regions[ways.OURS], regions[ways.TORCHS_AUTOCAST])
+    regions = variants.regions(torch.bfloat16)
+    variants.check_same_casts(*stack, regions[variants.OURS], regions[variants.TORCHS_AUTOCAST])
 
 
 def test_an_autocast_that_casts_nothing_is_found_out(stack):
-    theirs = ways.regions(torch.bfloat16)[ways.TORCHS_AUTOCAST]
+    theirs = variants.regions(torch.bfloat16)[variants.TORCHS_AUTOCAST]
     with pytest.raises(Disagreement, match=r"layer 0 returns torch.float32 .* torch.bfloat16 under torch's"):
-        ways.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
+        variants.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
 
 
 def test_an_autocast_with_other_gradients_is_found_out(stack):
     class Other(Autocast):
         factor = 1.1
 
-    theirs = ways.regions(torch.bfloat16)[ways.TORCHS_AUTOCAST]
+    theirs = variants.regions(torch.bfloat16)[variants.TORCHS_AUTOCAST]
     with pytest.raises(Disagreement, match="'ours' differs"):
-        ways.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
+        variants.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
 
 
 def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monkeypatch):
@@ -150,7 +148,7 @@ def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monk
             self.enabled = False
             return super().__enter__()
 
-    monkeypatch.setattr(ways, "Autocast", Nothing)
+    monkeypatch.setattr(variants, "Autocast", Nothing)
     with pytest.raises(Disagreement):
         experiments.autocast_overhead.measure(hidden=32, layers=2, batch=8)
 
@@ -167,8 +165,8 @@ def test_a_storage_that_two_tensors_share_is_held_once():
     assert experiments._bytes([x, x[:, :-1], x[:, 1:], torch.zeros(2)]) == 4 * 20 + 4 * 2
 
 
-def test_costs_are_measured_for_each_way():
-    assert set(experiments.autocast_overhead("small")["way"]) == {"no autocast", "torch.autocast", "ours"}
+def test_costs_are_measured_for_each_variant():
+    assert set(experiments.autocast_overhead("small")["variant"]) == {"no autocast", "torch.autocast", "ours"}
     assert (experiments.gradient_time("small")["median_ms"] > 0).all()
 
 

@@ -57,7 +57,7 @@ def _(records, gpu, name, **_):
     "{of_none} of the step without a scaler ({lean}: at most 1.02), {waits} waits for the GPU"
 )
 def _(records, gpu, millions, **_):
-    rows = records.rows("amp/scaler_step", gpu=gpu, million_parameters=millions).set_index("way")
+    rows = records.rows("amp/scaler_step", gpu=gpu, million_parameters=millions).set_index("variant")
     ours, torch_ = rows.loc["ours"], rows.loc["torch.amp.GradScaler"]
     faster = torch_["ratio_to_no_scaler"] / ours["ratio_to_no_scaler"]
     told = {"faster": faster, "verdict": faster >= 1.3, "of_none": ours["ratio_to_no_scaler"]}
@@ -66,5 +66,5 @@ def _(records, gpu, millions, **_):
 
 @claim("{gpu}, width {hidden}: a step under our Autocast takes {ratio} of one under torch's ({verdict}: at most 1.02)")
 def _(records, gpu, hidden, **_):
-    ratio = records.one("amp/autocast_overhead", gpu=gpu, hidden=hidden, way="ours")["ratio_to_torch"]
+    ratio = records.one("amp/autocast_overhead", gpu=gpu, hidden=hidden, variant="ours")["ratio_to_torch"]
     return {"ratio": ratio, "verdict": ratio <= 1.02}

@@ -1,4 +1,4 @@
-"""The ways that chapter 1 compares: of an optimizer's step under a scaler, and of a forward pass under autocast."""
+"""What chapter 1 compares: an optimizer's step with and without scalers, and a forward pass under each autocast."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,21 +12,21 @@ from helpers.lab import Disagreement, device
 from helpers.lab.timing import check_agreement
 
 from .autocast import Autocast
-from .dynamic import DynamicGradScaler
+from .scaler import DynamicGradScaler
 
 SCALE = 2.0**8
 
-NO_SCALER, TORCHS, READABLE, OURS = "no scaler", "torch.amp.GradScaler", "ours, readable", "ours"
+NO_SCALER, TORCHS, PLAIN, OURS = "no scaler", "torch.amp.GradScaler", "plain operations", "ours"
 NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
 
 
 def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
-    """Unscale, clip and fused AdamW step of parameters with gradients, in each way."""
+    """Unscale, clip and fused AdamW step of parameters with scaled gradients, by variant."""
     return {
-        NO_SCALER: _plain_step(parameters),
+        NO_SCALER: _unscaled_step(parameters),
         TORCHS: _torch_step(parameters),
-        READABLE: _our_step(parameters, readable=True),
-        OURS: _our_step(parameters, readable=False),
+        PLAIN: _plain_step(parameters),
+        OURS: _our_step(parameters),
     }
 
 
@@ -64,8 +64,8 @@ def check_same_casts(
 ) -> None:
     """Raise `Disagreement` unless each layer returns the same type under both regions, and values and gradients agree.
 
-    Of two ways that run the same layers in the same types it is the types that tell them from one that casts nothing:
-    its values are within the tolerance as well.
+    The types are compared because values alone don't tell an autocast that casts nothing: they are within the
+    tolerance as well.
     """
 
     def seen(region: Callable) -> list[Tensor]:
@@ -87,7 +87,7 @@ def check_same_casts(
     check_agreement({TORCHS_AUTOCAST: partial(seen, theirs), OURS: partial(seen, ours)}, tolerance)
 
 
-def _plain_step(parameters: list[Tensor]) -> Callable[[], None]:
+def _unscaled_step(parameters: list[Tensor]) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(parameters, fused=True)
 
     def step() -> None:
@@ -111,9 +111,23 @@ def _torch_step(parameters: list[Tensor]) -> Callable[[], None]:
     return step
 
 
-def _our_step(parameters: list[Tensor], readable: bool) -> Callable[[], None]:
+def _plain_step(parameters: list[Tensor]) -> Callable[[], None]:
+    """One gradient after the other; the host waits to know whether to step."""
     optimizer = torch.optim.AdamW(parameters, fused=True)
-    scaler = DynamicGradScaler(init_scale=SCALE, readable=readable)
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad.div_(SCALE)
+        if torch.stack([torch.isfinite(parameter.grad).all() for parameter in parameters]).all().item():
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+
+    return step
+
+
+def _our_step(parameters: list[Tensor]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    scaler = DynamicGradScaler(init_scale=SCALE)
     scaler.scale(torch.ones((), device=device()))
 
     def step() -> None:
