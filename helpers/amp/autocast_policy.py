@@ -14,17 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOW, FP32, FP32_RESULT, PROMOTE = "low precision", "fp32", "fp32 result", "promote"
-REFUSE, UNTOUCHED = "refused", "untouched"
-
-MEANING = {
-    LOW: "inputs are cast to the region's type; a weight is cast once a region",
-    FP32: "inputs are cast to fp32",
-    FP32_RESULT: "summed and returned in fp32, unless a dtype is asked for",
-    PROMOTE: "inputs are cast to fp32 if one of them is fp32",
-    REFUSE: "raises an error, because half precision is not safe for it",
-    UNTOUCHED: "as without Autocast",
-}
+LOW = "low precision"  # inputs are cast to the region's type; a weight is cast once a region
+FP32 = "fp32"  # inputs are cast to fp32
+FP32_RESULT = "fp32 result"  # summed and returned in fp32, unless a dtype is asked for
+PROMOTE = "promote"  # inputs are cast to fp32 if one of them is fp32
+REFUSE = "refused"  # an error, because half precision is not safe for it
+UNTOUCHED = "untouched"  # as without Autocast
 
 _LOW = """
     addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
@@ -194,10 +189,10 @@ def known_differences() -> pd.DataFrame:
 def functions_of(name: str) -> list[Callable]:
     """The Python functions and methods that stand for an operator."""
     namespaces = [torch, Tensor, F, torch._C._nn, torch._C._VariableFunctions]
-    found = [getattr(namespace, name, None) for namespace in namespaces]
+    functions = [getattr(namespace, name, None) for namespace in namespaces]
     for prefix in ("linalg", "fft", "special"):
         if name.startswith(f"{prefix}_"):
-            found += [getattr(getattr(torch, prefix), name.removeprefix(f"{prefix}_"), None)]
-            found += [getattr(getattr(torch._C, f"_{prefix}"), name, None)]
-    found += [getattr(Tensor, operator) for operator in _OPERATORS.get(name, ())]
-    return list(dict.fromkeys(function for function in found if callable(function)))
+            functions += [getattr(getattr(torch, prefix), name.removeprefix(f"{prefix}_"), None)]
+            functions += [getattr(getattr(torch._C, f"_{prefix}"), name, None)]
+    functions += [getattr(Tensor, operator) for operator in _OPERATORS.get(name, ())]
+    return list(dict.fromkeys(function for function in functions if callable(function)))

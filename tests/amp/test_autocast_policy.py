@@ -17,8 +17,8 @@ from autocast_cases import (
 )
 from torch._subclasses import FakeTensorMode
 
+from helpers.amp import Autocast
 from helpers.amp import autocast_policy as policy
-from helpers.amp.autocast import Autocast
 
 KINDS = [
     ("cpu", torch.bfloat16, None),
@@ -88,10 +88,6 @@ def test_a_trace_is_summed_in_fp32_on_cuda():
         assert torch.full((4, 4), 2.0**15, dtype=torch.float16).trace() == 2.0**17
 
 
-def test_there_are_enough_operations_to_compare():
-    assert len(CASES) >= 60
-
-
 def test_every_difference_is_listed_with_its_reason():
     listed = policy.known_differences()
     for device, cases in DIFFERENT.items():
@@ -125,7 +121,8 @@ def test_the_policy_is_a_table():
     assert table.loc["softmax"].tolist() == [policy.UNTOUCHED, policy.FP32_RESULT]
     assert table.loc["cat"].tolist() == [policy.PROMOTE, policy.UNTOUCHED]
     assert table.loc["binary_cross_entropy"].tolist() == [policy.FP32, policy.REFUSE]
-    assert set(table.to_numpy().ravel()) == set(policy.MEANING)
+    kinds = {policy.LOW, policy.FP32, policy.FP32_RESULT, policy.PROMOTE, policy.REFUSE, policy.UNTOUCHED}
+    assert set(table.to_numpy().ravel()) == kinds
 
 
 def test_every_listed_operator_is_found_in_python_or_is_internal():

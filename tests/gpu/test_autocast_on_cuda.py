@@ -10,7 +10,7 @@ from autocast_cases import CASES, DIFFERENT, NOT_TOLD, result_types
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.amp.autocast import Autocast
+from helpers.amp import Autocast
 from helpers.lab.timing import NO_DIFFERENCE, compare, relative_error
 
 DTYPES = [torch.float16, torch.bfloat16]
