@@ -1,5 +1,7 @@
 """A clock that stands still unless a module moves it, for exact tests of the profiler, and modules that move it."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -55,3 +57,10 @@ class Spender(nn.Module):
 def spend_in_backward(x, ms):
     """x, by an operation whose backward takes so long."""
     return _SpendInBackward.apply(x, ms)
+
+
+def plan(wait, warmup, active, repeat=1):
+    """torch's schedule, without its warning that times are off where nothing warms up."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)

@@ -18,7 +18,7 @@ from helpers.profiling.busy import device_idle_share
 from helpers.profiling.costs import Cost, cost
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.metrics_cost import metrics_cost as measure_metrics
-from helpers.profiling.modules import ModuleProfiler
+from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.profiling.timeline import timeline as read_timeline
 from helpers.profiling.trace import read_trace
 

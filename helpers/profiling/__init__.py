@@ -7,7 +7,6 @@ The two pipelines that chapter 3 is about, slow on purpose, are `vit_pipeline` a
 """
 
 from .diagnose import diagnose
-from .modules import ModuleProfiler
-from .schedule import Schedule
+from .module_profiler import ModuleProfiler
 
-__all__ = ["ModuleProfiler", "Schedule", "diagnose"]
+__all__ = ["ModuleProfiler", "diagnose"]

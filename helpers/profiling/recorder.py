@@ -20,6 +20,7 @@ node. Hooks on modules are removed by `detach`. Those on nodes die with the grap
 """
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -27,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .kept import Kept
-from .runs import EDGE, END, SWITCH, Entry, Run
+from .meters import SavedBytes
 
 # What autograd tells about itself: the number that the next node of this thread gets, the node that runs, the backward
 # that this thread is in (−1: none), and whether that backward will run a node. torch.autograd.graph is built on them.
@@ -38,6 +38,61 @@ _backward_id = torch._C._current_graph_task_id
 _will_run = torch._C._will_engine_execute_node
 
 _ACCUMULATES = 2**64 - 1  # the number of all nodes that add to a parameter's gradient
+
+
+# The log's entries are tuples.
+#     (module, mark, number)                a call began within another; `number` is that of autograd's next node
+#     (module, mark, number, backward id)   an outermost call began; the id is −1, or that of the backward it is part of
+#     (~module, mark, number)               a call ended
+#     (SWITCH, mark, number, run)           in backward: the node of that number is about to run
+#     (END, mark, 0, run)                   the last node of the run has run, or the sum of a gradient that it fed
+#     (EDGE, mark)                          the step begins, or ends
+SWITCH, END, EDGE = 2**30, 2**30 + 1, 2**30 + 2
+Entry = tuple
+
+
+class Call:
+    """A call of a module within a run."""
+
+    __slots__ = ("module", "parent")
+
+    def __init__(self, module: int, parent: "Call | None") -> None:
+        self.module, self.parent = module, parent
+
+
+class Run:
+    """An outermost call with all that it called: their nodes are numbered one after another."""
+
+    def __init__(self, begin: int, lowest: int, walked: bool) -> None:
+        self.begin, self.lowest = begin, lowest  # its first entry in the log, its first number
+        self.walked = walked  # whether its graph has to be walked in backward
+        self.entries: list[Entry] | None = None  # once it is over
+        self.watched: set[int] = set()  # nodes with a hook
+        self.carrier: Tensor | None = None  # of that hook
+        self.seen: set[int] = set()  # nodes that were met in this backward
+        self.left = False  # whether this backward has run the last of the planned nodes
+        self.starts: list[int] = []  # nodes from starts[i] on, up to starts[i + 1], were made directly by owners[i]
+        self.owners: list[Call | None] = []
+
+    def sort_numbers(self, entries: list[Entry]) -> None:
+        """Find out which call made which numbers."""
+        self.starts, self.owners, stack = [], [], []
+        for entry in entries:
+            module = entry[0]
+            if module >= SWITCH:
+                continue
+            if module >= 0:
+                stack.append(Call(module, stack[-1] if stack else None))
+            elif any(call.module == ~module for call in stack):
+                while stack.pop().module != ~module:
+                    pass
+            self.starts.append(entry[2])
+            self.owners.append(stack[-1] if stack else None)
+
+    def owner(self, number: int) -> Call | None:
+        if not self.starts:
+            self.sort_numbers(self.entries)
+        return self.owners[bisect_right(self.starts, number) - 1]
 
 
 class Recorder:
@@ -56,8 +111,8 @@ class Recorder:
         self._attached: Callable | None = None  # the mark of these
         self._ends: list[Any] = []  # hooks on nodes that may outlive a graph
 
-    def start(self, mark: Callable[[], Any], kept: Kept | None = None) -> None:
-        """Begin a log with marks by `mark`; with `kept`, count what autograd keeps."""
+    def start(self, mark: Callable[[], Any], saved: SavedBytes | None = None) -> None:
+        """Begin a log with marks by `mark`; with `saved`, count what autograd saves."""
         if self._attached != mark:
             self.detach()
             self._mark, self._attached = mark, mark
@@ -65,7 +120,7 @@ class Recorder:
                 before, after = self._hooks(index)
                 self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(after, always_call=True))
-        self._kept, self._recording = kept, True
+        self._saved, self._recording = saved, True
         self._log.append((EDGE, mark()))
 
     def stop(self) -> list[Entry] | None:
@@ -74,8 +129,8 @@ class Recorder:
             return None
         self._log.append((EDGE, self._mark()))
         self._recording = False
-        if self._kept is not None:
-            self._kept.close()
+        if self._saved is not None:
+            self._saved.close()
         if self._run is not None and self._run.entries is None:
             self._run.entries = self._log[self._run.begin :]
         log = self._log.copy()
@@ -129,16 +184,16 @@ class Recorder:
 
     def _begin_run(self, index: int, number: int, arguments: Any) -> None:
         backward = _backward_id()
-        if self._kept is not None and backward < 0:
-            self._kept.open(self._stack)
+        if self._saved is not None and backward < 0:
+            self._saved.open(self._stack)
         walked = any(tensor.grad_fn is not None for tensor in tensors(arguments))
         self._run, self._current = Run(len(self._log), number, walked), None
         self._log.append((index, self._mark(), number, backward))
 
     def _end_run(self) -> None:
         self._run.entries = self._log[self._run.begin :]
-        if self._kept is not None:
-            self._kept.close()
+        if self._saved is not None:
+            self._saved.close()
 
     def _unwind(self, index: int) -> None:
         """Drop calls that an interrupt kept from being left. A call that another hook kept from being entered isn't."""

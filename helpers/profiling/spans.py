@@ -1,4 +1,4 @@
-"""From a recorder's log to nested spans of time, and from these to each module's times.
+"""From a recorder's log to nested spans of time, from these to each module's times, and to the table of a profile.
 
 All that happened in a step happened one after another, so the spans of a step form a tree: the step; in it forward
 calls; backward stretches; in a backward, what activation checkpointing computes again. A span's own time is its
@@ -6,17 +6,21 @@ duration less that of the spans in it. So the own times of all modules, and the 
 optimizer, data, what autograd does between), add up to the step by construction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from .kept import Kept
-from .runs import END, SWITCH, Call, Entry, Run
+from helpers.lab.memory import MIB
+
+from .meters import SavedBytes
+from .recorder import END, SWITCH, Call, Entry, Run
 
 STEP, FORWARD, BACKWARD, RECOMPUTE = "step", "forward", "backward", "recompute"
 KINDS = (FORWARD, BACKWARD, RECOMPUTE)
+MEMORY = ("activation_mib", "peak_mib", "backward_peak_mib")
 
 
 @dataclass
@@ -35,7 +39,7 @@ class Step:
     """A watched step. Spans and times are there once its marks have been read."""
 
     number: int
-    kept: Kept | None = None  # of a warm-up step, as are the levels
+    saved: SavedBytes | None = None  # of a warm-up step, as are the levels
     levels: list[tuple[float, float]] = field(default_factory=list)  # at each entry: now, the most since the one before
     log: list[Entry] = field(default_factory=list)
     times_ns: np.ndarray | None = None  # of each entry
@@ -188,3 +192,48 @@ def rises(found: Sequence[Span], levels: np.ndarray, peaks: np.ndarray, modules:
             rise = peaks[span.begin + 1 : span.end + 1].max() - levels[span.begin]
             highest[span.kind][span.module] = np.maximum(highest[span.kind][span.module], rise)
     return highest
+
+
+def summary(recorded: Sequence[Step], weighed: Step | None, paths: list[str], types: list[str]) -> pd.DataFrame:
+    """Times are means over the middle steps, those not shorter than the 20th nor longer than the 80th percentile.
+
+    Means over the same steps add up; medians of parts don't add up to the median of the whole. Like a median, this
+    doesn't mind a few odd steps.
+    """
+    tallies = [tally(step, len(paths)) for step in recorded]
+    durations = np.array([one.step_ms for one in tallies])
+    p20, median, p80 = np.percentile(durations, [20, 50, 80])
+    middle = [one for one in tallies if p20 <= one.step_ms <= p80] or tallies  # of two, both
+
+    def mean(of: Callable[[Tally], Any]) -> Any:
+        return np.mean([of(one) for one in middle], axis=0)
+
+    table = pd.DataFrame({"module": paths, "type": types, "calls": mean(lambda one: one.calls)})
+    for kind in KINDS:
+        table[f"{kind}_ms"] = mean(lambda one, kind=kind: one.whole[kind])
+    table["total_ms"] = mean(lambda one: sum(one.whole.values()))
+    table["self_ms"] = mean(lambda one: sum(one.own.values()))
+    step_ms, outside_ms = float(mean(lambda one: one.step_ms)), float(mean(lambda one: one.outside_ms))
+    inside = {f"{kind}_ms": float(mean(lambda one, kind=kind: one.own[kind].sum())) for kind in KINDS}
+    sums = [
+        {"module": "outside", "type": "", "total_ms": outside_ms, "self_ms": outside_ms},
+        {"module": "step", "type": "", **inside, "total_ms": step_ms, "self_ms": step_ms},
+    ]
+    table = pd.concat([table, pd.DataFrame(sums)], ignore_index=True)
+    table["share"] = table["total_ms"] / step_ms
+    for column, values in _memory(weighed, len(paths)).items():
+        table[column] = values
+    table.attrs = {"steps": len(recorded), "median_ms": float(median), "p20_ms": float(p20), "p80_ms": float(p80)}
+    return table
+
+
+def _memory(weighed: Step | None, modules: int) -> dict[str, list[float]]:
+    """The columns of memory, for the modules, outside and the step."""
+    if weighed is None:
+        return {column: [np.nan] * (modules + 2) for column in MEMORY}
+    columns = {"activation_mib": [*weighed.saved.module_bytes, np.nan, weighed.saved.total_bytes]}
+    levels, peaks = np.array(weighed.levels, float).T
+    risen = rises(weighed.spans, levels, peaks, modules)
+    columns["peak_mib"] = [*risen[FORWARD], np.nan, peaks[1:].max() - levels[0]]
+    columns["backward_peak_mib"] = [*risen[BACKWARD], np.nan, np.nan]
+    return {column: (np.array(values) / MIB).tolist() for column, values in columns.items()}

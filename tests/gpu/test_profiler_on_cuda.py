@@ -6,12 +6,12 @@ import time
 
 import pytest
 import torch
+from profiling_cases import plan
 from torch import nn
 from torch.profiler import ProfilerAction
 
 from helpers.lab import bench, phases
-from helpers.profiling.modules import ModuleProfiler
-from helpers.profiling.schedule import Schedule
+from helpers.profiling.module_profiler import ModuleProfiler
 
 
 def products(size=4096, layers=3):
@@ -19,7 +19,7 @@ def products(size=4096, layers=3):
 
 
 def profiled(model, step, schedule=None, steps=12):
-    with ModuleProfiler(model, schedule=schedule or Schedule(1, 1, 10)) as profiler:
+    with ModuleProfiler(model, schedule=schedule or plan(1, 1, 10)) as profiler:
         for _ in range(steps):
             step()
             profiler.step()
@@ -70,7 +70,7 @@ def test_nothing_waits_inside_a_step():
 
 def test_the_host_stays_ahead_of_the_device():
     model, x = products(8192), torch.randn(8192, 8192, device="cuda")
-    with ModuleProfiler(model, schedule=Schedule(1, 0, 5)) as profiler:
+    with ModuleProfiler(model, schedule=plan(1, 0, 5)) as profiler:
         for _ in range(2):
             model(x).backward(x)
             profiler.step()
@@ -128,7 +128,7 @@ def test_numbers_do_not_change_by_a_bit_under_autocast(dtype):
         return torch.autograd.grad(loss, list(model.parameters()))
 
     expected, found = gradients(), []
-    profiled(model, lambda: found.append(gradients()), Schedule(0, 1, 2), 3)
+    profiled(model, lambda: found.append(gradients()), plan(0, 1, 2), 3)
     assert all(torch.equal(a, b) for step in found for a, b in zip(step, expected, strict=True))
 
 

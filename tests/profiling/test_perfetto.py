@@ -6,18 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_cases import Spender, VirtualClock, spend, spend_in_backward
+from profiling_cases import Spender, VirtualClock, plan, spend, spend_in_backward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.profiling import modules, perfetto
-from helpers.profiling.modules import ModuleProfiler
-from helpers.profiling.schedule import Schedule
+from helpers.profiling import module_profiler
+from helpers.profiling.module_profiler import ModuleProfiler
 
 
 @pytest.fixture(autouse=True)
 def _time_stands_still_unless_spent(monkeypatch):
-    monkeypatch.setattr(modules, "HostClock", VirtualClock)
+    monkeypatch.setattr(module_profiler, "HostClock", VirtualClock)
 
 
 class Tree(nn.Module):
@@ -57,10 +56,10 @@ plans = st.recursive(
 )
 
 
-def trace(model, path, steps=2, schedule=None, x=None):
+def trace(model, path, count=2, schedule=None, x=None):
     x = torch.ones(2, requires_grad=True) if x is None else x
-    with ModuleProfiler(model, "net", schedule or Schedule(0, 1, 1)) as profiler:
-        for _ in range(steps):
+    with ModuleProfiler(model, "net", schedule or plan(0, 1, 1)) as profiler:
+        for _ in range(count):
             spend(3)
             model(x).sum().backward(retain_graph=not x.is_leaf)
             spend(4)
@@ -114,7 +113,7 @@ def test_spans_nest_and_times_are_exact_whatever_calls_what(plan, leaf, tmp_path
 def test_a_trace_has_real_times_and_named_tracks(tmp_path):
     model = nn.Sequential(Spender(10, 20), Spender(5, 8))
     began = VirtualClock.now
-    _, written = trace(model, tmp_path / "trace.json", 1, Schedule(0, 0, 1))
+    _, written = trace(model, tmp_path / "trace.json", 1, plan(0, 0, 1))
     assert written["baseTimeNanoseconds"] == VirtualClock.unix_ns
     names = {(e["name"], e["tid"]): e["args"] for e in written["traceEvents"] if e["ph"] == "M"}
     assert names["process_name", 0] == {"name": "net on cpu"}
@@ -148,7 +147,7 @@ def test_the_warm_up_step_has_the_level_of_memory(tmp_path):
     x = torch.ones(1024, 256)
     _, written = trace(model, tmp_path / "trace.json", x=x)
     levels = [e for e in written["traceEvents"] if e["ph"] == "C"]
-    assert {e["name"] for e in levels} == {"kept for backward (MiB)"}
+    assert {e["name"] for e in levels} == {"saved for backward (MiB)"}
     assert max(e["args"]["mib"] for e in levels) >= 2  # the input, and what Sigmoid returned
     assert levels[-1]["args"]["mib"] == 0
     check_tracks(written["traceEvents"])
@@ -166,13 +165,13 @@ def test_a_trace_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path.write_text("before")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
     with pytest.raises(OSError, match="disk is full"):
-        perfetto.write(path, [], 0)
+        trace(nn.Sequential(Spender(1, 1)), path)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("trace.json", "before")]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"path is '.*missing/trace.json'; its folder must exist"):
-        perfetto.write(tmp_path / "missing" / "trace.json", [], 0)
+        trace(nn.Sequential(Spender(1, 1)), tmp_path / "missing" / "trace.json")
 
 
 def test_with_nothing_recorded_no_file_is_written(tmp_path):

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from profiling_cases import VirtualClock
+from profiling_cases import VirtualClock, plan
 from torch import nn
 from torch.profiler import ProfilerAction
 
-from helpers.profiling import clock, modules
-from helpers.profiling.modules import ModuleProfiler
-from helpers.profiling.schedule import Schedule
+from helpers.profiling import meters, module_profiler
+from helpers.profiling.module_profiler import ModuleProfiler
 
 
 def sequential():
@@ -26,7 +25,7 @@ def test_on_the_cpu_times_are_those_of_the_hosts_clock():
     model = sequential()
     model[1].register_forward_hook(lambda *_: time.sleep(0.02))  # within the parent, outside of the module
     start = time.perf_counter()
-    with ModuleProfiler(model, schedule=Schedule(0, 0, 1)) as profiler:
+    with ModuleProfiler(model, schedule=plan(0, 0, 1)) as profiler:
         began = time.perf_counter()
         train(model)
         profiler.step()
@@ -93,16 +92,16 @@ def waits(monkeypatch):
     waits = []
     FakeEvent.made = 0
     answers = {"Event": FakeEvent, "Stream": dict, "current_device": lambda: 0, "synchronize": waits.append}
-    monkeypatch.setattr(clock.torch, "cuda", SimpleNamespace(**answers))
-    monkeypatch.setattr(clock.torch._C, "_cuda_getCurrentStream", lambda device: (7, device, 1), raising=False)
-    monkeypatch.setattr(modules, "HostClock", lambda: clock.DeviceClock(torch.device("cuda")))
+    monkeypatch.setattr(meters.torch, "cuda", SimpleNamespace(**answers))
+    monkeypatch.setattr(meters.torch._C, "_cuda_getCurrentStream", lambda device: (7, device, 1), raising=False)
+    monkeypatch.setattr(module_profiler, "HostClock", lambda: meters.DeviceClock(torch.device("cuda")))
     return waits
 
 
 def test_events_are_used_again_and_nothing_waits_between_steps(waits, monkeypatch):
-    monkeypatch.setattr(modules, "UNREAD_STEPS", 2)
+    monkeypatch.setattr(module_profiler, "UNREAD_STEPS", 2)
     model, made = sequential(), []
-    with ModuleProfiler(model, schedule=Schedule(0, 0, 12)) as profiler:
+    with ModuleProfiler(model, schedule=plan(0, 0, 12)) as profiler:
         before = len(waits)
         for _ in range(12):
             made.append(FakeEvent.made)
@@ -117,7 +116,7 @@ def test_events_are_used_again_and_nothing_waits_between_steps(waits, monkeypatc
 
 
 def test_the_clock_of_a_device_keeps_time_over_hours_and_streams(waits):
-    ticking = clock.DeviceClock(torch.device("cuda", 0))
+    ticking = meters.DeviceClock(torch.device("cuda", 0))
     zero = ticking._anchor.at
     for at in (5_000, 3_600_000_000_000):
         marks = [ticking.mark() for _ in range(3)]
@@ -127,7 +126,7 @@ def test_the_clock_of_a_device_keeps_time_over_hours_and_streams(waits):
 
 
 def test_a_clock_is_tied_to_the_time_of_day():
-    ticking = clock.HostClock()
+    ticking = meters.HostClock()
     now = ticking.unix_ns + int(ticking.read([ticking.mark()])[0])
     assert abs(now - time.time_ns()) < 1e9
     assert VirtualClock().done(0)

@@ -3,13 +3,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_cases import Spender
+from profiling_cases import Spender, plan
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.profiling.costs import Cost, attention, cost, costs
-from helpers.profiling.modules import ModuleProfiler
-from helpers.profiling.schedule import Schedule
+from helpers.profiling.module_profiler import ModuleProfiler
 
 
 def counted(fn):
@@ -109,7 +108,7 @@ def test_costs_of_a_model_stand_beside_its_times():
     shared = nn.Linear(8, 8)
     model = nn.Sequential(nn.Embedding(10, 8), shared, nn.GELU(), shared, Spender())
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    with ModuleProfiler(model, "net", Schedule(0, 0, 1)) as profiler:
+    with ModuleProfiler(model, "net", plan(0, 0, 1)) as profiler:
         model(tokens).sum().backward()
         profiler.step()
     table = costs(model, tokens, name="net")

@@ -1,4 +1,4 @@
-"""Marks in time: taken without waiting, read later.
+"""What a mark in a step holds: a time, taken without waiting and read later; and the bytes saved for backward so far.
 
 On CUDA a mark is an event that the device passes when it has done all that was queued before it. Reading needs the
 event to be over, so marks are read when a step is known to be done. An event costs the host about 2 µs to record;
@@ -6,10 +6,12 @@ making one costs more, so that events are used again.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class HostClock:
@@ -82,3 +84,72 @@ class DeviceClock:
             stream, device, kind = key
             self._streams[key] = torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind)
         return self._streams[key]
+
+
+class SavedBytes:
+    """Bytes that autograd saves for backward, by saved-tensor hooks between `open` and `close`; `level_bytes` is now.
+
+    Each storage counts once, whole, for the call that saved it first; those of `without` don't. Hooks that the model
+    sets inside, as activation checkpointing does, take precedence: what they save is theirs and isn't counted.
+    """
+
+    def __init__(self, without: Iterable[Tensor], modules: int) -> None:
+        self.level_bytes = self.total_bytes = 0
+        self.module_bytes = np.zeros(modules)  # for each module and what it calls
+        self._holders = dict.fromkeys((_storage(tensor)[0] for tensor in without), 1)  # address → how many hold it
+        self._hooks: saved_tensors_hooks | None = None
+        self._stack: Sequence[int] = []
+
+    def open(self, stack: Sequence[int]) -> None:
+        """Begin to count; `stack` holds, at any time, the modules that are running."""
+        if self._hooks is None and torch._C._autograd._saved_tensors_hooks_is_enabled():
+            self._stack = stack
+            self._hooks = saved_tensors_hooks(self._pack, _unpack)
+            self._hooks.__enter__()
+
+    def close(self) -> None:
+        if self._hooks is not None:
+            self._hooks.__exit__()
+        self._hooks = None
+
+    def _pack(self, tensor: Tensor) -> "_Saved":
+        address, size = _storage(tensor)
+        holders = self._holders.get(address, 0)
+        self._holders[address] = holders + 1
+        if not holders:
+            self.level_bytes += size
+            self.total_bytes += size
+            self.module_bytes[list(set(self._stack))] += size
+        return _Saved(self, tensor)
+
+    def release(self, tensor: Tensor) -> None:
+        address, size = _storage(tensor)
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            del self._holders[address]
+            self.level_bytes -= size
+
+
+class _Saved:
+    """A saved tensor. Its address can't be used again while this holds it; when autograd drops this, it is let go."""
+
+    __slots__ = ("counter", "tensor")
+
+    def __init__(self, counter: SavedBytes, tensor: Tensor) -> None:
+        self.counter, self.tensor = counter, tensor
+
+    def __del__(self) -> None:
+        self.counter.release(self.tensor)
+
+
+def _unpack(saved: _Saved) -> Tensor:
+    return saved.tensor
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """Address and bytes of what a tensor lies in. One without a storage of its own (sparse) counts as nothing."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (NotImplementedError, RuntimeError):
+        return -1, 0

@@ -17,8 +17,8 @@ backward is `recompute`, and in nobody's backward time.
 
 Memory is weighed in warm-up steps, whose times don't count: asking for it takes the host longer than most modules
 take. Without a warm-up step it is not known (NaN).
-    activation_mib      what autograd keeps for a module's backward (and for what it calls), by saved-tensor hooks:
-                        each storage once, for the module that kept it first, parameters and buffers left out.
+    activation_mib      what autograd saves for a module's backward (and for what it calls), by saved-tensor hooks:
+                        each storage once, for the module that saved it first, parameters and buffers left out.
     peak_mib            on CUDA: the most that was allocated during a forward call above what was allocated when it
                         began, the highest of its calls. The CPU's allocator keeps no total, so there it is NaN.
     backward_peak_mib   the same for its stretch of backward.
@@ -32,6 +32,8 @@ Its limits: a compiled model runs without hooks, and is refused. Under `no_grad`
 its fused path while a module has hooks. What a side stream does counts when the current stream meets it.
 """
 
+import gzip
+import json
 import sys
 import weakref
 from collections.abc import Callable
@@ -41,26 +43,38 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerAction
+from torch.profiler import ProfilerAction, schedule
 
-from . import perfetto, table
-from .clock import DeviceClock, HostClock
-from .kept import Kept
+from helpers.lab import files
+from helpers.lab.memory import MIB
+
+from .meters import DeviceClock, HostClock, SavedBytes
 from .recorder import Recorder
-from .schedule import NONE, WARMUP, Schedule, action
-from .spans import Step
+from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step, summary
 
 # Steps whose marks are not read yet: when there are more, they are read between steps as the device has passed them.
 UNREAD_STEPS = 32
 
 _profiled: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
+Schedule = Callable[[int], ProfilerAction]
+NONE, WARMUP, RECORD = ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD
+ALLOWED = (NONE, WARMUP, RECORD, ProfilerAction.RECORD_AND_SAVE)
+# The first step is special in most loops: libraries choose their kernels, and the optimizer makes its state.
+DEFAULT_SCHEDULE = schedule(wait=1, warmup=1, active=20, repeat=1)
+
+# The trace of `to_perfetto`: one process, three tracks.
+PROCESS = 1
+TRACKS = {STEP: 1, FORWARD: 2, BACKWARD: 3, RECOMPUTE: 3}
+TRACK_NAMES = {1: "steps", 2: "forward", 3: "backward"}
+
 
 class ModuleProfiler:
     """Watches the steps that the schedule chooses; `step()` ends one, and a step counts when it has been ended.
 
-    `schedule` is a `Schedule`, or any function from a step's number to a `torch.profiler.ProfilerAction` such as
-    `torch.profiler.schedule` makes. By default: one step left alone, one weighed, twenty recorded, the rest left alone.
+    `schedule` is a function from a step's number to a `torch.profiler.ProfilerAction`, as `torch.profiler.schedule`
+    makes it. By default: one step left alone, one weighed, twenty recorded, the rest left alone. A recorded step of 100
+    module calls takes some 100 kB of the host's memory.
     `name` is what the model is called in the table and in the trace.
     """
 
@@ -68,18 +82,19 @@ class ModuleProfiler:
         self,
         model: nn.Module,
         name: str = "model",
-        schedule: Callable[[int], ProfilerAction] | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
-        if schedule is not None and not callable(schedule):
-            raise ValueError(f"schedule is {schedule!r}; it must be a Schedule or a function from a step to an action")
+        schedule = DEFAULT_SCHEDULE if schedule is None else schedule
+        if not callable(schedule):
+            raise ValueError(f"schedule is {schedule!r}; it must be a function from a step to a ProfilerAction")
         named = {(f"{name}.{path}" if path else name): module for path, module in model.named_modules()}
         _check_not_compiled(named)
         if next(model.parameters(), None) is None:
             raise ValueError(f"{name!r} has no parameters, so nothing in it is trained: pass the model that holds it")
         self.name = name
-        self._schedule = Schedule() if schedule is None else schedule
+        self._schedule = schedule
         self._model, self._modules, self._paths = model, list(named.values()), list(named)
         self._types = [type(module).__name__ for module in self._modules]
         self._recorder = Recorder(self._modules)
@@ -126,28 +141,47 @@ class ModuleProfiler:
         fraction of the step. `.attrs` has the device, the number of steps, and the median, p20 and p80 of their times.
         """
         recorded = self._recorded()
-        weighed = [step for step in self._steps if step.kept is not None]
-        found = table.summary(recorded, weighed[-1] if weighed else None, self._paths, self._types)
+        weighed = [step for step in self._steps if step.saved is not None]
+        found = summary(recorded, weighed[-1] if weighed else None, self._paths, self._types)
         found.attrs["device"] = str(self._device)
         return found
 
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write the watched steps as a trace that ui.perfetto.dev opens; gzipped if the name ends in .gz."""
+        """Write the watched steps as a trace that ui.perfetto.dev and chrome://tracing open; gzipped if it ends in .gz.
+
+        Chrome's trace-event format: three tracks (steps, forward, backward) of spans that lie properly in each other,
+        and the level of memory in the weighed step as a counter. What checkpointing computes again lies where it
+        happens, in the backward. The file is written whole, or not at all.
+        """
+        path = Path(path)
         self._recorded()
-        counter = "allocated" if self._device.type == "cuda" else "kept for backward"
-        title = f"{self.name} on {self._device}"
-        events = perfetto.events(self._steps, title, self._paths, self._types, counter)
-        return perfetto.write(path, events, self._clock.unix_ns)
+        if not path.parent.is_dir():
+            raise ValueError(f"path is {str(path)!r}; its folder must exist")
+        counter = "allocated" if self._device.type == "cuda" else "saved for backward"
+        events = [
+            event
+            for step in self._steps
+            for event in _span_events(step, self._paths, self._types) + _level_events(step, f"{counter} (MiB)")
+        ]
+        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # what lies around others before these
+        events = _track_names(f"{self.name} on {self._device}") + events
+        trace = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self._clock.unix_ns, "traceEvents": events}
+        data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
+        return files.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
     def _begin(self) -> None:
-        chosen = action(self._schedule, self._number)
-        if chosen is NONE:
+        action = self._schedule(self._number)
+        if action not in ALLOWED:
+            raise ValueError(
+                f"the schedule returned {action!r} for step {self._number}; it must return one of {ALLOWED}"
+            )
+        if action is NONE:
             self._recorder.detach()
             return
         self._running = step = Step(self._number)
-        if chosen is WARMUP:
-            step.kept = Kept(self._tensors(), len(self._modules))
-            self._recorder.start(self._weighing(step), step.kept)
+        if action is WARMUP:
+            step.saved = SavedBytes(self._tensors(), len(self._modules))
+            self._recorder.start(self._weighing(step), step.saved)
         else:
             self._recorder.start(self._clock.mark)
 
@@ -165,10 +199,10 @@ class ModuleProfiler:
 
     def _weighing(self, step: Step) -> Callable[[], Any]:
         """What makes a mark and notes the level of memory at it."""
-        mark, device, kept = self._clock.mark, self._device, step.kept
+        mark, device, saved = self._clock.mark, self._device, step.saved
 
         def on_host() -> Any:
-            step.levels.append((kept.level_bytes, float("nan")))
+            step.levels.append((saved.level_bytes, float("nan")))
             return mark()
 
         def on_device() -> Any:
@@ -195,18 +229,13 @@ class ModuleProfiler:
             self._clock.wait()
             for step in unread:
                 self._read(step)
-        recorded = [step for step in self._steps if step.kept is None]
+        recorded = [step for step in self._steps if step.saved is None]
         if not recorded:
-            raise RuntimeError(f"none of the {self._number} steps was recorded: {_remedy(self._schedule)}")
+            remedy = "run more steps (three by the default schedule), or change the schedule"
+            raise RuntimeError(f"none of the {self._number} steps was recorded: {remedy}")
         if all(len(step.spans) == 1 for step in recorded):
             raise RuntimeError(f"no module of {self.name!r} was called in a recorded step: call it, not its forward()")
         return recorded
-
-
-def _remedy(schedule: Callable[[int], ProfilerAction]) -> str:
-    if isinstance(schedule, Schedule):
-        return f"{schedule} needs {schedule.steps_needed} or more; run more steps, or lower wait and warmup"
-    return "the schedule returned RECORD for none; run more steps, or change it"
 
 
 def _check_not_compiled(named: dict[str, nn.Module]) -> None:
@@ -226,3 +255,38 @@ def _device(name: str, tensors: list[Tensor]) -> torch.device:
         where = " and ".join(accelerators)
         raise ValueError(f"{name!r} lies on {where}; it must lie on the CPU or on one CUDA device: profile its parts")
     return torch.device(accelerators[0])
+
+
+def _track_names(title: str) -> list[dict[str, Any]]:
+    named = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
+    for track, name in TRACK_NAMES.items():
+        at = {"ph": "M", "pid": PROCESS, "tid": track}
+        named.append(at | {"name": "thread_name", "args": {"name": name}})
+        named.append(at | {"name": "thread_sort_index", "args": {"sort_index": track}})
+    return named
+
+
+def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for span in step.spans:
+        begin, end = int(step.times_ns[span.begin]), int(step.times_ns[span.end])
+        if span.kind == STEP:
+            name, args = f"step {step.number}", {"step": step.number, "recorded": step.saved is None}
+        else:
+            name = paths[span.module]
+            args = {"step": step.number, "module": name, "type": types[span.module]}
+        at = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind]}
+        found.append(at | {"ts": _us(begin), "dur": _us(end - begin), "args": args})
+    return found
+
+
+def _level_events(step: Step, name: str) -> list[dict[str, Any]]:
+    """The counter at each moment once, the last level that was seen there."""
+    levels = {int(time): level for time, (level, _) in zip(step.times_ns, step.levels, strict=False)}
+    at = {"ph": "C", "name": name, "pid": PROCESS, "tid": 0}
+    return [at | {"ts": _us(time), "args": {"mib": level / MIB}} for time, level in levels.items()]
+
+
+def _us(ns: int) -> float:
+    """Microseconds with three places: to the nanosecond."""
+    return ns / 1000
