@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.lab.machine import device
 from helpers.lab.timing import synchronize
-from helpers.profiling.events import KERNEL, OP, Event
-from helpers.profiling.trace import read_trace
+from helpers.profiling.read_trace import read_trace
+from helpers.profiling.trace import KERNEL, OP, Event
 
 from . import capture
 from .backends import inductor

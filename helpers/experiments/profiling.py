@@ -14,13 +14,13 @@ from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
 from helpers.pictures import cores
 from helpers.profiling import gpt_pipeline, loop, vit_pipeline
-from helpers.profiling.busy import device_idle_share
 from helpers.profiling.costs import Cost, cost
+from helpers.profiling.device_time import device_idle_share
+from helpers.profiling.device_time import timeline as read_timeline
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.metrics_cost import metrics_cost as measure_metrics
 from helpers.profiling.module_profiler import ModuleProfiler
-from helpers.profiling.timeline import timeline as read_timeline
-from helpers.profiling.trace import read_trace
+from helpers.profiling.read_trace import read_trace
 
 PIPELINES: dict[str, ModuleType] = {"vit": vit_pipeline, "gpt": gpt_pipeline}
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]

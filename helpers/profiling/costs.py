@@ -8,12 +8,9 @@ cache already; how much slower it is says whether a measured time is reasonable.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import prod
-from typing import Any
 
-import pandas as pd
-from torch import Tensor, nn
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -59,24 +56,6 @@ def cost(
     return forward, Cost(product, itemsize * (out + size + weights)) if weights else Cost()
 
 
-def attention(
-    batch: int, heads: int, queries: int, keys: int, head_dim: int, itemsize: int = 4, *, fused: bool = True
-) -> tuple[Cost, Cost]:
-    """Softmax(QKᵀ)V on (B, H, T, D): two products forward, four backward, with no discount for a causal mask.
-
-    Fused, the (T, T) weights never leave the chip, and backward computes them again with a fifth product. Else scores
-    and weights are written and read, by the products and the softmax between: 4 passes over them, and 7 in backward.
-    """
-    product = 2 * batch * heads * queries * keys * head_dim
-    whole = 2 * batch * heads * (queries + keys) * head_dim * itemsize  # Q and the output, K and V
-    weights = batch * heads * queries * keys * itemsize
-    if fused:
-        return Cost(2 * product, whole), Cost(5 * product, 2 * whole)
-    # Forward: scores written, read; weights written, read. Backward: ∂L/∂weights written, read; weights read for
-    # ∂L/∂V and by the softmax; ∂L/∂scores written, read for ∂L/∂Q and for ∂L/∂K.
-    return Cost(2 * product, whole + 4 * weights), Cost(4 * product, 2 * whole + 7 * weights)
-
-
 def _convolved(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a convolution makes of (B, C, H, W), or of (C, H, W)."""
     if module.padding == "same":
@@ -87,34 +66,3 @@ def _convolved(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, ...]:
         (side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side, pad, dilation, kernel, stride in steps
     )
     return (*shape[:-3], module.out_channels, *sides)
-
-
-def costs(model: nn.Module, *inputs: Tensor, name: str = "model") -> pd.DataFrame:
-    """One row for each layer that `cost` knows, summed over its calls in `model(*inputs)`, which is run once.
-
-    `module` is named as in `ModuleProfiler.summary`, so that the two tables can be merged.
-    """
-    found: dict[str, list[tuple[Cost, Cost]]] = {}
-
-    def note(path: str, module: nn.Module, args: tuple, output: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            x = args[0]
-            itemsize = module.weight.itemsize if isinstance(module, nn.Embedding) else x.itemsize
-            one = cost(module, tuple(x.shape), itemsize, input_gradient=x.requires_grad)
-            if one is not None:
-                found.setdefault(path, []).append(one)
-
-    named = {(f"{name}.{path}" if path else name): module for path, module in model.named_modules()}
-    handles = [module.register_forward_hook(partial(note, path)) for path, module in named.items()]
-    try:
-        model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    rows = []
-    for path, calls in found.items():
-        row = {"module": path}
-        for kind, ones in zip(("forward", "backward"), zip(*calls, strict=True), strict=True):
-            row |= {f"{kind}_flop": sum(one.flop for one in ones), f"{kind}_bytes": sum(one.bytes for one in ones)}
-        rows.append(row)
-    return pd.DataFrame(rows)

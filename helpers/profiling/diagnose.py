@@ -15,8 +15,32 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from .findings import FROM_ABSENCE, FROM_PRESENCE
-from .trace import Trace, read_trace
+from .findings import needless, products, waiting
+from .read_trace import read_trace
+from .trace import Trace
+
+# What these report is there to be seen, in however little of a trace.
+FROM_PRESENCE = (
+    waiting.host_waits,
+    waiting.pageable_copies,
+    products.unaligned_sizes,
+    products.fp32_products,
+    products.handmade_attention,
+    waiting.zeroed_gradients,
+    waiting.returned_memory,
+    products.deterministic_convolutions,
+    products.unbenchmarked_convolutions,
+)
+# These conclude from something that did not happen, so they need all of it.
+FROM_ABSENCE = (
+    waiting.loader_waits,
+    waiting.unfused_optimizer,
+    waiting.launch_bound,
+    needless.kept_graph,
+    needless.unused_results,
+    needless.constant_work,
+    needless.separate_projections,
+)
 
 COLUMNS = ["finding", "where", "count", "cost_ms", "share", "basis", "advice"]
 

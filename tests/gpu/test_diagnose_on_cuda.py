@@ -6,12 +6,10 @@ import pytest
 import torch
 from profiling import loops
 
-from helpers.profiling.busy import device_idle_share, device_windows
+from helpers.profiling import findings as finding
+from helpers.profiling.device_time import device_idle_share, device_windows, kernel_table, timeline
 from helpers.profiling.diagnose import diagnose
-from helpers.profiling.findings import finding
-from helpers.profiling.slim import slim
-from helpers.profiling.timeline import kernel_table, timeline
-from helpers.profiling.trace import read_trace
+from helpers.profiling.read_trace import read_trace
 
 PLANTS = loops.ON_CPU | loops.ON_CUDA_ONLY
 
@@ -67,11 +65,3 @@ def test_a_wait_lasts_as_long_as_the_work_before_it():
     kernels = kernel_table(trace)["total_ms"].sum()
     waited = diagnose(trace).query("finding == @finding.HOST_WAITS")["cost_ms"].sum()
     assert waited == pytest.approx(kernels, rel=0.3)
-
-
-def test_a_slim_trace_is_small_enough_to_keep_and_tells_the_same(clean, tmp_path):
-    for trace in (clean, read_trace(loops.run("pageable", device="cuda"))):
-        size = slim(trace, tmp_path / "slim.json.gz")
-        assert size < 250_000
-        found = diagnose(tmp_path / "slim.json.gz")
-        assert found[["finding", "where", "count"]].equals(diagnose(trace)[["finding", "where", "count"]])

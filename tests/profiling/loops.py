@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.profiling.findings import finding as names
+from helpers.profiling import findings as names
 
 # What is planted, and the finding that it must cause.
 ON_CPU = {
@@ -22,8 +22,8 @@ ON_CPU = {
     "slow loader": names.LOADER_WAITS,
     "width 255": names.UNALIGNED,
     "attention": names.ATTENTION,
-    "foreach optimizer": names.OPTIMIZER,
-    "loop optimizer": names.OPTIMIZER,
+    "foreach optimizer": names.UNFUSED,
+    "loop optimizer": names.UNFUSED,
     "zeroed": names.ZEROED,
     "empty cache": names.RETURNED,
     "validation": names.KEPT_GRAPH,

@@ -11,13 +11,10 @@ from profiling.synthetic import BF16, FP32, STREAM, Synthetic
 from torch import nn
 from torch.profiler import profile
 
-from helpers.profiling.busy import device_idle_share, device_windows
+from helpers.profiling import findings as finding
+from helpers.profiling.device_time import device_idle_share, device_windows, kernel_table
 from helpers.profiling.diagnose import COLUMNS, diagnose
-from helpers.profiling.findings import NAMES, finding
-from helpers.profiling.findings.settings import note_settings
-from helpers.profiling.slim import slim
-from helpers.profiling.timeline import kernel_table
-from helpers.profiling.trace import parse, read_trace
+from helpers.profiling.read_trace import parse
 
 SOURCE = Path(loops.__file__).read_text().splitlines()
 TRACES = Path(__file__).parent / "traces"
@@ -106,15 +103,8 @@ def test_a_saved_trace_tells_the_same_names_but_for_lines(profiles, plant, tmp_p
     assert saved["count"].sum() == pytest.approx(live["count"].sum())
 
 
-@pytest.mark.parametrize("plant", ["", "item", "mask", "separate", "validation"])
-def test_a_slim_trace_tells_all_that_the_profile_does(profiles, plant, tmp_path):
-    slim(read_trace(profiles(plant)), tmp_path / "slim.json.gz")
-    slimmed, live = diagnose(tmp_path / "slim.json.gz"), diagnose(profiles(plant))
-    assert slimmed[["finding", "where", "count"]].equals(live[["finding", "where", "count"]])
-
-
 def test_kept_traces_tell_what_they_were_taken_for():
-    """Slim traces of these loops on a CPU, by torch 2.13: slim(read_trace(loops.run(PLANT)), PATH)."""
+    """Traces of these loops on a CPU, by torch 2.13, without what nothing reads, and with the lines that called."""
     assert diagnose(TRACES / "cpu_clean.json.gz").empty
     table = diagnose(TRACES / "cpu_dead_projection.json.gz")
     assert found(table) == {finding.UNUSED}
@@ -142,18 +132,6 @@ def test_evaluation_without_a_graph_in_a_profile_of_its_own_is_clean_and_with_on
     with profile(record_shapes=True) as prof:
         model(x)
     assert diagnose(prof).empty
-
-
-def test_settings_are_known_without_shapes_if_they_were_noted(monkeypatch):
-    conv = nn.Conv2d(3, 8, 3)
-    monkeypatch.setattr("torch.backends.cudnn.deterministic", True)
-    with profile() as unnoted:
-        conv(conv.weight[:1]).sum().backward()
-    with profile() as prof:
-        note_settings(prof)
-        conv(conv.weight[:1]).sum().backward()
-    assert finding.DETERMINISTIC not in found(diagnose(unnoted))
-    assert finding.DETERMINISTIC in found(diagnose(prof))
 
 
 def test_a_profile_that_is_not_one_or_holds_nothing_is_an_error_in_one_line():
@@ -332,7 +310,7 @@ def test_unaligned_sizes_follow_the_type():
 
 def test_every_name_is_planted_somewhere():
     planted = {*loops.ON_CPU.values(), *loops.ON_CUDA_ONLY.values()}
-    assert planted == set(NAMES)
+    assert planted == {value for name, value in vars(finding).items() if name.isupper()}
 
 
 def test_the_idle_share_is_measured_on_the_devices_clock():

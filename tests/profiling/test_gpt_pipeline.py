@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 from helpers.profiling import diagnose, gpt_pipeline, loop
-from helpers.profiling.findings.finding import (
+from helpers.profiling.findings import (
     ATTENTION,
     CONSTANT,
     HOST_WAITS,
-    OPTIMIZER,
     SEPARATE,
     UNALIGNED,
+    UNFUSED,
     UNUSED,
     ZEROED,
 )
@@ -118,7 +118,7 @@ def test_any_subset_of_the_fixes_runs(fixes):
     [
         (
             SLOW,
-            {ATTENTION, CONSTANT, HOST_WAITS, OPTIMIZER, SEPARATE, UNALIGNED, UNUSED, ZEROED},
+            {ATTENTION, CONSTANT, HOST_WAITS, SEPARATE, UNALIGNED, UNFUSED, UNUSED, ZEROED},
         ),
         (CLEAN, set()),
     ],

@@ -493,9 +493,7 @@ def test_a_profile_of_nothing_says_what_to_do():
         model(x)
     with pytest.raises(RuntimeError, match=r"step\(\) was never called: call profiler.step\(\) at the end"):
         profiler.summary()
-    with pytest.raises(
-        RuntimeError, match=r"none of the 2 steps was recorded: run more steps \(three by"
-    ):
+    with pytest.raises(RuntimeError, match=r"none of the 2 steps was recorded: run more steps \(three by"):
         profiled(model, lambda: model(x), None, 2)
     with pytest.raises(RuntimeError, match="none of the 2 steps was recorded: run more steps"):
         profiled(model, lambda: model(x), lambda step: ProfilerAction.NONE, 2)

@@ -1,14 +1,12 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_cases import Spender, plan
+from profiling_cases import Spender
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.profiling.costs import Cost, attention, cost, costs
-from helpers.profiling.module_profiler import ModuleProfiler
+from helpers.profiling.costs import Cost, cost
 
 
 def counted(fn):
@@ -56,24 +54,6 @@ def test_attention_as_a_module_costs_the_products_that_torch_counts(batch_first)
     check_flop(module, (3, 5, 8), True, lambda x: module(x, x, x, need_weights=True)[0])
 
 
-def test_attention_from_two_products_costs_what_torch_counts():
-    q, k, v = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 7, 7))
-    forward, y = counted(lambda: F.softmax(q @ k.mT, -1) @ v)
-    backward, _ = counted(lambda: y.sum().backward())
-    ours = attention(2, 3, 5, 7, 8, fused=False)
-    assert (ours[0].flop, ours[1].flop) == (forward, backward)
-
-
-def test_fused_attention_computes_more_and_moves_less():
-    (forward, backward), (plain_forward, plain_backward) = (
-        attention(2, 3, 64, 64, 8, fused=fused) for fused in (True, False)
-    )
-    assert (forward.flop, backward.flop * 4) == (plain_forward.flop, plain_backward.flop * 5)
-    tensor, weights = 2 * 3 * 64 * 8 * 4, 2 * 3 * 64 * 64 * 4
-    assert (forward.bytes, backward.bytes) == (4 * tensor, 8 * tensor)
-    assert (plain_forward.bytes, plain_backward.bytes) == (4 * tensor + 4 * weights, 8 * tensor + 7 * weights)
-
-
 @pytest.mark.parametrize("module", [nn.LayerNorm(8), nn.GELU(), nn.Softmax(-1), nn.Linear(8, 3), nn.Conv2d(2, 3, 2)])
 def test_bytes_are_those_of_each_tensor_once(module):
     x = torch.randn(4, 2, 5, 8, requires_grad=True)
@@ -102,19 +82,3 @@ def test_the_floor_is_what_binds():
 
 def test_an_unknown_layer_has_no_cost():
     assert cost(Spender(), (3,)) is None
-
-
-def test_costs_of_a_model_stand_beside_its_times():
-    shared = nn.Linear(8, 8)
-    model = nn.Sequential(nn.Embedding(10, 8), shared, nn.GELU(), shared, Spender())
-    tokens = torch.zeros(2, 3, dtype=torch.long)
-    with ModuleProfiler(model, "net", plan(0, 0, 1)) as profiler:
-        model(tokens).sum().backward()
-        profiler.step()
-    table = costs(model, tokens, name="net")
-    both = profiler.summary().merge(table, on="module")
-    assert both.module.tolist() == ["net.0", "net.1", "net.2"]
-    assert both.calls.tolist() == [1, 2, 1]
-    assert both.forward_flop.tolist() == [0, 2 * 2 * 6 * 8 * 8, 0]
-    assert (both.backward_flop == 2 * both.forward_flop).all()
-    assert not any(module._forward_hooks for module in model.modules())

@@ -11,14 +11,11 @@ from profiling.synthetic import Synthetic
 from torch import nn
 from torch.profiler import profile, record_function, schedule
 
-from helpers.profiling import events as kinds
-from helpers.profiling import trace as trace_module
-from helpers.profiling.busy import covered, device_idle_share, kernel_spans
-from helpers.profiling.places import module, place
-from helpers.profiling.slim import slim
-from helpers.profiling.timeline import kernel_table, timeline
-from helpers.profiling.trace import parse, read_trace
-from helpers.profiling.trace_file import load
+from helpers.profiling import read_trace as reading
+from helpers.profiling import trace as kinds
+from helpers.profiling.device_time import covered, device_idle_share, kernel_spans, kernel_table, timeline
+from helpers.profiling.read_trace import load, parse, read_trace
+from helpers.profiling.trace import module, source_line
 
 
 def synthetic(steps=3):
@@ -229,10 +226,10 @@ def test_a_live_profile_knows_lines_and_modules(live):
     trace = read_trace(live)
     assert len(trace.steps) == 2
     product = next(op for op in trace.ops if op.name == "aten::addmm")
-    assert place(trace, product).endswith(f"test_trace.py:{lines_with('here')[0]} in forward")
+    assert source_line(trace, product).endswith(f"test_trace.py:{lines_with('here')[0]} in forward")
     assert module(product) == "Linear_0"
     product_back = next(op for op in trace.ops if op.name == "aten::mm" and op.backward)
-    assert place(trace, product_back) == place(trace, product)
+    assert source_line(trace, product_back) == source_line(trace, product)
 
 
 def test_without_frames_a_place_is_the_users_range_and_the_op():
@@ -241,7 +238,7 @@ def test_without_frames_a_place_is_the_users_range_and_the_op():
         model(torch.ones(2, 4))
     trace = read_trace(prof)
     product = next(op for op in trace.ops if op.name == "aten::addmm")
-    assert place(trace, product) == "mine: aten::addmm [4, 2×4, 4×4]"
+    assert source_line(trace, product) == "mine: aten::addmm [4, 2×4, 4×4]"
 
 
 def test_every_node_that_ran_backward_is_known_by_the_op_that_made_it(live):
@@ -252,20 +249,6 @@ def test_every_node_that_ran_backward_is_known_by_the_op_that_made_it(live):
         ("aten::addmm", "AddmmBackward0"),
         ("aten::sum", "SumBackward0"),
     }
-
-
-def test_a_slim_trace_is_smaller_reads_the_same_and_is_the_same_bytes(live, tmp_path):
-    trace = read_trace(live)
-    live.export_chrome_trace(str(tmp_path / "full.json.gz"))
-    size = slim(trace, tmp_path / "slim.json.gz")
-    assert size == (tmp_path / "slim.json.gz").stat().st_size < (tmp_path / "full.json.gz").stat().st_size / 2
-    again = read_trace(tmp_path / "slim.json.gz")
-    assert [op.name for op in again.ops] == [op.name for op in trace.ops]
-    assert again.step_ms == pytest.approx(trace.step_ms)
-    slim(trace, tmp_path / "again.json.gz")
-    assert (tmp_path / "again.json.gz").read_bytes() == (tmp_path / "slim.json.gz").read_bytes()
-    slim(again, tmp_path / "again.json.gz")
-    assert [op.name for op in read_trace(tmp_path / "again.json.gz").ops] == [op.name for op in trace.ops]
 
 
 class Before213:
@@ -344,7 +327,7 @@ class Frame:
 def test_names_of_code_that_is_gone_are_left_out():
     events = [{"cat": "python_function", "name": "step", "ts": 2.0}]
     tree = SimpleNamespace(experimental_event_tree=lambda: [Frame(), Frame("step")])
-    trace_module._add_call_sites(tree, events, {})
+    reading._add_call_sites(tree, events, {})
     assert events[0]["args"] == {"Called from": "loop.py(3): train"}
 
 
@@ -355,5 +338,5 @@ def test_a_profile_that_python_cannot_export_is_exported_by_kineto(tmp_path):
                 Frame().name  # noqa: B018
             Path(path).write_bytes(b'{"traceEvents": [{"name": "\xa0"}]}')
 
-    trace_module._export(Profile(), str(tmp_path / "trace.json"))
+    reading._export(Profile(), str(tmp_path / "trace.json"))
     assert load(tmp_path / "trace.json")[0] == [{"name": "\ufffd"}]

@@ -1,38 +1,40 @@
-"""What `diagnose` looks for: a file for each family, in it a function for each finding that takes a trace.
+"""What `diagnose` looks for: a function for each finding, which takes a trace.
+
+    waiting     who waits for whom: host, device, loader, copies; and work in too many pieces
+    products    matrix products and convolutions: sizes, types, settings, handmade attention
+    needless    work that nothing needs: graphs, results, constants built again, one input multiplied three times
 
 A rule is silent unless the trace proves what it says: what only slows a GPU is reported only of a GPU's trace, save
 where the host's trace shows it as plainly (a host that reads a tensor, a size, a loop over parameters).
 """
 
-from .finding import NAMES, Finding
-from .graph import kept_graph, unused_results
-from .launches import launch_bound, returned_memory, unfused_optimizer, zeroed_gradients
-from .products import fp32_products, handmade_attention, unaligned_sizes
-from .repeated import constant_work, separate_projections
-from .settings import deterministic_convolutions, unbenchmarked_convolutions
-from .waiting import host_waits, loader_waits, pageable_copies
+from dataclasses import dataclass
 
-__all__ = ["FROM_ABSENCE", "FROM_PRESENCE", "NAMES", "Finding"]
+HOST_WAITS = "host synchronisation"
+LOADER_WAITS = "device idle while the loader works"
+PAGEABLE = "copies from pageable memory"
+UNALIGNED = "sizes that miss the tensor cores"
+FP32 = "fp32 products"
+ATTENTION = "attention from matmul and softmax"
+UNFUSED = "unfused optimizer"
+TINY_KERNELS = "many tiny kernels"
+ZEROED = "gradients zeroed, not dropped"
+RETURNED = "memory returned and reserved again"
+KEPT_GRAPH = "graph kept in evaluation"
+UNUSED = "result never used"
+CONSTANT = "repeated constant work"
+SEPARATE = "separate projections of one input"
+DETERMINISTIC = "deterministic cuDNN"
+UNBENCHMARKED = "unbenchmarked cuDNN"
 
-# What these report is there to be seen, in however little of a trace.
-FROM_PRESENCE = (
-    host_waits,
-    pageable_copies,
-    unaligned_sizes,
-    fp32_products,
-    handmade_attention,
-    zeroed_gradients,
-    returned_memory,
-    deterministic_convolutions,
-    unbenchmarked_convolutions,
-)
-# These conclude from something that did not happen, so they need all of it.
-FROM_ABSENCE = (
-    loader_waits,
-    unfused_optimizer,
-    launch_bound,
-    kept_graph,
-    unused_results,
-    constant_work,
-    separate_projections,
-)
+
+@dataclass(frozen=True)
+class Finding:
+    """`count` and `cost_ms` are means over the steps. A cost of NaN is one that no trace shows; `basis` says why."""
+
+    finding: str
+    where: str
+    count: float
+    cost_ms: float
+    basis: str
+    advice: str

@@ -1,4 +1,4 @@
-"""Matrix products: their sizes, their type, and the ones that together are attention.
+"""Matrix products and convolutions: their sizes, type and settings, and products that together are attention.
 
 A product of an (m × k) by a (k × n) matrix is read from the shapes that `record_shapes=True` records. m counts rows
 (batch × tokens) and may be anything; k and n are how far the rows of the operands and of the result lie apart, and so
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ..events import KERNEL, Event, Trace
-from ..places import by_place, places
-from .finding import ATTENTION, FP32, UNALIGNED, Finding
+from ..trace import KERNEL, Event, Trace, by_source_line, source_lines
+from . import ATTENTION, DETERMINISTIC, FP32, UNALIGNED, UNBENCHMARKED, Finding
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 SMALL = 16  # up to this a size is a matter of the task (classes, features)
@@ -22,6 +21,9 @@ MATTERS = 0.05  # of the operations of all products, or of their time: less is n
 _MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_conv_depthwise2d"}
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
+# Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
+_BENCHMARK, _DETERMINISTIC = 9, 10
+SETTINGS_MATTER = 0.02  # of the kernels' time, for the convolutions of one line
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
 
@@ -65,14 +67,14 @@ def unaligned_sizes(trace: Trace) -> Iterator[Finding]:
     total = sum(p.operations for p in everything)
     missed = [p for p in everything if _missed(p) and p.op not in attention]
     of = {p.op: p for p in missed}
-    for group in by_place(trace, [p.op for p in missed]).values():
+    for group in by_source_line(trace, [p.op for p in missed]).values():
         if sum(of[op].operations for op in group) < MATTERS * total:
             continue
         sizes = sorted({size for op in group for size in _missed(of[op])})
         unit = max(ALIGNED_TO[of[op].dtype] for op in group)
         yield Finding(
             UNALIGNED,
-            f"{places(trace, group)}: {', '.join(map(str, sizes))}",
+            f"{source_lines(trace, group)}: {', '.join(map(str, sizes))}",
             trace.per_step(len(group)),
             trace.ms(trace.both_ways(group)) / 2,
             "estimate: half of these products' time, forward and backward; unaligned rows run at half the rate or less",
@@ -92,14 +94,14 @@ def fp32_products(trace: Trace) -> Iterator[Finding]:
     heavy = [op for op in trace.ops if op.name in _MATRICES or op.name in _CONVOLUTIONS]
     heavy = [op for op in heavy if op.backward is None and op.device_us > 0]
     matters = MATTERS * sum(op.device_us for op in heavy)
-    for group in by_place(trace, [op for op in heavy if "float" in op.types[:3]]).values():
+    for group in by_source_line(trace, [op for op in heavy if "float" in op.types[:3]]).values():
         if sum(op.device_us for op in group) < matters:
             continue
         kernels = sorted({e.name for op in group for e in op.inner() if e.kind == KERNEL})
         tf32 = all(_TF32.search(name) for name in kernels)
         yield Finding(
             FP32,
-            places(trace, group),
+            source_lines(trace, group),
             trace.per_step(len(group)),
             trace.ms(trace.both_ways(group)) * (0.5 if tf32 else 0.75),
             f"estimate: {'half' if tf32 else 'three quarters'} of their time, both ways; kernel {_short(kernels)}",
@@ -117,7 +119,7 @@ def handmade_attention(trace: Trace) -> Iterator[Finding]:
     found = {
         softmax: (first, last) for first, softmax, last in _attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
     }
-    for group in by_place(trace, list(found)).values():
+    for group in by_source_line(trace, list(found)).values():
         ops = [op for softmax in group for op in _between(trace, *found[softmax])]
         advice = (
             "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
@@ -126,7 +128,7 @@ def handmade_attention(trace: Trace) -> Iterator[Finding]:
         )
         yield Finding(
             ATTENTION,
-            places(trace, group),
+            source_lines(trace, group),
             trace.per_step(len(group)),
             trace.ms(trace.both_ways(ops)),
             "estimate: all that runs between the two products, both ways; a fused kernel keeps it on the chip",
@@ -164,3 +166,55 @@ def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
     ops = [op for op in trace.ops[start:stop] if op.track == first.track and op.end <= last.begin]
     chosen = set(ops)
     return [op for op in ops if not any(outer in chosen for outer in op.outer())]
+
+
+def deterministic_convolutions(trace: Trace) -> Iterator[Finding]:
+    """Deterministic algorithms are chosen from fewer, and slower ones, mostly for the backward pass."""
+    held = [op for op in _convolutions(trace) if _flag(op, _DETERMINISTIC)]
+    for group in by_source_line(trace, held).values():
+        yield Finding(
+            DETERMINISTIC,
+            source_lines(trace, group),
+            trace.per_step(len(group)),
+            trace.ms(trace.both_ways([_recorded(op) for op in group])),
+            "at most: these convolutions, forward and backward; what other algorithms take, no trace shows",
+            "torch.backends.cudnn.deterministic = False, unless equal bits are the aim",
+        )
+
+
+def unbenchmarked_convolutions(trace: Trace) -> Iterator[Finding]:
+    """Algorithms are guessed though sizes repeat, so that trying them out once would pay. Reported of a GPU only."""
+    guessed = [
+        op
+        for op in _convolutions(trace)
+        if trace.on_gpu and not _flag(op, _BENCHMARK, unknown=True) and not _flag(op, _DETERMINISTIC)
+    ]
+    kernels = trace.per_step(sum(e.us for e in trace.device if e.kind == KERNEL)) / 1e3
+    for group in by_source_line(trace, guessed).values():
+        cost = trace.ms(trace.both_ways([_recorded(op) for op in group]))
+        sizes = {str(op.dims[:2]) for op in group}
+        if cost < SETTINGS_MATTER * kernels or not group[0].dims or len(sizes) * len(trace.steps) > len(group):
+            continue
+        yield Finding(
+            UNBENCHMARKED,
+            source_lines(trace, group),
+            trace.per_step(len(group)),
+            cost,
+            "at most: these convolutions, forward and backward; what other algorithms take, no trace shows",
+            "torch.backends.cudnn.benchmark = True: sizes repeat from step to step",
+        )
+
+
+def _convolutions(trace: Trace) -> list[Event]:
+    return [op for op in trace.ops if op.name == "aten::_convolution" and op.backward is None]
+
+
+def _recorded(op: Event) -> Event:
+    """The op around it that made the autograd node."""
+    return next((outer for outer in op.outer() if outer.name == "aten::convolution"), op)
+
+
+def _flag(op: Event, position: int, unknown: bool = False) -> bool:
+    """What the convolution was told; `unknown` if shapes, and so its arguments, were not recorded."""
+    told = op.values[position] if len(op.values) > position else ""
+    return told == "True" if told in ("True", "False") else unknown

@@ -1,12 +1,29 @@
-"""Who waits for whom: the host for the device, the device for the loader, both for a copy."""
+"""Who waits for whom: the host for the device, the device for the loader, both for a copy. Work in too many pieces:
+loops over parameters, kernels shorter than their launch, memory asked for again.
+"""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 
-from ..busy import covered, kernel_spans
-from ..events import COPY, LOADER, OP, OPTIMIZER, PYTHON, RUNTIME, Event, Trace
-from ..places import by_place, frames, places
-from .finding import HOST_WAITS, LOADER_WAITS, PAGEABLE, Finding
+from ..device_time import covered, device_windows, kernel_spans
+from ..trace import (
+    COPY,
+    KERNEL,
+    LOADER,
+    OP,
+    OPTIMIZER,
+    PYTHON,
+    RUNTIME,
+    ZERO_GRAD,
+    Event,
+    Trace,
+    by_source_line,
+    frames,
+    source_lines,
+)
+from . import HOST_WAITS, LOADER_WAITS, PAGEABLE, RETURNED, TINY_KERNELS, UNFUSED, ZEROED, Finding
 
 # What the loader may take of a step before it is reported.
 LOADER_SHARE = 0.1
@@ -26,6 +43,14 @@ _ADVICE = {
     "wait": "remove the synchronisation; to time the device use CUDA events, and read them at the end",
 }
 
+WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
+LOOP = 50  # ops in a step of an optimizer that we do not know
+LAUNCH_US = 8.0  # about what an op costs the host, from Python to the launch of its kernel
+MANY = 100  # kernels in a step
+IDLE = 0.2  # of the step, the loader's share left out
+
+_RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
+
 
 def host_waits(trace: Trace) -> Iterator[Finding]:
     """The host stops until the device has done all that was queued; then nothing is queued, and the device idles."""
@@ -36,8 +61,8 @@ def host_waits(trace: Trace) -> Iterator[Finding]:
         else "at least: the reading alone; on a GPU the host waits here until all queued work is done"
     )
     for by in dict.fromkeys(map(_reader, events)):
-        for group in by_place(trace, [e for e in events if _reader(e) == by]).values():
-            where = places(trace, group)
+        for group in by_source_line(trace, [e for e in events if _reader(e) == by]).values():
+            where = source_lines(trace, group)
             yield Finding(
                 HOST_WAITS,
                 where if by in where else f"{where}: {by}",
@@ -120,7 +145,7 @@ def loader_waits(trace: Trace) -> Iterator[Finding]:
         if single
         else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch"
     )
-    where = places(trace, fetches)
+    where = source_lines(trace, fetches)
     name = fetches[0].name.removeprefix(LOADER)
     yield Finding(
         LOADER_WAITS, where if name in where else f"{where}: {name}", trace.per_step(len(fetches)), cost, basis, advice
@@ -129,14 +154,14 @@ def loader_waits(trace: Trace) -> Iterator[Finding]:
 
 def pageable_copies(trace: Trace) -> Iterator[Finding]:
     """The driver copies pageable memory into pinned memory first, and the host waits for both."""
-    groups = by_place(trace, [e for e in trace.device if _is_pageable(e) and trace.step_of(e) is not None])
+    groups = by_source_line(trace, [e for e in trace.device if _is_pageable(e) and trace.step_of(e) is not None])
     for group in groups.values():
         ops = dict.fromkeys(_copying_op(e) for e in group)
         waited = sum(call.us for op in ops for call in (op.inner() if op.kind == OP else [op]) if call.kind == RUNTIME)
         mib = trace.per_step(sum(float(e.args.get("bytes", 0)) for e in group)) / 2**20
         yield Finding(
             PAGEABLE,
-            places(trace, group),
+            source_lines(trace, group),
             trace.per_step(len(group)),
             trace.per_step(max(waited, sum(e.us for e in group))) / 1e3,
             f"measured: the copy, or the host's wait for it if longer; {mib:.3g} MiB a step",
@@ -159,3 +184,128 @@ def _op_around(event: Event) -> Event | None:
 def _copying_op(event: Event) -> Event:
     """The op that a copy belongs to, or failing that the call."""
     return _op_around(event) or event.parent or event
+
+
+def unfused_optimizer(trace: Trace) -> Iterator[Finding]:
+    """An optimizer's step as one op for each parameter and each line of its formula, or (foreach) for each line."""
+    steps = [e for e in trace.annotations if e.name.startswith(OPTIMIZER)]
+    for name, group in _by_name(steps).items():
+        ops = [e for step in group for e in step.inner() if e.kind == OP and e.name.startswith("aten::")]
+        if not ops or any(op.name.startswith("aten::_fused_") for op in ops):
+            continue
+        kind = name.removeprefix(OPTIMIZER).split(".")[0]
+        foreach = any(op.name.startswith("aten::_foreach_") for op in ops)
+        calls = sum(not any(outer.name.startswith("aten::") for outer in op.outer()) for op in ops)
+        if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or trace.per_step(calls) < LOOP):
+            continue
+        host = sum(e.us for e in group)
+        cost = trace.per_step(max(host, sum(e.device_us for e in group)) if trace.on_gpu else host) / 1e3
+        yield Finding(
+            UNFUSED,
+            source_lines(trace, group),
+            trace.per_step(calls),
+            cost,
+            f"at most: the whole step, {'foreach' if foreach else 'one parameter after another'}; count is of ops",
+            f"{kind}(…, fused=True)"
+            if kind in WITH_FUSED
+            else f"{kind}(…, foreach=True), or an optimizer with fused=True",
+        )
+
+
+def _by_name(events: list[Event]) -> dict[str, list[Event]]:
+    ordered = sorted(events, key=lambda e: e.name)
+    return {name: list(group) for name, group in groupby(ordered, key=lambda e: e.name)}
+
+
+def launch_bound(trace: Trace) -> Iterator[Finding]:
+    """Kernels that last less, on average, than launching them costs the host; so the device waits for the host.
+
+    The gaps in a trace alone don't prove it: with `with_stack=True` the profiler slows the host several times, and any
+    loop shows gaps. So the host's cost is taken as what it is without a profiler.
+    """
+    kernels = [e for e in trace.device if e.kind == KERNEL and trace.step_of(e) is not None]
+    busy = sum(e.us for e in kernels)
+    lacking = trace.per_step(len(kernels) * LAUNCH_US - busy)
+    if trace.per_step(len(kernels)) < MANY or lacking <= 0:
+        return
+    spans, windows = kernel_spans(trace), device_windows(trace)
+    length = sum(end - begin for begin, end in windows)
+    idle = length - sum(covered(spans, begin, end) for begin, end in windows)
+    idle -= sum(e.us - covered(spans, e.begin, e.end) for e in trace.fetches) / len(trace.steps) * len(windows)
+    if idle < IDLE * length:
+        return
+    tiny = [e for e in kernels if e.us < LAUNCH_US]
+    name, often = Counter(_op_name(e) for e in tiny).most_common(1)[0]
+    yield Finding(
+        TINY_KERNELS,
+        f"most of them by {name} ({trace.per_step(often):.0f} a step)",
+        trace.per_step(len(tiny)),
+        min(lacking, idle / len(windows)) / 1e3,
+        f"estimate: {LAUNCH_US:g} µs for each launch less the {busy / len(kernels):.1f} µs that a kernel runs",
+        "torch.compile (mode='reduce-overhead' records CUDA graphs), larger batches, fused ops",
+    )
+
+
+def _op_name(kernel: Event) -> str:
+    return next((outer.name for outer in kernel.outer() if outer.kind == OP), kernel.name)
+
+
+def zeroed_gradients(trace: Trace) -> Iterator[Finding]:
+    """Gradients filled with zeros are written, read and added to; dropped ones are just replaced."""
+    within = [e for e in trace.ops if e.name in ("aten::zero_", "aten::_foreach_zero_") and _in_zero_grad(e)]
+    within = [e for e in within if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
+    if not within:
+        return
+    adds = [
+        e
+        for e in trace.ops
+        if e.name == "aten::add_" and e.parent and e.parent.name == "torch::autograd::AccumulateGrad"
+    ]
+    tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in within)
+    yield Finding(
+        ZEROED,
+        source_lines(trace, within),
+        trace.per_step(tensors),
+        trace.ms(within + adds),
+        "measured: filling with zeros, and adding into them in the backward pass; count is of gradients",
+        "zero_grad(set_to_none=True), which is the default",
+    )
+
+
+def _in_zero_grad(event: Event) -> bool:
+    return any(outer.name.startswith(ZERO_GRAD) or outer.name.endswith(": zero_grad") for outer in event.outer())
+
+
+def returned_memory(trace: Trace) -> Iterator[Finding]:
+    """Memory that the allocator gives back to the driver and asks for again; each call stops the device.
+
+    Where the loop itself gives it back, what asks for it again is part of what that costs.
+    """
+    emptied = [
+        e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
+    ]
+    calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and not any(o in emptied for o in e.outer())]
+    steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need
+    again = calls if len(steady) >= max(2, len(trace.steps) / 2) else []
+    for group in by_source_line(trace, emptied).values():
+        us = sum(e.us for e in group) + sum(e.us for e in again) * len(group) / len(emptied)
+        yield _returned(trace, group, us, "remove torch.cuda.empty_cache() from the loop")
+    for group in by_source_line(trace, [] if emptied else again).values():
+        us = sum(e.us for e in group)
+        yield _returned(trace, group, us, "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+
+
+def _returned(trace: Trace, group: list[Event], us: float, advice: str) -> Finding:
+    basis = (
+        "measured: the calls to the driver"
+        if trace.on_gpu
+        else "measured, but without a GPU there is nothing to return"
+    )
+    return Finding(
+        RETURNED,
+        source_lines(trace, group),
+        trace.per_step(len(group)),
+        trace.per_step(us) / 1e3,
+        basis,
+        advice,
+    )

@@ -1,4 +1,9 @@
-"""The same work again: constants built in every step, and one input multiplied by three weights in turn.
+"""Work that nothing needs: evaluation that records a graph, results that no backward pass reaches, constants built anew
+in every step, and one input multiplied by three weights in turn.
+
+An op that records carries the number of the node it makes; a node that ran backward carries it too. So a trace shows
+which nodes never ran. Of these only products and convolutions are looked at: they are what costs, and a metric's
+softmax under grad mode is not worth a line.
 
 A trace names no tensors, so what feeds what is told from order and shapes. A chain of ops is taken for constant if it
 begins with a constructor (ones, full, arange, …), every input after that has a shape that the chain itself has made,
@@ -7,14 +12,15 @@ is reported if every step builds it alike.
 """
 
 import ast
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from math import ceil, prod
+from math import ceil, nan, prod
 
-from ..events import Event, Trace
-from ..places import by_place, place, places, user_frame
-from .finding import CONSTANT, SEPARATE, Finding
+from ..trace import ANNOTATION, BACKWARD, OP, Event, Trace, by_source_line, source_line, source_lines, user_frame
+from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED, Finding
 
+_HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
 _CONSTRUCTORS = {
     f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
 }
@@ -36,6 +42,73 @@ _VIEWS = {
 }  # fmt: skip
 
 
+def kept_graph(trace: Trace) -> Iterator[Finding]:
+    """A forward pass that recorded a graph of which nothing ran backward."""
+    regions: dict[str, list[list[Event]]] = {}
+    for stretch in _stretches(trace):
+        if not _any_ran(trace, stretch):
+            heavy = [op for op in stretch if _is_heavy(op)]
+            if heavy:
+                scope = heavy[0].scope
+                named = scope is not None and "#" not in scope.name
+                regions.setdefault(scope.name if named else source_lines(trace, heavy[:1]), []).append(stretch)
+    for where, stretches in regions.items():
+        yield Finding(
+            KEPT_GRAPH,
+            where,
+            trace.per_step(sum(map(len, stretches))),
+            nan,
+            "memory rather than time: activations are kept that nothing reads; count is of ops that recorded",
+            "wrap it in torch.no_grad() or torch.inference_mode()",
+        )
+
+
+def unused_results(trace: Trace) -> Iterator[Finding]:
+    """A product in a pass that did run backward, though not through it: nothing of the loss depends on its result."""
+    unused = [
+        op
+        for stretch in _stretches(trace)
+        if _any_ran(trace, stretch)
+        for op in stretch
+        if _is_heavy(op) and not any(number in trace.executed for number in trace.nodes(op))
+    ]
+    for group in by_source_line(trace, unused).values():
+        yield Finding(
+            UNUSED,
+            source_lines(trace, group),
+            trace.per_step(len(group)),
+            trace.ms(group),
+            "measured: the forward products whose backward never ran",
+            "remove it: the loss doesn't depend on it; if it is wanted all the same, compute it under torch.no_grad()",
+        )
+
+
+def _stretches(trace: Trace) -> list[list[Event]]:
+    """The ops that made nodes, cut where a step, a backward pass or an annotation (loader, …) begins or ends."""
+    recorded = list(dict.fromkeys(trace.makers.values()))
+    cuts = sorted(
+        time
+        for e in trace.host
+        if e.track == trace.thread and (e.kind == ANNOTATION or e.name.startswith(BACKWARD))
+        for time in (e.begin, e.end)
+    )
+    # On a GPU the backward pass runs in a thread of its own while this one waits.
+    cuts = sorted(cuts + [e.begin for e in trace.host if e.name.startswith(BACKWARD) and e.track != trace.thread])
+    stretches: dict[int, list[Event]] = {}
+    for op in recorded:
+        if op.kind == OP and trace.step_of(op) is not None:
+            stretches.setdefault(bisect_right(cuts, op.begin), []).append(op)
+    return list(stretches.values())
+
+
+def _any_ran(trace: Trace, stretch: list[Event]) -> bool:
+    return any(number in trace.executed for op in stretch for number in trace.nodes(op))
+
+
+def _is_heavy(op: Event) -> bool:
+    return op.name.startswith(_HEAVY)
+
+
 def constant_work(trace: Trace) -> Iterator[Finding]:
     """Masks and tables of positions that are built anew in each step though nothing in them changes."""
     if len(trace.steps) < 2:
@@ -43,17 +116,17 @@ def constant_work(trace: Trace) -> Iterator[Finding]:
     built: dict[tuple, dict[int, list[list[Event]]]] = defaultdict(lambda: defaultdict(list))
     for chain in _constant_chains(trace):
         made = tuple((op.name, str(op.dims), str(op.values)) for op in chain)
-        built[(place(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
+        built[(source_line(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
     repeated = [
         c for steps in built.values() if len(steps) == len(trace.steps) for chains in steps.values() for c in chains
     ]
     chain_of = {chain[0]: chain for chain in repeated}
-    for group in by_place(trace, list(chain_of)).values():
+    for group in by_source_line(trace, list(chain_of)).values():
         ops = [op for first in group for op in chain_of[first]]
         names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in chain_of[group[0]]))
         yield Finding(
             CONSTANT,
-            f"{places(trace, group)}: {' → '.join(names)}",
+            f"{source_lines(trace, group)}: {' → '.join(names)}",
             trace.per_step(len(group)),
             max(trace.ms(ops), trace.per_step(sum(op.us for op in ops)) / 1e3),
             "measured: the ops that build it, on the host or the device, whichever takes longer",
@@ -145,11 +218,11 @@ def separate_projections(trace: Trace) -> Iterator[Finding]:
             row = []
     rows = [r for r in [*rows, row] if len(r) >= 3]
     of = {r[0]: r for r in rows}
-    for group in by_place(trace, list(of)).values():
+    for group in by_source_line(trace, list(of)).values():
         linears = [op for first in group for op in of[first]]
         yield Finding(
             SEPARATE,
-            places(trace, linears),
+            source_lines(trace, linears),
             trace.per_step(len(linears)),
             trace.ms(trace.both_ways(linears)) * _spared(of[group[0]]),
             "estimate: the share of these products' traffic that goes into reading the input again",
