@@ -353,14 +353,14 @@ def _loader(config):
 def _decoding(config):
     ways = {"Pillow": 900.0, "simplejpeg": 1600.0}
     return [
-        {"way": way, "scale": 1, "images_per_s": speed, "mb_per_s": speed / 50, "mean_difference": 0.0} | SPREAD
+        {"variant": way, "scale": 1, "images_per_s": speed, "mb_per_s": speed / 50, "mean_difference": 0.0} | SPREAD
         for way, speed in ways.items()
     ]
 
 
 def _decoder_faults(config):
     return [
-        {"way": way, "fault": fault, "library": "raises", "decode": f"{way}: broken"}
+        {"variant": way, "fault": fault, "library": "raises", "decode": f"{way}: broken"}
         for way in ("Pillow", "OpenCV")
         for fault in ("empty", "truncated")
     ]
@@ -371,7 +371,7 @@ METRICS = {"scikit-learn, each step": 0.2, "torchmetrics, update": 0.0, "confusi
 
 def _epoch_of_metrics(config):
     return [
-        {"way": way, "step": step, "ms": 1 + slope * step}
+        {"variant": way, "step": step, "ms": 1 + slope * step}
         for way, slope in METRICS.items()
         for step in range(0, 1000, 25)
     ]
@@ -379,7 +379,7 @@ def _epoch_of_metrics(config):
 
 def _metrics_growth(config):
     return [
-        {"way": way, "first_ms": 1.0, "last_ms": 1 + 1000 * slope, "slope_us_per_step": 1e3 * slope, "total_s": 2.0}
+        {"variant": way, "first_ms": 1.0, "last_ms": 1 + 1000 * slope, "slope_us_per_step": 1e3 * slope, "total_s": 2.0}
         | {"slope_p20": 0.0, "slope_p80": 1.0}
         | SPREAD
         for way, slope in METRICS.items()
@@ -387,7 +387,7 @@ def _metrics_growth(config):
 
 
 def _forgetting(config):
-    lost = {"least forgotten": 0.2, "random": 2.0, "most forgotten": 5.0}[config["way"]] * config["share"]
+    lost = {"least forgotten": 0.2, "random": 2.0, "most forgotten": 5.0}[config["variant"]] * config["share"]
     about = {"samples": 1198, "samples_kept": round(1198 * (1 - config["share"])), "test_samples": 599}
     accuracy = 0.98 - lost / 100 + config["seed"] / 1000
     return [about | {"test_accuracy": accuracy, "lost_points": lost, "source": "digits", "train_s": 1.0}]
@@ -403,11 +403,11 @@ def _wrong_labels(config):
 
 def _jit(config):
     compiled = {"compile_s": 0.5, "speedup": 50.0, "turns": 3e6}
-    return [{"way": "CPython", "compile_s": 0.0} | SPREAD, {"way": "numba"} | compiled | SPREAD]
+    return [{"variant": "CPython", "compile_s": 0.0} | SPREAD, {"variant": "numba"} | compiled | SPREAD]
 
 
 def _process_start(config):
-    return [{"way": "CPython", "part": part} | SPREAD for part in ("start", "demo")]
+    return [{"variant": "CPython", "part": part} | SPREAD for part in ("start", "demo")]
 
 
 def _semantics(config):

@@ -4,15 +4,12 @@ The tables stand in the order in which they are measured: what a GPU has a part 
 """
 
 from helpers.lab import experiment
+from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
-from helpers.pipelines import choice, choice_data, decoders
-from helpers.pipelines import jit as jit_loops
+from helpers.pipelines import decoders, format_speed, samples, selection
+from helpers.pipelines import jit as python_speed
 from helpers.pipelines import loader as loops
-from helpers.pipelines import metrics as metric_ways
-from helpers.pipelines.format_speed import VARIANTS as FORMATS
-from helpers.pipelines.format_speed import measure_format
-from helpers.pipelines.jit_programs import LOOPS
-from helpers.pipelines.jit_ways import WAYS as JIT_WAYS
+from helpers.pipelines import metrics as step_metrics
 
 WORKERS = (0, 2, 8)
 COLD, WARM = "cold", "warm"
@@ -30,7 +27,7 @@ def _loops() -> list[Row]:
     ]
     configs = [PLAIN | {"step_ms": step, "workers": w} for step in (20.0, 200.0) for w in (0, 1, 2, 4, 8)]
     configs += [PLAIN | {"workers": 2, "prefetch": ahead} for ahead in (1, 8)]
-    configs += [PLAIN | {"workers": 2, "decode": way} for way in ("Pillow, draft at half size", "simplejpeg")]
+    configs += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
     on_cpu = [PLAIN | {"where": "cpu", "step_ms": None, "workers": w} for w in (0, 2)]
     return [*on_gpu, *configs, *on_cpu]
 
@@ -38,7 +35,7 @@ def _loops() -> list[Row]:
 @experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], cpu=_loops())
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
-    if reason := loops.obstacle(where, decode, pinned):
+    if reason := missing_because(*loops.needs(where, decode, pinned)):
         return {STATUS: reason}
     few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
     found = loops.measure_loader(
@@ -61,14 +58,14 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
 )
 def decoding(width: int, height: int) -> list[Row]:
     """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
-    images = decoders.example_jpegs(4 if width < 100 else 16, (width, height))
+    images = samples.example_jpegs(4 if width < 100 else 16, (width, height))
     return decoders.measure_decoders(images, rounds=5 if width < 100 else 20)
 
 
 @experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}])
 def decoder_faults(pixels: int) -> list[Row]:
     """What each library makes of a broken file by itself, and what `decode` says of it."""
-    return decoders.faults(decoders.example_jpegs(1, (pixels, pixels))[0])
+    return decoders.faults(samples.example_jpegs(1, (pixels, pixels))[0])
 
 
 SHOWN = 40  # of an epoch's steps, a row each
@@ -76,15 +73,15 @@ SHOWN = 40  # of an epoch's steps, a row each
 
 @experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
-    """Milliseconds of a metric at steps of an epoch, by each way; the same scores at the end."""
+    """Milliseconds of a metric at steps of an epoch, by each variant; the same scores at the end."""
     every = max(steps // SHOWN, 1)
-    return [row for row in metric_ways.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
+    return [row for row in step_metrics.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
 
 
 @experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
     """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
-    return metric_ways.growth(metric_ways.measure_metrics(steps, batch, classes))
+    return step_metrics.growth(step_metrics.measure_metrics(steps, batch, classes))
 
 
 def _passes() -> list[Row]:
@@ -94,7 +91,7 @@ def _passes() -> list[Row]:
     return [
         {"kind": kind, "format": format, "samples": 3000, "order": order, "cached": cached, "workers": workers}
         for kind in ("image", "tokens")
-        for format in FORMATS
+        for format in format_speed.VARIANTS
         for order, cached, workers in cases
     ]
 
@@ -102,94 +99,98 @@ def _passes() -> list[Row]:
 @experiment(
     small=[
         {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
-        for format in FORMATS
+        for format in format_speed.VARIANTS
     ],
     cpu=_passes(),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
-    return measure_format(kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1)
+    return format_speed.measure_format(
+        kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1
+    )
 
 
-GARMENTS = "garments"
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
-def _choices() -> list[Row]:
+def _selections() -> list[Row]:
     digits = [
-        {"data": "digits", "way": way, "share": share, "budget": "epochs", "seed": seed}
+        {"data": "digits", "variant": variant, "share": share, "budget": "epochs", "seed": seed}
         for seed in range(10)
-        for way in choice.WAYS
-        for share in choice.SHARES
-        if share or way == choice.RANDOM
+        for variant in selection.VARIANTS
+        for share in SHARES
+        if share or variant == selection.RANDOM
     ]
     garments = [
-        {"data": GARMENTS, "way": way, "share": share, "budget": "epochs", "seed": seed}
+        {"data": selection.GARMENTS, "variant": variant, "share": share, "budget": "epochs", "seed": seed}
         for seed in range(3)
-        for way in choice.WAYS
+        for variant in selection.VARIANTS
         for share in (0.0, 0.3)
-        if share or way == choice.RANDOM
+        if share or variant == selection.RANDOM
     ]
     equal_steps = [
-        {"data": data, "way": way, "share": 0.3, "budget": "steps", "seed": seed}
-        for data, seeds in (("digits", 10), (GARMENTS, 3))
+        {"data": data, "variant": variant, "share": 0.3, "budget": "steps", "seed": seed}
+        for data, seeds in (("digits", 10), (selection.GARMENTS, 3))
         for seed in range(seeds)
-        for way in (choice.LEAST, choice.RANDOM)
+        for variant in (selection.LEAST, selection.RANDOM)
     ]
     return digits + garments + equal_steps
 
 
 @experiment(
     small=[
-        {"data": "digits", "way": way, "share": 0.3, "budget": "epochs", "seed": 0}
-        for way in (choice.LEAST, choice.RANDOM)
+        {"data": "digits", "variant": variant, "share": 0.3, "budget": "epochs", "seed": 0}
+        for variant in (selection.LEAST, selection.RANDOM)
     ],
-    cpu=_choices(),
+    cpu=_selections(),
 )
-def forgetting(data: str, way: str, share: float, budget: str, seed: int) -> Row:
+def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
-    if reason := choice_data.missing(data):
+    if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    found = choice.measure_choice(data, way, share, seed, budget=budget)
-    return {name: value for name, value in found.items() if name not in ("data", "way", "share", "budget", "seed")}
+    found = selection.measure_selection(data, variant, share, seed, budget=budget)
+    return {name: value for name, value in found.items() if name not in ("data", "variant", "share", "budget", "seed")}
 
 
 @experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
 def forgotten(data: str, seed: int) -> Row | list[Row]:
     """How many samples were forgotten how often."""
-    if reason := choice_data.missing(data):
+    if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    return [{name: row[name] for name in ("forgotten", "samples", "share")} for row in choice.distribution(data, seed)]
+    return [
+        {name: row[name] for name in ("forgotten", "samples", "share")} for row in selection.distribution(data, seed)
+    ]
 
 
 @experiment(
-    small=[{"data": "digits", "way": choice.MOST, "wrong": 0.1, "seed": 0}],
+    small=[{"data": "digits", "variant": selection.MOST, "wrong": 0.1, "seed": 0}],
     cpu=[
-        {"data": "digits", "way": way, "wrong": 0.1, "seed": seed}
+        {"data": "digits", "variant": variant, "wrong": 0.1, "seed": seed}
         for seed in range(5)
-        for way in (choice.MOST, choice.RANDOM)
+        for variant in (selection.MOST, selection.RANDOM)
     ],
 )
-def wrong_labels(data: str, way: str, wrong: float, seed: int) -> Row:
+def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
-    if reason := choice_data.missing(data):
+    if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    found = choice.measure_noise(data, way, wrong, seed)
-    return {name: value for name, value in found.items() if name not in ("data", "way", "seed")}
+    found = selection.measure_noise(data, variant, wrong, seed)
+    return {name: value for name, value in found.items() if name not in ("data", "variant", "seed")}
 
 
 @experiment(
     small=[{"program": "forgetting", "size": 1000}],
-    cpu=[{"program": program, "size": 10**power} for program in LOOPS for power in range(2, 7)],
+    cpu=[{"program": program, "size": 10**power} for program in python_speed.LOOPS for power in range(2, 7)],
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by what compiles it, the compiling apart, and the size from which it has paid."""
     if program == "strings" and size > 10**5:
         return {STATUS: "left out: numba copies the text at each turn"}
-    rows = jit_loops.measure_jit(program, size, JIT_WAYS, seconds=0.02 if size <= 1000 else jit_loops.SECONDS)
-    pays = {row["way"]: row for row in jit_loops.break_even(rows)}
+    rows = python_speed.measure_jit(program, size, seconds=0.02 if size <= 1000 else python_speed.SECONDS)
+    pays = {row["variant"]: row for row in python_speed.break_even(rows)}
     told = []
     for row in rows:
-        paid = pays.get(row["way"], {})
+        paid = pays.get(row["variant"], {})
         more = {name: paid[name] for name in ("speedup", "turns") if name in paid}
         more = {name: value for name, value in more.items() if value != float("inf")}
         told.append({name: value for name, value in row.items() if name not in ("program", "size")} | more)
@@ -199,4 +200,4 @@ def jit(program: str, size: int) -> list[Row]:
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])
 def process_start(exponent: int) -> list[Row]:
     """What one timing of a whole process holds: the start, the import, the loop."""
-    return jit_loops.process_start(exponent, repeat=3 if exponent == 2 else jit_loops.REPEAT)
+    return python_speed.process_start(exponent, repeat=3 if exponent == 2 else python_speed.REPEAT)

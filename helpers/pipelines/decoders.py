@@ -7,12 +7,11 @@ contain; they differ in what they do around it. Decoding at half the size skips 
 pays where a photo is made smaller afterwards.
 
 Some libraries answer a broken file with None, or with grey pixels where the data ended. `decode` looks at the first
-and the last bytes itself (some µs), and raises `ImageError`, which names the way and the fault. What it can't see is a
-hole in the middle: simplejpeg and PyTurboJPEG refuse that, Pillow and OpenCV go on (`faults` shows who does what).
+and the last bytes itself (some µs), and raises `ImageError`, which names the library and the fault. What it can't see
+is a hole in the middle: simplejpeg and PyTurboJPEG refuse that, Pillow and OpenCV go on (`faults` shows who does what).
 """
 
 import functools
-import importlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab.arguments import check_positive
+from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.experiment import FAILED, is_out_of_memory
-from helpers.lab.machine import NOT_INSTALLED
+from helpers.lab.machine import missing_because
 from helpers.lab.timing import Disagreement, Timing, compare
 
 REFERENCE = "Pillow"
@@ -37,61 +36,41 @@ MEAN_TOLERANCE = 2.0
 
 
 class ImageError(ValueError):
-    """A JPEG that a way doesn't decode: one line that names the way and the fault."""
+    """A JPEG that a library doesn't decode: one line that names the library and the fault."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """A package (imported as `module`), and how it decodes many images: arrays (H, W, 3), or tensors on the GPU."""
+class Decoder:
+    """How many images are decoded: to arrays (H, W, 3), or tensors (3, H, W) on the GPU; and what that needs."""
 
-    package: str
-    module: str
     decode: Callable[[Sequence[bytes]], Sequence[np.ndarray | Tensor]]
-    scale: int = 1
-    cuda: bool = False
+    needs: tuple[str, ...]  # see `lab.machine.missing_because`
+    scale: int = 1  # sides are this many times smaller
 
 
-def obstacle(way: str) -> str:
-    """Why a way can't run here, in a line for a table's status; "" if it can. Imports the way's package."""
-    chosen = _way(way)
-    if chosen.cuda and not torch.cuda.is_available():
-        return "needs CUDA"
-    try:
-        importlib.import_module(chosen.module)
-    except ModuleNotFoundError:
-        return NOT_INSTALLED + chosen.package
-    except Exception as error:  # torchvision that was made for another torch, OpenCV that lacks a library
-        return f"{NOT_INSTALLED}{chosen.package} ({_line(error)})"
-    if chosen.module == "turbojpeg":
-        try:
-            _turbojpeg()
-        except Exception:  # the package wraps a library of the system's, version 3 or later, and brings none
-            return NOT_INSTALLED + "libturbojpeg"
-    return ""
+def decode(variant: str, data: bytes) -> np.ndarray:
+    """The pixels of a JPEG, (H, W, 3) uint8 RGB on the host; at half size (⌈H/2⌉, ⌈W/2⌉, 3)."""
+    return _on_host(decode_all(variant, [data])[0])
 
 
-def decode(way: str, data: bytes) -> np.ndarray:
-    """The pixels of a JPEG, (H, W, 3) uint8 RGB on the host; those of a way at half size (⌈H/2⌉, ⌈W/2⌉, 3)."""
-    return _on_host(decode_all(way, [data])[0])
-
-
-def decode_all(way: str, images: Sequence[bytes]) -> Sequence[np.ndarray | Tensor]:
+def decode_all(variant: str, images: Sequence[bytes]) -> Sequence[np.ndarray | Tensor]:
     """Many JPEGs. Those of nvJPEG come as tensors (3, H, W) and stay on the GPU. One broken image refuses them all."""
-    chosen = _way(way)
+    decoder = _decoder(variant)
     for data in images:
         if fault := visible_fault(data):
-            raise ImageError(f"{way}: {fault}")
+            raise ImageError(f"{variant}: {fault}")
     try:
-        found = chosen.decode(images)
-    except ImportError:
-        raise ImageError(f"{way}: {obstacle(way)}") from None
+        decoded = decoder.decode(images)
+    except ImportError as error:
+        reason = missing_because(*decoder.needs) or _line(error)
+        raise ImageError(f"{variant}: {reason}") from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise ImageError(f"{way}: not a readable JPEG ({_line(error)})") from error
-    if any(pixels is None for pixels in found):
-        raise ImageError(f"{way}: not a readable JPEG (the library returns None)")
-    return found
+        raise ImageError(f"{variant}: not a readable JPEG ({_line(error)})") from error
+    if any(pixels is None for pixels in decoded):
+        raise ImageError(f"{variant}: not a readable JPEG (the library returns None)")
+    return decoded
 
 
 def visible_fault(data: bytes) -> str:
@@ -110,14 +89,14 @@ def visible_fault(data: bytes) -> str:
 
 
 def measure_decoders(
-    images: Sequence[bytes], ways: Sequence[str] | None = None, *, rounds: int = 20, warmup: int = 1
+    images: Sequence[bytes], variants: Sequence[str] | None = None, *, rounds: int = 20
 ) -> list[dict[str, Any]]:
-    """A row a way, timed in turn in one thread of this process on the same images, after a check against Pillow.
+    """A row a variant, timed in turn in one thread of this process on the same images, after a check against Pillow.
 
     `images_per_s` and `mb_per_s` (of compressed bytes) follow from the median; the times are a mean over the images of
-    a round, in milliseconds. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which for
-    a way at half size are averaged two by two. A way that can't run has a row with its obstacle as `status`, one that
-    fails, or whose pixels are too far off, a row that says so; the others are timed without it. An image that is
+    a round, in milliseconds. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which
+    at half size are averaged two by two. A variant that can't run, that fails, or whose pixels are too far off has a
+    row whose `status` says so; the others are timed without it. An image that is
     visibly broken is the caller's fault, and an `ImageError`.
     """
     if not images:
@@ -125,52 +104,52 @@ def measure_decoders(
     for number, data in enumerate(images):
         if fault := visible_fault(data):
             raise ImageError(f"image {number}: {fault}")
-    check_positive(rounds=rounds, warmup=warmup)
-    ways = list(WAYS) if ways is None else list(ways)
-    obstacles = {way: obstacle(way) for way in ways}
+    check_positive(rounds=rounds)
+    variants = list(VARIANTS) if variants is None else list(variants)
+    reasons = {variant: missing_because(*_decoder(variant).needs) for variant in variants}
     differences: dict[str, dict[str, float]] = {}
-    for way in ways:
-        if not obstacles[way]:
+    for variant in variants:
+        if not reasons[variant]:
             try:
-                differences[way] = difference(way, images)
+                differences[variant] = difference(variant, images)
             except (Disagreement, ImageError) as error:
-                obstacles[way] = f"{FAILED}{error}"
-    usable = list(differences)
-    work = {way: functools.partial(decode_all, way, images) for way in usable}
-    found = compare(work, rounds=rounds, warmup=warmup, check=False) if work else None
+                reasons[variant] = f"{FAILED}{error}"
+    work = {variant: functools.partial(decode_all, variant, images) for variant in differences}
+    timed = compare(work, rounds=rounds, warmup=1, check=False) if work else None
     rows = []
-    for way in ways:
-        if obstacles[way]:
-            rows.append({"way": way, "status": obstacles[way]})
+    for variant in variants:
+        if reasons[variant]:
+            rows.append({"variant": variant, "status": reasons[variant]})
             continue
-        each = Timing.of([ms / len(images) for ms in found.samples_ms[way]])
+        each = Timing.of([ms / len(images) for ms in timed.samples_ms[variant]])
         speed = {
             "images_per_s": 1e3 / each.median_ms,
             "mb_per_s": sum(map(len, images)) / len(images) / each.median_ms / 1e3,
         }
-        rows.append({"way": way, "status": "ok", "scale": WAYS[way].scale} | speed | each.row() | differences[way])
+        about = {"variant": variant, "status": "ok", "scale": VARIANTS[variant].scale}
+        rows.append(about | speed | each.row() | differences[variant])
     return rows
 
 
-def difference(way: str, images: Sequence[bytes]) -> dict[str, float]:
-    """How far a way's pixels are from Pillow's, in levels. `Disagreement` if that is too far, or the shape differs."""
+def difference(variant: str, images: Sequence[bytes]) -> dict[str, float]:
+    """How far pixels are from Pillow's, in levels. `Disagreement` if that is too far, or the shape differs."""
     largest, means = 0, []
     for number, data in enumerate(images):
-        found, expected = decode(way, data), _reference(data, _way(way).scale)
-        if found.shape != expected.shape or found.dtype != np.uint8:
-            raise Disagreement(f"{way!r} gives {found.dtype} {found.shape}, {REFERENCE} uint8 {expected.shape}")
-        apart = np.abs(found.astype(np.int16) - expected)
+        pixels, expected = decode(variant, data), _reference(data, VARIANTS[variant].scale)  # (H, W, 3) each
+        if pixels.shape != expected.shape or pixels.dtype != np.uint8:
+            raise Disagreement(f"{variant!r} gives {pixels.dtype} {pixels.shape}, {REFERENCE} uint8 {expected.shape}")
+        apart = np.abs(pixels.astype(np.int16) - expected)
         largest, means = max(largest, int(apart.max())), [*means, float(apart.mean())]
         if means[-1] > MEAN_TOLERANCE:
             raise Disagreement(
-                f"{way!r} differs from {REFERENCE} by {means[-1]:.3g} levels on average in image {number}; "
+                f"{variant!r} differs from {REFERENCE} by {means[-1]:.3g} levels on average in image {number}; "
                 f"at most {MEAN_TOLERANCE:g} are allowed"
             )
     return {"max_difference": largest, "mean_difference": float(np.mean(means))}
 
 
-def faults(image: bytes, ways: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """What each library does by itself with files that are broken, and what `decode` says. Rows of way and fault.
+def faults(image: bytes) -> list[dict[str, str]]:
+    """What each library does by itself with files that are broken, and what `decode` says. Rows of variant and fault.
 
     `library` is "raises", "returns None" or "returns pixels". The last is what spoils a training silently.
     """
@@ -183,27 +162,12 @@ def faults(image: bytes, ways: Sequence[str] | None = None) -> list[dict[str, st
         "truncated": image[:middle],
         "a hole": image[:middle] + image[middle + max(64, len(image) // 50) :],
     }
-    rows = []
-    for way in WAYS if ways is None else ways:
-        if obstacle(way):
-            continue
-        for fault, data in broken.items():
-            rows.append({"way": way, "fault": fault, "library": _by_itself(way, data), "decode": _refusal(way, data)})
-    return rows
-
-
-def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
-    """Generated pictures of garments of so many pixels, width and height; 60 ms each for the default size."""
-    from helpers.pictures import GARMENTS, draw_garment
-
-    check_positive(count=count, width=size[0], height=size[1])
-    kinds, files = list(GARMENTS), []
-    for at in range(count):
-        file = io.BytesIO()
-        picture = draw_garment(np.random.default_rng([seed, at]), kinds[at % len(kinds)], size)
-        picture.save(file, "JPEG", quality=quality)
-        files.append(file.getvalue())
-    return files
+    return [
+        {"variant": variant, "fault": fault, "library": _by_itself(variant, data), "decode": _refusal(variant, data)}
+        for variant, decoder in VARIANTS.items()
+        if not missing_because(*decoder.needs)
+        for fault, data in broken.items()
+    ]
 
 
 def _pillow(data: bytes, scale: int = 1) -> np.ndarray:
@@ -258,21 +222,20 @@ def _each(decode_one: Callable[[bytes], np.ndarray | None]) -> Callable[[Sequenc
     return lambda images: [decode_one(data) for data in images]
 
 
-WAYS: dict[str, Way] = {
-    REFERENCE: Way("pillow", "PIL.Image", _each(_pillow)),
-    "Pillow, draft at half size": Way("pillow", "PIL.Image", _each(functools.partial(_pillow, scale=2)), scale=2),
-    "OpenCV": Way("opencv-python-headless", "cv2", _each(_opencv)),
-    "simplejpeg": Way("simplejpeg", "simplejpeg", _each(_simplejpeg)),
-    "PyTurboJPEG": Way("PyTurboJPEG", "turbojpeg", _each(_pyturbojpeg)),
-    "torchvision": Way("torchvision", "torchvision.io", functools.partial(_torchvision, where="cpu")),
-    "nvJPEG": Way("torchvision", "torchvision.io", functools.partial(_torchvision, where="cuda"), cuda=True),
+VARIANTS: dict[str, Decoder] = {
+    REFERENCE: Decoder(_each(_pillow), ("pillow",)),
+    "Pillow, draft at half size": Decoder(_each(functools.partial(_pillow, scale=2)), ("pillow",), scale=2),
+    "OpenCV": Decoder(_each(_opencv), ("opencv-python-headless",)),
+    "simplejpeg": Decoder(_each(_simplejpeg), ("simplejpeg",)),
+    "PyTurboJPEG": Decoder(_each(_pyturbojpeg), ("PyTurboJPEG", "libturbojpeg")),
+    "torchvision": Decoder(functools.partial(_torchvision, where="cpu"), ("torchvision",)),
+    "nvJPEG": Decoder(functools.partial(_torchvision, where="cuda"), ("CUDA", "torchvision")),
 }
 
 
-def _way(way: str) -> Way:
-    if way not in WAYS:
-        raise ValueError(f"unknown way {way!r}; valid: {'; '.join(WAYS)}")
-    return WAYS[way]
+def _decoder(variant: str) -> Decoder:
+    check_choice(VARIANTS, variant=variant)
+    return VARIANTS[variant]
 
 
 def _on_host(pixels: np.ndarray | Tensor) -> np.ndarray:
@@ -294,17 +257,17 @@ def _scan_start(data: bytes) -> int:
     return at
 
 
-def _by_itself(way: str, data: bytes) -> str:
+def _by_itself(variant: str, data: bytes) -> str:
     try:
-        found = _way(way).decode([data])[0]
+        pixels = VARIANTS[variant].decode([data])[0]
     except Exception:
         return "raises"
-    return "returns None" if found is None else "returns pixels"
+    return "returns None" if pixels is None else "returns pixels"
 
 
-def _refusal(way: str, data: bytes) -> str:
+def _refusal(variant: str, data: bytes) -> str:
     try:
-        decode(way, data)
+        decode(variant, data)
     except ImageError as error:
         return str(error)
     return "returns pixels"

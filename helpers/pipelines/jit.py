@@ -2,71 +2,90 @@
 
 The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each. That is the start of a process, an
 import, the compiler at work and a loop, all in one number. Here each has its own: `measure_jit` times the loop alone,
-repeated, after a check that all ways return the same, with the first call apart; `process_start` what was around it.
+repeated, after a check that all variants return the same, with the first call apart; `process_start` what was around
+it.
 
 The lecture's own loop grows a text by one piece a turn. CPython does that in place when nobody else holds the text,
 which is no promise of the language; numba and PyPy copy it, O(n²) over the loop. So the lecture's PyPy loses, 0.897 s
 to 0.044 s, for its compiler's sake least of all: without the text (`integers`) it wins.
+
+numba compiles a function for the types of its arguments when it is first called: 0.1 to 1 s for these, once a process,
+or once for all if it may keep the machine code on disk. numpy needs the loop to be thought anew. `torch.compile` isn't
+among them: it unrolls a loop over numbers into a graph of as many nodes, to be compiled for each length again.
 """
 
+import contextlib
+import functools
 import json
 import math
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.machine import missing_because
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing
 
-from . import jit_programs
-from .jit_programs import LOOPS
-from .jit_ways import INTERPRETER, NUMPY, PYPY, WAYS, draw, native, obstacle, plain, prepared
+from . import jit_loops
+from .jit_loops import LOOPS, add
+
+INTERPRETER, NUMBA, CACHED, NUMPY, PYPY = "CPython", "numba", "numba, kept on disk", "numpy", "PyPy"
+VARIANTS: dict[str, tuple[str, ...]] = {  # what each needs
+    INTERPRETER: (),
+    NUMBA: ("numba",),
+    CACHED: ("numba",),
+    NUMPY: (),
+    PYPY: ("pypy3",),
+}
 
 REPEAT = 20
-MOST = 1000  # calls of a way, however short
-SECONDS = 0.2  # a way's calls take so long at least, or `MOST` of them do
+MOST = 1000  # calls of a variant, however short
+SECONDS = 0.2  # a variant's calls take so long at least, or `MOST` of them do
+EPOCHS = 20  # of a history for `forgetting`
 
-SCRIPT = Path(jit_programs.__file__)
+SCRIPT = Path(jit_loops.__file__)
 
 
 def measure_jit(
-    program: str, size: int, ways: Sequence[str] | None = None, *, seconds: float = SECONDS, seed: int = 0
+    program: str, size: int, variants: Sequence[str] = tuple(VARIANTS), *, seconds: float = SECONDS, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """A row a way about a loop of `size` turns: the times of a call, and what the first call took beyond that.
+    """A row a variant about a loop of `size` turns: the times of a call, and what the first call took beyond that.
 
-    The ways take turns in this process, each on its own kind of container, but for PyPy, which has a process of its
+    The variants take turns in this process, each on its own kind of container, but for PyPy, which has a process of its
     own. `compile_s` is what compiling took (for code kept on disk: reading it), 0 for what compiles nothing; a JIT that
     compiles a piece at a time, as PyPy does, is faster after the first call too, and `compile_s` is less than all of
-    it. Every result must be the interpreter's, or it is a `Disagreement`. A way is called 21 times or more: `strings`
-    of 100,000 turns take PyPy 20 s, and of more turns the square of that.
+    it. Every result must be the interpreter's, or it is a `Disagreement`. A variant is called 21 times or more:
+    `strings` of 100,000 turns take PyPy 20 s, and of more turns the square of that.
     """
-    if program not in LOOPS:
-        raise ValueError(f"unknown program {program!r}; valid: {', '.join(LOOPS)}")
+    check_choice(LOOPS, program=program)
+    for variant in variants:
+        check_choice(VARIANTS, variant=variant)
     check_positive(size=size)
     check_at_least(0, seed=seed)
-    ways = list(WAYS) if ways is None else list(ways)
-    obstacles = {way: obstacle(way) for way in ways}
-    given = draw(program, size, seed)
-    expected = plain(LOOPS[program](given.tolist()))
-    taken = _in_turn(program, given, [way for way in ways if not obstacles[way] and way != PYPY], expected, seconds)
-    if PYPY in ways and not obstacles[PYPY]:
-        taken[PYPY] = _in_pypy(program, given, expected, seconds)
+    reasons = {variant: missing_because(*VARIANTS[variant]) for variant in variants}
+    numbers = draw(program, size, seed)
+    expected = plain(LOOPS[program](numbers.tolist()))
+    taken = _in_turn(program, numbers, [v for v in variants if not reasons[v] and v != PYPY], expected, seconds)
+    if PYPY in variants and not reasons[PYPY]:
+        taken[PYPY] = _in_pypy(program, numbers, expected, seconds)
     rows = []
-    for way in ways:
-        row = {"program": program, "way": way, "size": size}
-        if obstacles[way]:
-            rows.append(row | {"status": obstacles[way]})
+    for variant in variants:
+        row = {"program": program, "variant": variant, "size": size}
+        if reasons[variant]:
+            rows.append(row | {"status": reasons[variant]})
             continue
-        timing = Timing.of(taken[way][1:])
-        compiled = way not in (INTERPRETER, NUMPY)
-        compile_s = max(taken[way][0] - timing.median_ms, 0.0) / 1e3 if compiled else 0.0
+        first_ms, *later_ms = taken[variant]
+        timing = Timing.of(later_ms)
+        compiled = variant not in (INTERPRETER, NUMPY)
+        compile_s = max(first_ms - timing.median_ms, 0.0) / 1e3 if compiled else 0.0
         rows.append(row | {"status": "ok", "compile_s": compile_s} | timing.row())
     return rows
 
@@ -76,10 +95,10 @@ def break_even(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     `calls` of that size, or `turns` of the loop, after which the time that was saved is what compiling took:
     compile_s / (interpreter's time - compiled time). Infinite where nothing is saved, or less than can be told. Where
-    a way's cost a turn grows with the size, so does this: read it along the sizes.
+    a variant's cost a turn grows with the size, so does this: read it along the sizes.
     """
-    interpreted = {(row["program"], row["size"]): row for row in rows if row["way"] == INTERPRETER}
-    found = []
+    interpreted = {(row["program"], row["size"]): row for row in rows if row["variant"] == INTERPRETER}
+    paid = []
     for row in rows:
         if row.get("status", "ok") != "ok" or row["compile_s"] == 0:
             continue
@@ -89,12 +108,12 @@ def break_even(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         gain = base["median_ms"] - row["median_ms"]
         pays = gain > NO_DIFFERENCE * base["median_ms"]
         calls = row["compile_s"] * 1e3 / gain if pays else math.inf
-        found.append(
-            {"program": row["program"], "way": row["way"], "size": row["size"], "compile_s": row["compile_s"]}
+        paid.append(
+            {name: row[name] for name in ("program", "variant", "size", "compile_s")}
             | {"speedup": base["median_ms"] / row["median_ms"], "gain_ns_per_turn": gain * 1e6 / row["size"]}
             | {"calls": calls, "turns": calls * row["size"]}
         )
-    return found
+    return paid
 
 
 def process_start(exponent: int = 5, *, repeat: int = REPEAT) -> list[dict[str, Any]]:
@@ -105,58 +124,90 @@ def process_start(exponent: int = 5, *, repeat: int = REPEAT) -> list[dict[str, 
     """
     check_at_least(0, exponent=exponent)
     check_positive(repeat=repeat)
-    interpreters = {INTERPRETER: sys.executable, PYPY: shutil.which("pypy3")}
-    commands = {
-        (name, part): [path, *arguments]
-        for name, path in interpreters.items()
-        if path
-        for part, arguments in {
-            "start": ["-c", "pass"],
-            "start, import random": ["-c", "import random"],
-            "demo": [str(SCRIPT), "demo", str(exponent)],
-        }.items()
+    interpreters = {INTERPRETER: sys.executable}
+    pypy_missing = missing_because(*VARIANTS[PYPY])
+    if not pypy_missing:
+        interpreters[PYPY] = shutil.which("pypy3")
+    parts = {
+        "start": ["-c", "pass"],
+        "start, import random": ["-c", "import random"],
+        "demo": [str(SCRIPT), "demo", str(exponent)],
     }
     taken: dict[tuple[str, str], list[float]] = {}
     for _ in range(repeat):
-        for (name, part), command in commands.items():
-            began = time.perf_counter()
-            said = _output(command)
-            taken.setdefault((name, part), []).append((time.perf_counter() - began) * 1e3)
-            if part == "demo":
-                taken.setdefault((name, "demo, its loop"), []).append(float(said) * 1e3)
-    rows = [{"way": name, "part": part} | Timing.of(ms).row() for (name, part), ms in taken.items()]
-    return rows + [{"way": name, "status": obstacle(name)} for name, path in interpreters.items() if not path]
+        for name, path in interpreters.items():
+            for part, arguments in parts.items():
+                said, ms = _timed(lambda command=(path, *arguments): _output(command))
+                taken.setdefault((name, part), []).append(ms)
+                if part == "demo":
+                    taken.setdefault((name, "demo, its loop"), []).append(float(said) * 1e3)
+    rows = [{"variant": name, "part": part} | Timing.of(ms).row() for (name, part), ms in taken.items()]
+    return rows + ([{"variant": PYPY, "status": pypy_missing}] if pypy_missing else [])
 
 
-def _in_turn(program: str, given: np.ndarray, ways: list[str], expected: Any, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each way's calls, the first in front; in this process, A B A B."""
-    with ExitStack() as stack:
+def draw(program: str, size: int, seed: int = 0) -> np.ndarray:
+    """A program's input of about `size` turns of its innermost loop."""
+    rng = np.random.default_rng([seed, size])
+    if program == "forgetting":
+        return rng.random((EPOCHS, max(size // (EPOCHS - 1), 1))) < 0.7  # (epochs, samples)
+    if program == "packing":
+        return rng.integers(1, 1025, size)  # (documents,)
+    return rng.random(size)
+
+
+@contextlib.contextmanager
+def prepared(variant: str, program: str, numbers: np.ndarray) -> Iterator[Callable[[Any], Any]]:
+    """A variant's function, not compiled yet: its first call is the dear one."""
+    if variant == INTERPRETER:
+        yield LOOPS[program]
+    elif variant == NUMPY:
+        yield VECTORISED[program]
+    elif variant == NUMBA:
+        yield _jitted(program)
+    else:
+        with _cache_folder():
+            _jitted(program, cache=True)(numbers)  # writes what the next one reads
+            yield _jitted(program, cache=True)
+
+
+def plain(result: Any) -> Any:
+    """A result in Python's own types, to be compared."""
+    if isinstance(result, (tuple, list)):
+        return [plain(part) for part in result]
+    return result.item() if isinstance(result, np.generic) else result
+
+
+def _in_turn(
+    program: str, numbers: np.ndarray, variants: list[str], expected: Any, seconds: float
+) -> dict[str, list[float]]:
+    """Milliseconds of each variant's calls, the first in front; in this process, A B A B."""
+    with contextlib.ExitStack() as stack:
         calls: dict[str, Callable[[], Any]] = {}
         taken: dict[str, list[float]] = {}
-        for way in ways:
-            loop, container = stack.enter_context(prepared(way, program, given)), native(way, given)
-            calls[way] = lambda loop=loop, container=container: loop(container)
-            result, ms = _timed(calls[way])
-            _check(way, program, result, expected)
-            taken[way] = [ms]
+        for variant in variants:
+            loop = stack.enter_context(prepared(variant, program, numbers))
+            container = numbers.tolist() if variant == INTERPRETER else numbers
+            calls[variant] = functools.partial(loop, container)
+            result, ms = _timed(calls[variant])
+            _check(variant, program, result, expected)
+            taken[variant] = [ms]
         for done in range(MOST):
-            for way, call in calls.items():
-                enough = done >= REPEAT and sum(taken[way][1:]) >= seconds * 1e3
-                if not enough:
-                    taken[way].append(_timed(call)[1])
+            for variant, call in calls.items():
+                if done < REPEAT or sum(taken[variant][1:]) < seconds * 1e3:
+                    taken[variant].append(_timed(call)[1])
     return taken
 
 
-def _in_pypy(program: str, given: np.ndarray, expected: Any, seconds: float) -> list[float]:
+def _in_pypy(program: str, numbers: np.ndarray, expected: Any, seconds: float) -> list[float]:
     command = [shutil.which("pypy3"), str(SCRIPT), "run", program, str(seconds)]
-    found = json.loads(_output(command, json.dumps(native(PYPY, given))))
-    _check(PYPY, program, found["result"], expected)
-    return found["ms"]
+    told = json.loads(_output(command, json.dumps(numbers.tolist())))
+    _check(PYPY, program, told["result"], expected)
+    return told["ms"]
 
 
-def _check(way: str, program: str, result: Any, expected: Any) -> None:
+def _check(variant: str, program: str, result: Any, expected: Any) -> None:
     if plain(result) != expected:
-        raise Disagreement(f"{way!r} returns another result than {INTERPRETER} for {program!r}")
+        raise Disagreement(f"{variant!r} returns another result than {INTERPRETER} for {program!r}")
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -168,3 +219,67 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 def _output(command: Sequence[str], given: str = "") -> str:
     return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+
+
+def _strings(numbers: np.ndarray) -> tuple[int, str]:
+    large = int(np.count_nonzero(numbers > 0.5))
+    return 2 * (len(numbers) - large), "ab" * large
+
+
+def _integers(numbers: np.ndarray) -> tuple[int, int]:
+    large = int(np.count_nonzero(numbers > 0.5))
+    return 2 * (len(numbers) - large), 3 * large
+
+
+def _forgetting(right: np.ndarray) -> int:
+    return int(np.count_nonzero(right[:-1] & ~right[1:]))
+
+
+def _packing(lengths: np.ndarray) -> tuple[int, int]:
+    """One search a window instead of one turn a document; in order it stays."""
+    ends = np.cumsum(lengths)
+    windows, start, filled = 0, 0, 0
+    while start < len(lengths):
+        start = int(np.searchsorted(ends, filled + 2048, side="right"))
+        filled, windows = int(ends[start - 1]), windows + 1
+    return windows, windows * 2048 - filled
+
+
+VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
+    "strings": _strings,
+    "integers": _integers,
+    "forgetting": _forgetting,
+    "packing": _packing,
+}
+
+
+def _jitted(program: str, cache: bool = False) -> Callable[[Any], Any]:
+    import numba
+
+    _start_numba()
+    # Compiled code calls compiled code, so `add` has to mean another thing. As a global, not in a closure: what is kept
+    # on disk is found by what a closure holds, and that is new in every process.
+    loop = LOOPS[program]
+    return numba.njit(cache=cache)(types.FunctionType(loop.__code__, {"add": numba.njit(add)}, loop.__name__))
+
+
+@functools.cache
+def _start_numba() -> None:
+    """The first compilation of a process sets up the compiler, which is no program's price."""
+    import numba
+
+    numba.njit(lambda numbers: numbers.sum())(np.zeros(2))
+
+
+@contextlib.contextmanager
+def _cache_folder() -> Iterator[None]:
+    """numba keeps its machine code in a folder of ours meanwhile, which is removed."""
+    import numba
+
+    before = numba.config.CACHE_DIR
+    with tempfile.TemporaryDirectory() as folder:
+        numba.config.CACHE_DIR = folder
+        try:
+            yield
+        finally:
+            numba.config.CACHE_DIR = before

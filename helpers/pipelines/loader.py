@@ -23,15 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from helpers.lab.arguments import check_at_least, check_positive
-from helpers.lab.timing import Timing, each
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.machine import missing_because
+from helpers.lab.timing import Timing, between_ms, each, moment, synchronize
 from helpers.pictures import cores
 from helpers.pictures.transforms import draw_cuts, random_boxes
 
 from . import decoders
-from .decoders import ImageError, decode, example_jpegs
+from .decoders import ImageError, decode
+from .samples import example_jpegs
 
 DEVICES = ("simulated", "cpu", "cuda")
+DECODERS = [name for name, decoder in decoders.VARIANTS.items() if "CUDA" not in decoder.needs]  # for a worker
 CLASSES = 10
 
 # Plain stacks of convolutions; `full` takes 6 GFLOP (multiply and add as one) forward for a picture of 224×224.
@@ -48,8 +51,8 @@ class JpegCrops(Dataset):
     cut follows from `seed` and i alone, whoever loads it.
     """
 
-    def __init__(self, images: Sequence[bytes], count: int, side: int, way: str, seed: int = 0) -> None:
-        self.images, self.side, self.way = images, side, way
+    def __init__(self, images: Sequence[bytes], count: int, side: int, decoder: str, seed: int = 0) -> None:
+        self.images, self.side, self.decoder = images, side, decoder
         self.cuts = draw_cuts(count, seed, 0)
 
     def __len__(self) -> int:
@@ -60,7 +63,7 @@ class JpegCrops(Dataset):
 
         at = index % len(self.images)
         try:
-            pixels = decode(self.way, self.images[at])  # (H, W, 3)
+            pixels = decode(self.decoder, self.images[at])  # (H, W, 3)
         except ImageError as error:
             raise ImageError(f"image {at}: {error}") from None
         height, width = pixels.shape[:2]
@@ -74,18 +77,9 @@ class JpegCrops(Dataset):
         return torch.from_numpy(np.ascontiguousarray(small.transpose(2, 0, 1))), at % CLASSES
 
 
-def obstacle(device: str = "simulated", decode: str = decoders.REFERENCE, pin_memory: bool = False) -> str:
-    """Why a loop can't run here, in a line for a table's status; "" if it can."""
-    if device not in DEVICES:
-        raise ValueError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        return "needs CUDA"
-    if pin_memory and device != "cuda":
-        return "needs CUDA: memory is pinned for copies to a GPU"
-    reason = decoders.obstacle(decode)
-    if not reason and decoders.WAYS[decode].cuda:
-        return f"{decode} decodes on the GPU, not in a worker"
-    return reason
+def needs(device: str = "simulated", decode: str = decoders.REFERENCE, pin_memory: bool = False) -> tuple[str, ...]:
+    """What such a loop needs, for `missing_because`. Memory is pinned for copies to a GPU."""
+    return (("CUDA",) if device == "cuda" or pin_memory else ()) + decoders.VARIANTS[decode].needs
 
 
 def measure_loader(
@@ -102,7 +96,6 @@ def measure_loader(
     steps: int = 40,
     side: int = 64,
     images: Sequence[bytes] | None = None,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """A row about a training loop that is fed by a `DataLoader`.
 
@@ -117,19 +110,20 @@ def measure_loader(
     first one, with starting the workers. The times are of one turn of the loop, `steps` of them, after as many to warm
     up as it takes to empty what the workers fetch in advance.
     """
-    check_at_least(0, workers=workers, seed=seed)
+    check_at_least(0, workers=workers)
     check_positive(prefetch_factor=prefetch_factor, batch=batch, steps=steps, side=side)
-    if model not in MODELS:
-        raise ValueError(f"unknown model {model!r}; valid: {', '.join(MODELS)}")
+    check_choice(DEVICES, device=device)
+    check_choice(MODELS, model=model)
+    check_choice(DECODERS, decode=decode)
     if images is not None and not images:
         raise ValueError("images is empty; it must hold one JPEG or more")
     if not step_ms > 0:
         raise ValueError(f"step_ms is {step_ms!r}; it must be above 0")
-    if reason := obstacle(device, decode, pin_memory):
+    if reason := missing_because(*needs(device, decode, pin_memory)):
         raise ValueError(reason)
     warmup = 3 + prefetch_factor * workers
     count = (2 * warmup + steps) * batch  # the workers are still at it when the last step is timed
-    dataset = JpegCrops(example_jpegs(16, seed=seed) if images is None else images, count, side, decode, seed)
+    dataset = JpegCrops(example_jpegs(16) if images is None else images, count, side, decode)
     loads = _load_ms(dataset, batch)
     if device == "simulated":
         work = _SimulatedDevice(step_ms, ahead=0 if read_loss else AHEAD)
@@ -199,20 +193,20 @@ class _SimulatedDevice:
 
 
 class _Training:
-    """Steps of a model on a real device, each between two marks: CUDA events, or the host's clock."""
+    """Steps of a model on a real device, each between two moments of its clock."""
 
     def __init__(self, model: nn.Module, device: torch.device, pinned: bool, read_loss: bool) -> None:
         self.model, self.device, self.pinned, self.read_loss = model.to(device), device, pinned, read_loss
         if device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        self._marks: list[tuple[Any, Any]] = []
+        self._moments: list[tuple[Any, Any]] = []  # where each step began and ended
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = (part.to(self.device, non_blocking=self.pinned) for part in batch)
-        begin = self._mark()
+        begin = moment()
         loss = self._step(images, labels)
-        self._marks.append((begin, self._mark()))
+        self._moments.append((begin, moment()))
         if self.read_loss:
             loss.item()
 
@@ -224,11 +218,9 @@ class _Training:
 
     def spans(self) -> list[tuple[float, float]]:
         """Begin and end of each step on the device's clock, in milliseconds. Waits for the device."""
-        first = self._marks[0][0]
-        if isinstance(first, float):
-            return self._marks
-        torch.cuda.synchronize()
-        return [(first.elapsed_time(begin), first.elapsed_time(end)) for begin, end in self._marks]
+        synchronize()
+        first = self._moments[0][0]
+        return [(between_ms(first, begin), between_ms(first, end)) for begin, end in self._moments]
 
     def _step(self, images: Tensor, labels: Tensor) -> Tensor:
         layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
@@ -240,15 +232,8 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter() * 1e3
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
-
-def _loop(batches: Iterator, work: Any, steps: int) -> tuple[float, list[float]]:
+def _loop(batches: Iterator, work: "_SimulatedDevice | _Training", steps: int) -> tuple[float, list[float]]:
     """Seconds until the first batch is there, and milliseconds of waiting for each."""
     waits = []
     for _ in range(steps):

@@ -12,6 +12,7 @@ waits for it. Its accuracy is the mean over classes unless `average="micro"` is 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ import torch
 from torch import Tensor
 
 from helpers.lab import device as this_device
-from helpers.lab.arguments import check_at_least, check_positive
-from helpers.lab.machine import NOT_INSTALLED, installed
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.machine import missing_because
 from helpers.lab.timing import Disagreement, Timing, synchronize
 from helpers.profiling.epoch_metrics import StreamingMetrics
 
 Scores = dict[str, float]
 
-# How far two ways' scores may be apart: torchmetrics divides in fp32.
+# How far scores may be apart: torchmetrics divides in fp32.
 TOLERANCE = 1e-6
 
 WARMUP = 3
@@ -41,88 +42,88 @@ class Metric:
     compute: Callable[[], Scores]
 
 
-def obstacle(way: str) -> str:
-    """Why a way can't run here, in a line for a table's status; "" if it can."""
-    if way not in WAYS:
-        raise ValueError(f"unknown way {way!r}; valid: {'; '.join(WAYS)}")
-    needed = {"scikit-learn": "sklearn", "torchmetrics": "torchmetrics"}
-    for package, module in needed.items():
-        if way.startswith(package) and installed(module) is None:
-            return NOT_INSTALLED + package
-    return ""
+@dataclass(frozen=True)
+class Variant:
+    """How a metric is made, for so many classes on a device; and what that needs."""
+
+    make: Callable[[int, torch.device], Metric]
+    needs: tuple[str, ...] = ()
 
 
-def build(way: str, classes: int, device: torch.device | None = None) -> Metric:
-    """A way's metric, for logits (B, classes) and labels (B,) on the device."""
+def build(variant: str, classes: int, device: torch.device | None = None) -> Metric:
+    """A metric for logits (B, classes) and labels (B,) on the device."""
     check_at_least(2, classes=classes)
-    if reason := obstacle(way):
+    check_choice(VARIANTS, variant=variant)
+    if reason := missing_because(*VARIANTS[variant].needs):
         raise ValueError(reason)
-    return WAYS[way](classes, device or this_device())
+    return VARIANTS[variant].make(classes, device or this_device())
 
 
 def measure_metrics(
-    steps: int, batch: int, classes: int, ways: Sequence[str] | None = None, *, seed: int = 0
+    steps: int, batch: int, classes: int, variants: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Milliseconds of the metric alone at each step of an epoch: rows of `step`, `way`, `ms`.
+    """Milliseconds of the metric alone at each step of an epoch: rows of `step`, `variant`, `ms`.
 
-    The ways take turns at every step on the same random batch, which is on the device before the clock starts; each is
-    waited for. At the end all must have the same scores, or it is a `Disagreement`. Ways that can't run are left out.
+    The variants take turns at every step on the same random batch, which is on the device before the clock starts; each
+    is waited for. At the end all must have the same scores, or it is a `Disagreement`. Variants that can't run are left
+    out.
     """
     check_positive(steps=steps, batch=batch)
-    check_at_least(0, seed=seed)
-    device, ways = this_device(), list(WAYS) if ways is None else list(ways)
-    batches = random_batches(min(steps, POOL), batch, classes, seed=seed, device=device)
-    usable = [way for way in ways if not obstacle(way)]
-    for way in usable:
-        warm = build(way, classes, device)
+    for variant in variants or ():
+        check_choice(VARIANTS, variant=variant)
+    device, variants = this_device(), list(VARIANTS) if variants is None else variants
+    batches = random_batches(min(steps, POOL), batch, classes, device=device)
+    usable = [variant for variant in variants if not missing_because(*VARIANTS[variant].needs)]
+    for variant in usable:
+        warm = build(variant, classes, device)
         for at in range(WARMUP):
             warm.step(*batches[at % len(batches)])
         warm.compute()
-    metrics = {way: build(way, classes, device) for way in usable}
+    metrics = {variant: build(variant, classes, device) for variant in usable}
     rows = []
     for step in range(steps):
         logits, labels = batches[step % len(batches)]
-        for way, metric in metrics.items():
+        for variant, metric in metrics.items():
             synchronize()
             began = time.perf_counter()
             metric.step(logits, labels)
             synchronize()
-            rows.append({"step": step, "way": way, "ms": (time.perf_counter() - began) * 1e3})
-    check_scores({way: metric.compute() for way, metric in metrics.items()})
+            rows.append({"step": step, "variant": variant, "ms": (time.perf_counter() - began) * 1e3})
+    check_scores({variant: metric.compute() for variant, metric in metrics.items()})
     return rows
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a way about `measure_metrics`' rows: cost at the beginning and at the end of the epoch, and the slope.
+    """A row a variant about `measure_metrics`' rows: cost at the beginning and at the end of the epoch, and the slope.
 
     `first_ms` and `last_ms` are medians over the first and the last tenth of the steps, `slope_us_per_step` is by how
     much a step gets slower with each step: the median of the slopes between all pairs of steps that lie half an epoch
     apart, with the 20th and 80th percentile; single slow steps don't bend it. `n` is the number of steps, the
     times are over all of them.
     """
-    found = []
-    for way in dict.fromkeys(row["way"] for row in rows):
-        ms = np.array([row["ms"] for row in sorted(rows, key=lambda row: row["step"]) if row["way"] == way])
+    grown = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        ms = np.array([row["ms"] for row in sorted(rows, key=lambda row: row["step"]) if row["variant"] == variant])
         if len(ms) < 2:
-            raise ValueError(f"{way!r} has {len(ms)} step; a slope takes 2 or more")
+            raise ValueError(f"{variant!r} has {len(ms)} step; a slope takes 2 or more")
         tenth, half = max(len(ms) // 10, 1), len(ms) // 2
         p20, slope, p80 = np.percentile((ms[half:] - ms[:-half]) / half * 1e3, [20, 50, 80])
-        found.append(
-            {"way": way, "first_ms": float(np.median(ms[:tenth])), "last_ms": float(np.median(ms[-tenth:]))}
+        grown.append(
+            {"variant": variant, "first_ms": float(np.median(ms[:tenth])), "last_ms": float(np.median(ms[-tenth:]))}
             | {"slope_us_per_step": float(slope), "slope_p20": float(p20), "slope_p80": float(p80)}
             | {"total_s": float(ms.sum() / 1e3)}
             | Timing.of(list(ms)).row()
         )
-    return found
+    return grown
 
 
 def check_scores(scores: dict[str, Scores]) -> None:
-    """A `Disagreement` that names the first way whose scores aren't those of the first."""
+    """A `Disagreement` that names the first variant whose scores aren't those of the first."""
     reference = next(iter(scores), None)
-    for way, found in scores.items():
+    for variant, found in scores.items():
         for name, expected in scores[reference].items():
             if not abs(found[name] - expected) <= TOLERANCE:
-                raise Disagreement(f"{way!r} has {name} {found[name]:.8f}, {reference!r} {expected:.8f}")
+                raise Disagreement(f"{variant!r} has {name} {found[name]:.8f}, {reference!r} {expected:.8f}")
 
 
 def random_batches(
@@ -161,19 +162,14 @@ class _Collected:
         }
 
 
-def _sklearn_each_step(classes: int, device: torch.device) -> Metric:
-    kept = _Collected()
+def _sklearn(classes: int, device: torch.device, *, each_step: bool) -> Metric:
+    collected = _Collected()
 
     def step(logits: Tensor, labels: Tensor) -> Scores:
-        kept.update(logits, labels)
-        return kept.compute()
+        collected.update(logits, labels)
+        return collected.compute()
 
-    return Metric(step, kept.compute)
-
-
-def _sklearn_at_the_end(classes: int, device: torch.device) -> Metric:
-    kept = _Collected()
-    return Metric(kept.update, kept.compute)
+    return Metric(step if each_step else collected.update, collected.compute)
 
 
 def _torchmetrics(classes: int, device: torch.device, *, forward: bool, checked: bool = True) -> Metric:
@@ -198,14 +194,11 @@ def _streaming(classes: int, device: torch.device) -> Metric:
     return Metric(ours.update, ours.compute)
 
 
-# A way's name begins with the package that it needs.
-WAYS: dict[str, Callable[[int, torch.device], Metric]] = {
-    "scikit-learn, each step": _sklearn_each_step,
-    "scikit-learn, at the end": _sklearn_at_the_end,
-    "torchmetrics, forward": lambda classes, device: _torchmetrics(classes, device, forward=True),
-    "torchmetrics, update": lambda classes, device: _torchmetrics(classes, device, forward=False),
-    "torchmetrics, update unchecked": lambda classes, device: _torchmetrics(
-        classes, device, forward=False, checked=False
-    ),
-    "confusion matrix": _streaming,
+VARIANTS: dict[str, Variant] = {
+    "scikit-learn, each step": Variant(partial(_sklearn, each_step=True), ("scikit-learn",)),
+    "scikit-learn, at the end": Variant(partial(_sklearn, each_step=False), ("scikit-learn",)),
+    "torchmetrics, forward": Variant(partial(_torchmetrics, forward=True), ("torchmetrics",)),
+    "torchmetrics, update": Variant(partial(_torchmetrics, forward=False), ("torchmetrics",)),
+    "torchmetrics, update unchecked": Variant(partial(_torchmetrics, forward=False, checked=False), ("torchmetrics",)),
+    "confusion matrix": Variant(_streaming),
 }

@@ -15,7 +15,7 @@ FORMATS = {
     "mapped": BLUE,
     "ffcv": PURPLE,
 }
-CHOICES = {"least forgotten": BLUE, "random": GREY, "most forgotten": ORANGE}
+SELECTIONS = {"least forgotten": BLUE, "random": GREY, "most forgotten": ORANGE}
 PALETTE = (GREY, ORANGE, BLUE, GREEN, PURPLE, YELLOW)
 
 
@@ -69,8 +69,8 @@ def metrics(measured: pd.DataFrame) -> Figure:
     """Milliseconds of a metric at each step of an epoch."""
     figure, axis = figures.new(height=2.8)
     with figures.style():
-        for color, (way, rows) in zip(PALETTE, measured.groupby("way", sort=False), strict=False):
-            axis.plot(rows["step"], rows["ms"], color=color, label=way)
+        for color, (variant, rows) in zip(PALETTE, measured.groupby("variant", sort=False), strict=False):
+            axis.plot(rows["step"], rows["ms"], color=color, label=variant)
         axis.set_yscale("log")
         axis.set_xlabel("step of the epoch")
         axis.set_ylabel("the metric, ms")
@@ -85,11 +85,16 @@ def choice(told: pd.DataFrame) -> Figure:
     figure, axes = figures.new(1, len(names), height=2.7, squeeze=False)
     with figures.style():
         for axis, name in zip(axes[0], names, strict=True):
-            for way, color in CHOICES.items():
-                rows = told[(told["data"] == name) & (told["way"] == way)].sort_values("share")
+            for variant, color in SELECTIONS.items():
+                rows = told[(told["data"] == name) & (told["variant"] == variant)].sort_values("share")
                 if len(rows):
                     axis.errorbar(
-                        rows["share"], -rows["lost_points"], rows["standard_error"], fmt="o-", color=color, label=way
+                        rows["share"],
+                        -rows["lost_points"],
+                        rows["standard_error"],
+                        fmt="o-",
+                        color=color,
+                        label=variant,
                     )
             axis.axhline(0, color=GREY, linewidth=0.8)
             axis.set_title(name)
@@ -103,13 +108,13 @@ def jit(measured: pd.DataFrame) -> Figure:
     """Time of a call against the size of the loop, a panel for each program."""
     programs = list(dict.fromkeys(measured["program"]))
     figure, axes = figures.new(1, len(programs), height=2.7, sharey=True, squeeze=False)
-    ways = list(dict.fromkeys(measured["way"]))
+    variants = list(dict.fromkeys(measured["variant"]))
     with figures.style():
         for axis, program in zip(axes[0], programs, strict=True):
-            for color, way in zip(PALETTE, ways, strict=False):
-                rows = measured[(measured["program"] == program) & (measured["way"] == way)].sort_values("size")
+            for color, variant in zip(PALETTE, variants, strict=False):
+                rows = measured[(measured["program"] == program) & (measured["variant"] == variant)].sort_values("size")
                 if len(rows):
-                    axis.plot(rows["size"], rows["median_ms"], "o-", color=color, label=way, markersize=3)
+                    axis.plot(rows["size"], rows["median_ms"], "o-", color=color, label=variant, markersize=3)
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_title(program)

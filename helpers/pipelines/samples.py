@@ -1,11 +1,14 @@
-"""What is kept in the formats: JPEGs and token arrays, as samples of a key, a label and a 1-D array."""
+"""What this chapter reads: JPEGs and token arrays, as samples of a key, a label and a 1-D array; and JPEGs alone."""
 
 import functools
 import io
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from helpers.lab.arguments import check_positive
 from helpers.text import SyntheticText, corpus
 
 from .formats import Sample
@@ -30,12 +33,11 @@ def image_samples(
     if folder is not None:
         return _photos(Path(folder), count, seed)
     count = 1000 if count is None else count
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")
+    check_positive(count=count)
     if min(size) < 16:
         raise ValueError(f"size is {size}; width and height must be 16 or more")
-    kinds, drawings = _drawings(min(DRAWINGS, count), seed, tuple(size))
-    return [_cut(kinds, drawings, place, seed, size) for place in range(count)]
+    drawings = _drawings(min(DRAWINGS, count), seed, tuple(int(side * ROOM) for side in size))
+    return [_cut(drawings, position, seed, size) for position in range(count)]
 
 
 def token_samples(count: int, seed: int = 0, path: str | Path | None = None, split: str = "train") -> list[Sample]:
@@ -49,14 +51,25 @@ def token_samples(count: int, seed: int = 0, path: str | Path | None = None, spl
         text = corpus(split, path, max_samples=count)
         if len(text) < count:
             raise ValueError(f"count is {count}; {path} has {len(text)} samples in its {split} split")
-    return [Sample(f"text-{place:08d}", len(ids).bit_length(), ids) for place, ids in enumerate(text)]
+    return [Sample(f"text-{position:08d}", len(ids).bit_length(), ids) for position, ids in enumerate(text)]
+
+
+def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
+    """Generated pictures of garments of so many pixels, width and height; 60 ms each for the default size."""
+    check_positive(count=count, width=size[0], height=size[1])
+    files = []
+    for _, picture in _drawings(count, seed, size):
+        stream = io.BytesIO()
+        picture.save(stream, "JPEG", quality=quality)
+        files.append(stream.getvalue())
+    return files
 
 
 def _photos(folder: Path, count: int | None, seed: int) -> list[Sample]:
     from helpers.pictures import photo_files
 
     photos = photo_files(folder)[0]
-    usable = [place for place, file in enumerate(photos.files) if file.suffix.lower() in (".jpg", ".jpeg")]
+    usable = [at for at, file in enumerate(photos.files) if file.suffix.lower() in (".jpg", ".jpeg")]
     if count is not None and not 1 <= count <= len(usable):
         raise ValueError(f"count is {count}; allowed: 1 to {len(usable)}, the JPEGs for training in {folder}")
     chosen = np.random.default_rng(seed).permutation(usable)[:count]
@@ -66,23 +79,22 @@ def _photos(folder: Path, count: int | None, seed: int) -> list[Sample]:
 
 
 @functools.lru_cache(maxsize=2)
-def _drawings(number: int, seed: int, size: tuple[int, int]) -> tuple[list[str], list]:
+def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, Any]]:
+    """So many pictures with the names of what they show, in turn."""
     from helpers.pictures import GARMENTS, draw_garment
 
-    larger = tuple(int(side * ROOM) for side in size)
-    names = [list(GARMENTS)[at % len(GARMENTS)] for at in range(number)]
-    return names, [draw_garment(np.random.default_rng([seed, at]), name, larger) for at, name in enumerate(names)]
+    names = itertools.islice(itertools.cycle(GARMENTS), count)
+    return [(name, draw_garment(np.random.default_rng([seed, at]), name, size)) for at, name in enumerate(names)]
 
 
-def _cut(kinds: list[str], drawings: list, place: int, seed: int, size: tuple[int, int]) -> Sample:
-    """Sample `place`: it follows from seed and place alone."""
+def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[int, int]) -> Sample:
+    """Sample `position`: it follows from seed and position alone."""
     from helpers.pictures import GARMENTS
 
-    at, rng = place % len(drawings), np.random.default_rng([seed, place, 1])
-    image = drawings[at]
+    (name, image), rng = drawings[position % len(drawings)], np.random.default_rng([seed, position, 1])
     left, top = (int(rng.integers(room + 1)) for room in (image.width - size[0], image.height - size[1]))
     stream = io.BytesIO()
     cut = image.crop((left, top, left + size[0], top + size[1]))
-    cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)), comment=str(place).encode())
+    cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)), comment=str(position).encode())
     data = np.frombuffer(stream.getvalue(), np.uint8)
-    return Sample(f"{kinds[at]}-{place:08d}", list(GARMENTS).index(kinds[at]), data)
+    return Sample(f"{name}-{position:08d}", list(GARMENTS).index(name), data)

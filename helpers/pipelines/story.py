@@ -4,7 +4,7 @@ import pandas as pd
 
 from helpers.lab.tables import groups, number, reached
 
-from .choice import LEAST, RANDOM
+from .selection import LEAST, RANDOM
 
 GOAL_SHARDS, GOAL_SHARE, GOAL_LOST = 3.0, 0.3, 0.5
 FILES, SHARDS, MAPPED = "files", ("webdataset", "webdataset by index", "tfrecord"), ("mapped", "ffcv")
@@ -112,36 +112,38 @@ def decoder_faults(faults: pd.DataFrame) -> pd.DataFrame:
     """What each library makes of each fault, a column for each library; `decode` refuses what can be seen."""
     if not len(faults):
         return faults
-    return faults.pivot_table(index="fault", columns="way", values="library", aggfunc="first", sort=False).reset_index()
+    return faults.pivot_table(
+        index="fault", columns="variant", values="library", aggfunc="first", sort=False
+    ).reset_index()
 
 
 def metric_verdicts(growth: pd.DataFrame) -> list[str]:
     """What a step of the metric costs at first and at last, of scikit-learn and of counts."""
     said = []
     for keys, found in groups(growth, ["gpu"]):
-        by = found.set_index("way")
-        for way in [name for name in (SKLEARN, "torchmetrics, update", MATRIX) if name in by.index]:
-            row = by.loc[way]
+        by = found.set_index("variant")
+        for variant in [name for name in (SKLEARN, "torchmetrics, update", MATRIX) if name in by.index]:
+            row = by.loc[variant]
             said.append(
-                f"{keys['gpu']}, {way}: {number(row['first_ms'])} ms a step at first, "
+                f"{keys['gpu']}, {variant}: {number(row['first_ms'])} ms a step at first, "
                 f"{number(row['last_ms'])} ms at last, {number(row['total_s'])} s over the epoch"
             )
     return said or ["The metrics have not been measured yet."]
 
 
 def choice(measured: pd.DataFrame) -> pd.DataFrame:
-    """Means over the seeds, with their standard error; leaving out nothing is the same in every way."""
+    """Means over the seeds, with their standard error; leaving out nothing is the same in every variant."""
     rows = []
-    for keys, found in groups(measured, ["gpu", "data", "budget", "way", "share"]):
-        lost, ways = found["lost_points"], [keys["way"]]
+    for keys, found in groups(measured, ["gpu", "data", "budget", "variant", "share"]):
+        lost, variants = found["lost_points"], [keys["variant"]]
         if keys["share"] == 0:
-            ways = list(dict.fromkeys(measured[measured["data"] == keys["data"]]["way"]))
+            variants = list(dict.fromkeys(measured[measured["data"] == keys["data"]]["variant"]))
         rows += [
             keys
-            | {"way": way, "seeds": len(found), "samples_kept": int(found["samples_kept"].iloc[0])}
+            | {"variant": variant, "seeds": len(found), "samples_kept": int(found["samples_kept"].iloc[0])}
             | {"test_accuracy": found["test_accuracy"].mean(), "lost_points": lost.mean()}
             | {"standard_error": lost.std(ddof=1) / len(found) ** 0.5}
-            for way in ways
+            for variant in variants
         ]
     return pd.DataFrame(rows)
 
@@ -150,7 +152,7 @@ def choice_verdicts(told: pd.DataFrame) -> list[str]:
     """What leaving out the least forgotten share of the goal costs, beside leaving out any."""
     said = []
     for keys, found in groups(told[told["share"] == GOAL_SHARE] if len(told) else told, ["gpu", "data", "budget"]):
-        by = found.set_index("way")
+        by = found.set_index("variant")
         if not {LEAST, RANDOM} <= set(by.index):
             continue
         least, random = by.loc[LEAST], by.loc[RANDOM]
@@ -172,9 +174,9 @@ def choice_between(forgetting: pd.DataFrame) -> str:
     """Why leaving out the least forgotten costs more than the goal: what leaving out any costs, in as many steps."""
     told = choice(forgetting)
     rows = told[told["share"] == GOAL_SHARE]
-    worst = rows[(rows["way"] == LEAST) & (rows["budget"] == "epochs")]
+    worst = rows[(rows["variant"] == LEAST) & (rows["budget"] == "epochs")]
     name = worst.loc[worst["lost_points"].idxmax(), "data"]
-    any_left = rows[(rows["data"] == name) & (rows["way"] == RANDOM)]
+    any_left = rows[(rows["data"] == name) & (rows["variant"] == RANDOM)]
     said = ", ".join(f"{_points(row)} points in as many {row['budget']}" for _, row in any_left.iterrows())
     share = forgetting[forgetting["data"] == name]["unforgettable_share"].mean()
     return (
@@ -186,16 +188,16 @@ def choice_between(forgetting: pd.DataFrame) -> str:
 def lost_points(forgetting: pd.DataFrame) -> float | None:
     """Points lost without the least forgotten share of the goal; the largest of the data sets."""
     told = choice(forgetting)
-    rows = told[(told["share"] == GOAL_SHARE) & (told["way"] == LEAST) & (told["budget"] == "epochs")]
+    rows = told[(told["share"] == GOAL_SHARE) & (told["variant"] == LEAST) & (told["budget"] == "epochs")]
     return rows["lost_points"].max() if len(rows) else None
 
 
 def noise_verdicts(noise: pd.DataFrame) -> list[str]:
     """How many of those left out had wrong labels, and what leaving them out did."""
     said = []
-    for keys, found in groups(noise, ["gpu", "data", "way"]):
+    for keys, found in groups(noise, ["gpu", "data", "variant"]):
         said.append(
-            f"{keys['gpu']}, {keys['data']}: of those left out, {keys['way']}, {found['precision'].mean():.0%} "
+            f"{keys['gpu']}, {keys['data']}: of those left out, {keys['variant']}, {found['precision'].mean():.0%} "
             f"had wrong labels, and accuracy changed by {found['gained_points'].mean():+.1f} points"
         )
     return said or ["Wrong labels have not been looked for yet."]
@@ -204,7 +206,7 @@ def noise_verdicts(noise: pd.DataFrame) -> list[str]:
 def jit_verdicts(jit: pd.DataFrame) -> list[str]:
     """How much faster numba is, and after how many turns of the loop its compiling has paid."""
     said = []
-    rows = jit[jit["way"] == "numba"].dropna(subset="turns") if "turns" in jit else jit[:0]
+    rows = jit[jit["variant"] == "numba"].dropna(subset="turns") if "turns" in jit else jit[:0]
     for keys, found in groups(rows, ["gpu", "program"]):
         last = found.loc[found["size"].idxmax()]
         said.append(

@@ -57,9 +57,9 @@ def _(records, gpu, step, **_):
     return {"told": told, "least": first["workers"], "idle": first["idle_share"], "apart": apart}
 
 
-@claim("{gpu}, {way}: {first} ms a step at first, {last} ms at last, {total} s over the epoch")
-def _(records, gpu, way, **_):
-    row = records.one("pipelines/metrics_growth", gpu=gpu, way=way)
+@claim("{gpu}, {variant}: {first} ms a step at first, {last} ms at last, {total} s over the epoch")
+def _(records, gpu, variant, **_):
+    row = records.one("pipelines/metrics_growth", gpu=gpu, variant=variant)
     return {"first": row["first_ms"], "last": row["last_ms"], "total": row["total_s"]}
 
 
@@ -69,19 +69,19 @@ def _(records, gpu, way, **_):
 )
 def _(records, gpu, data, budget, **_):
     told = {}
-    for name, way in (("least", "least forgotten"), ("random", "random")):
-        lost = records.rows("pipelines/forgetting", gpu=gpu, data=data, budget=budget, way=way, share=0.3)[
+    for name, variant in (("least", "least forgotten"), ("random", "random")):
+        lost = records.rows("pipelines/forgetting", gpu=gpu, data=data, budget=budget, variant=variant, share=0.3)[
             "lost_points"
         ]
         told[name] = f"{-lost.mean():+.2f}" + (f" ± {lost.sem():.2f}" if len(lost) > 1 else "")
-        if way == "least forgotten":
+        if variant == "least forgotten":
             told["verdict"] = lost.mean() <= 0.5
     return told
 
 
-@claim("{gpu}, {data}: of those left out, {way}, {wrong} had wrong labels, and accuracy changed by {gained} points")
-def _(records, gpu, data, way, **_):
-    rows = records.rows("pipelines/wrong_labels", gpu=gpu, data=data, way=way)
+@claim("{gpu}, {data}: of those left out, {variant}, {wrong} had wrong labels, and accuracy changed by {gained} points")
+def _(records, gpu, data, variant, **_):
+    rows = records.rows("pipelines/wrong_labels", gpu=gpu, data=data, variant=variant)
     return {"wrong": rows["precision"].mean(), "gained": rows["gained_points"].mean()}
 
 
@@ -90,7 +90,7 @@ def _(records, gpu, data, way, **_):
     "{turns} turns of the loop"
 )
 def _(records, gpu, program, **_):
-    rows = records.rows("pipelines/jit", gpu=gpu, program=program, way="numba").dropna(subset="turns")
+    rows = records.rows("pipelines/jit", gpu=gpu, program=program, variant="numba").dropna(subset="turns")
     row = rows.sort_values("size").iloc[-1]
     told = {"size": row["size"], "faster": row["speedup"], "compiling": row["compile_s"]}
     return told | {"turns": row["turns"]}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.pipelines import choice
+from helpers.pipelines import selection
 from helpers.pipelines.forgetting import ForgettingTracker
 
 SAMPLES = 1000
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_row():
 
 
 def measure_row():
-    for cached in (choice._tracked, choice._on_everything, choice._parts):
+    for cached in (selection._tracked, selection._on_everything, selection._parts):
         cached.cache_clear()
-    row = choice.measure_choice("digits", "least forgotten", 0.3, 1, epochs=3)
+    row = selection.measure_selection("digits", "least forgotten", 0.3, 1, epochs=3)
     return {name: value for name, value in row.items() if name != "train_s"}

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.lab.machine import missing_because
 from helpers.pipelines import decoders
-from helpers.pipelines.decoders import ImageError, decode, decode_all, example_jpegs, measure_decoders
+from helpers.pipelines.decoders import ImageError, decode, decode_all, measure_decoders
 from helpers.pipelines.loader import JpegCrops, _batch, _Training, convnet, measure_loader
-from helpers.pipelines.metrics import TOLERANCE, WAYS, build, measure_metrics, obstacle, random_batches
+from helpers.pipelines.metrics import TOLERANCE, VARIANTS, build, measure_metrics, random_batches
+from helpers.pipelines.samples import example_jpegs
 
-USABLE = [way for way in WAYS if not obstacle(way)]
+USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +54,11 @@ def test_the_same_steps_are_taken_on_both_devices(images):
     assert losses[1] == pytest.approx(losses[0], rel=0.05)  # bf16 against fp32
 
 
-@pytest.mark.parametrize("way", USABLE)
-def test_scores_are_the_same_as_on_the_cpu(way):
+@pytest.mark.parametrize("variant", USABLE)
+def test_scores_are_the_same_as_on_the_cpu(variant):
     found = []
     for device in map(torch.device, ("cpu", "cuda")):
-        metric = build(way, 7, device)
+        metric = build(variant, 7, device)
         for logits, labels in random_batches(3, 64, 7, device=device):
             metric.step(logits, labels)
         found.append(metric.compute())
@@ -82,7 +84,7 @@ def test_metrics_are_measured_on_the_gpu():
 
 
 def test_nvjpeg_gives_tensors_on_the_gpu_close_to_pillow(images):
-    if reason := decoders.obstacle("nvJPEG"):
+    if reason := missing_because(*decoders.VARIANTS["nvJPEG"].needs):
         pytest.skip(reason)
     found = decode_all("nvJPEG", images)
     assert all(pixels.is_cuda and pixels.shape == (3, 48, 64) for pixels in found)

@@ -10,12 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.lab import Disagreement
-from helpers.pipelines import jit, jit_ways
-from helpers.pipelines.jit import break_even, measure_jit, process_start
-from helpers.pipelines.jit_programs import LOOPS
-from helpers.pipelines.jit_ways import CACHED, INTERPRETER, NUMBA, NUMPY, PYPY, VECTORISED, draw, obstacle, plain
+from helpers.lab.machine import missing_because
+from helpers.pipelines import jit
+from helpers.pipelines.jit import (
+    CACHED,
+    INTERPRETER,
+    NUMBA,
+    NUMPY,
+    PYPY,
+    VARIANTS,
+    VECTORISED,
+    break_even,
+    draw,
+    measure_jit,
+    plain,
+    prepared,
+    process_start,
+)
+from helpers.pipelines.jit_loops import LOOPS
 
-HERE = [way for way in (INTERPRETER, NUMBA, CACHED, NUMPY) if not obstacle(way)]
+HERE = [name for name in (INTERPRETER, NUMBA, CACHED, NUMPY) if not missing_because(*VARIANTS[name])]
 
 
 @settings(deadline=None, max_examples=60)
@@ -26,28 +40,28 @@ def test_numpy_returns_what_the_loop_returns(program, size, seed):
 
 
 @pytest.mark.parametrize("program", LOOPS)
-def test_every_way_returns_what_the_loop_returns_and_is_timed(program):
+def test_every_variant_returns_what_the_loop_returns_and_is_timed(program):
     """`measure_jit` compares the results itself; sizes are small, and compiling is not."""
     rows = measure_jit(program, 200, [*HERE, PYPY], seconds=0.001)
-    assert [row["way"] for row in rows] == [*HERE, PYPY]
+    assert [row["variant"] for row in rows] == [*HERE, PYPY]
     for row in rows:
         assert (row["program"], row["size"]) == (program, 200)
         if row["status"] != "ok":
-            assert row == {"program": program, "way": PYPY, "size": 200, "status": obstacle(PYPY)}
+            assert row == {"program": program, "variant": PYPY, "size": 200, "status": missing_because(*VARIANTS[PYPY])}
             continue
         assert row["n"] >= 20
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-        assert (row["compile_s"] == 0) == (row["way"] in (INTERPRETER, NUMPY)) or row["way"] == PYPY
+        assert (row["compile_s"] == 0) == (row["variant"] in (INTERPRETER, NUMPY)) or row["variant"] == PYPY
 
 
 @pytest.mark.skipif(NUMBA not in HERE, reason="numba is not installed")
 def test_code_kept_on_disk_is_read_not_compiled():
     given_numbers = draw("integers", 50)
-    with jit_ways.prepared(CACHED, "integers", given_numbers) as loop:
+    with prepared(CACHED, "integers", given_numbers) as loop:
         loop(given_numbers)
         assert sum(loop.stats.cache_hits.values()) == 1
         assert not loop.stats.cache_misses
-    with jit_ways.prepared(NUMBA, "integers", given_numbers) as loop:
+    with prepared(NUMBA, "integers", given_numbers) as loop:
         assert not loop.signatures  # not compiled before its first call
         loop(given_numbers)
         assert len(loop.signatures) == 1
@@ -58,7 +72,7 @@ def test_the_folder_of_compiled_code_is_given_back():
     import numba
 
     before = numba.config.CACHE_DIR
-    with jit_ways.prepared(CACHED, "forgetting", draw("forgetting", 50)):
+    with prepared(CACHED, "forgetting", draw("forgetting", 50)):
         folder = numba.config.CACHE_DIR
         assert os.listdir(folder)
     assert before == numba.config.CACHE_DIR
@@ -74,12 +88,19 @@ def test_packing_fills_windows_in_order():
     assert LOOPS["packing"]([1000, 1000, 100, 2048, 1]) == (4, 48 + 1948 + 0 + 2047)
 
 
-def row(way, size, compile_s, ms, program="integers"):
-    return {"program": program, "way": way, "size": size, "status": "ok", "compile_s": compile_s, "median_ms": ms}
+def row(variant, size, compile_s, ms, program="integers"):
+    return {
+        "program": program,
+        "variant": variant,
+        "size": size,
+        "status": "ok",
+        "compile_s": compile_s,
+        "median_ms": ms,
+    }
 
 
 @given(st.floats(0.01, 5), st.floats(0.2, 100), st.floats(1.5, 200), st.integers(10, 10**6))
-def test_at_the_break_even_both_ways_have_taken_the_same_time(compile_s, ms, speedup, size):
+def test_at_the_break_even_both_variants_have_taken_the_same_time(compile_s, ms, speedup, size):
     rows = [row(INTERPRETER, size, 0.0, ms), row(NUMBA, size, compile_s, ms / speedup)]
     found = break_even(rows)[0]
     assert found["calls"] * ms == pytest.approx(compile_s * 1e3 + found["calls"] * ms / speedup)
@@ -88,9 +109,9 @@ def test_at_the_break_even_both_ways_have_taken_the_same_time(compile_s, ms, spe
     assert found["gain_ns_per_turn"] * found["turns"] == pytest.approx(compile_s * 1e9)
 
 
-def test_a_way_that_saves_nothing_never_pays():
+def test_a_variant_that_saves_nothing_never_pays():
     rows = [row(INTERPRETER, 10, 0.0, 1.0), row(NUMBA, 10, 0.5, 0.99), row(CACHED, 10, 0.1, 7.0), row(NUMPY, 10, 0, 2)]
-    assert [(found["way"], found["calls"], found["turns"]) for found in break_even(rows)] == [
+    assert [(found["variant"], found["calls"], found["turns"]) for found in break_even(rows)] == [
         (NUMBA, math.inf, math.inf),
         (CACHED, math.inf, math.inf),
     ]
@@ -99,12 +120,12 @@ def test_a_way_that_saves_nothing_never_pays():
 def test_a_break_even_is_for_one_program_and_size_and_needs_the_interpreter():
     rows = [row(INTERPRETER, 10, 0.0, 2.0), row(INTERPRETER, 20, 0.0, 4.0), row(NUMBA, 20, 1.0, 2.0)]
     assert break_even(rows)[0]["calls"] == 500
-    assert break_even([{"program": "integers", "way": NUMBA, "size": 10, "status": "not installed: numba"}]) == []
+    assert break_even([{"program": "integers", "variant": NUMBA, "size": 10, "status": "not installed: numba"}]) == []
     with pytest.raises(ValueError, match="no row of CPython for 'packing' at size 10"):
         break_even([*rows, row(NUMBA, 10, 1.0, 2.0, "packing")])
 
 
-def test_a_way_with_another_result_is_not_let_through(monkeypatch):
+def test_a_variant_with_another_result_is_not_let_through(monkeypatch):
     monkeypatch.setitem(VECTORISED, "integers", lambda numbers: (0, 0))
     with pytest.raises(Disagreement, match="'numpy' returns another result than CPython for 'integers'"):
         measure_jit("integers", 10, [NUMPY])
@@ -113,8 +134,7 @@ def test_a_way_with_another_result_is_not_let_through(monkeypatch):
 @pytest.fixture
 def pypy(monkeypatch):
     """The interpreter at hand plays PyPy: what is tested is how it is called."""
-    for module in (jit.shutil, jit_ways.shutil):
-        monkeypatch.setattr(module, "which", lambda name: sys.executable if name == "pypy3" else None)
+    monkeypatch.setattr(jit.shutil, "which", lambda name: sys.executable if name == "pypy3" else None)
 
 
 @pytest.mark.parametrize("program", LOOPS)
@@ -126,10 +146,10 @@ def test_pypy_runs_the_same_loops_in_a_process_of_its_own(pypy, program):
 
 
 def test_the_programs_import_nothing_until_they_need_it():
-    code = "import sys; before = set(sys.modules); import jit_programs; print(sorted(set(sys.modules) - before))"
+    code = "import sys; before = set(sys.modules); import jit_loops; print(sorted(set(sys.modules) - before))"
     environment = os.environ | {"PYTHONPATH": str(jit.SCRIPT.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['jit_programs']"
+    assert done.stdout.strip() == "['jit_loops']"
 
 
 def test_the_first_call_of_a_child_is_not_among_the_repeated():
@@ -142,7 +162,9 @@ def test_the_first_call_of_a_child_is_not_among_the_repeated():
 def test_a_process_is_taken_apart(pypy):
     rows = process_start(3, repeat=3)
     parts = ["start", "start, import random", "demo", "demo, its loop"]
-    assert [(row["way"], row["part"]) for row in rows] == [(way, part) for way in (INTERPRETER, PYPY) for part in parts]
+    assert [(row["variant"], row["part"]) for row in rows] == [
+        (name, part) for name in (INTERPRETER, PYPY) for part in parts
+    ]
     ms = {row["part"]: row["median_ms"] for row in rows[:4]}
     assert ms["demo, its loop"] < ms["demo"]
     assert all(row["n"] == 3 for row in rows)
@@ -150,12 +172,11 @@ def test_a_process_is_taken_apart(pypy):
 
 def test_without_pypy_its_rows_say_so(monkeypatch):
     monkeypatch.setattr(jit.shutil, "which", lambda name: None)
-    assert obstacle(PYPY) == "not installed: pypy3"
-    assert process_start(1, repeat=1)[-1] == {"way": PYPY, "status": "not installed: pypy3"}
+    assert process_start(1, repeat=1)[-1] == {"variant": PYPY, "status": "not installed: pypy3"}
 
 
 def test_without_numba_its_rows_say_so(monkeypatch):
-    monkeypatch.setattr(jit_ways, "installed", lambda package: None)
+    monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
     rows = measure_jit("packing", 5, [INTERPRETER, NUMBA, CACHED], seconds=0)
     assert [row["status"] for row in rows] == ["ok", "not installed: numba", "not installed: numba"]
 
@@ -163,9 +184,9 @@ def test_without_numba_its_rows_say_so(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sorting", 5), "unknown program 'sorting'; valid: strings, integers"),
+        (("sorting", 5), "program is 'sorting'; valid: 'strings', 'integers'"),
         (("strings", 0), "size is 0"),
-        (("strings", 5, ["rust"]), "unknown way 'rust'; valid: CPython; numba"),
+        (("strings", 5, ["rust"]), "variant is 'rust'; valid: 'CPython', 'numba'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, said):

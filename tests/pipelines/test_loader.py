@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
+from helpers.lab.machine import missing_because
 from helpers.pipelines import loader
-from helpers.pipelines.decoders import ImageError, decode, example_jpegs
-from helpers.pipelines.loader import MODELS, JpegCrops, convnet, measure_loader, obstacle, predict
+from helpers.pipelines.decoders import ImageError, decode
+from helpers.pipelines.loader import MODELS, JpegCrops, convnet, measure_loader, needs, predict
+from helpers.pipelines.samples import example_jpegs
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +151,11 @@ def test_a_broken_image_is_named_wherever_it_is_decoded(workers, images):
         list(DataLoader(dataset, batch_size=2, num_workers=workers))
 
 
-def test_obstacles_are_told(monkeypatch):
-    assert obstacle() == ""
-    assert obstacle("simulated", pin_memory=True).startswith("needs CUDA")
+def test_what_a_loop_needs_is_known_before_it_runs(monkeypatch):
+    assert needs() == ("pillow",)
+    assert needs("simulated", "simplejpeg", pin_memory=True) == ("CUDA", "simplejpeg")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert obstacle("cuda") == "needs CUDA"
-    assert obstacle("cpu", "nvJPEG") == "needs CUDA"
-    monkeypatch.setattr(loader.decoders, "obstacle", lambda way: "")
-    assert obstacle("cpu", "nvJPEG") == "nvJPEG decodes on the GPU, not in a worker"
+    assert missing_because(*needs("cuda")) == "needs CUDA"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +164,10 @@ def test_obstacles_are_told(monkeypatch):
         ({"workers": -1}, "workers is -1"),
         ({"batch": 0}, "batch is 0"),
         ({"step_ms": 0}, "step_ms is 0"),
-        ({"device": "tpu"}, "device is 'tpu'; valid: simulated, cpu, cuda"),
-        ({"model": "huge"}, "unknown model 'huge'; valid: small, full"),
-        ({"decode": "gif"}, "unknown way 'gif'"),
+        ({"device": "tpu"}, "device is 'tpu'; valid: 'simulated', 'cpu', 'cuda'"),
+        ({"model": "huge"}, "model is 'huge'; valid: 'small', 'full'"),
+        ({"decode": "gif"}, "decode is 'gif'"),
+        ({"decode": "nvJPEG"}, "decode is 'nvJPEG'"),
         ({"pin_memory": True}, "needs CUDA"),
         ({"images": []}, "images is empty"),
     ],

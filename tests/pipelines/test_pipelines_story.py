@@ -33,7 +33,7 @@ def test_what_the_loader_needs_is_told_with_the_predictions_error(measured):
 def test_points_lost_are_means_over_seeds_and_held_against_the_goal(measured):
     told = story.choice(measured(experiments.forgetting))
     epochs = told[(told["data"] == "digits") & (told["budget"] == "epochs")]
-    least = epochs[epochs["way"] == "least forgotten"].set_index("share")
+    least = epochs[epochs["variant"] == "least forgotten"].set_index("share")
     assert least.loc[0.0, "lost_points"] == 0 and least.loc[0.3, "lost_points"] == pytest.approx(0.06)
     assert least.loc[0.3, "seeds"] == 10
     said = " ".join(story.choice_verdicts(told))

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers.pipelines.formats import decode
-from helpers.pipelines.samples import image_samples, token_samples
+from helpers.pipelines.samples import example_jpegs, image_samples, token_samples
 from helpers.text import SyntheticText
 
 
@@ -75,3 +75,8 @@ def test_what_cannot_be_had_is_named(photos):
         image_samples(1, size=(8, 100))
     with pytest.raises(ValueError, match="0"):
         token_samples(0)
+
+
+def test_examples_are_the_same_for_a_seed():
+    assert example_jpegs(2, (64, 48)) == example_jpegs(3, (64, 48))[:2]
+    assert example_jpegs(1, (64, 48), seed=1) != example_jpegs(1, (64, 48))

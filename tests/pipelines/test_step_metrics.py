@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.lab import Disagreement
-from helpers.pipelines import metrics
-from helpers.pipelines.metrics import WAYS, Metric, build, growth, measure_metrics, obstacle, random_batches
+from helpers.lab.machine import missing_because
+from helpers.pipelines.metrics import VARIANTS, Metric, Variant, build, growth, measure_metrics, random_batches
 
-USABLE = [way for way in WAYS if not obstacle(way)]
+USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
 CPU = torch.device("cpu")
 
 
-def scores(way, batches, classes):
-    metric = build(way, classes, CPU)
+def scores(variant, batches, classes):
+    metric = build(variant, classes, CPU)
     for logits, labels in batches:
         metric.step(logits, labels)
     return metric.compute()
@@ -30,20 +30,20 @@ def by_hand(batches):
     return {"accuracy": (answers == labels).double().mean().item(), "macro_f1": np.mean(f1)}
 
 
-@pytest.mark.parametrize("way", USABLE)
+@pytest.mark.parametrize("variant", USABLE)
 @settings(deadline=None, max_examples=8)
 @given(st.integers(1, 4), st.integers(1, 20), st.integers(2, 9), st.integers(0, 99))
-def test_every_way_gives_the_same_accuracy_and_macro_f1(way, count, batch, classes, seed):
+def test_every_variant_gives_the_same_accuracy_and_macro_f1(variant, count, batch, classes, seed):
     """Also where a class is never asked for, or never answered, or neither."""
     batches = random_batches(count, batch, classes, seed=seed, device=CPU)
-    found, expected = scores(way, batches, classes), by_hand(batches)
+    found, expected = scores(variant, batches, classes), by_hand(batches)
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name] == pytest.approx(expected[name], abs=1e-6)
 
 
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
-def test_a_way_that_is_asked_at_each_step_answers_about_everything_so_far():
+def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
     batches = random_batches(3, 8, 4, device=CPU)
     metric = build("scikit-learn, each step", 4, CPU)
     for seen, pair in enumerate(batches, 1):
@@ -56,16 +56,16 @@ def test_random_batches_are_neither_all_right_nor_all_wrong():
     assert 0.3 < accuracy < 0.9
 
 
-def test_every_way_has_a_row_at_every_step():
+def test_every_variant_has_a_row_at_every_step():
     rows = measure_metrics(5, 8, 3)
-    assert [(row["step"], row["way"]) for row in rows] == [(step, way) for step in range(5) for way in USABLE]
+    assert [(row["step"], row["variant"]) for row in rows] == [(step, name) for step in range(5) for name in USABLE]
     assert all(row["ms"] > 0 for row in rows)
 
 
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
 def test_what_is_computed_over_everything_grows_and_counts_do_not():
     rows = measure_metrics(40, 4096, 10, ["scikit-learn, each step", "confusion matrix"])
-    slopes = {row["way"]: row for row in growth(rows)}
+    slopes = {row["variant"]: row for row in growth(rows)}
     collected, counted = slopes["scikit-learn, each step"], slopes["confusion matrix"]
     assert collected["last_ms"] > 2 * collected["first_ms"]
     assert collected["slope_us_per_step"] > 10 * abs(counted["slope_us_per_step"])
@@ -75,7 +75,7 @@ def test_what_is_computed_over_everything_grows_and_counts_do_not():
 def test_the_slope_of_a_line_is_its_slope_whatever_single_steps_take(start, slope_ms, steps):
     ms = [start + 5 + slope_ms * step for step in range(steps)]
     ms[3] += 1000
-    row = growth([{"step": step, "way": "a", "ms": value} for step, value in enumerate(ms)])[0]
+    row = growth([{"step": step, "variant": "a", "ms": value} for step, value in enumerate(ms)])[0]
     assert row["slope_us_per_step"] == pytest.approx(1e3 * slope_ms, abs=1e-6)
     assert row["n"] == steps
     assert row["total_s"] == pytest.approx(sum(ms) / 1e3)
@@ -83,22 +83,19 @@ def test_the_slope_of_a_line_is_its_slope_whatever_single_steps_take(start, slop
 
 def test_growth_needs_two_steps():
     with pytest.raises(ValueError, match="'a' has 1 step; a slope takes 2 or more"):
-        growth([{"step": 0, "way": "a", "ms": 1.0}])
+        growth([{"step": 0, "variant": "a", "ms": 1.0}])
 
 
-def test_a_way_with_other_scores_is_not_let_through(monkeypatch):
-    monkeypatch.setitem(
-        WAYS, "wrong", lambda *_: Metric(lambda *_: None, lambda: {"accuracy": float("nan"), "macro_f1": 1.0})
-    )
+def test_a_metric_with_other_scores_is_not_let_through(monkeypatch):
+    scores = {"accuracy": float("nan"), "macro_f1": 1.0}
+    monkeypatch.setitem(VARIANTS, "wrong", Variant(lambda *_: Metric(lambda *_: None, lambda: scores)))
     with pytest.raises(Disagreement, match="'wrong' has accuracy nan, 'confusion matrix'"):
         measure_metrics(2, 8, 3, ["confusion matrix", "wrong"])
 
 
-def test_missing_packages_are_obstacles(monkeypatch):
-    monkeypatch.setattr(metrics, "installed", lambda module: None)
-    assert obstacle("scikit-learn, each step") == "not installed: scikit-learn"
-    assert obstacle("torchmetrics, update") == "not installed: torchmetrics"
-    assert {row["way"] for row in measure_metrics(1, 4, 3)} == {"confusion matrix"}
+def test_without_their_packages_metrics_are_left_out(monkeypatch):
+    monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
+    assert {row["variant"] for row in measure_metrics(1, 4, 3)} == {"confusion matrix"}
     with pytest.raises(ValueError, match="not installed: torchmetrics"):
         build("torchmetrics, update", 3)
 
@@ -109,7 +106,7 @@ def test_missing_packages_are_obstacles(monkeypatch):
         ((0, 8, 3), "steps is 0"),
         ((2, 0, 3), "batch is 0"),
         ((2, 8, 1), "classes is 1; it must be an integer of at least 2"),
-        ((2, 8, 3, ["guess"]), "unknown way 'guess'; valid: scikit-learn, each step"),
+        ((2, 8, 3, ["guess"]), "variant is 'guess'; valid: 'scikit-learn, each step'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, said):

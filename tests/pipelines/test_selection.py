@@ -1,4 +1,4 @@
-"""What the choice of data measures, on digits and on a folder of pictures that are told apart at a glance."""
+"""What leaving out samples costs, measured on digits and on a folder of pictures that are told apart at a glance."""
 
 import dataclasses
 
@@ -7,11 +7,22 @@ import pytest
 import torch
 
 from helpers.experiments import pipelines as experiments
-from helpers.pipelines import choice, choice_data
-from helpers.pipelines.choice import LEAST, MOST, RANDOM, WAYS, chosen, distribution, measure_choice, measure_noise
-from helpers.pipelines.choice_data import chance, missing, split
-from helpers.pipelines.choice_training import Recipe, train
+from helpers.pipelines import selection
 from helpers.pipelines.forgetting import ForgettingTracker
+from helpers.pipelines.selection import (
+    LEAST,
+    MOST,
+    RANDOM,
+    VARIANTS,
+    Recipe,
+    distribution,
+    generator,
+    measure_noise,
+    measure_selection,
+    selected,
+    split,
+    train,
+)
 
 CPU = torch.device("cpu")
 EPOCHS = 4
@@ -19,7 +30,7 @@ EPOCHS = 4
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch):
-    monkeypatch.setattr(choice, "device", lambda: CPU)
+    monkeypatch.setattr(selection, "device", lambda: CPU)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +76,7 @@ def test_a_folder_of_photos_is_data_and_what_is_no_image_is_left_out(folder):
     parts = split(folder, 0, CPU)
     assert (len(parts), len(parts.test_labels), parts.classes) == (24, 12, 2)
     assert parts.images.shape[1:] == (3, 32, 32)
-    row = measure_choice(folder, LEAST, 0.25, epochs=6)
+    row = measure_selection(folder, LEAST, 0.25, epochs=6)
     assert row["samples_kept"] == 18
     assert row["test_accuracy"] > 0.9
 
@@ -73,10 +84,10 @@ def test_a_folder_of_photos_is_data_and_what_is_no_image_is_left_out(folder):
 def test_garments_are_drawn_once_and_kept(monkeypatch, tmp_path):
     pytest.importorskip("PIL")
     monkeypatch.setenv("HELPERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choice_data, "GARMENT_COUNTS", {"samples": 20, "validation_samples": 10})
-    choice_data._pool.cache_clear()
+    monkeypatch.setattr(selection, "GARMENT_COUNTS", {"samples": 20, "validation_samples": 10})
+    selection._pool.cache_clear()
     parts = split("garments", 0, CPU)
-    choice_data._pool.cache_clear()
+    selection._pool.cache_clear()
     assert (len(parts), len(parts.test_labels), parts.classes) == (20, 10, 10)
     assert parts.images.shape[1:] == (3, 32, 32)
     assert len(list(tmp_path.rglob("*.jpg"))) == 30
@@ -87,16 +98,9 @@ def test_data_that_is_nowhere_is_refused(tmp_path):
         split(tmp_path / "none", 0, CPU)
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("helpers.pipelines.choice_data.installed", lambda peer: None)
-    assert missing("digits") == "not installed: scikit-learn"
-    assert missing("garments") == "not installed: pillow"
-
-
 @pytest.mark.parametrize("name", ["forgetting", "forgotten", "wrong_labels"])
 def test_without_its_data_a_table_says_what_is_not_installed(name, monkeypatch):
-    monkeypatch.setattr("helpers.pipelines.choice_data.installed", lambda peer: None)
-    choice_data._pool.cache_clear()
+    monkeypatch.setattr("helpers.lab.machine.installed", lambda peer: None)
     table = getattr(experiments, name)("small")
     assert set(table["status"]) == {"not installed: scikit-learn"}
 
@@ -109,28 +113,28 @@ def tracker_of_four():
     return tracker
 
 
-def test_each_way_leaves_out_what_its_name_says():
+def test_each_variant_leaves_out_what_its_name_says():
     tracker = tracker_of_four()
-    assert chosen(tracker, LEAST, 0.5, 0).tolist() == [2, 3]
-    assert chosen(tracker, MOST, 0.5, 0).tolist() == [0, 1]
-    by_chance = {tuple(chosen(tracker, RANDOM, 0.5, seed).tolist()) for seed in range(40)}
+    assert selected(tracker, LEAST, 0.5, 0).tolist() == [2, 3]
+    assert selected(tracker, MOST, 0.5, 0).tolist() == [0, 1]
+    by_chance = {tuple(selected(tracker, RANDOM, 0.5, seed).tolist()) for seed in range(40)}
     assert len(by_chance) == 6  # of four samples, every two
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.7])
-def test_all_ways_leave_out_as_many(share):
+def test_all_variants_leave_out_as_many(share):
     tracker = ForgettingTracker(123)
-    sizes = {len(chosen(tracker, way, share, 0)) for way in WAYS}
+    sizes = {len(selected(tracker, variant, share, 0)) for variant in VARIANTS}
     assert sizes == {123 - round(123 * share)}
 
 
 def test_a_seed_gives_the_same_row_and_another_one_another():
     rows = []
     for seed in (5, 5, 6):
-        for cached in (choice._tracked, choice._on_everything, choice._parts):
+        for cached in (selection._tracked, selection._on_everything, selection._parts):
             cached.cache_clear()
         pytest.importorskip("sklearn")
-        rows.append(without_times(measure_choice("digits", RANDOM, 0.5, seed, epochs=EPOCHS)))
+        rows.append(without_times(measure_selection("digits", RANDOM, 0.5, seed, epochs=EPOCHS)))
     assert rows[0] == rows[1]
     assert rows[0]["test_accuracy"] != rows[2]["test_accuracy"]
 
@@ -155,8 +159,8 @@ def test_tracking_presents_each_kept_sample_once_an_epoch_and_does_not_change_th
 
 def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
     pytest.importorskip("sklearn")
-    rows = {b: measure_choice("digits", RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
-    whole = measure_choice("digits", RANDOM, 0.0, epochs=EPOCHS)
+    rows = {b: measure_selection("digits", RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
+    whole = measure_selection("digits", RANDOM, 0.0, epochs=EPOCHS)
     assert whole["lost_points"] == 0 and whole["samples_kept"] == whole["samples"] == 1198
     assert rows["steps"]["steps"] == whole["steps"] == EPOCHS * 19
     assert rows["epochs"]["steps"] == EPOCHS * 10
@@ -168,7 +172,7 @@ def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
 def test_an_accuracy_is_of_what_was_learned():
     parts = digits()
     assert train(parts, Recipe(1, 64, 0.0, 16), seed=0).accuracy < 0.3
-    assert train(parts, dataclasses.replace(choice.ON_DIGITS, epochs=EPOCHS), seed=0).accuracy > 0.9
+    assert train(parts, dataclasses.replace(selection.ON_DIGITS, epochs=EPOCHS), seed=0).accuracy > 0.9
 
 
 def test_the_distribution_counts_every_sample_once():
@@ -177,13 +181,13 @@ def test_the_distribution_counts_every_sample_once():
     assert sum(row["samples"] for row in rows) == 1198
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert [row["forgotten"] for row in rows] == [*map(str, range(len(rows) - 1)), "never learned"]
-    unforgettable = measure_choice("digits", LEAST, 0.0, epochs=EPOCHS)["unforgettable_share"]
+    unforgettable = measure_selection("digits", LEAST, 0.0, epochs=EPOCHS)["unforgettable_share"]
     assert rows[0]["share"] == pytest.approx(unforgettable)
 
 
 def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
     pytest.importorskip("sklearn")
-    (right, none), (noisy, wrong) = choice._parts("digits", 0), choice._parts("digits", 0, 0.2)
+    (right, none), (noisy, wrong) = selection._parts("digits", 0), selection._parts("digits", 0, 0.2)
     assert not none.any()
     assert wrong.sum() == round(0.2 * 1198)
     assert torch.equal(right.labels != noisy.labels, wrong)
@@ -192,7 +196,7 @@ def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
 
 def test_the_most_forgotten_are_the_wrong_labels():
     pytest.importorskip("sklearn")
-    found = {way: measure_noise("digits", way, 0.1, epochs=10) for way in WAYS}
+    found = {variant: measure_noise("digits", variant, 0.1, epochs=10) for variant in VARIANTS}
     assert found[MOST]["precision"] > 0.6
     assert 0.02 < found[RANDOM]["precision"] < 0.2  # as many as there are, more or less
     assert found[LEAST]["precision"] < 0.05
@@ -202,26 +206,18 @@ def test_the_most_forgotten_are_the_wrong_labels():
 def test_purposes_draw_apart():
     """Of 1,000 samples, 100 drawn twice have about 10 in common: not all, and not none."""
     purposes = ("split", "wrong labels", "left out", "ties", "first training", "second training")
-    drawn = [set(torch.randperm(1000, generator=chance(0, purpose))[:100].tolist()) for purpose in purposes]
+    drawn = [set(torch.randperm(1000, generator=generator(0, purpose))[:100].tolist()) for purpose in purposes]
     common = [len(a & b) for at, a in enumerate(drawn) for b in drawn[:at]]
     assert min(common) > 0 and max(common) < 25
     tracker = ForgettingTracker(1000)  # which knows nothing, so that ties decide
-    least, by_chance = (set(chosen(tracker, way, 0.5, 0).tolist()) for way in (LEAST, RANDOM))
+    least, by_chance = (set(selected(tracker, variant, 0.5, 0).tolist()) for variant in (LEAST, RANDOM))
     assert 200 < len(least & by_chance) < 300
-
-
-def test_a_summary_is_over_seeds():
-    rows = [{"data": "d", "way": w, "share": 0.3, "lost_points": x} for w, x in (("a", 1.0), ("a", 3.0), ("b", 5.0))]
-    table = choice.summary(rows)
-    assert table["lost_points"].tolist() == [2, 5]
-    assert table["seeds"].tolist() == [2, 1]
-    assert table["lost_points_error"][0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"way": "best"}, "way is 'best'; it must be one of: least forgotten, random, most forgotten"),
+        ({"variant": "best"}, "variant is 'best'; valid: 'least forgotten', 'random', 'most forgotten'"),
         ({"share": 1.0}, "share is 1.0"),
         ({"share": -0.1}, "share is -0.1"),
         ({"budget": "hours"}, "budget is 'hours'"),
@@ -231,6 +227,6 @@ def test_a_summary_is_over_seeds():
 )
 def test_wrong_arguments_are_named(arguments, said):
     with pytest.raises(ValueError, match=said):
-        measure_choice(**{"data": "digits", "way": LEAST, "share": 0.3} | arguments)
+        measure_selection(**{"data": "digits", "variant": LEAST, "share": 0.3} | arguments)
     with pytest.raises(ValueError, match="noise is 0"):
         measure_noise("digits", LEAST, 0)
