@@ -31,3 +31,8 @@ def write(path: Path | str, content: bytes | str) -> Path:
     with replacing(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+def cache_folder(cache: Path | str | None = None) -> Path:
+    """Where downloads and made files are kept: `cache`, else `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`."""
+    return Path(cache or os.environ.get("HELPERS_CACHE") or Path.home() / ".cache" / "deep-learning-speed")

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from helpers.lab.arguments import check_at_least
-from helpers.text.files import cache_folder
+from helpers.lab.files import cache_folder
 
 from .drawing import draw_garment
 from .shapes import GARMENTS

@@ -18,8 +18,7 @@ from helpers.batching import BaseDataset, SequencedDataset, StandardDataset, col
 from helpers.batching.documents import Packed
 from helpers.batching.packed_layout import PackedLayout
 from helpers.tasks.order import shuffled
-from helpers.text import SyntheticText, Vocab, corpus, tokenize
-from helpers.text.samples import Samples
+from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
 
 from .switches import Fixes
 

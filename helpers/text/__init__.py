@@ -10,11 +10,9 @@
 Needs numpy. Tokenising needs torchtext as well, and parquet files need pyarrow; each is loaded when it is first used.
 """
 
-from .choice import corpus
-from .files import TextError
+from .samples import Samples
 from .synthetic import SyntheticText
-from .tokenizer import tokenize
-from .vocab import Vocab
-from .wikitext import WikiText
+from .vocab import TextError, Vocab, tokenize
+from .wikitext import WikiText, corpus
 
-__all__ = ["SyntheticText", "TextError", "Vocab", "WikiText", "corpus", "tokenize"]
+__all__ = ["Samples", "SyntheticText", "TextError", "Vocab", "WikiText", "corpus", "tokenize"]

@@ -1,14 +1,17 @@
-"""`WikiText`: the lines of WikiText-103 as samples of token ids."""
+"""`WikiText`: the lines of WikiText-103 as samples of token ids; and `corpus`: the text that there is."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from . import hub, sources, tokens
-from .files import TextError, at_least, cache_folder, sha256
-from .samples import Samples
-from .vocab import SPECIALS, Vocab
+from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.files import cache_folder
+
+from . import wikitext_files as files
+from .samples import Samples, TokenisedText, cache_key, load_tokens, save_tokens, tokenise_lines
+from .synthetic import SIZE, SyntheticText
+from .vocab import SPECIALS, TextError, Vocab
 
 VOCAB_SIZE = 50_000
+SEEDS = {"train": 0, "validation": 1, "test": 2}  # of synthetic text
 
 
 class WikiText(Samples):
@@ -38,10 +41,10 @@ class WikiText(Samples):
         download: bool = False,
         cache: Path | str | bool | None = None,
     ):
-        check_split(split)
+        check_choice(files.SPLITS, split=split)
         if max_samples is not None:
-            at_least("max_samples", max_samples, 1)
-        source = _from_hub(split, cache, download) if path is None else sources.find(path, split)
+            check_positive(max_samples=max_samples)
+        source = _from_hub(split, cache, download) if path is None else files.find(path, split)
         text = _tokens(source, max_samples, cache)
         if vocab is None:
             vocab = Vocab(text.counts, min_count=min_count, max_size=max_size)
@@ -51,41 +54,58 @@ class WikiText(Samples):
         super().__init__(text.encoded(vocab), text.offsets, vocab, source.name + first)
 
 
-def check_split(split: str) -> None:
-    if split not in sources.SPLITS:
-        raise TextError(f"unknown split {split!r}; valid: {', '.join(sources.SPLITS)}")
+def corpus(
+    split: str = "train",
+    path: Path | str | None = None,
+    *,
+    vocab: Vocab | None = None,
+    download: bool = False,
+    cache: Path | str | bool | None = None,
+    max_samples: int | None = None,
+    synthetic_samples: int = 10_000,
+) -> Samples:
+    """WikiText from `path`; else from the hub if `download` allows it; else `SyntheticText`. Its `source` says which.
+
+    Splits of synthetic text are texts of their own, seeds 0, 1 and 2, in one language. A cached download is used only
+    with `download=True`, so that the same call gives the same text on every machine.
+    """
+    check_choice(files.SPLITS, split=split)
+    if path is not None or download:
+        return WikiText(split, path, vocab=vocab, download=download, cache=cache, max_samples=max_samples)
+    samples = synthetic_samples if max_samples is None else min(max_samples, synthetic_samples)
+    made = SyntheticText(samples, SEEDS[split], SIZE if vocab is None else len(vocab))
+    if vocab is not None and vocab != made.vocab:
+        raise TextError("the vocabulary given is not that of synthetic text; give path= or download=True, as for it")
+    return made
 
 
-def _from_hub(split: str, cache: Path | str | bool | None, download: bool) -> sources.Source:
+def _from_hub(split: str, cache: Path | str | bool | None, download: bool) -> files.Source:
     if download:
-        sources.parquet()  # says so before the download if it is missing
-    return sources.Source(tuple(hub.files(split, _folder(cache), download=download)))
+        files.parquet()  # says so before the download if it is missing
+    return files.Source(tuple(files.hub_files(split, _folder(cache), download=download)))
 
 
 def _folder(cache: Path | str | bool | None) -> Path:
     return cache_folder(None if isinstance(cache, bool) else cache)
 
 
-def _tokens(source: sources.Source, most: int | None, cache: Path | str | bool | None) -> tokens.Tokens:
+def _tokens(source: files.Source, most: int | None, cache: Path | str | bool | None) -> TokenisedText:
     if cache is False:
         return _made(source, most)
-    name = tokens.key([sha256(file) for file in source.files], source.member, most)
+    name = cache_key([files.sha256(file) for file in source.files], source.member, most)
     file = _folder(cache) / "tokens" / f"{name}.npz"
-    text = tokens.load(file)
+    text = load_tokens(file)
     if text is None:
         text = _made(source, most)
-        tokens.save(text, file)
+        save_tokens(text, file)
     return text
 
 
-def _made(source: sources.Source, most: int | None) -> tokens.Tokens:
-    text = tokens.tokenise(_with_bar(sources.lines(source), source.name), most)
+def _made(source: files.Source, most: int | None) -> TokenisedText:
+    from tqdm import tqdm
+
+    lines = tqdm(files.lines(source), desc=source.name, unit=" lines", delay=1, leave=False)
+    text = tokenise_lines(lines, most)
     if len(text.offsets) == 1:
         raise TextError(f"{source.files[0]}: empty, no line has a token in it; give a file with text")
     return text
-
-
-def _with_bar(lines: Iterable[str], name: str) -> Iterable[str]:
-    from tqdm import tqdm
-
-    return tqdm(lines, desc=name, unit=" lines", delay=1, leave=False)

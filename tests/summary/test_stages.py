@@ -12,8 +12,7 @@ from helpers.profiling import loop
 from helpers.profiling.gpt_pipeline import ALL, PRESETS, prepare
 from helpers.summary import STAGES, run
 from helpers.summary.stages import BATCHES, COMPILED, FUSED, MIXED, PRECISION, PROFILED, build, cumulative
-from helpers.text import tokenizer
-from helpers.text.files import TextError
+from helpers.text import TextError, vocab
 
 FAST = {"samples": 8, "validation_samples": 2, "workers": 0}
 
@@ -117,9 +116,9 @@ def test_attention_in_a_training_is_never_cudnns(monkeypatch):
 @pytest.fixture
 def no_torchtext(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchtext.data.utils", None)
-    tokenizer._tokenizer.cache_clear()
+    vocab._tokenizer.cache_clear()
     yield
-    tokenizer._tokenizer.cache_clear()
+    vocab._tokenizer.cache_clear()
 
 
 def test_without_torchtext_a_training_is_refused_in_a_line_before_a_worker_would_miss_it(no_torchtext):

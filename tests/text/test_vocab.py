@@ -97,7 +97,7 @@ def test_a_vocabulary_that_cannot_be_written_leaves_the_old_file(tmp_path):
 def test_wrong_arguments_are_named():
     with pytest.raises(TextError, match="tokenize it first"):
         Vocab(["one text"])
-    with pytest.raises(TextError, match="max_size is 3; it must be a whole number, 4 or more"):
+    with pytest.raises(ValueError, match="max_size is 3; it must be an integer of at least 4"):
         Vocab([["a"]], max_size=3)
-    with pytest.raises(TextError, match="min_count is 0"):
+    with pytest.raises(ValueError, match="min_count is 0"):
         Vocab([["a"]], min_count=0)

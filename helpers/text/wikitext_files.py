@@ -1,22 +1,45 @@
-"""Where WikiText's lines come from: a text file, a zip of them, or parquet files.
+"""Where WikiText's lines come from: a text file, a zip of them, or parquet files, which the Hugging Face hub has.
 
 The old layout is `wiki.train.raw` (or `.tokens`, whose rare words are `<unk>`), `wiki.valid.*`, `wiki.test.*`, in a
-folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line.
+folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Of the hub one revision
+is taken; sizes and checksums are those that it records for that (its LFS object ids). `$HF_ENDPOINT` names another
+server that holds the same files.
 """
 
+import hashlib
+import http.client
+import os
 import re
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import TextError, unreadable
+from helpers.lab.files import cache_folder
+
+from .vocab import TextError, replacing, unreadable
 
 SPLITS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
 SUFFIXES = (".raw", ".tokens")
 PARQUET = re.compile(r"(\w+)-(\d+)-of-(\d+)\.parquet")
+
+DATASET, CONFIGURATION = "Salesforce/wikitext", "wikitext-103-raw-v1"
+REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
+# split -> (bytes, sha256) of its files, which are called `SPLIT-00000-of-00002.parquet` and so on
+FILES = {
+    "train": (
+        (156_987_808, "74da360f23826045b3e6ac6375411fdb15f003030aa74f2596ed08b857cb9212"),
+        (157_088_770, "ba090ac30dbf5461e8dcbdd1a1b8e6f3cf9c2c756d64f0c1220450acd514f720"),
+    ),
+    "validation": ((657_209, "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c"),),
+    "test": ((732_610, "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91"),),
+}
+BLOCK = 2**20  # bytes that are asked for at once
+SECONDS = 60  # without a byte, then the download counts as broken off
 
 
 @dataclass(frozen=True)
@@ -170,3 +193,67 @@ def _parquet_lines(file: Path) -> Iterator[str]:
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors and OSErrors
         reason = str(error).splitlines()[0]
         raise TextError(f"{file}: not a whole parquet file with a text column ({reason}); get it again") from error
+
+
+def hub_files(split: str, cache: Path | str | None = None, *, download: bool = False) -> list[Path]:
+    """A split's files in the cache, each checked against its checksum; fetched if `download` allows it."""
+    folder, parts = cache_folder(cache) / CONFIGURATION, FILES[split]
+    names = [f"{split}-{number:05d}-of-{len(parts):05d}.parquet" for number in range(len(parts))]
+    return [_hub_file(folder / name, *part, download) for name, part in zip(names, parts, strict=True)]
+
+
+def _hub_file(file: Path, size: int, digest: str, download: bool) -> Path:
+    if file.is_file() and file.stat().st_size == size and sha256(file) == digest:
+        return file
+    if not download:
+        state = "is damaged" if file.exists() else "is not there"
+        raise TextError(f"{file}: {state}; give path= to WikiText-103's files, or download=True ({size / 1e6:.1f} MB)")
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    folder = f"{endpoint.rstrip('/')}/datasets/{DATASET}/resolve/{REVISION}/{CONFIGURATION}"
+    _download(f"{folder}/{file.name}", file, size, digest)
+    return file
+
+
+def _download(url: str, file: Path, size: int, digest: str) -> None:
+    """Fetch a file; it takes its name only when its size and checksum are right."""
+    from tqdm import tqdm
+
+    def refused(reason: str) -> TextError:
+        return TextError(f"{url}: {reason}; nothing was kept: try again, or give path= to files you have")
+
+    request = urllib.request.Request(url, headers={"User-Agent": "deep-learning-speed"})
+    bar = tqdm(desc=file.name, total=size, unit="B", unit_scale=True, delay=1, leave=False)
+    with replacing(file) as stream, bar:
+        received, checksum = 0, hashlib.sha256()
+        for block in _blocks(request, refused):
+            received += len(block)
+            if received > size:
+                raise refused(f"more than the {size:,} bytes it should have")
+            checksum.update(block)
+            stream.write(block)
+            bar.update(len(block))
+        if received < size:
+            raise refused(f"broke off after {received:,} of {size:,} bytes")
+        if checksum.hexdigest() != digest:
+            raise refused(f"its checksum is {checksum.hexdigest()[:12]}…, not {digest[:12]}…")
+
+
+def _blocks(request: urllib.request.Request, refused: Callable[[str], TextError]) -> Iterator[bytes]:
+    """What the server sends; its errors are kept apart from those of the disk."""
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            while block := answer.read(BLOCK):
+                yield block
+    except urllib.error.HTTPError as error:
+        raise refused(f"the server answers {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise refused(f"cannot be fetched ({getattr(error, 'reason', None) or error})") from error
+
+
+def sha256(file: Path) -> str:
+    """The checksum of a file's content. Costs one pass: about a second a GB."""
+    try:
+        with open(file, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(file, error) from error

@@ -5,7 +5,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from helpers.text import TextError, WikiText, corpus, hub, sources
+from helpers.text import TextError, WikiText, corpus
+from helpers.text import wikitext_files as files
 
 CONTENT = b"the content of a parquet file" * 1000
 NAME = "validation-00000-of-00001.parquet"
@@ -37,8 +38,8 @@ def server(monkeypatch):
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{serving.server_port}/")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    expected = ((NAME, len(CONTENT), hashlib.sha256(CONTENT).hexdigest()),)
-    monkeypatch.setattr(hub, "FILES", {**hub.FILES, "validation": expected})
+    expected = ((len(CONTENT), hashlib.sha256(CONTENT).hexdigest()),)
+    monkeypatch.setattr(files, "FILES", {**files.FILES, "validation": expected})
     yield serving
     serving.shutdown()
     thread.join()
@@ -52,16 +53,16 @@ def cache(tmp_path, monkeypatch):
 
 
 def fetched(cache):
-    return sorted(path.name for path in (cache / hub.CONFIGURATION).iterdir())
+    return sorted(path.name for path in (cache / files.CONFIGURATION).iterdir())
 
 
 def test_a_file_is_fetched_once(server, cache):
     for _ in range(2):
-        (file,) = hub.files("validation", download=True)
+        (file,) = files.hub_files("validation", download=True)
     assert file.read_bytes() == CONTENT
     assert fetched(cache) == [NAME]
-    assert server.asked == [f"/datasets/Salesforce/wikitext/resolve/{hub.REVISION}/wikitext-103-raw-v1/{NAME}"]
-    assert hub.files("validation") == [file]
+    assert server.asked == [f"/datasets/Salesforce/wikitext/resolve/{files.REVISION}/wikitext-103-raw-v1/{NAME}"]
+    assert files.hub_files("validation") == [file]
 
 
 def broken_off(server):
@@ -92,26 +93,26 @@ def not_found(server):
 def test_a_download_that_fails_leaves_nothing_and_the_next_starts_clean(fault, said, server, cache):
     fault(server)
     with pytest.raises(TextError, match=said) as error:
-        hub.files("validation", download=True)
+        files.hub_files("validation", download=True)
     assert NAME in str(error.value)
     assert "\n" not in str(error.value)
     assert fetched(cache) == []
     server.content, server.status, server.announced = CONTENT, 200, None
-    (file,) = hub.files("validation", download=True)
+    (file,) = files.hub_files("validation", download=True)
     assert file.read_bytes() == CONTENT
 
 
 def test_a_damaged_download_is_refused_and_then_fetched_again(server, cache):
-    (file,) = hub.files("validation", download=True)
+    (file,) = files.hub_files("validation", download=True)
     file.write_bytes(CONTENT[:-1] + b"?")
     with pytest.raises(TextError, match=f"{NAME}: is damaged; give path="):
-        hub.files("validation")
+        files.hub_files("validation")
     garbled(server)
     with pytest.raises(TextError, match="checksum"):
-        hub.files("validation", download=True)
+        files.hub_files("validation", download=True)
     assert file.read_bytes() == CONTENT[:-1] + b"?"
     server.content = CONTENT
-    hub.files("validation", download=True)
+    files.hub_files("validation", download=True)
     assert file.read_bytes() == CONTENT
 
 
@@ -121,7 +122,7 @@ def test_a_full_disk_leaves_nothing(server, cache, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(TextError, match=r"cannot be written \(No space left on device\)"):
-        hub.files("validation", download=True)
+        files.hub_files("validation", download=True)
     assert fetched(cache) == []
 
 
@@ -129,7 +130,7 @@ def test_a_server_that_is_not_there_is_named(monkeypatch, cache):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(TextError, match="cannot be fetched") as error:
-        hub.files("test", download=True)
+        files.hub_files("test", download=True)
     assert "test-00000-of-00001.parquet" in str(error.value)
     assert fetched(cache) == []
 
@@ -150,20 +151,17 @@ def test_without_pyarrow_nothing_is_fetched(server, monkeypatch):
 
 
 def test_what_was_fetched_becomes_a_corpus(server, monkeypatch):
-    monkeypatch.setattr(sources, "parquet", lambda: None)
-    monkeypatch.setattr(sources, "_parquet_lines", lambda file: iter([" = Title = \n", "", "Words .\n"]))
+    monkeypatch.setattr(files, "parquet", lambda: None)
+    monkeypatch.setattr(files, "_parquet_lines", lambda file: iter([" = Title = \n", "", "Words .\n"]))
     text = corpus("validation", download=True)
     assert text.source == "WikiText-103 raw, validation split"
     assert text.lengths.tolist() == [3, 2]
     assert WikiText("validation").vocab == text.vocab
 
 
-def test_the_recorded_files_are_those_of_the_split():
-    assert sum(size for split in hub.FILES.values() for _, size, _ in split) == 315_466_397  # the hub's own total
-    for split, files in hub.FILES.items():
-        names = [f"{split}-{number:05d}-of-{len(files):05d}.parquet" for number in range(len(files))]
-        assert [name for name, _, _ in files] == names
-        assert all(len(bytes.fromhex(digest)) == 32 for _, _, digest in files)
+def test_the_recorded_files_are_those_of_the_hub():
+    assert sum(size for split in files.FILES.values() for size, _ in split) == 315_466_397  # the hub's own total
+    assert all(len(bytes.fromhex(digest)) == 32 for split in files.FILES.values() for _, digest in split)
 
 
 def test_parquet_files_are_read_whole_or_named(tmp_path):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.text import SyntheticText, TextError, corpus
-from helpers.text.language import spell
+from helpers.text import SyntheticText, corpus
+from helpers.text.synthetic import spell
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_words_have_names_of_their_own():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"samples": 0}, "samples is 0; it must be a whole number, 1 or more"),
+        ({"samples": 0}, "samples is 0; it must be an integer of at least 1"),
         ({"samples": 2.5}, "samples is 2.5"),
         ({"seed": -1}, "seed is -1"),
         ({"vocab_size": 3}, "vocab_size is 3"),
@@ -113,5 +113,5 @@ def test_words_have_names_of_their_own():
     ],
 )
 def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(TextError, match=said):
+    with pytest.raises(ValueError, match=said):
         SyntheticText(**arguments)
