@@ -142,15 +142,17 @@ def _reduced_quality(config):
 
 
 def _padding(config):
-    ways = {"BRAIN": (0.87, 1.0), "BIG BRAIN": (0.7, 1.0)} | {f"k = {k}": (k / 1000, k / 640) for k in batching.SPREADS}
+    variants = {"BRAIN": (0.87, 1.0), "BIG BRAIN": (0.7, 1.0)} | {
+        f"k = {k}": (k / 1000, k / 640) for k in batching.SPREADS
+    }
     return [
-        {"way": way, "padding_share": share, "choice": choice, "fill": 0.99, "batches": 1000}
-        for way, (share, choice) in ways.items()
+        {"variant": variant, "padding_share": share, "candidate_share": choice, "fill": 0.99, "batches": 1000}
+        for variant, (share, choice) in variants.items()
     ]
 
 
 def _sampler_scaling(config):
-    slow = config["way"] == batching.TORCHTEXT
+    slow = config["variant"] == batching.TORCHTEXT
     spread = {"batch_us": 8.0, "batch_p20_us": 7.9, "batch_p80_us": 8.2, "n": 20}
     return [{"init_s": config["samples"] * (2e-6 if slow else 8e-8), "first_batch_ms": 1.0} | spread]
 
@@ -166,7 +168,7 @@ RATES = {"BRAIN": 1e5, "BIG BRAIN": 2e5, "packed": 9e5}
 def _batch_time(config):
     shares = ("min_ms", "p5_ms", "p25_ms", "median_ms", "p75_ms", "p95_ms", "max_ms")
     times = {name: 1.0 + place for place, name in enumerate(shares)} | {"mean_ms": 4.0, "n": 100, "batches": 100}
-    rate = RATES.get(config["way"], 8e5)
+    rate = RATES.get(config["variant"], 8e5)
     return [times | {"padding_share": 0.5, "device_s": 1.0, "epoch_s": 1.1, "real_tokens_per_s": rate}]
 
 
@@ -178,27 +180,34 @@ def _batching_training(config):
 
 
 def _attention(config):
-    ways = ("dense", "flex", "varlen", "causal, leaking")
+    variants = ("dense", "flex", "varlen", "causal, leaking")
     return [
-        {"way": way, "forward_ms": 1.0, "backward_ms": 2.0, "build_ms": 0.1, "ratio_to_dense": 0.5, "peak_gib": 1.0}
+        {
+            "variant": variant,
+            "forward_ms": 1.0,
+            "backward_ms": 2.0,
+            "build_ms": 0.1,
+            "ratio_to_dense": 0.5,
+            "peak_gib": 1.0,
+        }
         | SPREAD
-        for way in ways
+        for variant in variants
     ]
 
 
 def _throughput(config):
-    ways = {"equally long, no padding": 1.0, "BIG BRAIN": 0.3, "k = 10": 0.9, "packed, varlen": 0.98}
+    variants = {"equally long, no padding": 1.0, "BIG BRAIN": 0.3, "k = 10": 0.9, "packed, varlen": 0.98}
     return [
-        {"way": way, "real_tokens_per_s": 1e6 * ratio, "ratio_to_no_padding": ratio} | SPREAD
-        for way, ratio in ways.items()
+        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_no_padding": ratio} | SPREAD
+        for variant, ratio in variants.items()
     ]
 
 
 def _collator(config):
-    ways = {"flattening collator": 1.0, "packs of one length": 1.1, "packs of one length, compiled": 1.5}
+    variants = {"flattening collator": 1.0, "packs of one length": 1.1, "packs of one length, compiled": 1.5}
     return [
-        {"way": way, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio} | SPREAD
-        for way, ratio in ways.items()
+        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio} | SPREAD
+        for variant, ratio in variants.items()
     ]
 
 

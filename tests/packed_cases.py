@@ -3,10 +3,17 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 
-from helpers.batching.packed_layout import PackedLayout
+from helpers.batching import PackedLayout
 
 VOCABULARY = 50
+MAX_LENGTH = 20  # of a sequence
+LENGTH_LISTS = st.one_of(
+    st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=60),
+    st.builds(lambda length, count: [length] * count, st.integers(0, MAX_LENGTH), st.integers(1, 40)),
+    st.lists(st.integers(0, 10).map(lambda halvings: MAX_LENGTH >> halvings), min_size=1, max_size=60),  # heavy tail
+)
 
 
 def layout_of(lengths):

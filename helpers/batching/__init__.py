@@ -5,14 +5,14 @@ StandardDataset        BIG BRAIN           each batch padded to its longest, by 
 BalancedBatchSampler   ULTRA DUPER         batches of nearly one length
 SequencedDataset       packed              one long sequence, documents one after another, no padding
 pack                                       which samples share a sequence: greedy, first-fit, best-fit
+packed_attention                           attention over such a sequence that keeps its documents apart
 """
 
 from .attention import causal_attention, packed_attention
-from .balanced import BalancedBatchSampler
 from .datasets import BaseDataset, StandardDataset, collate_fn
-from .packed_layout import PackedLayout
 from .packing import pack
-from .sequenced import SequencedDataset
+from .sampler import BalancedBatchSampler
+from .sequenced import PackedLayout, SequencedDataset
 
 BrainDataset, BigBrainDataset, UltraDuperBigBrainDataset = BaseDataset, StandardDataset, StandardDataset
 UltraDuperBigBrainBatchSampler = BalancedBatchSampler

@@ -3,8 +3,9 @@
     loader = DataLoader(BaseDataset(corpus), batch_size=32)                             # BRAIN: all 640 long
     loader = DataLoader(StandardDataset(corpus), batch_size=32, collate_fn=collate_fn)  # BIG BRAIN
 
-The third way, batches of nearly one length, is `StandardDataset` with a `BalancedBatchSampler`; the fourth, no padding
-at all, is `SequencedDataset`.
+`StandardDataset` with a `BalancedBatchSampler` makes batches of nearly one length; `SequencedDataset` pads nothing.
+
+Also here: what every piece of batching takes as samples and as lengths.
 """
 
 from collections.abc import Sequence
@@ -14,29 +15,27 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .lengths import at_least, lengths_of
-from .padding import Sample, pad, token_ids
+from helpers.lab.arguments import check_at_least
+
+Sample = Sequence[int] | np.ndarray | Tensor
+Lengths = Sequence[int] | np.ndarray | Tensor
+
+LONGEST = 2**40  # tokens of a sample, so that sums of millions of lengths fit into 64 bits
 
 
 class StandardDataset(Dataset[Tensor]):
     """Samples as int64 tensors, cut to `max_length` and not padded.
 
     `samples` is anything with a length whose elements are token ids: a corpus of `helpers.text`, a list of lists,
-    arrays or tensors. An element costs one copy. `crop=False` makes a sample that is too long an error instead.
+    arrays or tensors. An element costs one copy.
     """
 
-    def __init__(self, samples: Sequence[Sample], max_length: int = 640, *, crop: bool = True, pad_id: int = 0) -> None:
+    def __init__(self, samples: Sequence[Sample], max_length: int = 640, *, pad_id: int = 0) -> None:
         if not len(samples):
             raise ValueError("there are no samples; the dataset must hold at least one")
-        self.samples, self.max_length, self.pad_id = samples, at_least("max_length", max_length, 1), pad_id
-        whole = lengths_of(samples)
-        self.lengths = np.minimum(whole, self.max_length)  # (n,) as the samples come out
-        if not crop and whole.max() > self.max_length:
-            longest = int(whole.argmax())
-            raise ValueError(
-                f"sample {longest} has {whole[longest]} tokens and max_length is {max_length}; "
-                "raise max_length, or cut samples with crop=True"
-            )
+        check_at_least(1, max_length=max_length)
+        self.samples, self.max_length, self.pad_id = samples, max_length, pad_id
+        self.lengths = np.minimum(lengths_of(samples), max_length)  # (n,) as the samples come out
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -55,3 +54,70 @@ class BaseDataset(StandardDataset):
 def collate_fn(batch: Sequence[Sample], pad_id: int = 0) -> Tensor:
     """A batch (B, T) of samples, padded on the right to the longest of them."""
     return pad(batch, pad_id=pad_id)
+
+
+def pad(samples: Sequence[Sample], length: int | None = None, pad_id: int = 0) -> Tensor:
+    """Token ids (B, length) as int64: each sample on the left of its row, `pad_id` after it.
+
+    `length` is that of the longest sample if it isn't given; longer samples are cut to it. One copy of each sample.
+    """
+    rows = [token_ids(sample) for sample in samples]
+    if length is None:
+        length = max((len(row) for row in rows), default=0)
+    tokens = np.full((len(rows), length), pad_id, dtype=np.int64)
+    for line, row in zip(tokens, rows, strict=True):
+        row = row[:length]
+        line[: len(row)] = row
+    return torch.from_numpy(tokens)
+
+
+def token_ids(sample: Sample) -> np.ndarray:
+    """A sample as an array (T,); a ValueError if it holds anything but integers, which would lose their fractions."""
+    ids = np.asarray(sample)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"a sample holds {ids.dtype}; token ids must be whole numbers")
+    return ids
+
+
+def lengths_of(samples: Sequence[Sample]) -> np.ndarray:
+    """The lengths of samples (n,): a corpus knows its own; of anything else each sample is looked at once."""
+    known = getattr(samples, "lengths", None)
+    if known is None:
+        return checked_lengths([len(samples[index]) for index in range(len(samples))])
+    if len(known) != len(samples):
+        raise ValueError(f"there are {len(known)} lengths; there must be one for each of the {len(samples)} samples")
+    return checked_lengths(known)
+
+
+def checked_lengths(lengths: Lengths) -> np.ndarray:
+    """The lengths as int64 (n,); a ValueError names the first that is none. Two passes, about 1 ms for a million."""
+    if isinstance(lengths, Tensor):
+        lengths = (lengths.double() if lengths.is_floating_point() else lengths).numpy(force=True)
+    try:
+        array = np.asarray(lengths)
+    except ValueError:  # numpy's, of lists that differ in length: the samples in place of their lengths
+        raise ValueError("lengths are sequences; they must be whole numbers, 0 or more") from None
+    if array.ndim != 1:
+        raise ValueError(f"lengths have shape {array.shape}; they must be one-dimensional")
+    if not len(array):
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        array = np.array(lengths, dtype=object)  # whole numbers all the same, if numpy has no type that holds them
+        for length in array.tolist():
+            if isinstance(length, bool) or not hasattr(length, "__index__"):
+                raise ValueError(f"a length is {length!r}; lengths must be whole numbers, 0 or more")
+    if array.min() < 0:
+        first = int(np.argmax(array < 0))
+        raise ValueError(f"length {first} is {array[first]}; lengths must be whole numbers, 0 or more")
+    if array.max() > LONGEST:
+        first = int(np.argmax(array > LONGEST))
+        raise ValueError(f"length {first} is {array[first]}; it must be at most {LONGEST}")
+    return array.astype(np.int64)
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """A ValueError if `world_size` processes have no such rank."""
+    check_at_least(0, rank=rank)
+    check_at_least(1, world_size=world_size)
+    if rank >= world_size:
+        raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")

@@ -1,16 +1,36 @@
-"""What others use for the same, to compare with."""
+"""What others use for the same, to compare with: torchtext's BucketIterator and transformers' padding-free collator.
+
+The collator joins the samples of a random batch, so that each batch has another length; our packs have one length,
+which one compiled graph serves. Both feed the same model, transformers' Llama, whose attention to documents of
+different lengths is torch's own kernel, FlashAttention-2. Functions here raise ImportError where the peer is missing.
+"""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+
+from helpers.lab import device
+
+from .attention import HALVES, packed_attention
+from .datasets import StandardDataset
+from .sequenced import Packed, PackedLayout, SequencedDataset
+from .steps import Steps, compute_dtype, synthetic_text, training_step
+
+Inputs = dict[str, Any]
+ATTENTION = "torch-varlen"
+IGNORED = -100  # a label that counts for nothing
+COLLATOR, PACKED = "flattening collator", "packs of one length"
 
 
 def bucket_iterator(lengths: np.ndarray, batch_size: int) -> Callable[[], Iterator[list[tuple[int, int]]]]:
     """torchtext's BucketIterator: a call begins an epoch of batches of (length, index).
 
-    It shuffles all samples when an epoch begins, then sorts 100 batches' worth at a time. ImportError where torchtext
-    isn't installed.
+    It shuffles all samples when an epoch begins, then sorts 100 batches' worth at a time.
     """
     from torchtext.data import BucketIterator
 
@@ -22,3 +42,94 @@ def bucket_iterator(lengths: np.ndarray, batch_size: int) -> Callable[[], Iterat
         return iterator.batches
 
     return epoch
+
+
+def llama(vocab_size: int, width: int, layers: int, heads: int) -> nn.Module:
+    """A Llama of transformers with random weights."""
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+    AttentionInterface.register(ATTENTION, _attention)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        attn_implementation=ATTENTION,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def llama_steps(width: int, layers: int, batch_size: int, max_length: int, count: int) -> dict[str, Steps]:
+    """Training steps of one Llama on `count` batches of the collator and on as many packs; on a GPU compiled, too."""
+    text = synthetic_text(24 * batch_size, width)
+    dataset = StandardDataset(text, max_length)
+    model = llama(len(text.vocab), width, layers, heads=8).to(device=device(), dtype=compute_dtype())
+    joined = list(islice(flattened(dataset, batch_size, 0), count))
+    capacity = max(round(batch_size * float(dataset.lengths.mean())), max_length)
+    sequences = SequencedDataset(dataset, None, capacity, strategy="best-fit", fixed=True)
+    packs = [as_inputs(packed, max_length) for packed in islice(sequences, count)]
+    fed = {COLLATOR: (model, joined), PACKED: (model, packs)}
+    if device().type == "cuda":  # on the CPU a compiled model would say nothing, and need a C++ compiler
+        fed |= {f"{COLLATOR}, compiled": (torch.compile(model, dynamic=True), joined)}
+        fed |= {f"{PACKED}, compiled": (torch.compile(model), packs)}
+    return {name: _steps(*what) for name, what in fed.items()}
+
+
+def _steps(model: nn.Module, batches: list[Inputs]) -> Steps:
+    real = float(np.mean([int((inputs["labels"] != IGNORED).sum()) for inputs in batches]))
+    there = [
+        {name: value.to(device()) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        for inputs in batches
+    ]
+    return Steps(training_step(model.parameters(), lambda inputs: model(**inputs).loss), there, real)
+
+
+def flattened(dataset: StandardDataset, batch_size: int, seed: int) -> Iterator[Inputs]:
+    """Random batches as transformers' collator joins them."""
+    from transformers import DataCollatorWithFlattening
+
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    for begin in range(0, len(order) - batch_size + 1, batch_size):
+        yield dict(collate([{"input_ids": dataset[int(i)].tolist()} for i in order[begin : begin + batch_size]]))
+
+
+def as_inputs(packed: Packed, longest: int) -> Inputs:
+    """A packed sequence as the same model takes it. `longest` is a bound, the same for all batches."""
+    offsets = torch.from_numpy(packed.layout().offsets.copy())
+    labels = packed.tokens.clone()
+    labels[packed.positions == 0] = IGNORED  # a document's first token follows from nothing; nor does padding
+    return {
+        "input_ids": packed.tokens[None],
+        "labels": labels[None],
+        "position_ids": packed.positions[None],
+        "cu_seq_lens_q": offsets,
+        "cu_seq_lens_k": offsets,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _attention(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for q, k and v of (1, heads, T, head_dim); the result is (1, T, heads, head_dim)."""
+    if q.dtype not in HALVES or not q.is_cuda:  # so that the same code can be tried without a GPU
+        out = packed_attention(PackedLayout(cu_seq_lens_q), "dense", q.device)(q, k, v)
+        return out.transpose(1, 2), None
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))  # (T, heads, head_dim)
+    bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+    return varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0))[None], None

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from helpers.lab import figures
 from helpers.lab.figures import BLUE, GREEN, ORANGE
 
-from .balanced import BalancedBatchSampler
 from .packing import pack
+from .sampler import BalancedBatchSampler
 
 STRATEGIES = {"greedy": ORANGE, "first-fit": BLUE, "best-fit": GREEN}
 ROWS, WIDTH = 16, 640
@@ -90,7 +90,7 @@ def batch_times(measured: pd.DataFrame) -> Figure:
                 axis.plot([row["p5_ms"], row["p95_ms"]], [place, place], color=BLUE, linewidth=1)
                 axis.plot([row["p25_ms"], row["p75_ms"]], [place, place], color=BLUE, linewidth=5, alpha=0.5)
                 axis.plot(row["median_ms"], place, "o", color=ORANGE, markersize=4)
-            axis.set_yticks(range(len(rows)), rows["way"])
+            axis.set_yticks(range(len(rows)), rows["variant"])
             axis.invert_yaxis()
             axis.set_xlim(left=0)
             axis.set_title(f"{shape['gpu']}, {shape['batch_size']} samples")
@@ -103,12 +103,16 @@ def padding(measured: pd.DataFrame) -> Figure:
     figure, axis = figures.new(height=2.9)
     with figures.style():
         for (size, rows), color in zip(measured.groupby("batch_size", sort=False), (BLUE, ORANGE, GREEN), strict=False):
-            ks = rows[rows["way"] != "BRAIN"]
-            axis.plot(ks["choice"], ks["padding_share"], "o", color=color, label=f"batches of {size}")
-        for row in measured.drop_duplicates("way").to_dict("records"):
-            if row["way"].startswith("k = ") and row["way"] != "k = 640":
+            ks = rows[rows["variant"] != "BRAIN"]
+            axis.plot(ks["candidate_share"], ks["padding_share"], "o", color=color, label=f"batches of {size}")
+        for row in measured.drop_duplicates("variant").to_dict("records"):
+            if row["variant"].startswith("k = ") and row["variant"] != "k = 640":
                 axis.annotate(
-                    row["way"], (row["choice"], row["padding_share"]), (5, -7), textcoords="offset points", size=7
+                    row["variant"],
+                    (row["candidate_share"], row["padding_share"]),
+                    (5, -7),
+                    textcoords="offset points",
+                    size=7,
                 )
         axis.set_xlabel("share of all samples that a sample can meet in a batch")
         axis.set_ylabel("share of padding")
@@ -122,7 +126,7 @@ def sampler(scaling: pd.DataFrame) -> Figure:
     """What indices cost as the data set grows: before the first batch, and a batch over a whole epoch."""
     figure, axes = figures.new(1, 2, height=2.8)
     with figures.style():
-        for (way, rows), color in zip(scaling.groupby("way", sort=False), (BLUE, ORANGE), strict=False):
+        for (way, rows), color in zip(scaling.groupby("variant", sort=False), (BLUE, ORANGE), strict=False):
             rows = rows.sort_values("samples")
             axes[0].plot(rows["samples"], rows["init_s"] + rows["first_batch_ms"] / 1e3, "o-", color=color, label=way)
             axes[1].plot(rows["samples"], rows["batch_us"], "o-", color=color, label=way)

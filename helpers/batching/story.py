@@ -18,11 +18,11 @@ def gains(batch_time: pd.DataFrame) -> pd.DataFrame:
     """Each way of batching against the one before it, in real tokens a second over a whole epoch."""
     rows = []
     for keys, found in groups(batch_time, ["gpu", "batch_size"]):
-        rates = found.set_index("way")["real_tokens_per_s"]
+        rates = found.set_index("variant")["real_tokens_per_s"]
         before = None
         for way in STEPS:
             if way in rates:
-                row = keys | {"way": way, "real_tokens_per_s": rates[way]}
+                row = keys | {"variant": way, "real_tokens_per_s": rates[way]}
                 rows.append(
                     row | {"gain": rates[way] / before if before else None, "total gain": rates[way] / rates[STEPS[0]]}
                 )
@@ -48,15 +48,15 @@ def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.Data
     """What the chapter aims at in the work of the CPU, held against the records."""
     said = []
     for keys, found in groups(padding, ["gpu", "batch_size"]):
-        ks = found[found["way"].str.startswith("k = ")]
-        ks = ks[ks["way"].str.removeprefix("k = ").astype(int) >= GOAL_K]
+        ks = found[found["variant"].str.startswith("k = ")]
+        ks = ks[ks["variant"].str.removeprefix("k = ").astype(int) >= GOAL_K]
         lowest = ks["fill"].min()
         said.append(
             f"{keys['gpu']}, {found['samples'].iloc[0]:,} samples in batches of {keys['batch_size']}: "
             f"at k of {GOAL_K} and more at least {_down(lowest)} full "
             f"({reached(lowest >= GOAL_FILL)}: at least {GOAL_FILL:.0%})"
         )
-    for keys, found in groups(scaling[scaling["way"] == OURS] if len(scaling) else scaling, ["gpu"]):
+    for keys, found in groups(scaling[scaling["variant"] == OURS] if len(scaling) else scaling, ["gpu"]):
         at = found.set_index("samples")
         if {10_000, 1_000_000} <= set(at.index):
             growth = at.loc[1_000_000, "batch_us"] / at.loc[10_000, "batch_us"]
@@ -81,8 +81,8 @@ def host_verdicts(padding: pd.DataFrame, scaling: pd.DataFrame, packing: pd.Data
 
 def emptiest(padding: pd.DataFrame) -> pd.Series:
     """The row of the least full batches at the k of the goal and more."""
-    ks = padding[padding["way"].str.startswith("k = ")]
-    ks = ks[ks["way"].str.removeprefix("k = ").astype(int) >= GOAL_K]
+    ks = padding[padding["variant"].str.startswith("k = ")]
+    ks = ks[ks["variant"].str.removeprefix("k = ").astype(int) >= GOAL_K]
     return ks.loc[ks["fill"].idxmin()]
 
 
@@ -98,29 +98,29 @@ def gpu_verdicts(batch_time: pd.DataFrame, throughput: pd.DataFrame, collator: p
     said = []
     for keys, found in groups(gains(batch_time), ["gpu", "batch_size"]) if len(batch_time) else []:
         steps = found.dropna(subset="gain")
-        told = ", ".join(f"{row['way']} {row['gain']:.2f}×" for row in steps.to_dict("records"))
+        told = ", ".join(f"{row['variant']} {row['gain']:.2f}×" for row in steps.to_dict("records"))
         every = bool((steps["gain"] > 1).all())
         said.append(
             f"{keys['gpu']}, batches of {keys['batch_size']}, real tokens a second against the way before: {told} "
             f"({reached(every)}: each a gain)"
         )
-    packed = throughput[throughput["way"].str.startswith("packed")] if len(throughput) else throughput
+    packed = throughput[throughput["variant"].str.startswith("packed")] if len(throughput) else throughput
     for keys, found in groups(packed, ["gpu", "batch_size"]):
         best = found.loc[found["ratio_to_no_padding"].idxmax()]
         ratio = best["ratio_to_no_padding"]
         said.append(
-            f"{keys['gpu']}, batches of {keys['batch_size']}: {best['way']} trains at {ratio:.3f} of the rate on "
+            f"{keys['gpu']}, batches of {keys['batch_size']}: {best['variant']} trains at {ratio:.3f} of the rate on "
             f"samples that need no padding ({reached(ratio >= GOAL_NO_PADDING)}: at least {GOAL_NO_PADDING})"
         )
     for keys, found in groups(collator, ["gpu", "batch_size"]):
-        packs = found["way"].str.startswith("packs")
+        packs = found["variant"].str.startswith("packs")
         if packs.all() or not packs.any():
             continue
         best, theirs = (part.loc[part["real_tokens_per_s"].idxmax()] for part in (found[packs], found[~packs]))
         ratio = best["real_tokens_per_s"] / theirs["real_tokens_per_s"]
         said.append(
-            f"{keys['gpu']}, batches of {keys['batch_size']}: {best['way']}, {ratio:.2f}× the real tokens a second of "
-            f"transformers' padding-free collator at its best, "
-            f"{theirs['way']} ({reached(ratio >= GOAL_COLLATOR)}: at least {GOAL_COLLATOR})"
+            f"{keys['gpu']}, batches of {keys['batch_size']}: {best['variant']}, {ratio:.2f}× the real tokens a "
+            f"second of transformers' padding-free collator at its best, "
+            f"{theirs['variant']} ({reached(ratio >= GOAL_COLLATOR)}: at least {GOAL_COLLATOR})"
         )
     return said

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from helpers.batching import BaseDataset, SequencedDataset, StandardDataset, collate_fn
-from helpers.batching.documents import Packed
-from helpers.batching.packed_layout import PackedLayout
+from helpers.batching.sequenced import Packed, PackedLayout
 from helpers.tasks.order import shuffled
 from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
 

@@ -126,7 +126,7 @@ def _sampler(column: str, among: int | None = None) -> Find:
     """A million samples' figure of our sampler, or its ratio to that of fewer."""
 
     def find(scaling: pd.DataFrame) -> float | None:
-        at = scaling[scaling["way"] == batching.OURS].set_index("samples")[column]
+        at = scaling[scaling["variant"] == batching.OURS].set_index("samples")[column]
         if 1_000_000 not in at or (among is not None and among not in at):
             return None
         return at[1_000_000] / (1 if among is None else at[among])
@@ -147,11 +147,11 @@ def _least_gain(batch_time: pd.DataFrame) -> float | None:
 
 
 def _packed_rate(throughput: pd.DataFrame) -> float | None:
-    return throughput[throughput["way"].str.startswith("packed")]["ratio_to_no_padding"].max()
+    return throughput[throughput["variant"].str.startswith("packed")]["ratio_to_no_padding"].max()
 
 
 def _collator(collator: pd.DataFrame) -> float | None:
-    ours = collator["way"].str.startswith("packs")
+    ours = collator["variant"].str.startswith("packs")
     rates = collator["real_tokens_per_s"]
     return rates[ours].max() / rates[~ours].max() if ours.any() and not ours.all() else None
 

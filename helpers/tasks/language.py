@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
-from helpers.batching.attention import causal_attention, packed_attention, ways
-from helpers.batching.documents import Packed
+from helpers.batching.attention import causal_attention, missing_because, packed_attention
+from helpers.batching.sequenced import Packed
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 from helpers.text import SyntheticText, corpus
@@ -158,9 +158,8 @@ FEEDS = {
 
 def packed_way(device: torch.device, dtype: torch.dtype) -> str:
     """The fastest way of attention over packed documents that runs there."""
-    obstacles = ways(device, dtype)
     preferred = ("varlen", "flex", "dense") if device.type == "cuda" else ("dense",)
-    return next(way for way in preferred if not obstacles[way])
+    return next(variant for variant in preferred if not missing_because(variant, device, dtype))
 
 
 def _packed(packed: Packed, way: str, pad_id: int, device: torch.device) -> Batch:

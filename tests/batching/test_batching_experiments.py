@@ -6,10 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers.batching import SequencedDataset, StandardDataset, collator, plots, speed, steps, story
-from helpers.batching.speed import packed_offsets
+from helpers.batching import SequencedDataset, StandardDataset, peers, plots, steps, story
 from helpers.experiments import batching as experiments
-from helpers.experiments import tables_of
 from helpers.lab import records
 from helpers.lab.machine import installed
 from helpers.models import GPT2LikeModel
@@ -22,20 +20,20 @@ def recorded(tmp_path):
     return lambda e: records.read("nvidia-test", "batching", e.table, tmp_path)
 
 
-def test_padding_falls_with_k_and_choice_grows():
-    rows = experiments.padding("small").set_index("way")
+def test_padding_falls_with_k_and_candidates_grow():
+    rows = experiments.padding("small").set_index("variant")
     ks = rows.loc[[f"k = {k}" for k in experiments.SPREADS]]
     assert ks["padding_share"].is_monotonic_increasing
-    assert ks["choice"].is_monotonic_increasing
+    assert ks["candidate_share"].is_monotonic_increasing
     assert rows.loc["BRAIN", "padding_share"] > rows.loc["BIG BRAIN", "padding_share"] > ks["padding_share"].iloc[1]
     assert rows.loc["k = 640", "padding_share"] == pytest.approx(rows.loc["BIG BRAIN", "padding_share"], abs=0.03)
-    assert rows.loc["k = 640", "choice"] == 1
+    assert rows.loc["k = 640", "candidate_share"] == 1
 
 
 def test_samplers_are_timed_beside_torchtexts():
     pytest.importorskip("torchtext", exc_type=ImportError)
     rows = experiments.sampler_scaling("small")
-    assert set(rows["way"]) == {experiments.OURS, experiments.TORCHTEXT}
+    assert set(rows["variant"]) == {experiments.OURS, experiments.TORCHTEXT}
     assert (rows["batch_us"] > 0).all() and (rows["init_s"] > 0).all()
 
 
@@ -46,7 +44,7 @@ def test_packing_loses_nothing_and_fills_more_when_it_looks_further():
 
 
 def test_an_epoch_of_batches_is_timed():
-    rows = experiments.batch_time("small").set_index("way")
+    rows = experiments.batch_time("small").set_index("variant")
     assert (rows["min_ms"] <= rows["median_ms"]).all() and (rows["median_ms"] <= rows["max_ms"]).all()
     assert rows.loc["BRAIN", "padding_share"] > 0.8 > rows.loc["k = 5", "padding_share"]
     real = rows["real_tokens_per_s"] * rows["epoch_s"]
@@ -54,7 +52,7 @@ def test_an_epoch_of_batches_is_timed():
 
 
 def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkeypatch):
-    monkeypatch.setattr(speed, "HELD", 3)
+    monkeypatch.setattr(steps, "QUEUED", 3)
     seen = []
 
     def batches():
@@ -62,7 +60,7 @@ def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkey
             seen.append(f"made {number}")
             yield number
 
-    took = speed.device_ms(batches(), lambda number: seen.append(f"ran {number}"))
+    took = steps.device_ms(batches(), lambda number: seen.append(f"ran {number}"))
     chunks = [range(0, 3), range(3, 6), range(6, 7)]
     assert seen == [f"{what} {number}" for chunk in chunks for what in ("made", "ran") for number in chunk]
     assert len(took) == 7 and all(ms >= 0 for ms in took)
@@ -83,14 +81,10 @@ def test_what_is_timed_never_meets_cudnns_attention(table, monkeypatch):
     assert enabled() == before
 
 
-def test_tables_that_a_cpu_can_tell_come_after_those_that_need_a_gpu():
-    host = [bool(e.configurations("cpu")) for e in tables_of("batching")]
-    assert any(host) and host == sorted(host)
-
-
-def test_ways_of_attention_agree_and_those_that_cannot_run_say_why():
-    rows = experiments.attention("small").set_index("way")
-    assert rows.loc["varlen", "status"].startswith("not here: needs FlashAttention's kernels on CUDA")
+def test_variants_of_attention_agree_and_those_that_cannot_run_say_why():
+    rows = experiments.attention("small").set_index("variant")
+    assert rows.loc["varlen", "status"] == "not here: needs CUDA"
+    assert list(rows.index) == ["dense", "flex", "varlen", "causal, leaking"]
     assert rows.loc[["dense", "flex"], "build_ms"].gt(0).all()
 
 
@@ -101,12 +95,12 @@ def test_training_runs_say_what_they_learned():
 
 
 def test_training_steps_are_compared_by_real_tokens():
-    rows = experiments.throughput("small").set_index("way")
+    rows = experiments.throughput("small").set_index("variant")
     assert rows.loc["equally long, no padding", "ratio_to_no_padding"] == 1
     assert rows.loc["BIG BRAIN", "real_tokens_per_s"] < rows.loc["k = 10", "real_tokens_per_s"]
 
 
-def test_a_way_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_are_timed(monkeypatch):
+def test_a_variant_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_are_timed(monkeypatch):
     config = experiments.throughput.configurations("small")[0]
     forward = GPT2LikeModel.forward
 
@@ -116,12 +110,13 @@ def test_a_way_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_are_
         return forward(model, tokens, *arguments, **options)
 
     monkeypatch.setattr(GPT2LikeModel, "forward", narrow)
-    rows = pd.DataFrame(experiments.throughput.rows(config)).set_index("way")
-    assert rows["status"].to_dict() == {name: "out of memory" if name == steps.PADDED else "ok" for name in rows.index}
-    assert steps.PADDED in rows.index and len(rows) > 3
-    timed = rows.drop(index=steps.PADDED)
+    rows = pd.DataFrame(experiments.throughput.rows(config)).set_index("variant")
+    padded = "BIG BRAIN"
+    assert rows["status"].to_dict() == {name: "out of memory" if name == padded else "ok" for name in rows.index}
+    assert padded in rows.index and len(rows) > 3
+    timed = rows.drop(index=padded)
     assert (timed["real_tokens_per_s"] > 0).all() and timed["n"].eq(config["rounds"]).all()
-    assert rows.loc[steps.NO_PADDING, "ratio_to_no_padding"] == 1
+    assert rows.loc[experiments.NO_PADDING, "ratio_to_no_padding"] == 1
 
 
 def test_what_is_no_lack_of_memory_is_not_hidden():
@@ -129,19 +124,18 @@ def test_what_is_no_lack_of_memory_is_not_hidden():
         raise RuntimeError("an illegal instruction")
 
     with pytest.raises(RuntimeError, match="an illegal instruction"):
-        steps._fits([None], broken, torch.optim.SGD([torch.zeros(1)]))
+        steps.Steps(broken, [None], 1.0).fit()
 
 
-def test_the_dense_way_is_timed_on_few_masks_and_counts_the_tokens_of_all(monkeypatch):
-    turns, make = {}, steps._Turn
-    monkeypatch.setattr(steps, "_Turn", lambda *about: turns.setdefault(len(turns), make(*about)))
-    config = experiments.throughput.configurations("small")[0]
-    names = [row["way"] for row in experiments.throughput.rows(config)]
-    by = dict(zip(names, turns.values(), strict=True))
-    dense, flex = by["packed, dense"], by["packed, flex"]
-    assert (len(dense.batches), len(flex.batches)) == (steps.MASKED, min(steps.TURNS, len(flex.batches)))
-    assert len(flex.batches) > steps.MASKED
-    assert dense.real == flex.real
+def test_dense_attention_is_timed_on_few_masks_and_counts_the_tokens_of_all(monkeypatch):
+    made, measure = {}, steps.rates
+    monkeypatch.setattr(
+        steps, "rates", lambda variants, *how, **options: made.update(variants) or measure(variants, *how, **options)
+    )
+    experiments.throughput.rows(experiments.throughput.configurations("small")[0])
+    dense, flex = made["packed, dense"], made["packed, flex"]
+    assert len(dense.batches) == experiments.DENSE_BATCHES < len(flex.batches) <= experiments.BATCHES
+    assert dense.real_tokens == flex.real_tokens
 
 
 def test_the_peer_that_is_not_installed_is_a_row_that_says_so():
@@ -149,23 +143,23 @@ def test_the_peer_that_is_not_installed_is_a_row_that_says_so():
     if installed("transformers") is None:
         assert set(rows["status"]) == {"not installed: transformers"}
     else:
-        assert rows.set_index("way").loc["flattening collator", "ratio_to_collator"] == 1
+        assert rows.set_index("variant").loc["flattening collator", "ratio_to_collator"] == 1
 
 
 def test_a_pack_trains_transformers_on_what_its_collator_would():
     pytest.importorskip("transformers")
     dataset = StandardDataset(SyntheticText(40, 0, vocab_size=500), 60)
-    model = collator.llama(500, 16, 1, heads=2)
+    model = peers.llama(500, 16, 1, heads=2)
     losses = []
-    for inputs in collator.flattened(dataset, 40, seed=0):
+    for inputs in peers.flattened(dataset, 40, seed=0):
         losses.append(model(**inputs).loss)
     (packed,) = SequencedDataset(dataset, None, 4000, strategy="best-fit", fixed=True)
-    assert model(**collator.as_inputs(packed, 60)).loss.item() == pytest.approx(losses[0].item(), rel=1e-4)
+    assert model(**peers.as_inputs(packed, 60)).loss.item() == pytest.approx(losses[0].item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [64, 256, 2048])
 def test_documents_fill_the_sequence_that_attention_is_timed_on(tokens):
-    offsets = packed_offsets(tokens)
+    offsets = steps.packed_offsets(tokens, 640)
     assert offsets[0] == 0 and offsets[-1] == tokens
     assert (np.diff(offsets) >= 0).all()
 
@@ -184,8 +178,8 @@ def test_goals_of_the_host_are_held_against_the_records(recorded):
     assert "missed: below 1" in " ".join(story.host_verdicts(tables[0], tables[1], slow))
 
 
-def test_gains_are_those_over_the_way_before(recorded):
-    rows = story.gains(recorded(experiments.batch_time)).set_index(["batch_size", "way"])
+def test_gains_are_those_over_the_variant_before(recorded):
+    rows = story.gains(recorded(experiments.batch_time)).set_index(["batch_size", "variant"])
     assert rows.loc[(64, "BIG BRAIN"), "gain"] == pytest.approx(2.0)
     assert rows.loc[(64, "packed"), "total gain"] == pytest.approx(9.0)
     names = ("batch_time", "throughput", "collator")

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from packed_cases import LENGTH_LISTS, MAX_LENGTH
 
-from helpers.batching.packing import STRATEGIES, pack, stable_argsort
+from helpers.batching.packing import STRATEGIES, Plan, pack, plan_stream, split_evenly, stable_argsort
 from helpers.text.synthetic import draw_lengths
 
 
@@ -133,9 +134,9 @@ def test_lengths_are_taken_from_lists_arrays_and_tensors(kind):
         (([1, 2.5], 5), "lengths must be whole numbers"),
         (([[1, 2]], 5), r"lengths have shape \(1, 2\); they must be one-dimensional"),
         (([1, 6, 9], 5), "length 2 is 9; it must be at most the capacity, 5"),
-        (([1], 0), "capacity is 0; it must be a whole number, 1 or more"),
+        (([1], 0), "capacity is 0; it must be an integer of at least 1"),
         (([1], 1.5), "capacity is 1.5"),
-        (([1], 5, "worst-fit"), "strategy is 'worst-fit'; valid: greedy, first-fit, best-fit"),
+        (([1], 5, "worst-fit"), "strategy is 'worst-fit'; valid: 'greedy', 'first-fit', 'best-fit'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, said):
@@ -148,3 +149,46 @@ def test_wrong_arguments_are_named(arguments, said):
 def test_the_sort_is_stable(keys):
     keys = np.array(keys, dtype=np.int64)
     assert stable_argsort(keys).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def reference(lengths, max_length, batch_size, last):
+    """What becomes of a stream of samples: sequences of (sample, how much of it)."""
+    sequences, current, room = [], [], max_length
+    for index, length in enumerate(lengths):
+        length = min(length, max_length)
+        full = room == 0 or len(current) == batch_size
+        if length > room and last != "carry" and not full:
+            if last == "crop":
+                current.append((index, room))
+            sequences.append(current)
+            current, room = [], max_length
+            continue
+        if length > room or len(current) == batch_size:
+            sequences.append(current)
+            current, room = [], max_length
+        current.append((index, length))
+        room -= length
+    return sequences + ([current] if current else [])
+
+
+@pytest.mark.parametrize("last", ["carry", "crop", "drop"])
+@settings(deadline=None, max_examples=200)
+@given(LENGTH_LISTS, st.none() | st.integers(1, 6), st.integers(0, 30))
+def test_sequences_close_as_the_loop_over_samples_says(last, lengths, batch_size, longer):
+    lengths = [length + longer * (last == "crop" and length % 3 == 0) for length in lengths]
+    plan = plan_stream(np.arange(len(lengths)), np.array(lengths), MAX_LENGTH, batch_size, last)
+    documents = list(zip(plan.order.tolist(), plan.sizes.tolist(), strict=True))
+    found = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
+    assert found == reference(lengths, MAX_LENGTH, batch_size, last)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 40))
+def test_sequences_are_split_until_ranks_divide_them(documents, ranks):
+    bounds = np.cumsum([0, *documents])
+    plan = Plan(np.arange(bounds[-1]), np.ones(bounds[-1], int), bounds[:-1], bounds[1:])
+    split = split_evenly(plan, ranks)
+    wanted = -(-len(documents) // ranks) * ranks
+    assert len(split) == (wanted if wanted <= sum(documents) else len(documents))
+    assert (split.begins < split.ends).all()
+    assert split.begins.tolist() == [0, *split.ends[:-1].tolist()]
+    assert set(bounds) <= {0, *split.ends.tolist()}

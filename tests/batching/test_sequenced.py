@@ -7,23 +7,17 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from packed_cases import LENGTH_LISTS, MAX_LENGTH, layout_of
 from torch.utils.data import DataLoader
 
-from helpers.batching.datasets import StandardDataset
-from helpers.batching.documents import PADDING, causal_mask
+from helpers.batching import PackedLayout, SequencedDataset, StandardDataset
 from helpers.batching.packing import STRATEGIES
-from helpers.batching.plans import Plan, split_evenly, streamed
-from helpers.batching.sequenced import SequencedDataset
+from helpers.batching.sequenced import PADDING, causal_mask
 from helpers.metrics import LMCrossEntropyLoss
 from helpers.text import SyntheticText
 
-MAX_LENGTH = 20
-lengths_lists = st.one_of(
-    st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=60),
-    st.builds(lambda length, count: [length] * count, st.integers(0, MAX_LENGTH), st.integers(1, 40)),
-    st.lists(st.integers(0, 10).map(lambda halvings: MAX_LENGTH >> halvings), min_size=1, max_size=60),  # heavy tail
-)
-WAYS = [{"last": "carry"}, *({"strategy": strategy} for strategy in STRATEGIES)]
+SOME_LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
+CHOICES = [{"last": "carry"}, *({"strategy": strategy} for strategy in STRATEGIES)]
 
 
 def numbered(lengths):
@@ -46,16 +40,16 @@ def text():
     return SyntheticText(400, vocab_size=500)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: next(iter(choice.values())))
 @settings(deadline=None, max_examples=50)
-@given(lengths_lists, st.integers(0, 3), st.integers(1, 6), st.booleans())
+@given(LENGTH_LISTS, st.integers(0, 3), st.integers(1, 6), st.booleans())
 @example([0, 0, 0], 0, 1, False)
-def test_every_sample_comes_whole_and_once_over_all_ranks(way, lengths, epoch, ranks, fixed):
+def test_every_sample_comes_whole_and_once_over_all_ranks(choice, lengths, epoch, ranks, fixed):
     ranks = min(ranks, len(lengths))
     found, counts = [], []
     for rank in range(ranks):
         dataset = SequencedDataset(
-            numbered(lengths), None, MAX_LENGTH, **way, fixed=fixed, rank=rank, world_size=ranks, pad_id=-7
+            numbered(lengths), None, MAX_LENGTH, **choice, fixed=fixed, rank=rank, world_size=ranks, pad_id=-7
         )
         dataset.set_epoch(epoch)
         sequences = list(dataset)
@@ -80,40 +74,9 @@ def check(packed, length):
     assert packed.offsets[0] == 0 and packed.offsets.dtype == torch.int32
 
 
-def reference(lengths, max_length, batch_size, last):
-    """What becomes of a stream of samples: sequences of (sample, how much of it)."""
-    sequences, current, room = [], [], max_length
-    for index, length in enumerate(lengths):
-        length = min(length, max_length)
-        full = room == 0 or len(current) == batch_size
-        if length > room and last != "carry" and not full:
-            if last == "crop":
-                current.append((index, room))
-            sequences.append(current)
-            current, room = [], max_length
-            continue
-        if length > room or len(current) == batch_size:
-            sequences.append(current)
-            current, room = [], max_length
-        current.append((index, length))
-        room -= length
-    return sequences + ([current] if current else [])
-
-
-@pytest.mark.parametrize("last", ["carry", "crop", "drop"])
-@settings(deadline=None, max_examples=200)
-@given(lengths_lists, st.none() | st.integers(1, 6), st.integers(0, 30))
-def test_sequences_close_as_the_loop_over_samples_says(last, lengths, batch_size, longer):
-    lengths = [length + longer * (last == "crop" and length % 3 == 0) for length in lengths]
-    plan = streamed(np.arange(len(lengths)), np.array(lengths), MAX_LENGTH, batch_size, last)
-    documents = list(zip(plan.order.tolist(), plan.sizes.tolist(), strict=True))
-    found = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
-    assert found == reference(lengths, MAX_LENGTH, batch_size, last)
-
-
 @pytest.mark.parametrize("last", ["crop", "drop"])
 @settings(deadline=None, max_examples=50)
-@given(lengths_lists, st.none() | st.integers(1, 6))
+@given(LENGTH_LISTS, st.none() | st.integers(1, 6))
 def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
     if last == "crop":
         lengths = [2 * length for length in lengths]  # some are longer than a sequence
@@ -147,16 +110,16 @@ def test_padding_is_counted_where_there_is_some():
 
 
 def test_a_seed_and_an_epoch_are_one_order(text):
-    def epoch(number, seed=0, **way):
-        dataset = SequencedDataset(text, None, 512, seed=seed, **way)
+    def epoch(number, seed=0, **choice):
+        dataset = SequencedDataset(text, None, 512, seed=seed, **choice)
         dataset.set_epoch(number)
         return as_lists(dataset)
 
-    for way in WAYS:
-        assert epoch(0, **way) == epoch(0, **way)
-        together = [{frozenset(map(tuple, sequence)) for sequence in epoch(number, **way)} for number in (0, 1)]
+    for choice in CHOICES:
+        assert epoch(0, **choice) == epoch(0, **choice)
+        together = [{frozenset(map(tuple, sequence)) for sequence in epoch(number, **choice)} for number in (0, 1)]
         assert len(together[0] & together[1]) < 0.5 * len(together[0])
-        assert epoch(0, **way) != epoch(0, seed=1, **way)
+        assert epoch(0, **choice) != epoch(0, seed=1, **choice)
 
 
 def test_a_corpus_lists_and_tensors_give_the_same(text):
@@ -170,27 +133,15 @@ def test_batch_size_one_is_the_samples_themselves(text):
     assert sorted(as_lists(SequencedDataset(text, 1, 512))) == sorted([row.tolist()] for row in text)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
-def test_ranks_get_equally_many_sequences(text, way):
-    counts = {len(SequencedDataset(text, None, 512, **way, rank=rank, world_size=7)) for rank in range(7)}
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: next(iter(choice.values())))
+def test_ranks_get_equally_many_sequences(text, choice):
+    counts = {len(SequencedDataset(text, None, 512, **choice, rank=rank, world_size=7)) for rank in range(7)}
     assert len(counts) == 1
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 40))
-def test_sequences_are_split_until_ranks_divide_them(documents, ranks):
-    bounds = np.cumsum([0, *documents])
-    plan = Plan(np.arange(bounds[-1]), np.ones(bounds[-1], int), bounds[:-1], bounds[1:])
-    split = split_evenly(plan, ranks)
-    wanted = -(-len(documents) // ranks) * ranks
-    assert len(split) == (wanted if wanted <= sum(documents) else len(documents))
-    assert (split.begins < split.ends).all()
-    assert split.begins.tolist() == [0, *split.ends[:-1].tolist()]
-    assert set(bounds) <= {0, *split.ends.tolist()}
-
-
-@pytest.mark.parametrize("way", WAYS[:2], ids=["carry", "greedy"])
-def test_workers_change_neither_the_sequences_nor_their_order(text, way):
-    dataset = SequencedDataset(text, None, 512, **way, fixed=True, mask=True, rank=1, world_size=2)
+@pytest.mark.parametrize("choice", CHOICES[:2], ids=["carry", "greedy"])
+def test_workers_change_neither_the_sequences_nor_their_order(text, choice):
+    dataset = SequencedDataset(text, None, 512, **choice, fixed=True, mask=True, rank=1, world_size=2)
     expected = list(dataset)
     for workers in (1, 2):
         found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
@@ -301,10 +252,10 @@ def test_a_packed_sequence_moves_as_one(text):
     ("arguments", "said"),
     [
         (([], 4, 20), "there are no samples"),
-        (([[1]], 0, 20), "batch_size is 0; it must be a whole number, 1 or more"),
-        (([[1]], 4, 0), "max_length is 0; it must be a whole number, 1 or more"),
-        (([[1]], 4, 20, {"last": "keep"}), "last is 'keep'; valid: carry, crop, drop"),
-        (([[1]], None, 20, {"strategy": "worst"}), "strategy is 'worst'; valid: greedy, first-fit, best-fit, or None"),
+        (([[1]], 0, 20), "batch_size is 0; it must be an integer of at least 1"),
+        (([[1]], 4, 0), "max_length is 0; it must be an integer of at least 1"),
+        (([[1]], 4, 20, {"last": "keep"}), "last is 'keep'; valid: 'carry', 'crop', 'drop'"),
+        (([[1]], None, 20, {"strategy": "worst"}), "strategy is 'worst'; valid: 'greedy', 'first-fit', 'best-fit'"),
         (([[1]], 4, 20, {"strategy": "best-fit"}), "batch_size is 4; it must be None with strategy='best-fit'"),
         (([[1]], None, 20, {"strategy": "best-fit", "last": "drop"}), "last is 'drop'; it must be 'carry'"),
         (([[1], [2] * 21], 4, 20), "sample 1 has 21 tokens and max_length is 20; .* last='crop'"),
@@ -348,3 +299,51 @@ def test_the_layout_for_attention_ends_with_the_padding():
     assert packed.layout().offsets.tolist() == [*packed.offsets.tolist(), 8]
     (whole,) = SequencedDataset([[1, 2, 3], [4, 5]], None, 5, fixed=True)
     assert whole.layout().offsets.tolist() == whole.offsets.tolist()
+
+
+@given(SOME_LENGTHS)
+def test_a_layout_knows_its_documents(lengths):
+    layout = layout_of(lengths)
+    assert len(layout) == sum(lengths)
+    assert layout.lengths.tolist() == lengths
+    assert layout.documents.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
+    assert layout.positions.tolist() == [place for length in lengths for place in range(length)]
+    assert (layout.offsets.dtype, layout.positions.dtype) == (np.int32, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ([1, 3], "offsets start at 1; they must start at 0"),
+        ([0, 5, 3, 9], "offsets fall from 5 to 3 at place 2"),
+        (torch.tensor([0, 7, 6]), "offsets fall from 7 to 6"),
+        ([0, 0], "the sequence has 0 positions; allowed: 1 to 2147483647"),
+        (np.array([0, 2**31]), "the sequence has 2147483648 positions"),
+        ([0], r"offsets are int64 of shape \(1,\)"),
+        ([[0, 3]], r"offsets are int64 of shape \(1, 2\)"),
+        ([0.0, 3.0], "offsets are float64"),
+        (torch.empty(3, device="meta"), "offsets lie on meta"),
+    ],
+)
+def test_wrong_offsets_are_named(offsets, said):
+    with pytest.raises(ValueError, match=said):
+        PackedLayout(offsets)
+
+
+@given(lengths=SOME_LENGTHS, padding=st.integers(0, 9))
+def test_padding_at_the_end_is_one_document_more(lengths, padding):
+    offsets = np.cumsum([0, *lengths])
+    layout = PackedLayout(torch.from_numpy(offsets), int(offsets[-1]) + padding)
+    assert layout.lengths.tolist() == lengths + [padding] * (padding > 0)
+    for length in (sum(lengths) - 1, sum(lengths) + 0.5):
+        with pytest.raises(ValueError, match=f"length is {length}; it must be an integer of at least {sum(lengths)}"):
+            PackedLayout(offsets, length)
+
+
+def test_a_layout_stays_as_it_was_made():
+    offsets = np.array([0, 3, 5], dtype=np.int32)
+    layout = PackedLayout(offsets)
+    offsets[1] = 4
+    assert layout.offsets.tolist() == [0, 3, 5]
+    with pytest.raises(ValueError, match="read-only"):
+        layout.offsets[1] = 4

@@ -25,7 +25,7 @@ def _(records, **_):
 )
 def _(records, gpu, samples, batch, **_):
     rows = records.rows("batching/padding", gpu=gpu, samples=samples, batch_size=batch)
-    lowest = min(row.fill for row in rows.itertuples() if row.way.startswith("k = ") and int(row.way[4:]) >= 5)
+    lowest = min(row.fill for row in rows.itertuples() if row.variant.startswith("k = ") and int(row.variant[4:]) >= 5)
     return {"full": _down(lowest), "verdict": lowest >= 0.97}
 
 
@@ -52,7 +52,7 @@ def _(records, gpu, strategy, **_):
 
 @claim("{gpu}, batches of {batch}, real tokens a second against the way before: {gains} ({verdict}: each a gain)")
 def _(records, gpu, batch, **_):
-    rate = records.rows("batching/batch_time", gpu=gpu, batch_size=batch).set_index("way")["real_tokens_per_s"]
+    rate = records.rows("batching/batch_time", gpu=gpu, batch_size=batch).set_index("variant")["real_tokens_per_s"]
     ways = [way for way in ("BRAIN", "BIG BRAIN", "k = 10", "packed") if way in rate]
     gains = {now: rate[now] / rate[before] for before, now in pairwise(ways)}
     told = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
@@ -65,9 +65,9 @@ def _(records, gpu, batch, **_):
 )
 def _(records, gpu, batch, **_):
     rows = records.rows("batching/throughput", gpu=gpu, batch_size=batch)
-    packed = rows[rows["way"].str.startswith("packed")].sort_values("ratio_to_no_padding").iloc[-1]
+    packed = rows[rows["variant"].str.startswith("packed")].sort_values("ratio_to_no_padding").iloc[-1]
     ratio = packed["ratio_to_no_padding"]
-    return {"way": packed["way"], "ratio": ratio, "verdict": ratio >= 0.97}
+    return {"way": packed["variant"], "ratio": ratio, "verdict": ratio >= 0.97}
 
 
 @claim(
@@ -77,14 +77,14 @@ def _(records, gpu, batch, **_):
 )
 def _(records, gpu, batch, **_):
     rows = records.rows("batching/collator", gpu=gpu, batch_size=batch).sort_values("real_tokens_per_s")
-    packs = rows["way"].str.startswith("packs")
+    packs = rows["variant"].str.startswith("packs")
     ours, theirs = rows[packs].iloc[-1], rows[~packs].iloc[-1]
     ratio = ours["real_tokens_per_s"] / theirs["real_tokens_per_s"]
-    return {"ours": ours["way"], "theirs": theirs["way"], "ratio": ratio, "verdict": ratio >= 1.3}
+    return {"ours": ours["variant"], "theirs": theirs["variant"], "ratio": ratio, "verdict": ratio >= 1.3}
 
 
 def _sampler(records: Records, gpu: str, samples: int):
-    return records.one("batching/sampler_scaling", gpu=gpu, samples=samples, way="BalancedBatchSampler")
+    return records.one("batching/sampler_scaling", gpu=gpu, samples=samples, variant="BalancedBatchSampler")
 
 
 def _down(share: float) -> str:

@@ -11,10 +11,16 @@ from packed_cases import VOCABULARY, alone, documents, gradients, layout_of, one
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers.amp import Autocast
-from helpers.batching import flex_blocks
-from helpers.batching.attention import WAYS, causal_attention, packed_attention, ways, without_cudnn_attention
-from helpers.batching.documents import causal_mask
-from helpers.batching.speed import device_ms
+from helpers.batching.attention import (
+    VARIANTS,
+    block_mask,
+    causal_attention,
+    missing_because,
+    packed_attention,
+    without_cudnn_attention,
+)
+from helpers.batching.sequenced import causal_mask
+from helpers.batching.steps import device_ms
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.models import GPT2LikeModel
@@ -25,9 +31,9 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
 BATCHES = [[512], [1] * 512, [300, 1, 0, 83, 128], [128] * 4, [5, 2, 400, 105]]
 
 
-def need(way, dtype):
-    if obstacle := ways("cuda", dtype)[way]:
-        pytest.skip(f"{way} {obstacle}")
+def need(variant, dtype):
+    if reason := missing_because(variant, "cuda", dtype):
+        pytest.skip(f"{variant}: {reason}")
 
 
 def qkv(length, heads, kv_heads, dtype):
@@ -45,13 +51,13 @@ def model(dtype=torch.float32):
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("way", WAYS)
-def test_documents_and_their_gradients_are_what_they_are_alone_in_fp32(way, dtype, kv_heads):
-    need(way, dtype)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_documents_and_their_gradients_are_what_they_are_alone_in_fp32(variant, dtype, kv_heads):
+    need(variant, dtype)
     for lengths in BATCHES:
         inputs = qkv(512, 4, kv_heads, dtype)
         exact = [x.detach().float().requires_grad_() for x in inputs]
-        found = packed_attention(layout_of(lengths), way, "cuda")(*inputs)
+        found = packed_attention(layout_of(lengths), variant, "cuda")(*inputs)
         expected = one_by_one(*exact, lengths)
         upstream = torch.randn_like(found)
         assert found.dtype == dtype
@@ -66,19 +72,19 @@ def test_documents_and_their_gradients_are_what_they_are_alone_in_fp32(way, dtyp
 
 
 @pytest.mark.parametrize("length", [100, 640, 1000])
-@pytest.mark.parametrize("way", WAYS)
-def test_other_lengths_of_the_sequence_are_right_too(way, length):
-    need(way, torch.bfloat16)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_lengths_of_the_sequence_are_right_too(variant, length):
+    need(variant, torch.bfloat16)
     lengths = [length // 3, 1, length - length // 3 - 1]
     inputs = qkv(length, 4, 4, torch.bfloat16)
-    found = packed_attention(layout_of(lengths), way, "cuda")(*inputs)
+    found = packed_attention(layout_of(lengths), variant, "cuda")(*inputs)
     assert relative_error(found, one_by_one(*(x.float() for x in inputs), lengths)) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_one_document_holds_changes_nothing_in_another(way):
-    need(way, torch.bfloat16)
-    attend = packed_attention(layout_of([200, 101, 211]), way, "cuda")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_one_document_holds_changes_nothing_in_another(variant):
+    need(variant, torch.bfloat16)
+    attend = packed_attention(layout_of([200, 101, 211]), variant, "cuda")
     inputs = [x.detach() for x in qkv(512, 4, 4, torch.bfloat16)]
     changed = [x.clone() for x in inputs]
     for x in changed:
@@ -88,16 +94,16 @@ def test_what_one_document_holds_changes_nothing_in_another(way):
     assert torch.equal(before[:, :, 301:], after[:, :, 301:])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_packed_model_has_the_gradients_of_its_documents_alone(way, ours):
-    need(way, torch.bfloat16)
+def test_a_packed_model_has_the_gradients_of_its_documents_alone(variant, ours):
+    need(variant, torch.bfloat16)
     region = Autocast(torch.bfloat16) if ours else torch.autocast("cuda", torch.bfloat16)
     network, texts = model(), documents([60, 1, 131, 17, 200])
     expected_loss, expected = alone(network, [text.cuda() for text in texts])
     tokens, targets, positions, layout = packed(texts, padding=103)
     with region:
-        attend = packed_attention(layout, way, "cuda")
+        attend = packed_attention(layout, variant, "cuda")
         logits = network(tokens.cuda(), positions.cuda(), attend=attend)
     loss = summed_loss(logits.float(), targets.cuda())
     assert loss.item() == pytest.approx(expected_loss.item(), rel=5e-3)
@@ -108,29 +114,29 @@ def test_a_packed_model_has_the_gradients_of_its_documents_alone(way, ours):
     assert summed_loss(leaking.float(), targets.cuda()).item() != pytest.approx(expected_loss.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_compiled_model_takes_other_documents_without_compiling_again(way):
-    need(way, torch.bfloat16)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_compiled_model_takes_other_documents_without_compiling_again(variant):
+    need(variant, torch.bfloat16)
     network = model(torch.bfloat16)
     compiled = torch.compile(network, fullgraph=True)
     for number, lengths in enumerate([[512], [300, 212], [1, 511], [100] * 5 + [12]]):
         tokens, _, positions, layout = packed(documents(lengths))
-        arguments = tokens.cuda(), positions.cuda(), None, packed_attention(layout, way, "cuda")
+        arguments = tokens.cuda(), positions.cuda(), None, packed_attention(layout, variant, "cuda")
         with torch._dynamo.config.patch(error_on_recompile=number > 1):  # varlen's sizes are dynamic from the second on
             found = compiled(*arguments)
         assert relative_error(found, network(*arguments)) < TOLERANCE[torch.bfloat16]
         found.float().square().mean().backward()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_waits_for_the_gpu(way):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_waits_for_the_gpu(variant):
     """From the offsets to the gradients, batch after batch, each with other documents."""
-    need(way, torch.bfloat16)
+    need(variant, torch.bfloat16)
     network = model(torch.bfloat16)
 
     def step(lengths):
         tokens, targets, positions, layout = packed(documents(lengths))
-        attend = packed_attention(layout, way, "cuda")
+        attend = packed_attention(layout, variant, "cuda")
         tokens, targets, positions = (
             x.pin_memory().to("cuda", non_blocking=True) for x in (tokens, targets, positions)
         )
@@ -149,7 +155,7 @@ def test_nothing_waits_for_the_gpu(way):
 @pytest.mark.parametrize("lengths", BATCHES)
 def test_the_block_mask_is_torchs_on_the_gpu_too(lengths):
     documents = layout_of(lengths).documents
-    ours = flex_blocks.block_mask(documents, "cuda")
+    ours = block_mask(documents, "cuda")
     theirs = create_block_mask(ours.mask_mod, None, None, len(documents), len(documents), device="cuda")
     for side in ("kv", "full_kv", "q", "full_q"):
         for table in (f"{side}_num_blocks", f"{side}_indices"):
@@ -158,11 +164,11 @@ def test_the_block_mask_is_torchs_on_the_gpu_too(lengths):
 
 
 def test_varlen_names_what_it_needs():
-    assert ways("cuda", torch.bfloat16)["dense"] == ""
+    assert missing_because("dense", "cuda", torch.bfloat16) == ""
     need("varlen", torch.bfloat16)
-    assert ways("cuda", torch.float32)["varlen"] == "needs fp16 or bf16, not float32"
+    assert missing_because("varlen", "cuda", torch.float32) == "needs fp16 or bf16, not float32"
     attend = packed_attention(layout_of([16]), "varlen", "cuda")
-    with pytest.raises(ValueError, match=r"way 'varlen' got torch\.float32 with head_dim 64; it takes fp16"):
+    with pytest.raises(ValueError, match=r"'varlen' got torch\.float32 with head_dim 64; it takes fp16"):
         attend(*qkv(16, 2, 2, torch.float32))
     with pytest.raises(ValueError, match="head_dim 60"):
         attend(*(x[..., :60] for x in qkv(16, 2, 2, torch.float16)))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from helpers.batching.attention import ways
+from helpers.batching.attention import missing_because
 from helpers.lab import peak_memory
 from helpers.profiling.gpt_pipeline import ALL, FIXED, SWITCHES, cumulative, prepare, run
 from helpers.profiling.gpt_slow import plain_state
@@ -81,8 +81,8 @@ def test_a_compiled_step_is_the_step():
 
 
 def test_the_fixed_sizes_take_the_kernels_that_they_were_chosen_for():
-    if obstacle := ways("cuda", torch.bfloat16)["varlen"]:
-        pytest.skip(f"varlen {obstacle}")
+    if reason := missing_because("varlen", "cuda", torch.bfloat16):
+        pytest.skip(f"varlen: {reason}")
     training = prepare(FIXED, preset="full", samples=256, validation_samples=64)
     batch = next(training.epoch(0))
     training.step(batch)

@@ -11,7 +11,7 @@ from helpers.batching.attention import causal_attention, packed_attention
 from helpers.metrics import LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 
-HERE = ("dense", "flex")  # the ways that run on the CPU
+HERE = ("dense", "flex")  # the variants that run on the CPU
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 
@@ -28,14 +28,14 @@ def assert_close(found, expected):
         )
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @settings(max_examples=10, deadline=None)
 @given(lengths=LENGTHS, padding=st.sampled_from([0, 0, 1, 30]))
-def test_loss_and_every_gradient_are_those_of_the_documents_alone(way, lengths, padding):
+def test_loss_and_every_gradient_are_those_of_the_documents_alone(variant, lengths, padding):
     network, texts = model(), documents(lengths)
     expected, expected_gradients = alone(network, texts)
     tokens, targets, positions, layout = packed(texts, padding)
-    attend = packed_attention(layout, way, "cpu")
+    attend = packed_attention(layout, variant, "cpu")
     loss = summed_loss(network(tokens, positions, attend=attend), targets)
     torch.testing.assert_close(loss, expected)
     assert_close(gradients(network, loss), expected_gradients)
@@ -68,12 +68,12 @@ def test_positions_that_do_not_start_again_are_a_wrong_loss():
         torch.testing.assert_close(summed_loss(network(tokens, attend=attend), targets), expected)
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("training", [True, False])
-def test_other_tokens_in_one_document_change_nothing_in_another(way, training):
+def test_other_tokens_in_one_document_change_nothing_in_another(variant, training):
     network = model(torch.float32).train(training)
     tokens, _, positions, layout = packed(documents([7, 5, 1, 8]))
-    attend, other = packed_attention(layout, way, "cpu"), tokens.clone()
+    attend, other = packed_attention(layout, variant, "cpu"), tokens.clone()
     other[:, 7:12] = other[:, 7:12] % (VOCABULARY - 1) + 1
     with torch.set_grad_enabled(training):
         before, after = network(tokens, positions, attend=attend), network(other, positions, attend=attend)
@@ -112,18 +112,18 @@ def test_attention_dropout_is_dropout_unless_said_otherwise_and_changes_no_param
         assert network.state_dict().keys() == model().state_dict().keys()
     tokens, _, positions, layout = packed(documents([7, 5]))
     network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
-    with pytest.raises(ValueError, match="way 'flex' has no dropout of attention weights"):
+    with pytest.raises(ValueError, match="'flex' has no dropout of attention weights"):
         network(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
     network.eval()(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
     model(dropout=0.2, attention_dropout=0.0)(tokens, positions, attend=packed_attention(layout, "flex", "cpu"))
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
-def test_it_trains_under_autocast(way, region):
+def test_it_trains_under_autocast(variant, region):
     network = model(torch.float32)
     tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
-    attend = packed_attention(layout, way, "cpu")
+    attend = packed_attention(layout, variant, "cpu")
     exact = gradients(network, summed_loss(network(tokens, positions, attend=attend), targets))
     with region:
         logits = network(tokens, positions, attend=attend)
@@ -134,15 +134,15 @@ def test_it_trains_under_autocast(way, region):
         assert (gradient - exact[name]).norm() < 0.05 * exact[name].norm() + 1e-4, name
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_one_graph_for_torch_compile_whatever_the_documents(way, training):
+def test_it_is_one_graph_for_torch_compile_whatever_the_documents(variant, training):
     network = model(torch.float32)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     with torch.set_grad_enabled(training):
         for number, lengths in enumerate(([7, 5, 1, 8], [21], [1] * 21)):
             tokens, _, positions, layout = packed(documents(lengths))
-            attend = packed_attention(layout, way, "cpu")
+            attend = packed_attention(layout, variant, "cpu")
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 found = compiled(tokens, positions, attend=attend)
             torch.testing.assert_close(found, network(tokens, positions, attend=attend))

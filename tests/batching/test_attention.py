@@ -1,4 +1,4 @@
-"""Attention over packed documents: what each document gets alone, by every way that the machine has."""
+"""Attention over packed documents: what each document gets alone, by every variant that the machine has."""
 
 import tracemalloc
 
@@ -15,20 +15,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers.amp import Autocast
-from helpers.batching import attention, flex_blocks
+from helpers.batching import attention
 from helpers.batching.attention import (
-    ALIGNED,
+    ALIGNED_NUMBERS,
+    block_mask,
     causal_attention,
     forget_compiled,
+    missing_because,
     packed_attention,
-    ways,
+    to_device,
     without_cudnn_attention,
 )
-from helpers.batching.documents import causal_mask, join
-from helpers.batching.packed_layout import PackedLayout, to_device
+from helpers.batching.sequenced import causal_mask, join
 from helpers.models import GPT2LikeModel
 
-HERE = ("dense", "flex")  # the ways that run on the CPU
+HERE = ("dense", "flex")  # the variants that run on the CPU
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
 
 
@@ -36,43 +37,32 @@ def qkv(length, heads=2, kv_heads=2, dtype=torch.float64):
     return [torch.randn(1, number, length, 8, dtype=dtype) for number in (heads, kv_heads, kv_heads)]
 
 
-@given(LENGTHS)
-def test_a_layout_knows_its_documents(lengths):
-    layout = layout_of(lengths)
-    assert len(layout) == sum(lengths)
-    assert layout.longest == max(lengths)
-    assert layout.lengths.tolist() == lengths
-    assert layout.documents.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
-    assert layout.positions.tolist() == [place for length in lengths for place in range(length)]
-    assert (layout.offsets.dtype, layout.positions.dtype) == (np.int32, np.int64)
-
-
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS)
-def test_documents_get_what_they_get_alone(way, kv_heads, lengths):
+def test_documents_get_what_they_get_alone(variant, kv_heads, lengths):
     q, k, v = qkv(sum(lengths), 4, kv_heads)
-    found = packed_attention(layout_of(lengths), way, "cpu")(q, k, v)
+    found = packed_attention(layout_of(lengths), variant, "cpu")(q, k, v)
     torch.testing.assert_close(found, one_by_one(q, k, v, lengths), atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS)
-def test_gradients_are_those_of_each_document_alone(way, lengths):
+def test_gradients_are_those_of_each_document_alone(variant, lengths):
     inputs = [x.requires_grad_() for x in qkv(sum(lengths))]
-    out, alone = packed_attention(layout_of(lengths), way, "cpu")(*inputs), one_by_one(*inputs, lengths)
+    out, alone = packed_attention(layout_of(lengths), variant, "cpu")(*inputs), one_by_one(*inputs, lengths)
     upstream = torch.randn_like(out)
     expected = torch.autograd.grad(alone, inputs, upstream)
     for found, wanted in zip(torch.autograd.grad(out, inputs, upstream), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize("way", HERE)
-def test_what_one_document_holds_changes_nothing_in_another(way):
+@pytest.mark.parametrize("variant", HERE)
+def test_what_one_document_holds_changes_nothing_in_another(variant):
     lengths = [5, 1, 140, 9]
-    attend, inputs = packed_attention(layout_of(lengths), way, "cpu"), qkv(sum(lengths), dtype=torch.float32)
+    attend, inputs = packed_attention(layout_of(lengths), variant, "cpu"), qkv(sum(lengths), dtype=torch.float32)
     before, changed = attend(*inputs), [x.clone() for x in inputs]
     for x in changed:
         x[:, :, 6:146] = 100 * torch.randn(1, 2, 140, 8)
@@ -87,7 +77,7 @@ def test_what_one_document_holds_changes_nothing_in_another(way):
 @given(lengths=LENGTHS, size=st.sampled_from([2, 8, 16, 128]))
 def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
     layout = layout_of(lengths)
-    ours = flex_blocks.block_mask(layout.documents, "cpu", size)
+    ours = block_mask(layout.documents, "cpu", size)
     theirs = create_block_mask(ours.mask_mod, None, None, len(layout), len(layout), device="cpu", BLOCK_SIZE=size)
     assert ours.seq_lengths == theirs.seq_lengths
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
@@ -98,18 +88,11 @@ def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
             assert torch.equal(found, expected), table
 
 
-@given(lengths=LENGTHS, size=st.sampled_from([2, 8, 128]))
-def test_pair_by_pair_the_blocks_say_causal_and_within_documents(lengths, size):
-    layout, place = layout_of(lengths), np.arange(sum(lengths))
-    expected = (layout.documents[:, None] == layout.documents) & (place[:, None] >= place)
-    assert (flex_blocks.spelled_out(layout.documents, size).numpy() == expected).all()
-
-
 def test_a_block_mask_takes_no_memory_for_pairs():
     layout = layout_of([100] * 655 + [36])  # 65,536 positions: 4 GiB of pairs
     documents = layout.documents
     tracemalloc.start()
-    flex_blocks.block_mask(documents, "cpu")
+    block_mask(documents, "cpu")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 32 * 2**20
@@ -145,15 +128,15 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
     assert torch.equal(found[0], product(*inputs, attn_mask=seen))
     assert len({mask.untyped_storage().data_ptr() for mask in handed}) == 1
     assert {mask.dtype for mask in handed} == {dtype}
-    assert handed[0].stride(0) % ALIGNED == 0 and handed[0].stride(1) == 1
+    assert handed[0].stride(0) % ALIGNED_NUMBERS == 0 and handed[0].stride(1) == 1
 
 
 def test_densely_a_known_type_has_its_mask_before_the_first_call(monkeypatch):
     made = []
     monkeypatch.setattr(
         attention,
-        "_added",
-        lambda documents, dtype, make=attention._added: made.append(dtype) or make(documents, dtype),
+        "_added_mask",
+        lambda documents, dtype, make=attention._added_mask: made.append(dtype) or make(documents, dtype),
     )
     attend = packed_attention(layout_of([9]), "dense", "cpu", torch.float32)
     assert made == [torch.float32]
@@ -244,7 +227,7 @@ def reference_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, *, windo
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference_varlen)
-    monkeypatch.setattr(attention, "_obstacle", lambda *_: "")
+    monkeypatch.setattr(attention, "missing_because", lambda *_: "")
     lengths = [3, 0, 17, 1]
     q, k, v = qkv(21, 4, kv_heads, torch.bfloat16)
     found = packed_attention(layout_of(lengths), "varlen", "cpu")(q, k, v)
@@ -259,12 +242,12 @@ def test_causal_attention_is_a_packed_layout_of_one_document_for_each_row():
         torch.testing.assert_close(row[None], one)
 
 
-@pytest.mark.parametrize("way", HERE)
+@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_under_autocast_it_computes_in_the_regions_type(way, region, gradients):
+def test_under_autocast_it_computes_in_the_regions_type(variant, region, gradients):
     inputs = [x.requires_grad_(gradients) for x in qkv(30, dtype=torch.float32)]
-    attend = packed_attention(layout_of([10, 20]), way, "cpu")
+    attend = packed_attention(layout_of([10, 20]), variant, "cpu")
     with region:
         found = attend(*inputs)
         assert (inputs[0] @ inputs[1].mT).dtype == torch.bfloat16  # the region is as it was
@@ -283,78 +266,30 @@ def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
     assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
 
 
-def test_a_table_can_say_which_ways_run_and_why_others_do_not():
-    assert ways("cpu", torch.float32) == {
-        "dense": "",
-        "flex": "",
-        "varlen": "needs FlashAttention's kernels on CUDA, and this is cpu",
-    }
-    assert ways("mps", torch.float16)["flex"] == "needs CUDA or the CPU, and this is mps"
-    with pytest.raises(ValueError, match="way 'varlen' needs FlashAttention's kernels on CUDA, and this is cpu"):
+def test_a_table_can_say_which_variants_run_and_why_others_do_not():
+    assert missing_because("dense", "mps", torch.float16) == missing_because("flex", "cpu", torch.float32) == ""
+    assert missing_because("varlen", "cpu", torch.bfloat16) == missing_because("flex", "mps") == "needs CUDA"
+    with pytest.raises(ValueError, match="variant is 'varlen', which can't run on cpu: needs CUDA"):
         packed_attention(layout_of([3]), "varlen", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("offsets", "said"),
-    [
-        ([1, 3], "offsets start at 1; they must start at 0"),
-        ([0, 5, 3, 9], "offsets fall from 5 to 3 at place 2"),
-        (torch.tensor([0, 7, 6]), "offsets fall from 7 to 6"),
-        ([0, 0], "the sequence has 0 positions; allowed: 1 to 2147483647"),
-        (np.array([0, 2**31]), "the sequence has 2147483648 positions"),
-        ([0], r"offsets are int64 of shape \(1,\)"),
-        ([[0, 3]], r"offsets are int64 of shape \(1, 2\)"),
-        ([0.0, 3.0], "offsets are float64"),
-        (torch.empty(3, device="meta"), "offsets lie on meta"),
-    ],
-)
-def test_wrong_offsets_are_named(offsets, said):
-    with pytest.raises(ValueError, match=said):
-        PackedLayout(offsets)
-
-
-def test_a_length_that_is_no_whole_number_is_refused():
-    with pytest.raises(ValueError, match=r"length is 3.5; it must be a whole number of positions"):
-        PackedLayout([0, 3], 3.5)
-
-
-@given(lengths=LENGTHS, padding=st.integers(0, 9))
-def test_padding_at_the_end_is_one_document_more(lengths, padding):
-    offsets = np.cumsum([0, *lengths])
-    layout = PackedLayout(torch.from_numpy(offsets), int(offsets[-1]) + padding)
-    assert layout.lengths.tolist() == lengths + [padding] * (padding > 0)
-    with pytest.raises(
-        ValueError, match=f"offsets end at {sum(lengths)}, after the end of the sequence, {padding - 9}"
-    ):
-        PackedLayout(offsets, padding - 9)
-
-
-@pytest.mark.parametrize("way", HERE)
-def test_a_packed_batch_gives_its_layout(way):
+@pytest.mark.parametrize("variant", HERE)
+def test_a_packed_batch_gives_its_layout(variant):
     batch = join(np.arange(1, 31), np.array([20, 1, 9]), length=40)
     layout = batch.layout()
     assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
     inputs = qkv(40)
-    found = packed_attention(layout, way, "cpu")(*inputs)
+    found = packed_attention(layout, variant, "cpu")(*inputs)
     torch.testing.assert_close(found, one_by_one(*inputs, [20, 1, 9, 10]))
 
 
-def test_a_layout_stays_as_it_was_made():
-    offsets = np.array([0, 3, 5], dtype=np.int32)
-    layout = PackedLayout(offsets)
-    offsets[1] = 4
-    assert layout.offsets.tolist() == [0, 3, 5]
-    with pytest.raises(ValueError, match="read-only"):
-        layout.offsets[1] = 4
-
-
 def test_wrong_calls_are_named():
-    with pytest.raises(ValueError, match="unknown way 'flash' of attention; valid: dense, flex, varlen"):
+    with pytest.raises(ValueError, match="variant is 'flash'; valid: 'dense', 'flex', 'varlen'"):
         packed_attention(layout_of([3]), "flash", "cpu")
     attend = packed_attention(layout_of([3, 4]), "dense", "cpu")
     with pytest.raises(ValueError, match=r"q is \(1, 2, 6, 8\); the layout ends at 7, so it must be \(1, heads, 7, he"):
         attend(*qkv(6))
     with pytest.raises(ValueError, match=r"k is \(2, 2, 7, 8\)"):
         attend(qkv(7)[0], *(torch.randn(2, 2, 7, 8) for _ in range(2)))
-    with pytest.raises(ValueError, match="way 'flex' has no dropout of attention weights"):
+    with pytest.raises(ValueError, match=r"dropout is 0\.1; 'flex' has no dropout of attention weights"):
         packed_attention(layout_of([7]), "flex", "cpu")(*qkv(7), 0.1)
