@@ -280,7 +280,7 @@ def _rung(config):
 
 
 def _rush_peers(config):
-    return [_rung({})[0] | {"tokens_per_s": 60000.0 if config["way"] == "ours" else 30000.0}]
+    return [_rung({})[0] | {"tokens_per_s": 60000.0 if config["variant"] == "ours" else 30000.0}]
 
 
 def _loading(config):
@@ -289,17 +289,18 @@ def _loading(config):
 
 def _norms(config):
     return [
-        {"way": way, "ratio_to_torch": 1.0, "share_of_copy": 0.7, "peak_gib": 0.1} | SPREAD
-        for way in rush.norm_ways.WAYS
+        {"variant": variant, "ratio_to_torch": 1.0, "share_of_copy": 0.7, "peak_gib": 0.1} | SPREAD
+        for variant in rush.fused_norms.VARIANTS
     ]
 
 
 def _adam(config):
-    return [{"way": way, "ratio_to_fused": 1.0, "share_of_copy": 0.95} | SPREAD for way in rush.adam_ways.WAYS]
+    ours = {"ratio_to_fused": 1.0, "share_of_copy": 0.95} | SPREAD
+    return [{"variant": variant} | ours for variant in rush.optimizers.VARIANTS]
 
 
 def _lecture(config):
-    return [{"way": way, "ratio_to_fp32": 1.0, "peak_gib": 2.0} | SPREAD for way in rush.LECTURE]
+    return [{"variant": name, "ratio_to_fp32": 1.0, "peak_gib": 2.0} | SPREAD for name in rush.LECTURE]
 
 
 def _distributed(config):

@@ -9,29 +9,24 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from helpers.lab import compare, device, experiment, peak_memory
+from helpers.lab import Comparison, compare, device, experiment, peak_memory
+from helpers.lab.ceilings import copy
+from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import queue_ahead
-from helpers.rush import adam as adam_ways
-from helpers.rush import norms as norm_ways
-from helpers.rush import peers as peer_ways
+from helpers.rush import LADDER, Setup, climb, fused_norms, optimizers, run
+from helpers.rush import peers as others
 from helpers.rush.distributed import Job
 from helpers.rush.distributed import measure as measure_ranks
-from helpers.rush.feeding import epoch
-from helpers.rush.flops import PEAKS, flops_per_token
-from helpers.rush.kernel_rows import kernel_rows
-from helpers.rush.ladder import LADDER, climb
-from helpers.rush.lecture import LECTURE, decoder_step
-from helpers.rush.run import run
-from helpers.rush.setup import Setup
+from helpers.rush.measurement import PEAKS, epoch, flops_per_token
 from helpers.rush.simulation.analytic import rank_peak
 from helpers.rush.simulation.links import CLUSTERS
 from helpers.rush.simulation.memory import rank_memory
 from helpers.rush.simulation.scaling import predict
-from helpers.rush.training import BEFORE_CAPTURE
+from helpers.rush.trainer import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
 BEST = "batch 8"  # the rung that the sweeps and the peers stand beside
@@ -42,16 +37,16 @@ WARM = BEFORE_CAPTURE + 1  # steps after which nothing is compiled or captured a
 
 
 @experiment(
-    small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in norm_ways.KINDS],
+    small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in fused_norms.KINDS],
     big_gpu=[
         {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
-        for kind in norm_ways.KINDS
+        for kind in fused_norms.KINDS
         for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
     ],
     version=2,
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
-    """Forward and backward of a norm by every way, in turn in one process; the share is of the copy's bandwidth.
+    """Forward and backward of a norm in every variant, in turn in one process; the share is of the copy's bandwidth.
 
     The host is a millisecond ahead, so the time is that of the kernels: their launches take longer than they do.
     """
@@ -66,15 +61,15 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
         out = compute(x, weight, bias)
         return [out.detach(), *torch.autograd.grad(out, inputs, gradient)]
 
-    found = {way: norm_ways.obstacle(way, device()) for way in norm_ways.WAYS}
-    steps = {way: partial(both, norm_ways.norm(way, kind)) for way, reason in found.items() if not reason}
-    timed = compare({norm_ways.TORCH: steps[norm_ways.TORCH]} | steps, before=queue_ahead)
-    moved = sum(norm_ways.least_bytes(x.numel(), x.element_size()))
+    missing = {variant: missing_because(*fused_norms.needs(variant)) for variant in fused_norms.VARIANTS}
+    steps = {v: partial(both, fused_norms.norm(v, kind)) for v, reason in missing.items() if not reason}
+    timed = compare({fused_norms.TORCH: steps[fused_norms.TORCH]} | steps, before=queue_ahead)
+    moved = sum(fused_norms.least_bytes(x.numel(), x.element_size()))
 
-    def peak(way: str) -> Row:
-        return {"peak_gib": peak_memory(steps[way]).added_bytes / GIB}
+    def peak(variant: str) -> Row:
+        return {"peak_gib": peak_memory(steps[variant]).added_bytes / GIB}
 
-    return kernel_rows(found, timed, ("ratio_to_torch", norm_ways.TORCH), moved, peak)
+    return _kernel_rows(missing, timed, ("ratio_to_torch", fused_norms.TORCH), moved, peak)
 
 
 @experiment(
@@ -83,21 +78,56 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     version=2,
 )
 def adam(million_parameters: int) -> list[Row]:
-    """A step of AdamW by every way, in turn in one process, on 64 parameters of one size.
+    """A step of AdamW in every variant, in turn in one process, on 64 parameters of one size.
 
-    The host is a millisecond ahead, as it is in training, where the backward pass is still running. A way that needs
-    longer than that for its launches, as the loop over small parameters does, is held up by them from then on, and its
-    time is the host's; the others' is the device's.
+    The host is a millisecond ahead, as it is in training, where the backward pass is still running. A variant that
+    needs longer than that for its launches, as the loop over small parameters does, is held up by them from then on,
+    and its time is the host's; the others' is the device's.
     """
     elements = million_parameters * 10**6 // 64
     params = [torch.randn(elements, device=device()).requires_grad_() for _ in range(64)]
     for param in params:
         param.grad = torch.randn_like(param)
-    found = {way: adam_ways.obstacle(way, device()) for way in adam_ways.WAYS}
-    steps = adam_ways.steps(params, [way for way, reason in found.items() if not reason])
+    missing = {v: missing_because(*optimizers.NEEDS.get(v, ())) for v in optimizers.VARIANTS}
+    steps = {v: optimizers.build(v, params).step for v, reason in missing.items() if not reason}
     timed = compare(steps, check=False, before=queue_ahead)
-    moved = adam_ways.LEAST_BYTES * 64 * elements
-    return kernel_rows(found, timed, ("ratio_to_fused", adam_ways.FUSED), moved)
+    moved = optimizers.LEAST_BYTES * 64 * elements
+    return _kernel_rows(missing, timed, ("ratio_to_fused", optimizers.FUSED), moved)
+
+
+def _kernel_rows(
+    missing: dict[str, str],
+    timed: Comparison,
+    baseline: tuple[str, str],
+    moved: int,
+    more: Callable[[str], Row] = lambda variant: {},
+) -> list[Row]:
+    """A row for each variant: its time, its ratio to the baseline's (column, variant), and its share of a copy's rate
+    in moving so many bytes; or why it can't run here."""
+    (column, base), gb_per_s = baseline, copy(4096 if device().type == "cuda" else 64)[1]
+    rows = []
+    for variant, reason in missing.items():
+        if reason:
+            rows.append({"variant": variant, STATUS: _not_here(reason)})
+            continue
+        timing = timed.timing(variant)
+        ratios = {column: timed.ratio(variant, base)[0], "share_of_copy": moved / timing.median_ms / 1e6 / gb_per_s}
+        rows.append({"variant": variant} | timing.row() | ratios | more(variant))
+    return rows
+
+
+def _not_here(reason: str) -> str:
+    return reason if reason.startswith("not installed") else f"not here: {reason}"
+
+
+# The lecture's two tables: a row's autocast type, norms and Adam.
+LECTURE = {
+    "fp32": (None, fused_norms.TORCH, optimizers.FOR_LOOP),
+    "AMP": (torch.bfloat16, fused_norms.TORCH, optimizers.FOR_LOOP),
+    "AMP + fused norm": (torch.bfloat16, fused_norms.OURS, optimizers.FOR_LOOP),
+    "AMP + fused Adam": (torch.bfloat16, fused_norms.TORCH, optimizers.FUSED),
+    "AMP + both": (torch.bfloat16, fused_norms.OURS, optimizers.FUSED),
+}
 
 
 @experiment(
@@ -110,15 +140,38 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
     steps: dict[str, Callable[[], Tensor]] = {}
     rows = {}
     for name, (dtype, norm, optimizer) in LECTURE.items():
-        reason = norm_ways.obstacle(norm, device()) or adam_ways.obstacle(optimizer, device())
-        rows[name] = {"way": name} | ({STATUS: f"not here: {reason}"} if reason else {})
+        reason = missing_because(*fused_norms.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
+        rows[name] = {"variant": name} | ({STATUS: f"not here: {reason}"} if reason else {})
         if not reason:
-            steps[name] = decoder_step(x, layers, dtype, norm, optimizer)
+            steps[name] = _decoder_step(x, layers, dtype, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
         rows[name] |= timed.timing(name).row() | {"ratio_to_fp32": timed.ratio(name, "fp32")[0]}
         rows[name]["peak_gib"] = peak_memory(step).added_bytes / GIB
     return list(rows.values())
+
+
+def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
+    """A training step on x (B, T, C), which every layer also attends to, with the mean square as the loss."""
+    torch.manual_seed(0)
+    width = x.shape[-1]
+    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
+    model = nn.ModuleList(blocks).to(device())
+    fused_norms.swap_norms(model, norm)
+    adamw = optimizers.build(optimizer, list(model.parameters()))
+
+    def step() -> Tensor:
+        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            hidden = x
+            for block in model:
+                hidden = block(hidden, x)
+        loss = hidden.float().square().mean()
+        loss.backward()
+        adamw.step()
+        adamw.zero_grad()
+        return loss.detach()
+
+    return step
 
 
 @experiment(
@@ -139,7 +192,7 @@ def memory_alone(model: str, strategy: str) -> Row:
 
 def _run(setup: Setup, **steps: int) -> Row:
     """A setup's row, or why it can't run here."""
-    if reason := setup.obstacle(device()):
+    if reason := setup.missing_because(device()):
         return {STATUS: f"not here: {reason}"}
     return run(setup, **(FEW if setup.model == TINY else steps))
 
@@ -161,18 +214,18 @@ def ladder(model: str, sequence: int, step: str) -> Row:
 
 
 @experiment(
-    small=[SMALL | {"way": "ours"}],
-    big_gpu=[FULL | {"way": way} for way in ("ours", *peer_ways.WAYS)],
+    small=[SMALL | {"variant": "ours"}],
+    big_gpu=[FULL | {"variant": variant} for variant in ("ours", *others.VARIANTS)],
     version=2,
 )
-def peers(model: str, sequence: int, way: str) -> Row:
+def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model of the same weights as transformers trains it, at the same batch."""
     setup = _rung(BEST, model, sequence)
-    if way == "ours":
+    if variant == "ours":
         return _run(setup)
-    if reason := peer_ways.obstacle(way, device()):
+    if reason := missing_because(*others.needs(variant)):
         return {STATUS: reason}
-    return peer_ways.run(way, setup)
+    return others.run(variant, setup)
 
 
 @experiment(
@@ -183,7 +236,7 @@ def peers(model: str, sequence: int, way: str) -> Row:
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`, and how long the host waits for each batch and in its copy."""
     setup = _rung(BEST, model, sequence)
-    if reason := setup.obstacle(device()):
+    if reason := setup.missing_because(device()):
         return {STATUS: f"not here: {reason}"}
     return epoch(setup, 8 if model == TINY else 40, workers, pinned)
 
@@ -203,12 +256,14 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # of twice the last a step takes a quart
 
 
 @experiment(
-    small=[SMALL | {"checkpointing": way} for way in ("none", "full")],
-    big_gpu=[{"model": ONE_B, "sequence": length, "checkpointing": way} for length in LENGTHS for way in CHECKPOINTING],
+    small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
+    big_gpu=[
+        {"model": ONE_B, "sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING
+    ],
     version=2,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
-    """One sequence, longer and longer: which fits with what is kept for backward, and how fast it is."""
+    """One sequence, longer and longer: which fits with what is saved for backward, and how fast it is."""
     return _run(replace(_rung("chunked cross-entropy", model, sequence), checkpointing=checkpointing), loss_steps=WARM)
 
 
@@ -232,9 +287,9 @@ def distributed(ranks: int) -> list[Row]:
             jobs.append(job)
         except ValueError as error:
             rows.append({"strategy": strategy, STATUS: f"not here: {error}"})
-    kept = ("strategy", "step_ms", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    columns = ("strategy", "step_ms", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
     measured = [
-        {name: row[name] for name in kept} | {"last_loss": row["losses"][-1]} for row in measure_ranks(jobs, ranks)
+        {name: row[name] for name in columns} | {"last_loss": row["losses"][-1]} for row in measure_ranks(jobs, ranks)
     ]
     return measured + rows
 

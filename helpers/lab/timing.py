@@ -235,12 +235,14 @@ def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
     return {name: between_ms(start, end) for (_, start), (name, end) in itertools.pairwise(marks)}
 
 
-def moment() -> Any:
+def moment(where: torch.device | None = None) -> Any:
     """Now: an event in the device's queue on CUDA, which says when the work queued so far was done; else the clock.
+
+    `where` is for work that isn't on this machine's `device()`, as that of ranks on the CPU beside a GPU.
 
     `between_ms` reads two of them, on CUDA after `synchronize()`.
     """
-    if device().type != "cuda":
+    if (where or device()).type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -263,7 +265,7 @@ def queue_ahead(cycles: int = 2_000_000) -> None:
         torch.cuda._sleep(cycles)
 
 
-def synchronize() -> None:
+def synchronize(where: torch.device | None = None) -> None:
     """Wait until the device has done all that was queued; nothing to wait for on the CPU."""
-    if device().type == "cuda":
+    if (where or device()).type == "cuda":
         torch.cuda.synchronize()

@@ -1,4 +1,16 @@
-"""AdamW with a smaller state: two moments in bf16 (4 bytes a parameter) or in 8 bits (2.03) instead of fp32 (8).
+"""AdamW in seven variants: from a launch for each operation on each tensor to one for all, and with a smaller state.
+
+for-loop          torch.optim.AdamW, an operation at a time on a parameter at a time
+foreach           an operation at a time on all parameters
+fused             torch's kernel for all of it
+apex              NVIDIA's FusedAdam
+triton            ours: `kernels.AdamW`
+bf16-state 8-bit  `SmallStateAdamW`
+
+The first five compute the same; what differs is how often a number is read and written, and how many launches that
+takes. The least is `LEAST_BYTES` a parameter.
+
+`SmallStateAdamW` has its two moments in bf16 (4 bytes a parameter) or in 8 bits (2.03) instead of fp32 (8).
 
 Bytes that a step must move for each parameter of an fp32 model (read and write the weight and both moments, read the
 gradient): 28 with fp32 moments, 20 with bf16, 16 with 8 bits. With weights and gradients in bf16 it is 14 and 10.
@@ -21,10 +33,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from helpers.lab.arguments import check_choice
+
+FOR_LOOP, FOREACH, FUSED, APEX, OURS = "for-loop", "foreach", "fused", "apex", "triton"
+VARIANTS = (FOR_LOOP, FOREACH, FUSED, APEX, OURS)  # those that compute the same
+NEEDS = {APEX: ("apex", "CUDA"), OURS: ("triton", "CUDA")}
+FLAGS = {FOR_LOOP: {"foreach": False, "fused": False}, FOREACH: {"foreach": True}, FUSED: {"fused": True}}
+LEAST_BYTES = 28  # fp32: parameter and two moments in and out, gradient in
+
 BLOCK = 256  # numbers that share a scale
 STATES = ("bf16", "8-bit")
 
 Options = tuple[float, float, float, float, float]  # learning rate, two betas, epsilon, weight decay
+
+
+def build(
+    variant: str,
+    params: Iterable[Tensor],
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 1e-2,
+    capturable: bool = False,
+) -> torch.optim.Optimizer:
+    """An optimizer over parameters; what it needs is in `NEEDS`. `capturable` lets a CUDA graph capture torch's own."""
+    check_choice((*VARIANTS, "bf16-state", "8-bit"), variant=variant)
+    options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+    if variant == OURS:
+        from .kernels import AdamW
+
+        return AdamW(params, **options)
+    if variant == APEX:
+        from apex.optimizers import FusedAdam
+
+        return FusedAdam(params, adam_w_mode=True, **options)
+    if variant in FLAGS:
+        return torch.optim.AdamW(params, capturable=capturable, **options, **FLAGS[variant])
+    return SmallStateAdamW(params, state=variant.removesuffix("-state"), **options)
 
 
 class SmallStateAdamW(torch.optim.Optimizer):
@@ -45,8 +90,7 @@ class SmallStateAdamW(torch.optim.Optimizer):
         *,
         state: str = "8-bit",
     ) -> None:
-        if state not in STATES:
-            raise ValueError(f"state is {state!r}; allowed: {', '.join(map(repr, STATES))}")
+        check_choice(STATES, state=state)
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             if not value >= 0:
                 raise ValueError(f"{name} is {value}; it must be at least 0")
@@ -174,19 +218,3 @@ def _update_8bit(
 @functools.cache
 def _compiled(update: Callable[..., None]) -> Callable[..., None]:
     return torch.compile(update, dynamic=True)
-
-
-def build(name: str, params: Iterable[Tensor], lr: float, *, capturable: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of a `Setup`, with betas (0.9, 0.95) and a weight decay of 0.1, as large models are trained.
-
-    `capturable` lets torch's own be captured in a CUDA graph.
-    """
-    options = {"lr": lr, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    if name in ("bf16-state", "8-bit"):
-        return SmallStateAdamW(params, state=name.removesuffix("-state"), **options)
-    if name == "triton":
-        from .kernels import AdamW
-
-        return AdamW(params, **options)
-    ways = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    return torch.optim.AdamW(params, capturable=capturable, **options, **ways[name])

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device as this_device
-from helpers.lab.machine import NOT_INSTALLED, installed
+from helpers.lab.arguments import check_choice
+from helpers.lab.machine import missing_because
 from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.models.rotary import RopeScaling
 
-from .run import measure
+from .measurement import measure
 from .setup import Setup
 
 FLASH = "flash_attention_2"
 
-# way -> what differs from transformers as it comes, which is SDPA and AdamW as torch chooses (foreach on a GPU)
-WAYS: dict[str, dict[str, Any]] = {
+# variant -> what differs from transformers as it comes, which is SDPA and AdamW as torch chooses (foreach on a GPU)
+VARIANTS: dict[str, dict[str, Any]] = {
     "transformers, eager attention": {"attention": "eager"},
     "transformers": {},
     "transformers, FlashAttention-2": {"attention": FLASH},
@@ -32,33 +33,26 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def obstacle(way: str, device: torch.device) -> str:
-    """Why a way can't run here, in a line for a table's status; "" if it can."""
-    parts = _parts(way)
-    wanted = {
-        "transformers": True,
-        "flash_attn": parts.get("attention") == FLASH,
-        "liger-kernel": parts.get("liger", False),
-    }
-    for package, needed in wanted.items():
-        if needed and installed(package) is None:
-            return NOT_INSTALLED + package
-    if device.type != "cuda" and (wanted["flash_attn"] or wanted["liger-kernel"]):
-        return "needs CUDA"
-    return ""
+def needs(variant: str) -> tuple[str, ...]:
+    """What a variant needs, for `lab.machine.missing_because`."""
+    check_choice(VARIANTS, variant=variant)
+    parts = VARIANTS[variant]
+    flash = ("flash_attn", "CUDA") if parts.get("attention") == FLASH else ()
+    liger = ("liger-kernel", "CUDA") if parts.get("liger") else ()
+    return ("transformers", *flash, *liger)
 
 
-def run(way: str, setup: Setup, **steps: int) -> dict[str, Any]:
-    """A way's row, by the measure of our own. Of the setup count the model, precision, batch, sequence, learning rate,
-    and seed, from which our Llama draws the weights that both start from. `steps` are `measure`'s."""
-    return measure(functools.partial(build, way, setup), setup, **steps)
+def run(variant: str, setup: Setup) -> dict[str, Any]:
+    """A variant's row, by the measure of our own. Of the setup count the model, precision, batch, sequence, learning
+    rate, and seed, from which our Llama draws the weights that both start from."""
+    return measure(functools.partial(build, variant, setup), setup)
 
 
-def build(way: str, setup: Setup, device: torch.device | None = None) -> Callable[[Tensor], Tensor]:
-    """`step(tokens)`: one training step of a way on tokens (B, T + 1); returns the loss, unread."""
-    device, parts = device or this_device(), _parts(way)
-    if reason := obstacle(way, device):
+def build(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
+    """`step(tokens)`: one training step of a variant on tokens (B, T + 1); returns the loss, unread."""
+    if reason := missing_because(*needs(variant)):
         raise ValueError(reason)
+    device, parts = this_device(), VARIANTS[variant]
     model = transformers_llama(setup, device, parts.get("attention", "sdpa"))
     patched = apply_liger(model) if parts.get("liger") else {}
     options = {"fused": True} if parts.get("fused") else {}
@@ -154,12 +148,6 @@ def _modeling() -> ModuleType:
     from transformers.models.llama import modeling_llama
 
     return modeling_llama
-
-
-def _parts(way: str) -> dict[str, Any]:
-    if way not in WAYS:
-        raise ValueError(f"unknown way {way!r}; valid: {'; '.join(WAYS)}")
-    return WAYS[way]
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any]:

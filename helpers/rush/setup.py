@@ -1,15 +1,15 @@
-"""`Setup`: everything that the optimization rush varies, checked before anything is allocated."""
+"""`Setup`: everything that the optimization rush varies, checked before anything is allocated; and `LADDER`: the rush
+step by step, each setup one change from the one it stands on."""
 
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from helpers.lab.arguments import check_positive
-from helpers.lab.machine import NOT_INSTALLED, installed
+from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.machine import missing_because
 from helpers.models.llama import PRESETS
 
 # field -> what it may be
@@ -32,6 +32,30 @@ CHOICES = {
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
 
+# What a value needs on any device, and on one of a kind, for `lab.machine.missing_because`; the others need nothing.
+NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
+    ("precision", "tf32"): ("CUDA",),
+    ("attention", "cudnn"): ("CUDA",),
+    ("norm", "triton"): ("CUDA", "triton"),
+    ("rope", "triton"): ("CUDA", "triton"),
+    ("head", "triton"): ("CUDA", "triton"),
+    ("optimizer", "triton"): ("CUDA", "triton"),
+    ("compile", "max-autotune"): ("CUDA",),
+    ("cuda_graph", True): ("CUDA",),
+    ("float8", "torchao"): ("torchao",),
+}
+NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
+    "cpu": {("compile", "default"): ("C++ compiler",)},
+    "cuda": {
+        ("precision", "amp-bf16"): ("compute capability 8.0",),
+        ("precision", "bf16"): ("compute capability 8.0",),
+        ("compile", "default"): ("triton",),
+        ("compile", "max-autotune"): ("triton",),
+        ("float8", "tensorwise"): ("compute capability 8.9",),
+        ("float8", "torchao"): ("compute capability 8.9",),
+    },
+}
+
 # What takes a value's place where a machine has no such thing: field -> value -> the next best.
 NEXT_BEST: dict[str, dict[Any, Any]] = {
     "precision": {"tf32": "fp32", "amp-bf16": "tf32", "bf16": "fp32"},
@@ -48,9 +72,9 @@ NEXT_BEST: dict[str, dict[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One way to train a Llama on one GPU. The defaults are no optimisation at all.
+    """How to train a Llama on one GPU. The defaults are no optimisation at all.
 
-    A contradiction is a `ValueError`, here; what this machine lacks is told by `obstacle`, and refused by `run`.
+    A contradiction is a `ValueError`, here; what this machine lacks is told by `missing_because`, and refused by `run`.
     """
 
     model: str = "llama-3.2-1b"
@@ -76,8 +100,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
-            if getattr(self, name) not in valid:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(map(repr, valid))}")
+            check_choice(valid, **{name: getattr(self, name)})
         check_positive(batch=self.batch, sequence=self.sequence)
         longest = PRESETS[self.model].get("max_length", 131072)
         if self.sequence > longest:
@@ -113,30 +136,30 @@ class Setup:
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in pairs if value != getattr(other, name)}
 
-    def obstacle(self, device: torch.device) -> str:
+    def missing_because(self, device: torch.device) -> str:
         """Why this setup can't run on a device, in a line for a table's status; "" if it can."""
-        return next(iter(self.obstacles(device).values()), "")
+        return next(iter(self.missing(device).values()), "")
 
-    def obstacles(self, device: torch.device) -> dict[str, str]:
+    def missing(self, device: torch.device) -> dict[str, str]:
         """Each field that asks for what the device or the installation lacks, with the reason."""
-        cuda = device.type == "cuda"
-        reasons = {
-            "precision": _precision(self.precision, cuda),
-            "attention": _attention(self.attention, self.precision, cuda),
-            "norm": _triton("norm", self.norm, cuda),
-            "rope": _triton("rope", self.rope, cuda),
-            "head": _triton("head", self.head, cuda) or _head(self.head),
-            "optimizer": _triton("optimizer", self.optimizer, cuda),
-            "compile": _compile(self.compile, cuda),
-            "cuda_graph": "a CUDA graph needs CUDA" if self.cuda_graph and not cuda else "",
-            "float8": _float8(self.float8, device),
-        }
-        return {name: reason for name, reason in reasons.items() if reason}
+        reasons = {}
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            needs = NEEDS.get((name, value), ()) + NEEDS_ON.get(device.type, {}).get((name, value), ())
+            if reason := missing_because(*needs, device=device):
+                reasons[name] = f"{name} {value!r}: {reason}"
+        if self.head == "torch" and not hasattr(F, "linear_cross_entropy"):
+            reasons["head"] = f"F.linear_cross_entropy isn't in torch {torch.__version__}"
+        in_fp32 = device.type == "cuda" and self.precision in ("fp32", "tf32")
+        if self.attention in ("flash", "cudnn") and in_fp32:
+            given = f"attention {self.attention!r} has no {self.precision} kernel on a GPU"
+            reasons["attention"] = f"{given}; it needs 'amp-bf16' or 'bf16'"
+        return reasons
 
     def possible(self, device: torch.device) -> "Setup":
         """The nearest setup that the device can run: what it lacks is replaced by the next best thing."""
         setup = self
-        while missing := setup.obstacles(device):
+        while missing := setup.missing(device):
             name = next(iter(missing))
             changes = {name: NEXT_BEST[name][getattr(setup, name)]}
             if changes.get("precision") in ("fp32", "tf32"):
@@ -147,51 +170,68 @@ class Setup:
         return setup
 
 
-def _precision(precision: str, cuda: bool) -> str:
-    if precision == "tf32" and not cuda:
-        return "TF32 is a way of NVIDIA's matrix units; it needs CUDA"
-    if precision in ("amp-bf16", "bf16") and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return f"precision {precision!r} needs a GPU with bf16 (compute capability 8.0 or above)"
-    return ""
+START = "no optimisation"
+
+# step -> what it changes; written in the order in which it is climbed
+STEPS = {
+    "TF32": {"precision": "tf32"},
+    "mixed precision": {"precision": "amp-bf16"},
+    "fused AdamW": {"optimizer": "fused"},
+    "FlashAttention": {"attention": "flash"},
+    "cuDNN attention": {"attention": "cudnn"},
+    "compile": {"compile": "default"},
+    "bf16 residual stream": {"residual": "bf16"},
+    "fused projections": {"fused": True},
+    "chunked cross-entropy": {"head": "chunked"},
+    "CUDA graph": {"cuda_graph": True},
+    "batch 2": {"batch": 2},
+    "batch 4": {"batch": 4},
+    "batch 8": {"batch": 8},
+    "batch 16": {"batch": 16},
+    "max-autotune": {"compile": "max-autotune"},
+    "F.linear_cross_entropy": {"head": "torch"},
+    "bf16 optimizer state": {"optimizer": "bf16-state"},
+    "8-bit optimizer state": {"optimizer": "8-bit"},
+    "float8": {"float8": "tensorwise"},
+    "Triton RMSNorm": {"norm": "triton"},
+    "Triton RoPE": {"rope": "triton"},
+    "Triton cross-entropy": {"head": "triton"},
+    "Triton AdamW": {"optimizer": "triton"},
+    "Triton SwiGLU": {"mlp": "level 2"},
+}
+
+# Steps that the next one doesn't stand on, with the reason. A step that gains nothing stays in the table all the same.
+LEFT = {
+    "max-autotune": "each product is tuned anew for each shape, for a minute or more that every later step would pay",
+    "F.linear_cross_entropy": "another way of doing what chunked cross-entropy does",
+    "bf16 optimizer state": "8 bits do the same in less memory",
+    "8-bit optimizer state": "memory isn't short at this batch, and it changes what is computed",
+    "float8": "it changes what is computed; the kernels are compared in bf16",
+    "Triton RMSNorm": "each of our kernels is compared with what the compiler makes",
+    "Triton RoPE": "as above",
+    "Triton cross-entropy": "as above",
+    "Triton AdamW": "as above",
+    "Triton SwiGLU": "as above",
+}
 
 
-def _attention(attention: str, precision: str, cuda: bool) -> str:
-    if attention == "cudnn" and not cuda:
-        return "attention 'cudnn' needs CUDA"
-    if attention in ("flash", "cudnn") and cuda and precision in ("fp32", "tf32"):
-        return f"attention {attention!r} has no {precision} kernel on a GPU; it needs 'amp-bf16' or 'bf16'"
-    return ""
+def stands_on(name: str) -> str:
+    """The step that a step is one change from: the last before it that isn't in `LEFT`."""
+    before = START
+    for step in STEPS:
+        if step == name:
+            return before
+        if step not in LEFT:
+            before = step
+    raise ValueError(f"no step {name!r}; valid: {', '.join(STEPS)}")
 
 
-def _triton(field: str, value: str, cuda: bool) -> str:
-    if value != "triton":
-        return ""
-    if not cuda:
-        return f"{field} 'triton' needs CUDA"
-    return "" if installed("triton") else NOT_INSTALLED + "triton"
+def climb(start: Setup) -> dict[str, Setup]:
+    """The ladder from another start: another model, sequence or batch."""
+    setups = {START: start}
+    for name, change in STEPS.items():
+        setups[name] = dataclasses.replace(setups[stands_on(name)], **change)
+    return setups
 
 
-def _head(head: str) -> str:
-    if head == "torch" and not hasattr(F, "linear_cross_entropy"):
-        return f"F.linear_cross_entropy isn't in torch {torch.__version__}"
-    return ""
-
-
-def _compile(mode: str, cuda: bool) -> str:
-    if mode == "none":
-        return ""
-    if cuda:
-        return "" if installed("triton") else NOT_INSTALLED + "triton"
-    if mode == "max-autotune":
-        return "compile 'max-autotune' tunes a GPU's kernels; it needs CUDA"
-    return "" if any(map(shutil.which, ("g++", "clang++", "c++"))) else "compiling for a CPU needs a C++ compiler"
-
-
-def _float8(float8: str, device: torch.device) -> str:
-    if float8 == "none":
-        return ""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        return "float8 needs a GPU that multiplies it (compute capability 8.9 or above)"
-    if float8 == "torchao" and installed("torchao") is None:
-        return NOT_INSTALLED + "torchao"
-    return ""
+LADDER: dict[str, Setup] = climb(Setup())

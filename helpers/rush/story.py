@@ -5,7 +5,7 @@ import pandas as pd
 from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.lab.tables import groups, reached
 
-from .ladder import LADDER, LEFT, START, STEPS, stands_on
+from .setup import LADDER, LEFT, START, STEPS, stands_on
 
 GOAL_MFU, GOAL_PEER, GOAL_START, GOAL_FLOAT8 = 0.60, 1.5, 12.0, 1.2
 GOAL_NORM, GOAL_ADAM = 0.65, 0.90
@@ -100,7 +100,7 @@ def peer_verdicts(peers: pd.DataFrame) -> list[str]:
     and which ran out of memory at this batch, for the fastest may be among them."""
     said = []
     for keys, found in groups(peers, ["gpu"]):
-        rates = found.reindex(columns=["way", "tokens_per_s"]).set_index("way")["tokens_per_s"].dropna()
+        rates = found.reindex(columns=["variant", "tokens_per_s"]).set_index("variant")["tokens_per_s"].dropna()
         others = [way for way in rates.index if way != "ours"]
         if "ours" not in rates or not others:
             continue
@@ -109,7 +109,7 @@ def peer_verdicts(peers: pd.DataFrame) -> list[str]:
         sentence = f"{keys['gpu']}: {ratio:.2f}× {way} ({reached(ratio >= GOAL_PEER)}: at least {GOAL_PEER})"
         if way != LIGER:
             sentence += ", the fastest of the others that ran"
-        failed = list(found[found["status"] == OUT_OF_MEMORY]["way"])
+        failed = list(found[found["status"] == OUT_OF_MEMORY]["variant"])
         said.append(sentence + (f"; out of memory at the same batch: {'; '.join(failed)}" if failed else ""))
     return said
 
@@ -118,7 +118,11 @@ def kernel_verdicts(norms: pd.DataFrame, adam: pd.DataFrame) -> list[str]:
     """How near our kernels come to the bandwidth of a copy."""
     said = []
     for table, name, goal in ((norms, "norm", GOAL_NORM), (adam, "AdamW", GOAL_ADAM)):
-        ours = table[table["way"] == "triton"].dropna(subset="share_of_copy") if "share_of_copy" in table else table[:0]
+        ours = (
+            table[table["variant"] == "triton"].dropna(subset="share_of_copy")
+            if "share_of_copy" in table
+            else table[:0]
+        )
         for keys, found in groups(ours, ["gpu"]):
             lowest = found["share_of_copy"].min()
             said.append(

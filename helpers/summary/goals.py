@@ -191,7 +191,7 @@ def _rung(column: str, step: str | None = None) -> Find:
 
 
 def _best_peer(peers: pd.DataFrame) -> float | None:
-    rates = peers.set_index("way")["tokens_per_s"].dropna()
+    rates = peers.set_index("variant")["tokens_per_s"].dropna()
     return rates["ours"] / rates[rush.LIGER] if {"ours", rush.LIGER} <= set(rates.index) else None
 
 

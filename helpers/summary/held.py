@@ -31,7 +31,7 @@ HELD = [
     ("05_optimization_rush", "DDP, ZeRO-2, ZeRO-3 and TP on two processes: losses and gradients of one process",
      "rush/test_distributed.py::test_a_strategy_gives_the_losses_and_gradients_of_one_process"),
     ("05_optimization_rush", "each step of the ladder runs on the tiny model, or says why it can't",
-     "rush/test_run.py::test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not"),
+     "rush/test_trainer.py::test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not"),
     ("06_data_pipelines", "every format gives the samples back as they were written",
      "pipelines/test_formats.py::test_samples_come_back_as_they_were_written"),
     ("06_data_pipelines", "all ranks and workers together get every sample once",

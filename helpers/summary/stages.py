@@ -18,13 +18,12 @@ import torch
 
 from helpers.batching.attention import without_cudnn_attention
 from helpers.compilers.backends import inductor
-from helpers.lab import device
 from helpers.lab.arguments import check_positive
+from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.profiling import loop
 from helpers.profiling.gpt_pipeline import FIXED, PRESETS, Training, prepare
-from helpers.rush.norms import OURS, swap_norms
-from helpers.rush.norms import obstacle as norm_obstacle
+from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
 
 PRECISION = "bf16"  # the pipeline's own switch; here mixed precision is fp16 with our scaler
 # Packs need attention that keeps samples apart without all pairs, and its kernels want heads of 64 channels.
@@ -119,7 +118,7 @@ def build(stages: frozenset[str], **options: Any) -> Training:
     """A training of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
     training = prepare(fixes, fp16=MIXED in stages, **options)
-    if FUSED in stages and not norm_obstacle(OURS, device()):
+    if FUSED in stages and not missing_because(*NEEDS[OURS]):
         swap_norms(training.model, OURS)
     return training
 

@@ -32,7 +32,7 @@ def _(records, gpu, **_):
 
 @claim("{gpu}: float8, {gain}× the same in bf16 ({verdict}: at least 1.2)")
 def _(records, gpu, **_):
-    from helpers.rush.ladder import stands_on
+    from helpers.rush import stands_on
 
     rates = records.rows("rush/ladder", gpu=gpu).set_index("step")["tokens_per_s"]
     gain = rates["float8"] / rates[stands_on("float8")]
@@ -41,12 +41,14 @@ def _(records, gpu, **_):
 
 @claim("{gpu}: {ratio}× {way} ({verdict}: at least 1.5){more}", more="(?:[,;] .*)?")
 def _(records, gpu, **_):
-    rates = records.rows("rush/peers", gpu=gpu).set_index("way")["tokens_per_s"].dropna()
+    rates = records.rows("rush/peers", gpu=gpu).set_index("variant")["tokens_per_s"].dropna()
     others = rates.drop("ours").sort_values()
     way = LIGER if LIGER in others else others.index[-1]
     ratio = rates["ours"] / others[way]
     files = pd.concat([pd.read_csv(file) for file in records.folder.glob("*/rush/peers.csv")])
-    failed = files[(files["gpu"] == gpu) & (files["preset"] != "small") & (files["status"] == "out of memory")]["way"]
+    failed = files[(files["gpu"] == gpu) & (files["preset"] != "small") & (files["status"] == "out of memory")][
+        "variant"
+    ]
     more = "" if way == LIGER else ", the fastest of the others that ran"
     more += "; out of memory at the same batch: " + "; ".join(failed) if len(failed) else ""
     return {"ratio": ratio, "way": way, "verdict": ratio >= 1.5, "more": more}
@@ -55,7 +57,7 @@ def _(records, gpu, **_):
 @claim("{gpu}: our {name} kernel moves its bytes at {share} of a copy's rate or more ({verdict}: at least {goal})")
 def _(records, gpu, name, **_):
     table, goal = KERNELS[name]
-    share = records.rows(table, gpu=gpu, way="triton")["share_of_copy"].min()
+    share = records.rows(table, gpu=gpu, variant="triton")["share_of_copy"].min()
     return {"share": share, "goal": goal, "verdict": share >= goal}
 
 

@@ -7,9 +7,10 @@ from torch import nn
 
 from helpers.lab import bench, peak_memory
 from helpers.lab.ceilings import copy
-from helpers.lab.machine import installed
+from helpers.lab.machine import installed, missing_because
 from helpers.lab.timing import check_agreement, relative_error
-from helpers.rush import adam, norms
+from helpers.rush import fused_norms as norms
+from helpers.rush import optimizers
 from helpers.rush.kernels import (
     AdamW,
     cross_entropy,
@@ -72,12 +73,12 @@ def test_a_norms_gradient_is_the_same_on_every_run():
 
 
 @pytest.mark.parametrize("kind", norms.KINDS)
-def test_every_way_that_is_here_computes_the_same(kind):
+def test_every_variant_that_is_here_computes_the_same(kind):
     x, dy = normal(512, 768, dtype=torch.bfloat16), normal(512, 768, dtype=torch.bfloat16, learns=False)
     affine = [normal(768, dtype=torch.bfloat16) for _ in range(2 if kind == "layer" else 1)]
 
-    def run(way):
-        normalise = norms.norm(way, kind)
+    def run(variant):
+        normalise = norms.norm(variant, kind)
 
         def step():
             y = normalise(x, *affine)
@@ -85,7 +86,7 @@ def test_every_way_that_is_here_computes_the_same(kind):
 
         return step
 
-    check_agreement({way: run(way) for way in norms.WAYS if not norms.obstacle(way, x.device)})
+    check_agreement({v: run(v) for v in norms.VARIANTS if not missing_because(*norms.needs(v))})
 
 
 def test_a_transformers_decoder_under_autocast_takes_less_memory_with_fused_norms():
@@ -157,11 +158,20 @@ def parameters():
 def test_adamw_is_torchs():
     start = parameters()
     gradients = [[torch.randn_like(p) for p in start] for _ in range(5)]
-    expected = adam.updated(adam.FOR_LOOP, start, gradients, lr=1e-2, weight_decay=0.1)
-    for way in adam.WAYS:
-        if not adam.obstacle(way, start[0].device):
-            found = adam.updated(way, start, gradients, lr=1e-2, weight_decay=0.1)
-            for a, b in zip(found, expected, strict=True):
+
+    def updated(variant):
+        params = [p.detach().clone().requires_grad_() for p in start]
+        optimizer = optimizers.build(variant, params, lr=1e-2, weight_decay=0.1)
+        for given in gradients:
+            for p, gradient in zip(params, given, strict=True):
+                p.grad = gradient.clone()
+            optimizer.step()
+        return params
+
+    expected = updated(optimizers.FOR_LOOP)
+    for variant in optimizers.VARIANTS:
+        if not missing_because(*optimizers.NEEDS.get(variant, ())):
+            for a, b in zip(updated(variant), expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -302,11 +312,11 @@ def test_adamw_reaches_90_percent_of_the_copy_bandwidth():
     params = [normal(2048, 2048) for _ in range(50)]
     for p in params:
         p.grad = torch.randn_like(p)
-    (step,) = adam.steps(params, [adam.OURS]).values()
-    rate = adam.LEAST_BYTES * sum(p.numel() for p in params) / bench(step).median_ms / 1e6
+    step = optimizers.build(optimizers.OURS, params).step
+    rate = optimizers.LEAST_BYTES * sum(p.numel() for p in params) / bench(step).median_ms / 1e6
     assert rate >= 0.9 * limit
 
 
 def test_the_project_names_what_is_installed():
-    assert norms.obstacle(norms.OURS, torch.device("cuda")) == ""
-    assert (adam.obstacle(adam.APEX, torch.device("cuda")) == "") == (installed("apex") is not None)
+    assert missing_because(*norms.needs(norms.OURS)) == ""
+    assert (missing_because(*optimizers.NEEDS[optimizers.APEX]) == "") == (installed("apex") is not None)

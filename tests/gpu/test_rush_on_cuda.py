@@ -1,4 +1,4 @@
-"""The rush's setups on a GPU: every way walks the curve of the plain one, captured and compiled steps included."""
+"""The rush's setups on a GPU: every variant walks the curve of the plain one, captured and compiled steps included."""
 
 import dataclasses
 import time
@@ -10,10 +10,10 @@ from helpers.lab import compare, peak_memory
 from helpers.lab.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import LADDER, Setup, Trainer, climb, heads, loss_curve, parts, run
+from helpers.rush import LADDER, Setup, Trainer, chunked_loss, climb, loss_curve, run
+from helpers.rush.measurement import random_tokens
 from helpers.rush.optimizers import SmallStateAdamW
-from helpers.rush.run import random_tokens
-from helpers.rush.training import BEFORE_CAPTURE
+from helpers.rush.trainer import BEFORE_CAPTURE, attention, build_model, compiled
 
 CUDA = torch.device("cuda")
 TINY = Setup(model="tiny", sequence=128)
@@ -29,7 +29,7 @@ def reference():
 
 def here(setup):
     """The setup, or a skip with the reason why this machine can't run it."""
-    if reason := setup.obstacle(torch.device("cuda")):
+    if reason := setup.missing_because(torch.device("cuda")):
         pytest.skip(reason)
     return setup
 
@@ -64,7 +64,7 @@ def here(setup):
     ids=str,
 )
 @pytest.mark.parametrize("graph", [False, True], ids=["", "graph"])
-def test_every_way_walks_the_plain_curve_captured_or_not(changes, graph, reference):
+def test_every_variant_walks_the_plain_curve_captured_or_not(changes, graph, reference):
     setup = here(dataclasses.replace(AMP, **changes, cuda_graph=graph))
     tolerance = 4 / 32 if setup.head == "torch" else 2e-2
     assert loss_curve(setup, STEPS) == pytest.approx(reference, abs=tolerance)
@@ -123,7 +123,7 @@ def test_attention_equals_the_eager_one(backend):
         return out, *torch.autograd.grad(out, inputs, upstream.to(dtype))
 
     expected = gradients(eager_attention, torch.float32)
-    found = gradients(parts.attention(backend), torch.bfloat16)
+    found = gradients(attention(backend), torch.bfloat16)
     assert max(relative_error(ours, true) for ours, true in zip(found, expected, strict=True)) < 1e-2
 
 
@@ -137,14 +137,14 @@ def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
             loss = head(x, weight, targets, **options)
         return loss.detach(), *torch.autograd.grad(loss, (x, weight))
 
-    compiled = parts.compiled(COMPILED, heads.loss_and_gradient)
-    expected = gradients(heads.full)
-    for pieces in (heads.loss_and_gradient, compiled):
-        found = gradients(heads.chunked, pieces=pieces)
+    pieces_compiled = compiled(COMPILED, chunked_loss.loss_and_gradient)
+    expected = gradients(chunked_loss.full)
+    for pieces in (chunked_loss.loss_and_gradient, pieces_compiled):
+        found = gradients(chunked_loss.chunked, pieces=pieces)
         assert max(relative_error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) < 2e-2
     del expected, found
-    full = peak_memory(lambda: gradients(heads.full)).added_bytes
-    chunked = peak_memory(lambda: gradients(heads.chunked, pieces=compiled)).added_bytes
+    full = peak_memory(lambda: gradients(chunked_loss.full)).added_bytes
+    chunked = peak_memory(lambda: gradients(chunked_loss.chunked, pieces=pieces_compiled)).added_bytes
     assert chunked < 0.5 * full
 
 
@@ -168,7 +168,7 @@ def test_the_step_of_an_8_bit_optimizer_needs_little_memory_beside_its_state():
 
 
 def test_weights_are_the_same_however_the_parts_are_held():
-    apart, together = (parts.model(dataclasses.replace(TINY, fused=fused), CUDA).weights() for fused in (False, True))
+    apart, together = (build_model(dataclasses.replace(TINY, fused=fused), CUDA).weights() for fused in (False, True))
     assert all(torch.equal(together[name], weight) for name, weight in apart.items())
 
 
@@ -217,4 +217,4 @@ def test_what_the_host_queued_ahead_is_timed_without_its_gaps():
 
 def test_each_step_of_the_ladder_runs_here_or_says_why_not():
     for name, setup in LADDER.items():
-        assert setup.obstacle(torch.device("cuda")) == "" or setup.possible(torch.device("cuda")) != setup, name
+        assert setup.missing_because(torch.device("cuda")) == "" or setup.possible(torch.device("cuda")) != setup, name

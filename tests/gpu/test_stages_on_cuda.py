@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from helpers.experiments.summary import ONE_STEP
-from helpers.rush.norms import LayerNorm
+from helpers.rush.fused_norms import LayerNorm
 from helpers.summary import STAGES, run
 from helpers.summary.stages import FUSED, MIXED, build, cumulative
 

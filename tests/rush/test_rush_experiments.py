@@ -8,7 +8,7 @@ from claims import Records, faults
 from helpers.experiments import rush as experiments
 from helpers.experiments import tables_of
 from helpers.lab import records
-from helpers.rush import LADDER, feeding, plots, story
+from helpers.rush import LADDER, fused_norms, measurement, plots, story
 
 ROW = ("tokens_per_s", "step_ms", "p20_ms", "p80_ms", "peak_gib", "mfu", "matmul_share", "compile_s", "loss")
 
@@ -56,11 +56,11 @@ def test_a_loader_is_waited_for_and_its_copies_apart():
 
 def test_all_that_is_compiled_or_captured_is_so_before_there_is_a_loader(monkeypatch):
     steps, when = [], []
-    step, loader = feeding.Trainer.step, feeding.DataLoader
-    monkeypatch.setattr(feeding.Trainer, "step", lambda *given: steps.append(1) or step(*given))
-    monkeypatch.setattr(feeding, "DataLoader", lambda *given, **how: when.append(len(steps)) or loader(*given, **how))
+    step, load = measurement.Trainer.step, measurement.DataLoader
+    monkeypatch.setattr(measurement.Trainer, "step", lambda *given: steps.append(1) or step(*given))
+    monkeypatch.setattr(measurement, "DataLoader", lambda *given, **how: when.append(len(steps)) or load(*given, **how))
     experiments.loading("small")
-    assert when == [feeding.BEFORE_CAPTURE + 1]
+    assert when == [measurement.BEFORE_CAPTURE + 1]
     assert len(steps) == when[0] + 8
 
 
@@ -69,7 +69,7 @@ def test_the_host_queues_ahead_of_each_timed_kernel(name, monkeypatch):
     befores = []
     compare = experiments.compare
     monkeypatch.setattr(
-        experiments, "compare", lambda ways, **how: befores.append(how.get("before")) or compare(ways, **how)
+        experiments, "compare", lambda variants, **how: befores.append(how.get("before")) or compare(variants, **how)
     )
     e = getattr(experiments, name)
     e.measure(**e.configurations("small")[0])
@@ -78,10 +78,10 @@ def test_the_host_queues_ahead_of_each_timed_kernel(name, monkeypatch):
 
 def test_each_norm_is_made_once_and_weighed_as_it_was_timed(monkeypatch):
     made = []
-    norm = experiments.norm_ways.norm
-    monkeypatch.setattr(experiments.norm_ways, "norm", lambda way, kind: made.append(way) or norm(way, kind))
+    norm = fused_norms.norm
+    monkeypatch.setattr(fused_norms, "norm", lambda variant, kind: made.append(variant) or norm(variant, kind))
     rows = experiments.norms.rows(experiments.norms.configurations("small")[0])
-    ran = [row["way"] for row in rows if row["status"] == "ok"]
+    ran = [row["variant"] for row in rows if row["status"] == "ok"]
     assert sorted(made) == sorted(ran)
     assert all(row["peak_gib"] > 0 for row in rows if row["status"] == "ok")
 
@@ -162,7 +162,7 @@ def test_nothing_is_said_against_a_rung_that_did_not_run(missing, untold, tmp_pa
 
 def test_the_verdict_says_which_peer_it_is_against_and_which_ran_out_of_memory(tmp_path):
     full = "out of memory"
-    rows = _rewritten(tmp_path, experiments.peers, "way", {"transformers": full, "transformers, fused AdamW": full})
+    rows = _rewritten(tmp_path, experiments.peers, "variant", {"transformers": full, "transformers, fused AdamW": full})
     said = story.peer_verdicts(rows)
     failed = "out of memory at the same batch: transformers; transformers, fused AdamW"
     assert said == [f"NVIDIA Test: 2.00× {story.LIGER} (reached: at least 1.5); {failed}"]
@@ -171,14 +171,16 @@ def test_the_verdict_says_which_peer_it_is_against_and_which_ran_out_of_memory(t
 
 def test_without_the_peer_of_the_goal_it_is_the_fastest_that_ran(tmp_path):
     fastest = {"transformers, fused AdamW": {"tokens_per_s": 48000.0}}
-    rows = _rewritten(tmp_path, experiments.peers, "way", {story.LIGER: "not installed: flash_attn"}, fastest)
+    rows = _rewritten(tmp_path, experiments.peers, "variant", {story.LIGER: "not installed: flash_attn"}, fastest)
     (said,) = story.peer_verdicts(rows)
     assert "1.25× transformers, fused AdamW (missed: at least 1.5), the fastest of the others that ran" in said
     assert faults(said, Records(tmp_path)) == []
 
 
 def test_a_peer_table_in_which_nothing_ran_says_nothing():
-    rows = pd.DataFrame({"gpu": ["NVIDIA Test"] * 2, "way": ["ours", "transformers"], "status": ["out of memory"] * 2})
+    rows = pd.DataFrame(
+        {"gpu": ["NVIDIA Test"] * 2, "variant": ["ours", "transformers"], "status": ["out of memory"] * 2}
+    )
     assert story.peer_verdicts(rows) == []
 
 

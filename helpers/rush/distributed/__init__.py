@@ -7,8 +7,8 @@ measure([Job(strategy="ddp"), Job(strategy="zero3")], ranks=2)
 from collections.abc import Sequence
 from typing import Any
 
-from .job import STRATEGIES, Job
 from .launch import RankFailed, joined, launch
+from .strategies import STRATEGIES, Job
 from .training import train
 
 __all__ = ["STRATEGIES", "Job", "RankFailed", "joined", "launch", "measure", "train"]

@@ -15,15 +15,9 @@ from collections.abc import Sequence
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import measure, work
-from .job import BACKENDS, CHECKPOINTINGS, PRECISIONS, STRATEGIES, Job
 from .launch import RankFailed, end, under_torchrun
+from .strategies import CHOICES, Job
 
-CHOICES = {
-    "strategy": STRATEGIES,
-    "backend": BACKENDS,
-    "precision": PRECISIONS,
-    "checkpointing": CHECKPOINTINGS,
-}
 HELP = {
     "model": "a preset of helpers.models.Llama",
     "batch": "sequences of a step, over all ranks",

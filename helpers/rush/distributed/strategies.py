@@ -1,31 +1,56 @@
-"""A Llama spread over ranks by each strategy, and what a training step needs to know of it.
+"""A `Job`, checked before anything is allocated, and its Llama spread over ranks by each strategy.
 
 What a rank holds of P parameters in fp32 with AdamW, over n ranks, and moves in a step (· (n−1)/n for each byte):
 
     ddp     16P                          8P       one all-reduce of the gradients (a scatter and a gather)
     zero2   16P/n + 2P in bf16           6P       one gather of bf16 parameters, one scatter of fp32 gradients
     zero3   16P/n + two blocks of them   8P       the gather twice
-    tp      16P/n                        grows with tokens, not with P: see `plan`
+    tp      16P/n                        grows with tokens, not with P: see `tensor_parallel`
 """
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.machine import missing_because
 from helpers.models import Llama
-from helpers.rush import checkpointing
+from helpers.models.llama import preset
+from helpers.rush.trainer import checkpoint_with
 
-from .job import Job
-from .plan import tensor_parallel
+STRATEGIES = {
+    "single": "one rank",
+    "ddp": "every rank has everything; gradients are averaged",
+    "zero2": "gradients and optimizer state are sharded; parameters are gathered once a pass",
+    "zero3": "parameters too: gathered before each use, freed after it",
+    "tp": "each rank has a part of every layer's heads and channels",
+}
+CHOICES = {
+    "strategy": tuple(STRATEGIES),
+    "backend": ("gloo", "nccl"),
+    "precision": ("fp32", "amp-bf16"),
+    "checkpointing": ("none", "full", "selective"),
+}
+SEQUENCE, CHANNELS = Shard(1), Shard(-1)  # of (B, T, C)
 
 # torch 2.13 renamed it
 SYNC_BUFFERS = (
@@ -33,6 +58,67 @@ SYNC_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training run. The same job on any number of ranks, by any strategy, trains on the same tokens."""
+
+    strategy: str = "ddp"
+    model: str = "tiny"
+    backend: str = "gloo"  # nccl needs CUDA; gloo runs on the CPU
+    batch: int = 8  # sequences of a step, over all ranks
+    sequence: int = 64
+    accumulate: int = 1  # micro-batches of a step
+    steps: int = 5
+    precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
+    checkpointing: str = "none"  # what blocks compute again in backward: as in `helpers.rush.trainer`
+    bucket_mib: float = 25.0  # ddp: gradients are averaged in pieces of so much
+    sync_each: bool = False  # average gradients after each micro-batch, not once a step
+    learning_rate: float = 1e-3
+    clip: float = 1.0  # the gradient's norm at most
+    seed: int = 0
+    save: str | None = None  # a folder to write a checkpoint to, after the last step
+    resume: str | None = None  # a folder to read one from; `steps` more are done
+    timeout_s: float = 50.0  # how long a rank waits for one that is gone
+
+    def check(self, ranks: int, ranks_here: int | None = None) -> None:
+        """A `ValueError` for the first thing that can't work on so many ranks, `ranks_here` of them on this machine."""
+        sizes = preset(self.model)
+        for field, valid in CHOICES.items():
+            check_choice(valid, **{field: getattr(self, field)})
+        check_positive(ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
+        check_positive(accumulate=self.accumulate)
+        for field in ("bucket_mib", "learning_rate", "clip", "timeout_s"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")
+        if self.sequence > (longest := sizes.get("max_length", 131072)):
+            raise ValueError(f"sequence is {self.sequence}; {self.model} has {longest} positions")
+        if self.strategy == "single" and ranks != 1:
+            raise ValueError(f"strategy 'single' has one rank, not {ranks}")
+        pieces = self.data_ranks(ranks) * self.accumulate
+        if self.batch % pieces:
+            raise ValueError(
+                f"batch is {self.batch}; it must be a multiple of {pieces}: "
+                f"{self.data_ranks(ranks)} ranks × {self.accumulate} micro-batches"
+            )
+        if self.strategy == "tp":
+            split = {name: sizes[name] for name in ("heads", "kv_heads", "feedforward_size", "vocab_size")}
+            for name, size in (split | {"sequence": self.sequence}).items():
+                if size % ranks:
+                    needed = f"tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
+                    raise ValueError(f"{name} is {size}; {needed}")
+        if self.resume and not (Path(self.resume) / ".metadata").is_file():
+            raise ValueError(f"there is no checkpoint in {self.resume}")
+        if self.backend == "nccl":
+            if reason := missing_because("CUDA"):
+                raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")
+            if (gpus := torch.cuda.device_count()) < (here := ranks_here or ranks):
+                raise ValueError(f"backend 'nccl' needs a GPU for each rank: {here} ranks, {gpus} GPUs")
+
+    def data_ranks(self, ranks: int) -> int:
+        """How many ranks see sequences of their own."""
+        return 1 if self.strategy == "tp" else ranks
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -50,7 +136,7 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
     with torch.device(lay_out_on or device):
         model = Llama.from_name(job.model, attend=attention, residual=torch.bfloat16 if autocasts(job) else None)
     tied = model.head.weight is model.embedding.weight
-    checkpointing.apply(model, job.checkpointing)
+    model.checkpoint = checkpoint_with(job.checkpointing)
     if job.strategy == "tp":
         tensor_parallel(model, mesh)
     elif job.strategy in ("zero2", "zero3"):
@@ -101,6 +187,46 @@ def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
     return [model.embedding, *model.layers, [model.norm, model.head]]
 
 
+def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    """Cut the model over the mesh by heads and channels, in place. Its logits are a DTensor split by words.
+
+    Within a block the q, k, v, gate and up products give each rank its own heads and channels; out and down add the
+    ranks' parts up. Between the blocks each rank holds a part of the sequence instead (Megatron's sequence
+    parallelism), so norms and residuals are not done n times over, and one sum over all ranks becomes a reduce-scatter
+    and, later, an all-gather: the same bytes. What it costs, for a residual stream of S bytes: per block two gathers
+    and two scatters in forward, four of each in both passes together with the gradients, each moving S·(n−1)/n; none of
+    it can hide behind a product that waits for it.
+
+    The embedding and the head are split by words. Tied, they are split alike, so that one shard serves both. The loss
+    is computed on split logits (`loss_parallel`), which are never gathered.
+    """
+    tied = model.head.weight is model.embedding.weight
+    outside = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=CHANNELS, use_local_output=False),
+    }
+    parallelize_module(model, mesh, outside)
+    for layer in model.layers:
+        block = {
+            "norm1": SequenceParallel(),
+            # x is gathered; cos, sin and the mask are whole on every rank
+            "attention": PrepareModuleInput(
+                input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+            ),
+            **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
+            "attention.out": RowwiseParallel(output_layouts=SEQUENCE),
+            "norm2": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),)),
+            **{f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")},
+            "mlp.down": RowwiseParallel(output_layouts=SEQUENCE),
+        }
+        parallelize_module(layer, mesh, block)
+    if tied:
+        model.head.weight = model.embedding.weight
+    return model
+
+
 def autocasts(job: Job) -> bool:
     """Whether compute is in bf16 because of autocast; FSDP casts what it gathers."""
     return job.precision == "amp-bf16" and job.strategy not in ("zero2", "zero3")
@@ -123,7 +249,7 @@ def differentiating(job: Job) -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def synchronising(model: nn.Module, now: bool):
+def synchronising(model: nn.Module, now: bool) -> Iterator[None]:
     """Backward inside averages the gradients over the ranks, or (`now` false) keeps this rank's for a later one.
 
     Keeping them costs zero2 and zero3 whole gradients, in the type of the parameters that they gather.

@@ -1,22 +1,33 @@
-"""The loop that every strategy runs, and the row it returns."""
+"""The loop that every strategy runs, the row it returns, and the checkpoints that it writes and goes on from.
 
-import time
+Each rank writes its part of a checkpoint, and any number of ranks reads it, by any strategy. Tensors are stored under
+the names of the plain model, cut as they are held; reading takes from each file what falls into a rank's own part. It
+costs one copy of parameters and optimizer state on disk, and no rank ever holds the whole.
+"""
+
+import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as storage
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from helpers.lab.memory import GIB
-from helpers.lab.timing import Timing
+from helpers.lab.timing import Timing, between_ms, moment, synchronize
 from helpers.models.llama import preset
 
-from . import checkpoints, strategies
-from .job import Job
+from . import strategies
+from .strategies import Job
+
+# Optimizer state by parameter name, whatever groups and order the optimizer has them in.
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
 
@@ -30,23 +41,29 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
     mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
     model = strategies.build(job, device, mesh)
     optimizer = optimizer_of(job, model)
-    begin = checkpoints.load(job.resume, model, optimizer) if job.resume else 0
+    begin = load(job.resume, model, optimizer) if job.resume else 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    losses, norms, clock = [], [], Clock(device)
+    losses, norms, marks = [], [], [moment(device)]
     for step in range(begin, begin + job.steps):
         batches = micro_batches(job, step, dist.get_rank(), ranks, device)
         loss, norm = train_step(job, model, optimizer, batches)
         losses.append(loss)
         norms.append(norm)
-        clock.mark()
+        marks.append(moment(device))
     if job.save:
-        checkpoints.save(job.save, model, optimizer, begin + job.steps)
-    return _row(job, ranks, device, clock.steps()) | {
+        save(job.save, model, optimizer, begin + job.steps)
+    return _row(job, ranks, device, step_times(marks, device)) | {
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
         **_largest(held(model, optimizer) | peak(device), device),
     }
+
+
+def step_times(marks: list[Any], device: torch.device) -> list[float]:
+    """Milliseconds between moments on a device, when all are there."""
+    synchronize(device)
+    return [between_ms(start, end) for start, end in itertools.pairwise(marks)]
 
 
 def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
@@ -85,27 +102,22 @@ def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.devi
     return [(part[:, :-1], part[:, 1:]) for part in mine.chunk(job.accumulate)]
 
 
-class Clock:
-    """Marks the ends of steps, on a GPU without waiting for it, and tells their lengths in ms."""
+def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """Write what training needs to go on after `step` steps."""
+    storage.save(_state(model, optimizer, step), checkpoint_id=str(folder))
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.marks: list[Any] = []
-        self.mark()
 
-    def mark(self) -> None:
-        if not self.cuda:
-            self.marks.append(time.perf_counter())
-            return
-        self.marks.append(torch.cuda.Event(enable_timing=True))
-        self.marks[-1].record()
+def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> int:
+    """Put model and optimizer where they were when saved; how many steps were done then."""
+    state = _state(model, optimizer, 0)
+    storage.load(state, checkpoint_id=str(folder))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=FLAT)
+    return state["step"]
 
-    def steps(self) -> list[float]:
-        pairs = zip(self.marks, self.marks[1:], strict=False)
-        if not self.cuda:
-            return [(end - begin) * 1e3 for begin, end in pairs]
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in pairs]
+
+def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=FLAT)
+    return {"model": model_state, "optimizer": optimizer_state, "step": step}
 
 
 def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:

@@ -9,7 +9,7 @@ takes a millisecond. `memory.rank_memory` counts or measures the same step.
 
 from dataclasses import dataclass
 
-from helpers.rush.distributed.job import Job
+from helpers.rush.distributed import Job
 
 from .activations import FP32, Activations
 from .shapes import Shapes, elements, largest, share

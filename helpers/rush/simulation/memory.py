@@ -12,9 +12,9 @@ import torch
 
 from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB
-from helpers.lab.timing import Timing
-from helpers.rush.distributed.job import Job
-from helpers.rush.distributed.training import Clock, held, train_step
+from helpers.lab.timing import Timing, moment
+from helpers.rush.distributed.strategies import Job
+from helpers.rush.distributed.training import held, step_times, train_step
 
 from . import rank
 from .ledger import Ledger
@@ -46,11 +46,11 @@ def _measured(job: Job, ranks: int) -> dict[str, Any]:
         train_step(job, model, optimizer, batches)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        clock = Clock(device)
+        marks = [moment()]
         for _ in range(job.steps):
             train_step(job, model, optimizer, batches)
-            clock.mark()
-        timing = Timing.of(clock.steps())
+            marks.append(moment())
+        timing = Timing.of(step_times(marks, device))
         row = _row("measured", held(model, optimizer), torch.cuda.max_memory_allocated())
     return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from helpers.rush.distributed import strategies
-from helpers.rush.distributed.job import Job
+from helpers.rush.distributed.strategies import Job
 from helpers.rush.distributed.training import Batches, micro_batches, optimizer_of
 
 Rank = tuple[nn.Module, Optimizer, Batches]

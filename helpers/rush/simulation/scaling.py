@@ -10,7 +10,7 @@ What it takes for granted is listed by `links.assumptions()`.
 import math
 from typing import Any
 
-from helpers.rush.distributed.job import Job
+from helpers.rush.distributed.strategies import Job
 
 from .links import START_US, TREE_SHARE, Cluster
 from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.rush.distributed.job import Job
+from helpers.rush.distributed.strategies import Job
 from helpers.rush.distributed.training import train_step
 
 from . import rank

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
-from helpers.rush import heads, kernels
+from helpers.rush import chunked_loss as losses
+from helpers.rush import kernels
 
 
 def inputs(tokens, vocabulary, width, dtype=torch.float32, ignored=0):
     x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     targets = torch.randint(vocabulary, (tokens,))
-    targets[:ignored] = heads.IGNORED
+    targets[:ignored] = losses.IGNORED
     return x, weight, targets
 
 
@@ -33,19 +34,19 @@ def gradients(head, x, weight, targets, scale=1.0, **options):
     ignored=st.integers(0, 19),
     scale=st.sampled_from([1.0, 0.125, 65536.0]),
 )
-@pytest.mark.parametrize("pieces", [heads.loss_and_gradient, kernels.loss_and_gradient])
+@pytest.mark.parametrize("pieces", [losses.loss_and_gradient, kernels.loss_and_gradient])
 def test_chunks_give_the_plain_loss_and_gradients(pieces, tokens, vocabulary, width, chunk, ignored, scale):
     given = inputs(tokens, vocabulary, width, ignored=min(ignored, tokens - 1))
-    expected = gradients(heads.full, *given, scale)
-    found = gradients(heads.chunked, *given, scale, chunk=chunk, pieces=pieces)
+    expected = gradients(losses.full, *given, scale)
+    found = gradients(losses.chunked, *given, scale, chunk=chunk, pieces=pieces)
     for ours, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-6 * scale, rtol=1e-4)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_in_bf16_chunks_are_as_near_to_the_truth_as_the_plain_way(autocast):
+def test_in_bf16_chunks_are_as_near_to_the_truth_as_the_plain_loss(autocast):
     x, weight, targets = inputs(64, 500, 32)
-    truth = gradients(heads.full, x, weight, targets)
+    truth = gradients(losses.full, x, weight, targets)
     if not autocast:
         x, weight = (tensor.detach().bfloat16().requires_grad_() for tensor in (x, weight))
 
@@ -55,31 +56,31 @@ def test_in_bf16_chunks_are_as_near_to_the_truth_as_the_plain_way(autocast):
         assert [tensor.dtype for tensor in found] == [torch.float32, x.dtype, weight.dtype]
         return [relative_error(ours, true) for ours, true in zip(found, truth, strict=True)]
 
-    for ours, plain in zip(errors(heads.chunked, chunk=16), errors(heads.full), strict=True):
+    for ours, plain in zip(errors(losses.chunked, chunk=16), errors(losses.full), strict=True):
         assert ours < 1.5 * plain + 1e-5
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has no F.linear_cross_entropy")
 def test_torchs_own_chunks_give_the_same():
     given = inputs(50, 64, 8, ignored=3)
-    for theirs, plain in zip(gradients(heads.torch_chunked, *given), gradients(heads.full, *given), strict=True):
+    for theirs, plain in zip(gradients(losses.torch_chunked, *given), gradients(losses.full, *given), strict=True):
         torch.testing.assert_close(theirs, plain, atol=1e-6, rtol=1e-4)
 
 
 def test_all_logits_are_never_held():
     given = inputs(512, 4096, 8)
     logits = 512 * 4096 * 4
-    assert peak_memory(lambda: gradients(heads.full, *given)).peak_bytes > 1.9 * logits
-    assert peak_memory(lambda: gradients(heads.chunked, *given, chunk=32)).peak_bytes < 0.5 * logits
+    assert peak_memory(lambda: gradients(losses.full, *given)).peak_bytes > 1.9 * logits
+    assert peak_memory(lambda: gradients(losses.chunked, *given, chunk=32)).peak_bytes < 0.5 * logits
 
 
 def test_where_no_gradient_is_wanted_none_is_computed():
     x, weight, targets = inputs(8, 4096, 64)
-    expected = heads.full(x, weight, targets)
+    expected = losses.full(x, weight, targets)
 
     def evaluate():
         with torch.no_grad():
-            return heads.chunked(x, weight, targets, chunk=2)
+            return losses.chunked(x, weight, targets, chunk=2)
 
     assert not evaluate().requires_grad
     torch.testing.assert_close(evaluate(), expected)
@@ -89,13 +90,13 @@ def test_where_no_gradient_is_wanted_none_is_computed():
 def test_a_frozen_weight_gets_no_gradient():
     x, weight, targets = inputs(8, 10, 4)
     weight.requires_grad_(False)
-    heads.chunked(x, weight, targets).backward()
+    losses.chunked(x, weight, targets).backward()
     assert x.grad is not None
     assert weight.grad is None
 
 
 def test_backward_runs_once():
-    loss = heads.chunked(*inputs(8, 10, 4))
+    loss = losses.chunked(*inputs(8, 10, 4))
     (2 * loss).backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         (2 * loss).backward()
@@ -107,12 +108,12 @@ def test_backward_runs_once():
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
 )
 def test_a_chunk_is_the_largest_power_of_two_that_fits(tokens, vocabulary, dtype):
-    chunk = heads.chunk_length(tokens, vocabulary, dtype)
+    chunk = losses.chunk_length(tokens, vocabulary, dtype)
     assert 1 <= chunk <= tokens
-    assert chunk * vocabulary * dtype.itemsize <= heads.CHUNK_BYTES
-    assert chunk == tokens or 2 * chunk * vocabulary * dtype.itemsize > heads.CHUNK_BYTES
+    assert chunk * vocabulary * dtype.itemsize <= losses.CHUNK_BYTES
+    assert chunk == tokens or 2 * chunk * vocabulary * dtype.itemsize > losses.CHUNK_BYTES
 
 
 def test_a_chunk_of_nothing_is_refused():
     with pytest.raises(ValueError, match="chunk is 0; it must be at least 1 token"):
-        heads.chunked(*inputs(4, 5, 3), chunk=0)
+        losses.chunked(*inputs(4, 5, 3), chunk=0)

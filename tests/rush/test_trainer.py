@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
-import importlib.util
 
 import pytest
 import torch
@@ -11,11 +9,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.lab import peak_memory
-from helpers.lab.machine import NOT_INSTALLED
-from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, parts, peers, run, training
-from helpers.rush.flops import flops_per_token, parameters, shares
-from helpers.rush.ladder import STEPS
-from helpers.rush.run import fixed_tokens, random_tokens
+from helpers.lab.machine import installed, missing_because
+from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, measurement, peers, run, trainer
+from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, random_tokens, shares
+from helpers.rush.setup import STEPS
 
 CPU = torch.device("cpu")
 TINY = Setup(model="tiny", sequence=16)
@@ -45,7 +42,7 @@ def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(name, refer
     setup = climb(TINY)[name]
     possible = setup.possible(CPU)
     if possible != setup:
-        reason = setup.obstacle(CPU)
+        reason = setup.missing_because(CPU)
         assert reason
         with pytest.raises(ValueError) as caught:
             run(setup)
@@ -70,7 +67,7 @@ def test_a_row_has_what_the_tables_need():
 
 def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monkeypatch):
     assert run(TINY, loss_steps=2)["n"] == 20
-    monkeypatch.setattr(importlib.import_module("helpers.rush.run"), "LONGEST_S", 0.0)
+    monkeypatch.setattr(measurement, "LONGEST_S", 0.0)
     assert run(TINY, loss_steps=2)["n"] == 5
     assert run(TINY, loss_steps=2, steps=3)["n"] == 3
 
@@ -91,10 +88,10 @@ def test_the_same_setup_gives_the_same_curve_and_another_seed_another(reference)
 
 
 def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
-    expected = parts.model(TINY, CPU).weights()
+    expected = trainer.build_model(TINY, CPU).weights()
     reset = nn.Linear.reset_parameters
     monkeypatch.setattr(nn.Linear, "reset_parameters", lambda linear: (reset(linear), torch.rand(7)))
-    found = parts.model(TINY, CPU).weights()
+    found = trainer.build_model(TINY, CPU).weights()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
@@ -125,19 +122,19 @@ def test_steps_warm_up_and_are_captured_on_one_stream(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream=None: torch.cuda.stream(stream))
-    training.side_stream.cache_clear()
-    trainer = Trainer(TINY)
-    trainer.setup = tiny(cuda_graph=True)
-    step = trainer._step
-    monkeypatch.setattr(trainer, "_step", lambda tokens: ran_on.append(current[-1]) or step(tokens))
-    for _ in range(training.BEFORE_CAPTURE + 2):
-        trainer.step(random_tokens(TINY, 1)[0])
-    training.side_stream.cache_clear()
+    trainer.side_stream.cache_clear()
+    one = Trainer(TINY)
+    one.setup = tiny(cuda_graph=True)
+    step = one._step
+    monkeypatch.setattr(one, "_step", lambda tokens: ran_on.append(current[-1]) or step(tokens))
+    for _ in range(trainer.BEFORE_CAPTURE + 2):
+        one.step(random_tokens(TINY, 1)[0])
+    trainer.side_stream.cache_clear()
     side = ran_on[0]
-    assert ran_on == [side] * (training.BEFORE_CAPTURE + 1) + ["replayed"] * 2
+    assert ran_on == [side] * (trainer.BEFORE_CAPTURE + 1) + ["replayed"] * 2
     assert isinstance(side, Stream) and side is not main
-    assert side.waited == [main] * training.BEFORE_CAPTURE
-    assert main.waited == [side] * training.BEFORE_CAPTURE
+    assert side.waited == [main] * trainer.BEFORE_CAPTURE
+    assert main.waited == [side] * trainer.BEFORE_CAPTURE
 
 
 @pytest.mark.parametrize("batch", [2, 3])
@@ -162,7 +159,7 @@ def test_the_curve_does_not_depend_on_the_batch(batch, reference):
     ],
     ids=str,
 )
-def test_in_fp32_every_way_walks_the_same_curve(changes, reference):
+def test_in_fp32_every_variant_walks_the_same_curve(changes, reference):
     assert loss_curve(tiny(**changes), 6) == pytest.approx(reference, abs=1e-4)
 
 
@@ -186,25 +183,25 @@ def test_what_rounds_stays_near_the_fp32_curve(changes, reference):
 
 
 def test_pure_bf16_holds_nothing_in_fp32():
-    trainer = Trainer(tiny(precision="bf16", optimizer="fused"))
-    trainer.step(random_tokens(trainer.setup, 1)[0])
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
-    moments = [value for state in trainer.optimizer.state.values() for n, value in state.items() if n != "step"]
+    one = Trainer(tiny(precision="bf16", optimizer="fused"))
+    one.step(random_tokens(one.setup, 1)[0])
+    assert {parameter.dtype for parameter in one.model.parameters()} == {torch.bfloat16}
+    moments = [value for state in one.optimizer.state.values() for n, value in state.items() if n != "step"]
     assert {moment.dtype for moment in moments} == {torch.bfloat16}
 
 
 def test_gradients_are_freed_after_a_step():
-    trainer = Trainer(TINY)
-    trainer.step(random_tokens(TINY, 1)[0])
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    one = Trainer(TINY)
+    one.step(random_tokens(TINY, 1)[0])
+    assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
 def test_clipping_bounds_the_gradient(monkeypatch):
     seen = []
-    trainer = Trainer(tiny(clip=1e-3))
-    norm = lambda: torch.nn.utils.get_total_norm(p.grad for p in trainer.model.parameters())  # noqa: E731
-    monkeypatch.setattr(trainer.optimizer, "step", lambda: seen.append(norm().item()))
-    trainer.step(random_tokens(trainer.setup, 1)[0])
+    one = Trainer(tiny(clip=1e-3))
+    norm = lambda: torch.nn.utils.get_total_norm(p.grad for p in one.model.parameters())  # noqa: E731
+    monkeypatch.setattr(one.optimizer, "step", lambda: seen.append(norm().item()))
+    one.step(random_tokens(one.setup, 1)[0])
     assert seen == [pytest.approx(1e-3, rel=1e-2)]
 
 
@@ -229,14 +226,14 @@ class Counter(TorchDispatchMode):
 
 def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
     products, peaks = {}, {}
-    for way in ("none", "selective", "full"):
-        setup = tiny(checkpointing=way, sequence=256, attention="flash", head="chunked")
-        trainer = Trainer(setup)
+    for checkpointing in ("none", "selective", "full"):
+        setup = tiny(checkpointing=checkpointing, sequence=256, attention="flash", head="chunked")
+        one = Trainer(setup)
         tokens = random_tokens(setup, 1)[0]
         with Counter() as counter:
-            trainer.loss(tokens).backward()
-        products[way] = counter.count
-        peaks[way] = peak_memory(lambda t=trainer, x=tokens: t.loss(x).backward()).peak_bytes
+            one.loss(tokens).backward()
+        products[checkpointing] = counter.count
+        peaks[checkpointing] = peak_memory(lambda t=one, x=tokens: t.loss(x).backward()).peak_bytes
     assert products["selective"] == products["none"]
     # Of a block's seven products the last needn't be repeated: nothing's gradient depends on what it returns.
     assert products["none"] + 2 * 6 <= products["full"] <= products["none"] + 2 * 7
@@ -268,29 +265,30 @@ def test_operations_are_counted_by_the_convention():
 
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
-    monkeypatch.setattr("helpers.rush.flops.device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr("helpers.rush.flops.matmul_rate", lambda: 780e12)
+    monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("helpers.rush.measurement.matmul_rate", lambda: 780e12)
     found = shares("llama-3.2-1b", 2048, 72_200)
     assert found["mfu"] == pytest.approx(0.600, abs=1e-3)
     assert found["matmul_share"] == pytest.approx(found["mfu"] * 989 / 780)
-    monkeypatch.setattr("helpers.rush.flops.device_name", lambda: "CPU of some kind")
+    monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "CPU of some kind")
     assert shares("llama-3.2-1b", 2048, 72_200)["mfu"] is None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-@pytest.mark.parametrize("way", peers.WAYS)
-def test_a_peer_walks_our_curve_or_says_why_not(way, reference):
-    if reason := peers.obstacle(way, CPU):
-        assert reason.startswith(NOT_INSTALLED) or reason == "needs CUDA"
+@pytest.mark.skipif(installed("transformers") is None, reason="needs transformers")
+@pytest.mark.parametrize("variant", peers.VARIANTS)
+def test_a_peer_walks_our_curve_or_says_why_not(variant, reference):
+    if reason := missing_because(*peers.needs(variant)):
         with pytest.raises(ValueError, match=reason):
-            peers.build(way, TINY)
-    elif "compile" not in way:
-        step, tokens = peers.build(way, TINY), fixed_tokens(TINY)
+            peers.build(variant, TINY)
+    elif "compile" not in variant:
+        step, tokens = peers.build(variant, TINY), fixed_tokens(TINY)
         assert [float(step(next(tokens))) for _ in range(6)] == pytest.approx(reference, abs=1e-4)
 
 
-def test_a_peer_that_is_not_installed_says_so(monkeypatch):
-    monkeypatch.setattr(peers, "installed", lambda package: None)
-    assert {peers.obstacle(way, CPU) for way in peers.WAYS} == {"not installed: transformers"}
-    with pytest.raises(ValueError, match="unknown way 'jax'; valid: transformers, eager attention; "):
-        peers.obstacle("jax", CPU)
+def test_a_peer_needs_what_it_is_made_of():
+    assert [peers.needs(variant) for variant in ("transformers", "transformers, liger-kernel, fused AdamW")] == [
+        ("transformers",),
+        ("transformers", "liger-kernel", "CUDA"),
+    ]
+    with pytest.raises(ValueError, match="variant is 'jax'; valid: 'transformers, eager attention', "):
+        peers.needs("jax")

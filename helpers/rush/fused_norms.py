@@ -1,11 +1,10 @@
-"""LayerNorm and RMSNorm by every way there is: as functions to be compared, and swapped into any model.
+"""LayerNorm and RMSNorm in six variants, to be compared, and to be swapped into any model.
 
     swap_norms(model, to="triton")    # every nn.LayerNorm and nn.RMSNorm of the model; `to="torch"` undoes it
 
-What a norm must at least move, forward and backward, is told by `least_bytes`.
+The bytes that a norm must at least move, forward and backward, are `least_bytes`.
 """
 
-import shutil
 import types
 from collections.abc import Callable
 
@@ -13,55 +12,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.machine import NOT_INSTALLED, installed
+from helpers.lab import device
+from helpers.lab.arguments import check_choice
+from helpers.lab.machine import missing_because
 
 from . import kernels
 
 KINDS = ("layer", "rms")
 WRITTEN_OUT, COMPILED, TORCH, OURS = "torch operations", "torch.compile", "torch", "triton"
 APEX, LIGER = "apex", "liger"
-WAYS = (WRITTEN_OUT, COMPILED, TORCH, OURS, APEX, LIGER)
+VARIANTS = (WRITTEN_OUT, COMPILED, TORCH, OURS, APEX, LIGER)
 SWAPS = (TORCH, OURS, APEX, LIGER)
-PACKAGES = {OURS: "triton", APEX: "apex", LIGER: "liger-kernel"}
+NEEDS = {OURS: ("triton", "CUDA"), APEX: ("apex", "CUDA"), LIGER: ("liger-kernel", "CUDA")}
 
 # (x, weight, bias, eps) -> y; weight and bias may be None, eps too for RMSNorm, whose bias is never there
 Norm = Callable[[Tensor, Tensor | None, Tensor | None, float | None], Tensor]
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension by the fused kernels, or by the way that `swap_norms` has chosen.
+    """`nn.LayerNorm` over the last dimension by the fused kernels, or by the variant that `swap_norms` has chosen.
 
-    Under autocast the output has autocast's type; `nn.LayerNorm` gives fp32, twice the bytes, all of them kept for the
-    next matrix product's backward unless that copies them to half precision again.
+    Under autocast the output has autocast's type; `nn.LayerNorm` gives fp32, twice the bytes, all of them saved for
+    the next matrix product's backward unless that copies them to half precision again.
     """
 
-    way = OURS
+    variant = OURS
 
     def forward(self, x: Tensor) -> Tensor:
         _one_dimension(self.normalized_shape)
-        return NORMS["layer"][self.way](x, self.weight, self.bias, self.eps)
+        return NORMS["layer"][self.variant](x, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` over the last dimension by the fused kernels, or by the way that `swap_norms` has chosen."""
+    """`nn.RMSNorm` over the last dimension by the fused kernels, or by the variant that `swap_norms` has chosen."""
 
-    way = OURS
+    variant = OURS
 
     def forward(self, x: Tensor) -> Tensor:
         _one_dimension(self.normalized_shape)
-        return NORMS["rms"][self.way](x, self.weight, None, self.eps)
+        return NORMS["rms"][self.variant](x, self.weight, None, self.eps)
 
 
 def swap_norms(model: nn.Module, to: str = OURS) -> int:
-    """Make every LayerNorm and RMSNorm of a model compute by a way of `SWAPS`; returns how many there are of them.
+    """Make every LayerNorm and RMSNorm of a model compute by a variant of `SWAPS`; returns how many there are of them.
 
     The modules stay what they are, with parameters, names and hooks, so optimizers and checkpoints notice nothing; only
     their class changes. Norms over more than the last dimension, and subclasses of torch's, are left alone.
     """
-    if to not in SWAPS:
-        raise ValueError(f"to is {to!r}; allowed: {', '.join(map(repr, SWAPS))}")
-    if to in (APEX, LIGER) and installed(PACKAGES[to]) is None:
-        raise ValueError(f"to is {to!r}; {NOT_INSTALLED}{PACKAGES[to]}")
+    check_choice(SWAPS, to=to)
+    if to in (APEX, LIGER) and (reason := missing_because(*NEEDS[to][:1])):
+        raise ValueError(f"to is {to!r}; {reason}")
     pairs = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
     theirs = {ours: torchs for torchs, ours in pairs.items()}
     count = 0
@@ -70,21 +70,24 @@ def swap_norms(model: nn.Module, to: str = OURS) -> int:
         if kind not in pairs or len(module.normalized_shape) != 1:
             continue
         count += 1
-        module.__dict__.pop("way", None)
+        module.__dict__.pop("variant", None)
         module.__class__ = kind if to == TORCH else pairs[kind]
         if to not in (TORCH, OURS):
-            module.way = to
+            module.variant = to
     return count
 
 
-def norm(way: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-    """The norm of a kind by a way, as a function of x, weight and bias. See `obstacle` before."""
-    if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; allowed: {', '.join(map(repr, KINDS))}")
-    if way not in WAYS:
-        raise ValueError(f"way is {way!r}; allowed: {', '.join(map(repr, WAYS))}")
-    # Code of its own for each: torch.compile keeps what it compiled, and how often, with the code object.
-    chosen = torch.compile(_own_code(NORMS[kind][WRITTEN_OUT]), dynamic=False) if way == COMPILED else NORMS[kind][way]
+def norm(variant: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    """The norm of a kind in a variant, as a function of x, weight and bias. What it needs is told by `needs`."""
+    check_choice(KINDS, kind=kind)
+    check_choice(VARIANTS, variant=variant)
+    if variant == COMPILED:
+        # A copy of the code for each: torch.compile keeps what it compiled, and how often, with the code object.
+        plain = NORMS[kind][WRITTEN_OUT]
+        own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+        chosen = torch.compile(own, dynamic=False)
+    else:
+        chosen = NORMS[kind][variant]
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return chosen(x, weight, bias, eps)
@@ -92,28 +95,20 @@ def norm(way: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor | N
     return normalise
 
 
-def obstacle(way: str, device: torch.device) -> str:
-    """Why a way can't run on this machine, in a line for a table's status; "" if it can."""
-    package = PACKAGES.get(way)
-    if package is not None and installed(package) is None:
-        return NOT_INSTALLED + package
-    if package is not None and device.type != "cuda":
-        return "needs CUDA"
-    if way == COMPILED and device.type == "cuda" and installed("triton") is None:
-        return NOT_INSTALLED + "triton"
-    if way == COMPILED and device.type == "cpu" and not (shutil.which("g++") or shutil.which("c++")):
-        return "needs a C++ compiler"
-    return ""
+def needs(variant: str) -> tuple[str, ...]:
+    """What a variant needs on this machine's device, for `lab.machine.missing_because`."""
+    if variant == COMPILED:
+        return ("triton",) if device().type == "cuda" else ("C++ compiler",)
+    return NEEDS.get(variant, ())
 
 
-def least_bytes(elements: int, itemsize: int, residual: bool = False) -> tuple[int, int]:
+def least_bytes(elements: int, itemsize: int) -> tuple[int, int]:
     """What forward and backward of a norm must at least move: 2 and 3 tensors of x's size.
 
-    Forward reads x and writes y; backward reads ∂L/∂y and x and writes ∂L/∂x. With a residual added inside it is 4 and
-    4: one tensor more in and one more out, and the sum's gradient in. Left out are the weights and the statistics.
+    Forward reads x and writes y; backward reads ∂L/∂y and x and writes ∂L/∂x. Left out are the weights and the
+    statistics.
     """
-    tensors = (4, 4) if residual else (2, 3)
-    return tensors[0] * elements * itemsize, tensors[1] * elements * itemsize
+    return 2 * elements * itemsize, 3 * elements * itemsize
 
 
 def _written_out_layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -184,10 +179,6 @@ NORMS: dict[str, dict[str, Norm]] = {
 def _given(eps: float | None) -> float:
     """What torch's RMSNorm takes if it is given nothing, for what is computed in fp32."""
     return torch.finfo(torch.float32).eps if eps is None else eps
-
-
-def _own_code(function: Callable) -> Callable:
-    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 def _one_dimension(normalized_shape: tuple[int, ...]) -> None:

@@ -1,9 +1,9 @@
 """The last product and the loss: from the hidden states (T, C) and the head's weight (V, C) to one number.
 
 With V = 128256 the logits are the largest tensor of a small Llama's training: 0.25 MiB a token in bf16, and the
-plain way holds them about three times, partly in fp32. The gradient of the cross-entropy is known as soon as the
+plain loss holds them about three times, partly in fp32. The gradient of the cross-entropy is known as soon as the
 logits are, so `chunked` computes loss and gradients for some tokens at a time and never holds (T, V) numbers.
-The products are the same three as the plain way's; nothing is computed twice.
+The products are the same three as the plain loss's; nothing is computed twice.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def full(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def torch_chunked(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """torch's own chunked way (2.13 and later). It wants one type, and adds the loss up in it: in bf16, a loss near 6
+    """torch's own (2.13 and later). It wants one type, and adds the loss up in it: in bf16, a loss near 6
     comes in steps of 1/32, and is off by one or two of them."""
     dtype = compute_dtype(x)
     with without_autocast(x):

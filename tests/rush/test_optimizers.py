@@ -1,4 +1,4 @@
-"""AdamW with a small state: trains like AdamW, rounds fairly, and can be stopped and resumed."""
+"""Variants of AdamW take the same step; with a small state it trains like AdamW, rounds fairly, and can be resumed."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.lab.timing import check_agreement
 from helpers.rush import optimizers
 from helpers.rush.optimizers import BLOCK, STATES, SmallStateAdamW, pack, round_at_random, unpack
 
@@ -212,14 +213,36 @@ def test_frozen_parameters_and_closures_are_as_in_any_optimizer():
 def test_every_optimizer_of_a_setup_makes_the_same_first_step(name):
     weight = torch.ones(BLOCK, requires_grad=True)
     weight.grad = torch.full((BLOCK,), 0.5)
-    optimizers.build(name, [weight], 0.01).step()
+    optimizers.build(name, [weight], lr=0.01, weight_decay=0.1).step()
     torch.testing.assert_close(weight.detach(), torch.full((BLOCK,), 1 - 0.01 * 0.1 - 0.01), atol=1e-5, rtol=0)
+
+
+def test_the_variants_that_compute_the_same_agree_after_several_steps():
+    start = [torch.randn(shape) for shape in ((5, 7), (3,), (1030,))]
+    gradients = [[torch.randn_like(p) for p in start] for _ in range(3)]
+
+    def updated(variant):
+        params = [p.clone().requires_grad_() for p in start]
+        optimizer = optimizers.build(variant, params, lr=1e-2, weight_decay=0.1)
+        for one_step in gradients:
+            for p, gradient in zip(params, one_step, strict=True):
+                p.grad = gradient.clone()
+            optimizer.step()
+        return [p.detach() for p in params]
+
+    here = [variant for variant in optimizers.VARIANTS if variant != optimizers.APEX]  # ours is torch's fused one here
+    check_agreement({variant: lambda variant=variant: updated(variant) for variant in here}, 1e-6)
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(ValueError, match="variant is 'sgd'; valid: 'for-loop', "):
+        optimizers.build("sgd", [])
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"state": "4-bit"}, "state is '4-bit'; allowed: 'bf16', '8-bit'"),
+        ({"state": "4-bit"}, "state is '4-bit'; valid: 'bf16', '8-bit'"),
         ({"lr": -1.0}, r"lr is -1\.0; it must be at least 0"),
         ({"betas": (0.9, 1.0)}, r"a beta is 1\.0; it must be at least 0 and below 1"),
     ],
