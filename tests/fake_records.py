@@ -421,20 +421,22 @@ def _process_start(config):
 
 
 def _semantics(config):
-    wrong = config["specimen"] == "printing"
+    wrong = config["case"] == "printing"
     ways = {"torch.jit.trace": "silently wrong" if wrong else "right", "torch.export": "refuses"}
-    told = {"when": "", "said": "no", "line": "x + 1", "graphs": 1, "breaks": 0, "recompiles": 0, "warnings": 0}
-    return [{"way": way, "outcome": outcome} | told for way, outcome in ways.items()]
+    told = {"when": "", "message": "no", "line": "x + 1", "graphs": 1, "breaks": 0, "recompiles": 0, "warnings": 0}
+    return [{"variant": way, "outcome": outcome} | told for way, outcome in ways.items()]
 
 
 def _deprecations(config):
-    return [{"call": "torch.jit.trace", "deprecated": "yes", "said": "deprecated", "successor": "torch.export.export"}]
+    return [
+        {"call": "torch.jit.trace", "deprecated": "yes", "message": "deprecated", "successor": "torch.export.export"}
+    ]
 
 
 def _fusion(config):
     moved = {"eager": (5, 4e8, 1.0), "torch.compile": (1, 1e8, 0.3)}
     return [
-        {"kind": "vertical", "way": way, "kernels": count, "bytes_moved": moved, "bytes_least": 1e8}
+        {"kind": "vertical", "variant": way, "kernels": count, "bytes_moved": moved, "bytes_least": 1e8}
         | {"share_of_least": 1e8 / moved, "ratio": ratio, "ratio_p20": ratio, "ratio_p80": ratio}
         | SPREAD
         for way, (count, moved, ratio) in moved.items()
@@ -442,12 +444,12 @@ def _fusion(config):
 
 
 def _against_eager(speedup):
-    ratios = {"speedup": speedup, "speedup_p20": speedup * 0.9, "speedup_p80": speedup * 1.1, "eager_ms": 5.0}
+    ratios = {"speedup": speedup, "speedup_p20": speedup * 0.9, "speedup_p80": speedup * 1.1, "baseline_ms": 5.0}
     return SPREAD | ratios | {"samples_per_s": 200.0, "build_s": 9.0}
 
 
 def _latency(config):
-    speedup = {"eager": 1.0, "ONNX Runtime": 1.5}.get(config["way"], 1.2)
+    speedup = {"eager": 1.0, "ONNX Runtime": 1.5}.get(config["backend"], 1.2)
     return [_against_eager(speedup) | {"p99_ms": 4.0, "max_difference": 1e-6, "error": 1e-7, "tolerance": 1e-5}]
 
 
@@ -456,7 +458,7 @@ def _flawed(config):
 
 
 def _compiled_training(config):
-    speedup = 1.3 if config["way"].startswith("compile") else 1.0
+    speedup = 1.3 if config["backend"].startswith("compile") else 1.0
     return [_against_eager(speedup) | {"precision": "bf16", "loss": 2.3, "eager_loss": 2.3}]
 
 

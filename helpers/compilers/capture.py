@@ -1,7 +1,9 @@
-"""The ways of making a graph of a Python function, all behind one signature.
+"""Capturing a graph of a Python function: eight variants behind one signature, and what each captured, as text.
 
-    captured = WAYS["torch.jit.trace"](fn, example)
+    captured = VARIANTS["torch.jit.trace"](fn, example)
     captured(*other)
+    print(show("torch.compile", fn, x))             # every graph that Dynamo broke the function into
+    print(show("torch.compile, inductor", fn, x))   # C++ on the CPU, Triton on a GPU
 
 A tracer runs the function and writes down what it does; TorchScript's `script` compiles its source; fx runs it on
 proxies that have no values; Dynamo reads its bytecode, guards what it relies on, and leaves to Python what it can't
@@ -9,20 +11,66 @@ take; export takes all of it, or refuses.
 """
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
+import re
+import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-Way = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+from helpers.lab.arguments import check_choice
+
+from .messages import clean
+
+Function = Callable[..., Any]
+Example = tuple[Any, ...]
 
 TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_trace"
 COMPILE, FULLGRAPH, INDUCTOR = "torch.compile", "torch.compile, fullgraph", "torch.compile, inductor"
 EXPORT, STRICT, REPAIRED = "torch.export", "torch.export, strict", "torch.export, repaired"
+BY_DYNAMO = (COMPILE, FULLGRAPH, INDUCTOR)
+
+
+def exported(
+    fn: Function, example: Example, *, strict: bool = False, dynamic: tuple[Any, ...] | None = None
+) -> torch.export.ExportedProgram:
+    """torch.export of a function or a module; `dynamic` says which sizes may differ, one entry an argument."""
+    return torch.export.export(as_module(fn), example, strict=strict, dynamic_shapes=dynamic)
+
+
+def as_module(fn: Function) -> nn.Module:
+    """A function as a module, which torch.export wants, with the function's own signature."""
+    if isinstance(fn, nn.Module):
+        return fn
+
+    def forward(*args: Any) -> Any:
+        return fn(*args)
+
+    forward.__signature__ = inspect.signature(fn)
+    module = nn.Module()
+    module.forward = forward
+    return module
+
+
+# torch.compile captures when it is first called, and again when a guard fails; the others once, here. With the backend
+# "eager" its graphs are run by torch's own operations, so that only the capture can be wrong.
+VARIANTS: dict[str, Callable[[Function, Example], Function]] = {
+    TRACE: lambda fn, example: torch.jit.trace(fn, example),
+    SCRIPT: lambda fn, example: torch.jit.script(fn),
+    FX: lambda fn, example: torch.fx.symbolic_trace(fn),
+    COMPILE: lambda fn, example: torch.compile(fn, backend="eager"),
+    FULLGRAPH: lambda fn, example: torch.compile(fn, backend="eager", fullgraph=True),
+    INDUCTOR: lambda fn, example: torch.compile(fn),
+    EXPORT: lambda fn, example: exported(fn, example).module(),
+    STRICT: lambda fn, example: exported(fn, example, strict=True).module(),
+}
 
 
 @contextlib.contextmanager
@@ -38,20 +86,20 @@ def silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Nothing that Dynamo kept of other functions counts within, nothing of this stays, and all is silent.
+def isolated() -> Iterator[None]:
+    """Start without what torch.compile has compiled so far, keep nothing of what it compiles within, and be silent.
 
-    What torch.compile keeps belongs to the process: what was compiled before is compiled again when it is next called.
+    Its cache belongs to the process: what was compiled before is compiled again when it is next called.
     """
-    forget()
+    forget_compiled()
     try:
         with silent():
             yield
     finally:
-        forget()
+        forget_compiled()
 
 
-def forget() -> None:
+def forget_compiled() -> None:
     """Forget all that torch.compile has compiled in this process, and its records of it."""
     from torch._dynamo.utils import clear_compilation_metrics
 
@@ -59,52 +107,76 @@ def forget() -> None:
     clear_compilation_metrics()
 
 
-def as_module(fn: Callable[..., Any]) -> nn.Module:
-    """A function as a module, which torch.export wants, with the function's own signature."""
-    if isinstance(fn, nn.Module):
-        return fn
+def show(variant: str, fn: Function, *example: Any) -> str:
+    """What a variant captures of `fn(*example)`: its graph, or the code that inductor generates from it.
 
-    def forward(*args: Any) -> Any:
-        return fn(*args)
-
-    forward.__signature__ = inspect.signature(fn)
-    module = nn.Module()
-    module.forward = forward
-    return module
-
-
-def exported(
-    fn: Callable[..., Any], example: tuple[Any, ...], *, strict: bool = False, dynamic: tuple[Any, ...] | None = None
-) -> torch.export.ExportedProgram:
-    """torch.export of a function or a module; `dynamic` says which sizes may differ, one entry an argument."""
-    return torch.export.export(as_module(fn), example, strict=strict, dynamic_shapes=dynamic)
+    The text is the same on every run: addresses, paths and counters of the process are left out. Raises what capturing
+    raises, and costs what it costs; with inductor some seconds, for kernels are compiled (from no cache) and run.
+    """
+    check_choice(VARIANTS, variant=variant)
+    with isolated(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text = _text(variant, fn, copy.deepcopy(example))
+    lines = [_ORIGIN.sub("", line).rstrip() for line in clean(text).splitlines() if not _LOCATION.match(line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def kept_graphs() -> tuple[list[torch.fx.GraphModule], Callable[..., Any]]:
-    """A backend for torch.compile that runs graphs as they are, and the list that it keeps them in."""
+def generated_code(fn: Function, *example: Any) -> list[str]:
+    """The kernels that inductor generates for `fn(*example)`, without gradients, whole as it wrote them.
+
+    Not what it calls from a library, as a matrix product: such a call has no code of its own.
+    """
+    import torch._functorch.config as autograd
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    written: list[str] = []
+    # From a cache of graphs the code would be loaded, not written.
+    with (
+        isolated(),
+        config.patch(fx_graph_cache=False),
+        autograd.patch(enable_autograd_cache=False),
+        mock.patch.object(GraphLowering, "save_output_code", written.append),
+        torch.no_grad(),
+    ):
+        torch.compile(fn)(*example)
+    return [kernel for module in dict.fromkeys(written) for kernel in _QUOTED.findall(module)]
+
+
+def kernel_body(code: str) -> str:
+    """A generated kernel from its signature on, without the lines that every kernel has alike."""
+    lines = code.splitlines()
+    begin = next((n for n, line in enumerate(lines) if line.startswith(('extern "C"', "def "))), 0)
+    body = [line for line in lines[begin:] if not any(word in line for word in _BOOKKEEPING)]
+    return textwrap.dedent("\n".join(body)).strip()
+
+
+_QUOTED = re.compile(r"async_compile\.(?:cpp\w*|triton)\((?:.|\n)*?r?'''\n?((?:.|\n)*?)'''")
+_ORIGIN = re.compile(r"\s+# (?:\S+\.py\b|<?torch).*$")  # the source line, on a node of TorchScript's
+_LOCATION = re.compile(r"\s*# (?:File:|\S+\.py\b)")  # the source line, over a node of export's
+_BOOKKEEPING = ("inductor_cpu_integer_div_error", "RAIIAtenRecordFunctionHandle", "#include", "#pragma GCC ivdep")
+
+
+def _text(variant: str, fn: Function, example: Example) -> str:
+    if variant == INDUCTOR:
+        return "\n\n".join(map(kernel_body, generated_code(fn, *example)))
+    if variant in BY_DYNAMO:
+        return _dynamo_graphs(fn, example, fullgraph=variant == FULLGRAPH)
+    if variant in (EXPORT, STRICT):
+        program = exported(fn, example, strict=variant == STRICT)
+        return f"{program.graph_module.print_readable(print_output=False)}\n{program.graph_signature}"
+    captured = VARIANTS[variant](fn, example)
+    return captured.code if variant == FX else f"{captured.graph}\n{captured.code}"
+
+
+def _dynamo_graphs(fn: Function, example: Example, fullgraph: bool) -> str:
     graphs: list[torch.fx.GraphModule] = []
 
-    def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def collect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Function:
+        """A backend of torch.compile that runs a graph as it is."""
         graphs.append(graph)
         return graph.forward
 
-    return graphs, keep
-
-
-def compiled(fn: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:
-    """Dynamo alone: the graphs are run by torch's own operations, so that only the capture can be wrong."""
-    return torch.compile(fn, backend="eager", fullgraph=fullgraph)
-
-
-# torch.compile captures when it is first called, and again when a guard fails; the others once, here.
-WAYS: dict[str, Way] = {
-    TRACE: lambda fn, example: torch.jit.trace(fn, example),
-    SCRIPT: lambda fn, example: torch.jit.script(fn),
-    FX: lambda fn, example: torch.fx.symbolic_trace(fn),
-    COMPILE: lambda fn, example: compiled(fn),
-    FULLGRAPH: lambda fn, example: compiled(fn, fullgraph=True),
-    INDUCTOR: lambda fn, example: torch.compile(fn),
-    EXPORT: lambda fn, example: exported(fn, example).module(),
-    STRICT: lambda fn, example: exported(fn, example, strict=True).module(),
-}
-BY_DYNAMO = (COMPILE, FULLGRAPH, INDUCTOR)
+    torch.compile(fn, backend=collect, fullgraph=fullgraph)(*example)
+    parts = [f"# graph {number} of {len(graphs)}\n{graph.code.strip()}" for number, graph in enumerate(graphs, 1)]
+    return "\n\n".join(parts)

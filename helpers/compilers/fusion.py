@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers.lab import compare
-from helpers.lab.machine import device
+from helpers.lab.arguments import check_choice
+from helpers.lab.machine import device, missing_because
+from helpers.lab.records import STATUS
 from helpers.lab.timing import tensors
 
-from . import capture, kernels
+from . import backends, capture, kernels
 
 EAGER, COMPILED, COMBO = "eager", "torch.compile", "torch.compile, combo kernels"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
@@ -28,19 +30,16 @@ VERTICAL, HORIZONTAL = "vertical", "horizontal"
 WIDTH, MANY = 1024, 16
 
 
-class NotHere(Exception):
-    """A way that cannot run on this machine; its text is the row's status."""
-
-
 @dataclass
 class Job:
-    """The ways of doing one thing, each a call that returns its outputs, and the tensors that it must read."""
+    """The variants of doing one thing, each a call that returns its outputs, and the tensors that it must read."""
 
-    ways: dict[str, Callable[[], Any]]
+    variants: dict[str, Callable[[], Any]]
     reads: list[Tensor]
-    before: Callable[[], Any] = lambda: None  # puts back what a call changes
-    compiles: Callable[[], Any] | None = None  # what torch.compile is given, where it isn't the eager way
-    options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})
+    before: Callable[[], Any] = lambda: None  # restores what a call changes
+    compiles: Callable[[], Any] | None = None  # what torch.compile is given, where it isn't the eager variant
+    options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})  # of torch.compile
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of a variant, as `lab.machine` knows them
 
 
 def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -52,8 +51,8 @@ def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
 def pointwise_chain(size: int) -> Job:
     """gelu(x·w + b) + residual: four operations; by hand three, with the `addcmul` that torch has."""
     x, residual, w, b = _tensors((size // WIDTH, WIDTH), (size // WIDTH, WIDTH), (WIDTH,), (WIDTH,))
-    ways = {EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: lambda: F.gelu(torch.addcmul(b, x, w)) + residual}
-    return Job(ways, [x, w, b, residual])
+    variants = {EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: lambda: F.gelu(torch.addcmul(b, x, w)) + residual}
+    return Job(variants, [x, w, b, residual])
 
 
 def chain_and_norm(size: int) -> Job:
@@ -64,8 +63,8 @@ def chain_and_norm(size: int) -> Job:
     def end(h: Tensor) -> Tensor:
         return F.layer_norm(F.gelu(h) + residual, (WIDTH,), gain, shift)
 
-    ways = {EAGER: lambda: end(x * w + b), BY_HAND: lambda: end(torch.addcmul(b, x, w))}
-    return Job(ways, [x, residual, w, b, gain, shift])
+    variants = {EAGER: lambda: end(x * w + b), BY_HAND: lambda: end(torch.addcmul(b, x, w))}
+    return Job(variants, [x, residual, w, b, gain, shift])
 
 
 def swiglu_gate(size: int) -> Job:
@@ -73,13 +72,11 @@ def swiglu_gate(size: int) -> Job:
     g, u = _tensors(*[(size // WIDTH, WIDTH)] * 2)
 
     def by_hand() -> Tensor:
-        if not g.is_cuda:
-            raise NotHere("needs CUDA")
         from helpers.swiglu.triton_kernels import activate
 
         return activate(g, u)
 
-    return Job({EAGER: lambda: F.silu(g) * u, BY_HAND: by_hand}, [g, u])
+    return Job({EAGER: lambda: F.silu(g) * u, BY_HAND: by_hand}, [g, u], needs={BY_HAND: ("CUDA", "triton")})
 
 
 def softmax(size: int) -> Job:
@@ -108,11 +105,11 @@ def layer_norm(size: int) -> Job:
 def many_pointwise(size: int) -> Job:
     """tanh(x)·2 of sixteen tensors that have nothing to do with each other."""
     xs = _tensors(*[(size // MANY,)] * MANY)
-    ways = {
+    variants = {
         EAGER: lambda: [torch.tanh(x) * 2 for x in xs],
         FOREACH: lambda: torch._foreach_mul(torch._foreach_tanh(xs), 2),
     }
-    return Job(ways, xs, options={COMPILED: {}, COMBO: {"combo_kernels": True}})
+    return Job(variants, xs, options={COMPILED: {}, COMBO: {"combo_kernels": True}})
 
 
 def three_linears(size: int) -> Job:
@@ -133,10 +130,10 @@ def adamw(size: int) -> Job:
     random = functools.partial(torch.randn, size // MANY, generator=generator, device=device())
     values, gradients = [random() for _ in range(MANY)], [random() for _ in range(MANY)]
     on_gpu = device().type == "cuda"
-    ways, states = {}, []
-    for way, how in _ADAMW.items():
+    variants, states = {}, []
+    for variant, how in _ADAMW.items():
         parameters = [torch.nn.Parameter(value.clone()) for value in values]
-        # capturable: the count of steps is kept on the GPU, so that no way waits for the host
+        # capturable: the count of steps is kept on the GPU, so that no variant waits for the host
         optimizer = torch.optim.AdamW(parameters, capturable=on_gpu, **how)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
@@ -144,14 +141,14 @@ def adamw(size: int) -> Job:
         moments = [optimizer.state[p][kind] for kind in ("exp_avg", "exp_avg_sq") for p in parameters]
         changed = [p.data for p in parameters] + moments
         states.append(changed + [optimizer.state[p]["step"] for p in parameters])
-        ways[way] = functools.partial(_step, optimizer, changed)
-    begun = [[t.clone() for t in state] for state in states]
+        variants[variant] = functools.partial(_step, optimizer, changed)
+    initial = [[t.clone() for t in state] for state in states]
 
     def before() -> None:
-        for state, then in zip(states, begun, strict=True):
-            torch._foreach_copy_(state, then)
+        for state, first in zip(states, initial, strict=True):
+            torch._foreach_copy_(state, first)
 
-    return Job(ways, states[0] + gradients, before, compiles=ways.pop(COMPILED))
+    return Job(variants, states[0] + gradients, before, compiles=variants.pop(COMPILED))
 
 
 # torch.compile is given the lists: from the loop it would make a kernel for each parameter.
@@ -175,70 +172,67 @@ CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
 }
 
 
-def ways(case: str) -> list[str]:
-    """The ways that a case can be done by; `eager` is the first."""
+def variants(case: str) -> list[str]:
+    """The variants of a case; `eager` is the first."""
     job = _job(case, MANY * WIDTH)
-    return [*job.ways, *job.options]
+    return [*job.variants, *job.options]
 
 
 def _job(case: str, size: int) -> Job:
-    if case not in CASES:
-        raise ValueError(f"case is {case!r}; there are: {', '.join(CASES)}")
+    check_choice(CASES, case=case)
     if size < MANY * WIDTH or size % (MANY * WIDTH):
         raise ValueError(f"size is {size}; it must be a multiple of {MANY * WIDTH}")
     return CASES[case][1](size)
 
 
 @torch.no_grad()
-def measure_fusion(case: str, way: str, size: int, rounds: int = 20) -> dict[str, Any]:
-    """A way of doing a case on `size` elements: kernels, bytes, time beside the eager way's.
+def measure_fusion(case: str, variant: str, size: int, rounds: int = 20) -> dict[str, Any]:
+    """One row about a variant of a case on `size` elements: kernels, bytes moved, time against separate operations.
 
     `kernels` and `bytes_moved` are counted as `kernels.py` says; `bytes_least` is every input read once and every
     output written once; `share_of_least` is the least over what was moved, 1 where no byte is moved twice. The times
-    are of runs in turn with the eager way, whose outputs must agree within `helpers.lab.compare`'s tolerance for their
-    dtype (`error` is the largest difference); `ratio` is to eager's time. A compiled way costs seconds to compile, the
-    optimizer's 20 on a CPU; what the process had compiled before is forgotten.
+    are of runs in turn with the eager variant, whose outputs must agree within `helpers.lab.compare`'s tolerance for
+    their dtype (`error` is the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the
+    optimizer 20 on a CPU; what the process had compiled before is forgotten.
     """
     job = _job(case, size)
-    if way not in (known := [*job.ways, *job.options]):
-        raise ValueError(f"way is {way!r}; of {case!r} there are: {', '.join(known)}")
-    row: dict[str, Any] = {"kind": CASES[case][0], "case": case, "way": way, "size": size, "status": "ok"}
+    check_choice([*job.variants, *job.options], variant=variant)
+    row: dict[str, Any] = {"kind": CASES[case][0], "case": case, "variant": variant, "size": size}
+    compiles = variant in job.options
+    reason = backends.missing_because(backends.COMPILE) if compiles else missing_because(*job.needs.get(variant, ()))
+    if reason:
+        return row | {STATUS: reason}
     job.before()
-    least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(job.ways[EAGER]()))
+    least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(job.variants[EAGER]()))
     try:
-        run, names, moved = _compiled(job, way) if way in job.options else _plain(job, way)
-        compared = compare({EAGER: job.ways[EAGER], way: run}, rounds=rounds, before=job.before)
-    except NotHere as error:
-        return row | {"status": str(error)}
+        run, names, moved = _compiled(job, variant) if compiles else _plain(job, variant)
+        compared = compare({EAGER: job.variants[EAGER], variant: run}, rounds=rounds, before=job.before)
     finally:
-        capture.forget()
-    median, p20, p80 = compared.ratio(way, EAGER)
+        capture.forget_compiled()
     return (
         row
         | {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
         | {"bytes_moved": moved, "bytes_least": least, "share_of_least": least / moved}
-        | compared.timing(way).row()
-        | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80, "error": compared.errors[way]}
+        | compared.row(variant, EAGER)
+        | {"error": compared.errors[variant]}
     )
 
 
-def _plain(job: Job, way: str) -> tuple[Callable[[], Any], list[str], int]:
-    run = job.ways[way]
+def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
+    run = job.variants[variant]
     run()
     job.before()
     names = kernels.kernels(run)
     job.before()
     moved = kernels.eager_bytes(run)
-    if way == BY_HAND and not moved:  # a Triton kernel of its own: every argument once, every result once
+    if variant == BY_HAND and not moved:  # a Triton kernel of its own: every argument once, every result once
         moved = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
     return run, names, moved
 
 
-def _compiled(job: Job, way: str) -> tuple[Callable[[], Any], list[str], int]:
-    if lacking := kernels.no_compiler():
-        raise NotHere(lacking)
-    with kernels.compiling() as scheduled:
-        run = torch.compile(job.compiles or job.ways[EAGER], options=job.options[way])
+def _compiled(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
+    with kernels.inductor_schedule() as scheduled:
+        run = torch.compile(job.compiles or job.variants[EAGER], options=job.options[variant])
         job.before()
         run()
     job.before()

@@ -1,17 +1,18 @@
-"""How many kernels a call runs, by the profiler, and how many bytes those kernels move, by their arguments.
+"""How many kernels a call runs, by torch's profiler, and how many bytes those kernels move, by their arguments.
 
 A kernel is a pass over memory. On CUDA it is what the profiler files as one: copies and fills by the driver don't
-count. On the CPU there is no such event, so a kernel is there
+count. On the CPU there is no such event, so a kernel is
 
-- a function that inductor generated: it is in the profile as `cpp_fused_…` where it was compiled within `compiling()`;
+- a function that inductor generated: it is in the profile as `cpp_fused_…` where it was compiled within
+  `inductor_schedule()`;
 - an operation of torch's that does work and has no such operation inside: by its schema it returns a new tensor or
   writes into an argument, and isn't an allocation. Views, `item` and their like don't count; `aten::mean` doesn't, for
   the `aten::sum` and `aten::div_` inside of it do. Fills and copies inside of an operation are its own, as that of the
   sum's result by zeros.
 
-Where the counts differ from what one would think: a `_foreach` operation is one kernel a list on CUDA (a few, where the
-list is long), and on the CPU a loop over the plain operation, hence one a tensor. A generated C++ function may hold
-several loops, one after the other, and counts as one; so does a fused optimizer on the CPU, with its loop over tensors.
+Counts that may surprise: a `_foreach` operation is one kernel a list on CUDA (a few, where the list is long), and on
+the CPU a loop over the plain operation, hence one a tensor. A generated C++ function may hold several loops, one after
+the other, and counts as one; so does a fused optimizer on the CPU, with its loop over tensors.
 
 Bytes are counted by what each kernel reads and writes at least: every argument once, every result once, whatever the
 cache makes of it. A matrix product that reads a tile several times counts its operands once.
@@ -26,16 +27,13 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.lab.machine import device
 from helpers.lab.timing import synchronize
-from helpers.profiling.read_trace import read_trace
-from helpers.profiling.trace import KERNEL, OP, Event
 
 from . import capture
-from .backends import inductor
 
 GENERATED = "cpp_fused_"
 _FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocate, or view without saying so
@@ -51,11 +49,17 @@ def kernels(fn: Callable[[], Any]) -> list[str]:
     with torch.profiler.profile(activities=activities) as profile:
         fn()
         synchronize()
-    trace = read_trace(profile)
+    events = profile.events()
     if torch.cuda.is_available():
-        return [event.name for event in trace.device if event.kind == KERNEL]
-    outermost = (event for event in trace.host if event.parent is None)
+        return [event.name for event in events if _is_device_kernel(event)]
+    outermost = (event for event in events if event.cpu_parent is None)
     return [_without_graph(name) for event in outermost for name in _passes(event)]
+
+
+def _is_device_kernel(event: FunctionEvent) -> bool:
+    """Also on the device's line are the driver's copies and fills, and the spans of `record_function`."""
+    on_device = event.device_type == torch.autograd.DeviceType.CUDA
+    return on_device and not event.is_user_annotation and not event.name.startswith(("Memcpy ", "Memset "))
 
 
 def _without_graph(name: str) -> str:
@@ -63,10 +67,10 @@ def _without_graph(name: str) -> str:
     return name[name.index(GENERATED) :] if GENERATED in name else name
 
 
-def _passes(event: Event) -> list[str]:
+def _passes(event: FunctionEvent) -> list[str]:
     """The kernels of a host event: those inside of it, or itself."""
-    inside = [name for child in event.children for name in _passes(child)]
-    if event.kind != OP or not (GENERATED in event.name or _works(event.name)):
+    inside = [name for child in event.cpu_children for name in _passes(child)]
+    if not (GENERATED in event.name or _works(event.name)):
         return inside
     return [name for name in inside if name not in _PREPARE] or [event.name]
 
@@ -144,10 +148,10 @@ def eager_bytes(fn: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[list[tuple[str, int]]]:
+def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
     """Within it inductor generates code anew, whose kernels have names in a profile on the CPU too.
 
-    Yields a list that each generated kernel, or call of a library's, is appended to: what it consists of, and the
+    Yields a list that each generated kernel, or call of a library's, is appended to: the names of its parts, and the
     bytes that it moves as inductor's scheduler counts them: each buffer that is read or written once, at most its
     size; what stays inside of a kernel counts nothing.
     """
@@ -160,10 +164,10 @@ def compiling() -> Iterator[list[tuple[str, int]]]:
 
     def codegen(graph: Any) -> Any:
         code = generate(graph)
-        scheduled.extend((node.get_name(), _moved(node)) for node in graph.scheduler.nodes)
+        scheduled.extend((node.get_name(), _scheduled_bytes(node)) for node in graph.scheduler.nodes)
         return code
 
-    capture.forget()
+    capture.forget_compiled()
     # From a cache the code would come without its schedule.
     with (
         capture.silent(),
@@ -174,7 +178,7 @@ def compiling() -> Iterator[list[tuple[str, int]]]:
         yield scheduled
 
 
-def _moved(node: Any) -> int:
+def _scheduled_bytes(node: Any) -> int:
     """The bytes of a scheduled kernel, by the scheduler.
 
     A kernel of a list holds a part for each tensor, often fused ones, and each part runs in blocks of its own: theirs
@@ -184,8 +188,3 @@ def _moved(node: Any) -> int:
 
     parts = node.snodes if isinstance(node, ForeachKernelSchedulerNode) else [node]
     return sum(part.get_read_write_buffers_sizes() for part in parts)
-
-
-def no_compiler() -> str:
-    """What inductor lacks on this machine to make kernels, or nothing."""
-    return inductor.missing(device()) or ""

@@ -1,4 +1,4 @@
-"""How long a model takes to answer, by each runtime; and the same by a timing that is wrong, for comparison.
+"""How long a model takes to answer, by each backend; and the same by a timing that is wrong, for comparison.
 
 A latency is what a caller waits for: from the call until the result is there. So every run ends in a synchronise, and
 begins with an idle device. The inputs are on the device already.
@@ -19,37 +19,37 @@ from helpers.lab.experiment import FAILED
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import relative_error, synchronize, tensors
 
-from . import inputs
+from . import models
 from .backends import (
+    BACKENDS,
     CHANNELS_LAST,
     EAGER,
-    WAYS,
-    ExportFailed,
     agree_within,
     build,
-    compiling,
+    compile_cache,
     first_runs,
     largest_difference,
-    obstacle,
+    missing_because,
     prepare,
     start,
     version,
 )
+from .messages import ExportFailed
 
-# The least number of runs of each way, by how long one takes, and the most.
+# The least number of runs of each backend, by how long one takes, and the most.
 LEAST_RUNS, LEAST_SLOW_RUNS, MOST_RUNS, SLOW_MS = 20, 5, 200, 1000.0
 
-FLAWED_EAGER_RUNS, FLAWED_RUNS, FLAWED_MOST_MS = 10, 100, 20e3  # the lecture's, and where its patience would end
+FLAWED_EAGER_RUNS, FLAWED_RUNS, FLAWED_MOST_MS = 10, 100, 20e3  # the lecture's, and a limit of ours
 
 
-def ways(model: str) -> list[str]:
-    """The ways that are meant for a model; tokens have no channels to put last."""
-    return [way for way in WAYS if way != CHANNELS_LAST or model in inputs.RESNET_MODELS]
+def backends_for(model: str) -> list[str]:
+    """The backends that are meant for a model; tokens have no channels to put last."""
+    return [backend for backend in BACKENDS if backend != CHANNELS_LAST or model in models.RESNET_MODELS]
 
 
 def measure_latency(
     model: str,
-    way: str,
+    backend: str,
     batch: int,
     *,
     precision: str = "fp32",
@@ -58,37 +58,36 @@ def measure_latency(
     cold: bool = True,
     seed: int = 0,
 ) -> Row:
-    """One row: milliseconds of a way and of eager, in turn in this process, once the way's outputs agree with eager's.
+    """One row: milliseconds of a backend and of eager, in turn in this process, once their outputs agree.
 
-    `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `eager_ms` and `speedup` with its spread,
-    round by round; `build_s`, which is export, compilation and the first three runs, as the second and third may still
-    compile or record; `max_difference`, the largest absolute one from eager, and `error`, ‖a − b‖ / ‖b‖. Both ways get
+    `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `baseline_ms` and `speedup`, the ratio of
+    the two medians, with the spread of the rounds' ratios; `build_s`, which is export, compilation and the first three runs, as the second and third may still
+    compile or record; `max_difference`, the largest absolute one from eager, and `error`, ‖a − b‖ / ‖b‖. Both get
     `seconds` of runs together, but at least 20 runs each, and at least 5 where one takes more than a second; with fewer
-    than 100, p99 is next to the slowest. `cold` compiles from an empty cache. A way that can't run here, that fails, or
-    that disagrees, is a row that says so.
+    than 100, p99 is next to the slowest. `cold` compiles from an empty cache. A backend that can't run here, that
+    fails, or that disagrees, is a row that says so.
     """
-    with inputs.products(precision):
-        if reason := obstacle(way, this_device()):
+    with models.products(precision):
+        if reason := missing_because(backend):
             return {STATUS: reason}
         net, data = _placed(model, batch, precision, length, seed)
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            eager = _waited(build(EAGER, net, data, folder), data)
+            eager = waited(build(EAGER, net, data, folder), *data)
             try:
-                start(way)
+                start(backend)
                 own = copy.deepcopy(net)  # what changes a model's layout must not change eager's
                 began = time.perf_counter()
-                run = build(way, own, data, folder, tf32=precision == "tf32", cold=cold)
+                run = build(backend, own, data, folder, tf32=precision == "tf32", cold=cold)
                 build_s = time.perf_counter() - began
-                return _timed(way, _waited(run, data), eager, batch, precision, seconds) | {"build_s": build_s}
-            except Exception as error:
-                if (status := failed(error)) is None:
-                    raise
-                return {STATUS: status}
+                row = _timed(backend, waited(run, *data), eager, batch, precision, seconds)
+            except (Disagreement, ExportFailed) as error:
+                return {STATUS: f"{FAILED}{error}"}
+    return row | {"build_s": build_s}
 
 
 def measure_flawed(
     model: str,
-    way: str,
+    backend: str,
     batch: int = 1,
     *,
     precision: str = "fp32",
@@ -97,37 +96,35 @@ def measure_flawed(
     seed: int = 0,
     **settings: Any,
 ) -> Row:
-    """`measure_latency`'s row, and beside it what the lecture's way of timing says of the same two ways.
+    """`measure_latency`'s row, and what the lecture's timing says of the same two backends.
 
     `flawed_ms` and `flawed_eager_ms` are means over runs that begin with the very first one, nothing waits for the
     device, and the copy of the input to the device is in one of the two only: 10 runs of eager, 100 of the other (10 at
     least, and none after 20 s). `flawed_speedup` is their ratio. On the CPU the copy costs nothing and there is nothing
     to wait for; what is left is the first runs, with what is compiled in them. They come before the right timing, but
-    what the process did earlier they know: eager's first run is dearest in a fresh one.
+    after whatever the process did earlier: eager's first run is dearest in a fresh one.
     """
     settings |= {"precision": precision, "length": length, "cold": cold, "seed": seed}
-    if reason := obstacle(way, this_device()):
+    if reason := missing_because(backend):
         return {STATUS: reason}
-    with inputs.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with models.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         net, data = _placed(model, batch, precision, length, seed)
-        host = tuple(tensor.cpu() for tensor in data)
+        on_host = tuple(tensor.cpu() for tensor in data)
         eager = prepare(EAGER, net, data, folder)
         eager_ms, _ = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
         try:
-            start(way)
-            with compiling(way, folder, cold):
-                run = prepare(way, copy.deepcopy(net), data, folder, tf32=precision == "tf32")
-                with first_runs(way):
+            start(backend)
+            with compile_cache(backend, folder, cold):
+                run = prepare(backend, copy.deepcopy(net), data, folder, tf32=precision == "tf32")
+                with first_runs(backend):
                     flawed_ms, n = flawed_mean(
-                        lambda: run(*(tensor.to(data[0].device) for tensor in host)), FLAWED_RUNS
+                        lambda: run(*(tensor.to(data[0].device) for tensor in on_host)), FLAWED_RUNS
                     )
                     synchronize()
-        except Exception as error:
-            if (status := failed(error)) is None:
-                raise
-            return {STATUS: status}
-    found = {"flawed_ms": flawed_ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / flawed_ms, "flawed_n": n}
-    return measure_latency(model, way, batch, **settings) | found
+        except ExportFailed as error:
+            return {STATUS: f"{FAILED}{error}"}
+    flawed = {"flawed_ms": flawed_ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / flawed_ms}
+    return measure_latency(model, backend, batch, **settings) | flawed | {"flawed_n": n}
 
 
 def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
@@ -140,65 +137,35 @@ def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
     return float(np.mean(taken)), len(taken)
 
 
-def failed(error: Exception) -> str | None:
-    """A row's status for what went wrong in a way; None for what a caller must hear of: memory, wrong arguments."""
-    return f"{FAILED}{error}" if isinstance(error, (Disagreement, ExportFailed)) else None
+def waited(run: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[], Any]:
+    """A call of `run` on the inputs that returns when the device is done."""
 
-
-def _placed(model: str, batch: int, precision: str, length: int | None, seed: int):
-    """The model in evaluation and its inputs, on the device, in the precision's dtype."""
-    device, dtype = this_device(), inputs.PRECISIONS[precision]
-    data = inputs.example(model, batch, length=length, seed=seed + 1)
-    data = tuple(tensor.to(device, dtype if tensor.is_floating_point() else None) for tensor in data)
-    return inputs.network(model, seed).eval().to(device, dtype), data
-
-
-def _waited(run: Callable, data: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
     def call() -> Any:
-        outputs = run(*data)
+        outputs = run(*inputs)
         synchronize()
         return outputs
 
     return call
 
 
-def _timed(
-    way: str, run: Callable[[], Any], eager: Callable[[], Any], batch: int, precision: str, seconds: float
-) -> Row:
-    reference = [tensor.clone() for tensor in tensors(eager())]
-    outputs = tensors(run())
-    tolerance = agree_within(way, reference[0].dtype, tf32=precision == "tf32")
-    facts = {
-        "max_difference": largest_difference(outputs, reference),
-        "error": max(map(relative_error, outputs, reference)),
-        "tolerance": tolerance,
-        "threads": torch.get_num_threads(),
-        "version": version(way),
-    }
-    both = {EAGER: eager} if way == EAGER else {EAGER: eager, way: run}
-    rounds, warmup = rounds_for(both, seconds)
-    found = compare(both, rounds=rounds, warmup=warmup, tolerance=tolerance)
-    p99 = float(np.percentile(found.samples_ms[way], 99))
-    return speeds(found, way, batch) | {"p99_ms": p99} | facts
-
-
-def speeds(found: Comparison, way: str, batch: int) -> Row:
-    """Times of a way beside eager's; the speed-up is the median of the rounds' ratios."""
-    slower, low, high = found.ratio(EAGER, way)
-    timing = found.timing(way)
+def speeds(compared: Comparison, backend: str, batch: int) -> Row:
+    """Times of a backend and of eager, its baseline, and the speed-up: the ratio of eager's median to the backend's."""
+    timing = compared.timing(backend)
+    speedup, p20, p80 = compared.ratio(EAGER, backend)
     return timing.row() | {
         "samples_per_s": 1e3 * batch / timing.median_ms,
-        "eager_ms": found.timing(EAGER).median_ms,
-        "speedup": slower,
-        "speedup_p20": low,
-        "speedup_p80": high,
+        "baseline": EAGER,
+        "baseline_ms": compared.timing(EAGER).median_ms,
+        "speedup": speedup,
+        "speedup_p20": p20,
+        "speedup_p80": p80,
     }
 
 
-def rounds_for(ways: dict[str, Callable[[], Any]], seconds: float) -> tuple[int, int]:
-    """How many rounds fill the seconds, within bounds, and how many runs warm up. Costs two runs of each way."""
+def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> tuple[int, int]:
+    """How many rounds fill the seconds, within bounds, and how many runs warm up. Costs two runs of each."""
     taken = []
-    for fn in ways.values():
+    for fn in runs.values():
         fn()
         began = time.perf_counter()
         fn()
@@ -206,3 +173,31 @@ def rounds_for(ways: dict[str, Callable[[], Any]], seconds: float) -> tuple[int,
     slow = max(taken) > SLOW_MS
     least = LEAST_SLOW_RUNS if slow else LEAST_RUNS
     return min(max(int(1e3 * seconds / sum(taken)), least), MOST_RUNS), 1 if slow else 3
+
+
+def _placed(model: str, batch: int, precision: str, length: int | None, seed: int):
+    """The model in evaluation and its inputs, on the device, in the precision's dtype."""
+    device, dtype = this_device(), models.PRECISIONS[precision]
+    data = models.example(model, batch, length=length, seed=seed + 1)
+    data = tuple(tensor.to(device, dtype if tensor.is_floating_point() else None) for tensor in data)
+    return models.network(model, seed).eval().to(device, dtype), data
+
+
+def _timed(
+    backend: str, run: Callable[[], Any], eager: Callable[[], Any], batch: int, precision: str, seconds: float
+) -> Row:
+    reference = [tensor.clone() for tensor in tensors(eager())]
+    outputs = tensors(run())
+    tolerance = agree_within(backend, reference[0].dtype, tf32=precision == "tf32")
+    facts = {
+        "max_difference": largest_difference(outputs, reference),
+        "error": max(map(relative_error, outputs, reference)),
+        "tolerance": tolerance,
+        "threads": torch.get_num_threads(),
+        "version": version(backend),
+    }
+    both = {EAGER: eager} if backend == EAGER else {EAGER: eager, backend: run}
+    rounds, warmup = rounds_for(both, seconds)
+    compared = compare(both, rounds=rounds, warmup=warmup, tolerance=tolerance)
+    p99 = float(np.percentile(compared.samples_ms[backend], 99))
+    return speeds(compared, backend, batch) | {"p99_ms": p99} | facts

@@ -22,7 +22,7 @@ def outcomes(counts: pd.DataFrame) -> Figure:
             width = counts[outcome].to_numpy(dtype=float)
             axis.barh(places, width, left=left, color=COLORS[outcome], label=outcome)
             left += width
-        axis.set_yticks(places, counts["way"])
+        axis.set_yticks(places, counts["variant"])
         axis.invert_yaxis()
         axis.set_xlabel("functions")
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -46,14 +46,14 @@ def latency(measured: pd.DataFrame) -> Figure:
             of_model = sorted(
                 ((batch, rows) for (name, batch), rows in panels if name == model), key=lambda panel: panel[0]
             )
-            ways = list(dict.fromkeys(way for _, rows in of_model for way in rows["way"]))
+            ways = list(dict.fromkeys(way for _, rows in of_model for way in rows["backend"]))
             ways = [ways[place] for place in np.argsort(ranks(ways), kind="stable")]
             for place, axis in enumerate(line):
                 if place >= len(of_model):
                     axis.set_axis_off()
                     continue
                 batch, rows = of_model[place]
-                _bars(axis, rows.set_index("way").reindex(ways), ways if place == 0 else [""] * len(ways))
+                _bars(axis, rows.set_index("backend").reindex(ways), ways if place == 0 else [""] * len(ways))
                 axis.set_title(f"{model}, batch {batch}")
                 axis.set_xlabel("times as fast as eager")
     return figure
@@ -74,12 +74,12 @@ def _bars(axis, rows: pd.DataFrame, names: list[str]) -> None:
 def fusion(measured: pd.DataFrame) -> Figure:
     """Kernels, and bytes moved as times the least, of each case by each way."""
     rows = measured[measured["size"] == measured["size"].max()]
-    cases, ways = list(dict.fromkeys(rows["case"])), list(dict.fromkeys(rows["way"]))
+    cases, ways = list(dict.fromkeys(rows["case"])), list(dict.fromkeys(rows["variant"]))
     figure, axes = figures.new(1, 2, height=0.9 + 0.42 * len(cases), sharey=True)
     with figures.style():
         height, places = 0.8 / len(ways), np.arange(len(cases))
         for number, (way, color) in enumerate(zip(ways, (GREY, BLUE, ORANGE, GREEN, PURPLE, YELLOW), strict=False)):
-            found = rows[rows["way"] == way].set_index("case").reindex(cases)
+            found = rows[rows["variant"] == way].set_index("case").reindex(cases)
             at = places + (number - (len(ways) - 1) / 2) * height
             axes[0].barh(at, found["kernels"].fillna(0), height, color=color, label=way)
             axes[1].barh(at, (found["bytes_moved"] / found["bytes_least"]).fillna(0), height, color=color)

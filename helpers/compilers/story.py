@@ -5,21 +5,20 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from helpers.experiments.compilers import LEFT
 from helpers.lab.tables import groups, reached
 
-from .backends import COMPILE, EAGER, ONNX, WAYS
+from .backends import BACKENDS, COMPILE, EAGER, ONNX
 from .semantics import OUTCOMES, SILENT
 
 GOAL_INFERENCE, GOAL_TRAINING = 1.3, 1.25
 
 
 def outcomes(semantics: pd.DataFrame) -> pd.DataFrame:
-    """A row for each specimen and a column for each way: what came of it; a dash where a way has no version of it."""
+    """A row for each case and a column for each way: what came of it; a dash where a way has no version of it."""
     if not len(semantics):
         return semantics
     semantics = _first_device(semantics)
-    table = semantics.pivot_table(index="specimen", columns="way", values="outcome", aggfunc="first", sort=False)
+    table = semantics.pivot_table(index="case", columns="variant", values="outcome", aggfunc="first", sort=False)
     return table.reset_index()
 
 
@@ -33,7 +32,7 @@ def outcome_counts(semantics: pd.DataFrame) -> pd.DataFrame:
     if not len(semantics):
         return semantics
     semantics = _first_device(semantics)
-    counts = semantics.groupby(["way", "outcome"], sort=False).size().unstack(fill_value=0)
+    counts = semantics.groupby(["variant", "outcome"], sort=False).size().unstack(fill_value=0)
     return counts.reindex(columns=list(OUTCOMES), fill_value=0).reset_index()
 
 
@@ -42,48 +41,47 @@ def semantic_verdicts(semantics: pd.DataFrame) -> list[str]:
     if not len(semantics):
         return ["What each way gets wrong has not been looked at yet."]
     said = []
-    for way, found in _first_device(semantics).groupby("way", sort=False):
-        wrong = found[found["outcome"] == SILENT]["specimen"].tolist()
+    for way, found in _first_device(semantics).groupby("variant", sort=False):
+        wrong = found[found["outcome"] == SILENT]["case"].tolist()
         told = f"silently wrong about {', '.join(wrong)}" if wrong else "never silently wrong"
         said.append(f"`{way}`: {told}")
     return said
 
 
-def refusals(semantics: pd.DataFrame, specimen: str) -> pd.DataFrame:
-    """What each way said of one specimen."""
+def refusals(semantics: pd.DataFrame, case: str) -> pd.DataFrame:
+    """What each way said of one case."""
     if not len(semantics):
         return semantics
     rows = _first_device(semantics)
-    rows = rows[rows["specimen"] == specimen]
-    return rows[["way", "outcome", "graphs", "breaks", "said", "line"]]
+    rows = rows[rows["case"] == case]
+    return rows[["variant", "outcome", "graphs", "breaks", "message", "line"]]
 
 
-def latency(plan: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are not left to a GPU: those of a shape together, and the ways in their order."""
-    if not len(plan):
-        return plan
-    rows = plan[plan["status"] != LEFT]
+def latency(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a shape together, and the backends in their order."""
+    if not len(rows):
+        return rows
     shape = [name for name in ("gpu", "model", "batch", "precision") if name in rows]
     # What training computes in is no part of its plan: a row that isn't measured yet doesn't say.
     place = rows.groupby([name for name in shape if rows[name].notna().all()], sort=False).ngroup()
-    return rows.iloc[np.lexsort((ranks(rows["way"]), place))].reset_index(drop=True)
+    return rows.iloc[np.lexsort((ranks(rows["backend"]), place))].reset_index(drop=True)
 
 
-def ranks(ways: Iterable[str]) -> list[int]:
-    """The place of each way among all ways."""
-    order = {way: place for place, way in enumerate(WAYS)}
-    return [order.get(way, len(order)) for way in ways]
+def ranks(backends: Iterable[str]) -> list[int]:
+    """The place of each backend among all."""
+    order = {backend: place for place, backend in enumerate(BACKENDS)}
+    return [order.get(backend, len(order)) for backend in backends]
 
 
 def latency_verdicts(latency: pd.DataFrame) -> list[str]:
     """The fastest way of each model and batch against eager, and whether one reaches the goal."""
     said = []
     for keys, found in groups(latency, ["gpu", "model", "precision", "batch"]):
-        others = found[found["way"] != EAGER]
+        others = found[found["backend"] != EAGER]
         if not len(others):
             continue
         best = others.loc[others["speedup"].idxmax()]
-        told = f"{best['way']} {best['speedup']:.2f}× ({best['speedup_p20']:.2f} to {best['speedup_p80']:.2f})"
+        told = f"{best['backend']} {best['speedup']:.2f}× ({best['speedup_p20']:.2f} to {best['speedup_p80']:.2f})"
         said.append(f"{keys['gpu']}, {keys['model']}, {keys['precision']}, batch {keys['batch']}: {told}")
     for gpu, rows in latency.groupby("gpu", sort=False) if len(latency) else []:
         means = _means(rows)
@@ -99,9 +97,9 @@ def latency_verdicts(latency: pd.DataFrame) -> list[str]:
 
 def _means(latency: pd.DataFrame) -> pd.DataFrame:
     """The speed-ups of ONNX Runtime and compile in fp32: means over the batches, two or more, that a way has."""
-    rows = latency[(latency["precision"] == "fp32") & latency["way"].str.startswith((ONNX, COMPILE))]
-    found = rows.groupby(["model", "way"])["speedup"].agg(["mean", "size"])
-    batches = rows.groupby(["model", "way"])["batch"].agg(lambda sizes: ", ".join(map(str, sorted(sizes))))
+    rows = latency[(latency["precision"] == "fp32") & latency["backend"].str.startswith((ONNX, COMPILE))]
+    found = rows.groupby(["model", "backend"])["speedup"].agg(["mean", "size"])
+    batches = rows.groupby(["model", "backend"])["batch"].agg(lambda sizes: ", ".join(map(str, sorted(sizes))))
     return found.assign(batches=batches)[found["size"] > 1]
 
 
@@ -116,7 +114,7 @@ def flawed_verdicts(flawed: pd.DataFrame) -> list[str]:
     said = []
     for row in flawed.to_dict("records"):
         said.append(
-            f"{row['gpu']}, {row['model']}, {row['way']}: {row['flawed_speedup']:.2f}× by the lecture's timing, "
+            f"{row['gpu']}, {row['model']}, {row['backend']}: {row['flawed_speedup']:.2f}× by the lecture's timing, "
             f"{row['speedup']:.2f}× by the right one"
         )
     return said or ["The lecture's timing has not been repeated yet."]
@@ -127,7 +125,7 @@ def training_verdicts(training: pd.DataFrame) -> list[str]:
     said = []
     for keys, found in groups(training, ["gpu", "model", "batch"]):
         told = ", ".join(
-            f"{row['way']} {row['speedup']:.2f}×" for row in found.to_dict("records") if row["way"] != EAGER
+            f"{row['backend']} {row['speedup']:.2f}×" for row in found.to_dict("records") if row["backend"] != EAGER
         )
         said.append(f"{keys['gpu']}, {keys['model']}, batch {keys['batch']}: {told}")
     gain = training_gain(training)
@@ -143,7 +141,7 @@ def training_gain(training: pd.DataFrame) -> float | None:
     """The best of torch.compile's modes in training on a GPU."""
     if not len(training):
         return None
-    rows = training[training["way"].str.startswith(COMPILE) & ~training["gpu"].str.startswith("CPU")]
+    rows = training[training["backend"].str.startswith(COMPILE) & ~training["gpu"].str.startswith("CPU")]
     return rows["speedup"].max() if len(rows) else None
 
 
@@ -151,7 +149,7 @@ def headlines(semantics: pd.DataFrame, latency: pd.DataFrame, fusion: pd.DataFra
     """An answer to each of the chapter's questions."""
     said = semantic_verdicts(semantics)
     if len(semantics):
-        counts = outcome_counts(semantics).set_index("way")
+        counts = outcome_counts(semantics).set_index("variant")
         worst = counts[SILENT].idxmax()
         none = counts.index[counts[SILENT] == 0].tolist()
         said = [
@@ -159,7 +157,7 @@ def headlines(semantics: pd.DataFrame, latency: pd.DataFrame, fusion: pd.DataFra
             f"never so: {', '.join(f'`{way}`' for way in none) or 'no way'}"
         ]
     large = fusion[fusion["size"] == fusion["size"].max()] if len(fusion) else fusion
-    for keys, found in groups(large[large["way"] == "torch.compile"] if len(large) else large, ["gpu"]):
+    for keys, found in groups(large[large["variant"] == "torch.compile"] if len(large) else large, ["gpu"]):
         faster = (1 / found["ratio"]).sort_values()
         said.append(
             f"{keys['gpu']}: fusing by torch.compile, at the larger size, makes {(faster > 1.03).sum()} of "
@@ -173,7 +171,7 @@ def fusion_verdicts(fusion: pd.DataFrame) -> list[str]:
     said = []
     large = fusion[fusion["size"] == fusion["size"].max()] if len(fusion) else fusion
     for keys, found in groups(large, ["gpu", "case"]):
-        by = found.set_index("way")
+        by = found.set_index("variant")
         if not {EAGER, "torch.compile"} <= set(by.index):
             continue
         before, after = by.loc[EAGER], by.loc["torch.compile"]

@@ -1,4 +1,4 @@
-"""What chapter 7 measures: what each way of capturing gets wrong, what fusion saves, and how fast each runtime is.
+"""What chapter 7 measures: what each variant of capturing gets wrong, what fusion saves, how fast each backend is.
 
 The tables stand in the order in which they are measured: on a GPU whose time is short those of a GPU come first, and
 what is captured wrongly, which takes minutes of a C++ compiler and says the same on every machine, comes last.
@@ -8,15 +8,11 @@ from helpers.compilers import fusion as fused
 from helpers.compilers import latency as latencies
 from helpers.compilers import semantics as captured
 from helpers.compilers import training as trained
-from helpers.compilers.backends import AUTOTUNE, COMPILE, EAGER, ONNX, OVERHEAD, SCRIPT, TRACE, WAYS
-from helpers.compilers.inputs import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
-from helpers.compilers.specimens import SPECIMENS
-from helpers.compilers.successor import deprecations as read_deprecations
-from helpers.lab import device, experiment
-from helpers.lab.records import STATUS, Row
-
-LEFT = "left to a GPU"  # it would take a CPU too long, or say nothing
-ONCE = "left out: built for batch 1 alone, which takes minutes"
+from helpers.compilers.backends import AUTOTUNE, BACKENDS, COMPILE, EAGER, ONNX, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers.capture_cases import CASES
+from helpers.compilers.models import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
+from helpers.lab import experiment
+from helpers.lab.records import Row
 
 
 @experiment(
@@ -25,98 +21,90 @@ ONCE = "left out: built for batch 1 alone, which takes minutes"
     version=2,
 )
 def fusion(case: str, size: int) -> list[Row]:
-    """Kernels and bytes moved by each way of doing the same, and its time beside that of separate operations."""
-    names = fused.ways(case) if size > 2**14 else [fused.EAGER]
-    rows = [fused.measure_fusion(case, way, size) for way in names]
-    return [{name: value for name, value in row.items() if name not in ("case", "size")} for row in rows]
+    """Kernels and bytes moved by each variant of doing the same, and its time against that of separate operations."""
+    names = fused.variants(case) if size > 2**14 else [fused.EAGER]
+    return [fused.measure_fusion(case, variant, size) for variant in names]
+
+
+def _trainings(*shapes: tuple[str, int]) -> list[Row]:
+    return [
+        {"model": model, "batch": batch, "backend": backend} for model, batch in shapes for backend in trained.BACKENDS
+    ]
 
 
 @experiment(
-    small=[{"model": TINY_RESNET, "batch": 2, "way": TRACE}],
-    cpu=[
-        {"model": model, "batch": batch, "way": way}
-        for model, batch in ((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32))
-        for way in trained.WAYS
-    ],
+    small=[{"model": TINY_RESNET, "batch": 2, "backend": TRACE}],
+    cpu=_trainings((RESNET_18, 16), (BERT_BASE, 4)),
+    gpu=_trainings((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32)),
     version=2,
 )
-def training(model: str, batch: int, way: str) -> Row:
+def training(model: str, batch: int, backend: str) -> Row:
     """Steps of training under each compiler, in turn with eager's, once the losses agree; bf16 on a GPU."""
-    if device().type != "cuda" and batch in (128, 32):
-        return {STATUS: LEFT}
     small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {"seconds": 5.0}
-    return trained.measure_training(model, way, batch, **small)
+    return trained.measure_training(model, backend, batch, **small)
 
 
 @experiment(
-    small=[{"model": TINY_RESNET, "way": TRACE, "length": None}],
+    small=[{"model": TINY_RESNET, "backend": TRACE, "length": None}],
     cpu=[
-        {"model": model, "way": way, "length": length}
+        {"model": model, "backend": backend, "length": length}
         for model, length in ((RESNET_18, None), (BERT_BASE, 14))
-        for way in (SCRIPT, TRACE, COMPILE)
+        for backend in (SCRIPT, TRACE, COMPILE)
     ],
     version=2,
 )
-def flawed(model: str, way: str, length: int | None) -> Row:
-    """The lecture's way of timing, and the right one, of the same models in the same process."""
-    return latencies.measure_flawed(model, way, length=length, seconds=1.0 if model == TINY_RESNET else 5.0)
+def flawed(model: str, backend: str, length: int | None) -> Row:
+    """The lecture's timing, and the right one, of the same models in the same process."""
+    return latencies.measure_flawed(model, backend, length=length, seconds=1.0 if model == TINY_RESNET else 5.0)
 
 
-def _latencies() -> list[Row]:
-    """Halves, and BERT's batch of 64, are for a GPU. What the goal is about comes first, for its time may be short.
+def _latencies(*precisions: str) -> list[Row]:
+    """What the goal is about comes first, for a GPU's time may be short.
 
-    That is ONNX Runtime and compile in fp32, at two batches, of both models; then the same ways at the other shapes;
-    then the other ways, and `max-autotune`, which takes longest to build, at the very end.
+    That is ONNX Runtime and compile in fp32, at two batches, of both models; then the same backends at the other
+    shapes; then the other backends, and `max-autotune`, which takes longest to build, at the very end.
     """
     shapes = [("fp32", model, batch) for batch in (1, 8) for model in (RESNET_18, BERT_BASE)]
     shapes += [("fp16", model, batch) for batch in (1, 8, 64) for model in (RESNET_18, BERT_BASE)]
     shapes.append(("fp32", RESNET_18, 64))
     first = (EAGER, COMPILE, OVERHEAD, ONNX)
-    others = tuple(way for way in WAYS if way not in (*first, AUTOTUNE))
+    others = tuple(backend for backend in BACKENDS if backend not in (*first, AUTOTUNE))
     return [
-        {"model": model, "batch": batch, "precision": precision, "way": way}
+        {"model": model, "batch": batch, "precision": precision, "backend": backend}
         for turn in (first, others, (AUTOTUNE,))
         for precision, model, batch in shapes
-        for way in turn
-        if way in latencies.ways(model)
+        for backend in turn
+        if precision in precisions and backend in latencies.backends_for(model)
     ]
 
 
 @experiment(
     small=[
-        {"model": model, "batch": 1, "precision": "fp32", "way": way}
+        {"model": model, "batch": 1, "precision": "fp32", "backend": backend}
         for model in (TINY_RESNET, TINY_BERT)
-        for way in (EAGER, ONNX)
+        for backend in (EAGER, ONNX)
     ],
-    cpu=_latencies(),
+    cpu=_latencies("fp32"),
+    # max-autotune times dozens of kernels for each product and convolution, minutes a build: for batch 1 alone.
+    gpu=[c for c in _latencies("fp32", "fp16") if c["backend"] != AUTOTUNE or c["batch"] == 1],
     version=2,
 )
-def latency(model: str, batch: int, precision: str, way: str) -> Row:
-    """A model's answer to a batch by each runtime, in turn with eager's, once the outputs agree.
-
-    On a GPU `max-autotune` is built for batch 1 alone: it times dozens of kernels for each product and convolution.
-    """
-    on_gpu = device().type == "cuda"
-    if not on_gpu and precision == "fp16":
-        return {STATUS: LEFT}
-    if on_gpu and way == AUTOTUNE and batch > 1:
-        return {STATUS: ONCE}
-    return latencies.measure_latency(
-        model, way, batch, precision=precision, seconds=1.0 if model in (TINY_RESNET, TINY_BERT) else 5.0
-    )
+def latency(model: str, batch: int, precision: str, backend: str) -> Row:
+    """A model's answer to a batch by each backend, in turn with eager's, once the outputs agree."""
+    seconds = 1.0 if model in (TINY_RESNET, TINY_BERT) else 5.0
+    return latencies.measure_latency(model, backend, batch, precision=precision, seconds=seconds)
 
 
 @experiment(small=[{"of": "TorchScript"}], cpu=[{"of": "TorchScript"}])
 def deprecations(of: str) -> list[Row]:
     """What torch itself says of each call that TorchScript consists of, and what there is instead."""
-    return read_deprecations()
+    return captured.deprecations()
 
 
 @experiment(
-    small=[{"specimen": "printing"}],
-    cpu=[{"specimen": name} for name in SPECIMENS],
+    small=[{"case": "printing"}],
+    cpu=[{"case": name} for name in CASES],
 )
-def semantics(specimen: str) -> list[Row]:
-    """A function captured by each way, then called so that it goes another way than its example: what comes of it."""
-    rows = [captured.measure_semantics(specimen, way) for way in captured.ways(specimen)]
-    return [{name: value for name, value in row.items() if name != "specimen"} for row in rows]
+def semantics(case: str) -> list[Row]:
+    """A function captured by each variant, then called so that it takes another path than its example: the outcome."""
+    return [captured.measure_semantics(case, variant) for variant in captured.variants(case)]

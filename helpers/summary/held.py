@@ -41,9 +41,9 @@ HELD = [
     ("06_data_pipelines", "a file that is cut anywhere loses only what is gone, and says so",
      "pipelines/test_formats_faults.py::test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so"),
     ("07_compilers", "what each way of capturing gets right and wrong is the same on every run",
-     "compilers/test_semantics.py::test_a_way_is_right_or_wrong_about_a_specimen"),
+     "compilers/test_semantics.py::test_a_variant_is_right_or_wrong_about_a_case"),
     ("07_compilers", "every way of fusing agrees with separate operations",
-     "compilers/test_fusion.py::test_every_way_agrees_with_the_eager_one"),
+     "compilers/test_fusion.py::test_every_variant_agrees_with_the_eager_one"),
 ]  # fmt: skip
 
 

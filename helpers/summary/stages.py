@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from helpers.batching.attention import without_cudnn_attention
-from helpers.compilers.backends import inductor
+from helpers.compilers import runtimes
 from helpers.lab.arguments import check_positive
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
@@ -126,9 +126,9 @@ def build(stages: frozenset[str], **options: Any) -> Training:
 @contextlib.contextmanager
 def _nothing_compiled() -> Iterator[None]:
     """Inside, nothing that was compiled before is there: it would come for nothing."""
-    inductor.start()
+    runtimes.start_inductor()
     torch._dynamo.reset()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, inductor.empty_cache(Path(folder)):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, runtimes.empty_cache(Path(folder)):
         yield
 
 

@@ -9,9 +9,9 @@ from . import NUMBER, Records, claim
 def _(records, worst, **_):
     rows = records.rows("compilers/semantics")
     rows = rows[rows["gpu"] == _first_device(rows)]
-    silently = (rows["outcome"] == "silently wrong").groupby(rows["way"], sort=False).sum()
+    silently = (rows["outcome"] == "silently wrong").groupby(rows["variant"], sort=False).sum()
     never = ", ".join(f"`{way}`" for way in silently.index if not silently[way]) or "no way"
-    told = {"count": rows["specimen"].nunique(), "wrong": silently.max(), "never": never}
+    told = {"count": rows["case"].nunique(), "wrong": silently.max(), "never": never}
     return told | {"worst": worst if silently[worst] == silently.max() else silently.idxmax()}
 
 
@@ -20,7 +20,7 @@ def _(records, worst, **_):
     "{faster}× as fast"
 )
 def _(records, gpu, case, **_):
-    rows = _larger(records, gpu=gpu, case=case).set_index("way")
+    rows = _larger(records, gpu=gpu, case=case).set_index("variant")
     before, after = rows.loc["eager"], rows.loc["torch.compile"]
     told = {"kind": before["kind"], "before": before["kernels"], "after": after["kernels"]}
     least = before["bytes_least"]
@@ -33,7 +33,7 @@ def _(records, gpu, case, **_):
     "as fast, the worst {worst}×"
 )
 def _(records, gpu, **_):
-    gains = 1 / _larger(records, gpu=gpu, way="torch.compile")["ratio"]
+    gains = 1 / _larger(records, gpu=gpu, variant="torch.compile")["ratio"]
     told = {"faster": sum(gain > 1.03 for gain in gains), "cases": len(gains)}
     return told | {"median": gains.median(), "worst": min(gains)}
 
@@ -41,8 +41,8 @@ def _(records, gpu, **_):
 @claim("{gpu}, {model}, {precision}, batch {batch}: {way} {speedup}× ({low} to {high})", speedup=NUMBER)
 def _(records, gpu, model, precision, batch, **_):
     rows = records.rows("compilers/latency", gpu=gpu, model=model, precision=precision, batch=batch)
-    best = rows[rows["way"] != "eager"].sort_values("speedup", kind="stable", ascending=False).iloc[0]
-    told = {"way": best["way"], "speedup": best["speedup"]}
+    best = rows[rows["backend"] != "eager"].sort_values("speedup", kind="stable", ascending=False).iloc[0]
+    told = {"way": best["backend"], "speedup": best["speedup"]}
     return told | {"low": best["speedup_p20"], "high": best["speedup_p80"]}
 
 
@@ -53,33 +53,35 @@ def _(records, gpu, model, precision, batch, **_):
 )
 def _(records, gpu, way, model, **_):
     rows = records.rows("compilers/latency", gpu=gpu, precision="fp32")
-    rows = rows[rows["way"].str.startswith(("ONNX Runtime", "compile"))]
+    rows = rows[rows["backend"].str.startswith(("ONNX Runtime", "compile"))]
     means = {
-        key: found["speedup"].mean() for key, found in rows.groupby(["model", "way"]) if found["batch"].nunique() > 1
+        key: found["speedup"].mean()
+        for key, found in rows.groupby(["model", "backend"])
+        if found["batch"].nunique() > 1
     }
     best = max(means, key=means.__getitem__)
-    batches = sorted(rows[(rows["model"] == best[0]) & (rows["way"] == best[1])]["batch"])
+    batches = sorted(rows[(rows["model"] == best[0]) & (rows["backend"] == best[1])]["batch"])
     told = {"model": best[0], "way": best[1], "batches": ", ".join(map(str, batches))}
     return told | {"mean": means[best], "verdict": means[best] >= 1.3}
 
 
 @claim("{gpu}, {model}, {way}: {flawed}× by the lecture's timing, {right}× by the right one", model="[^,]+")
 def _(records, gpu, model, way, **_):
-    row = records.one("compilers/flawed", gpu=gpu, model=model, way=way)
+    row = records.one("compilers/flawed", gpu=gpu, model=model, backend=way)
     return {"flawed": row["flawed_eager_ms"] / row["flawed_ms"], "right": row["speedup"]}
 
 
 @claim("{gpu}, {model}, batch {batch}: {told}", told="(?:[^×]+ [0-9.]+×(?:, )?)+")
 def _(records, gpu, model, batch, **_):
     rows = records.rows("compilers/training", gpu=gpu, model=model, batch=batch)
-    others = rows[rows["way"] != "eager"]
-    return {"told": ", ".join(f"{row.way} {row.speedup:.2f}×" for row in others.itertuples())}
+    others = rows[rows["backend"] != "eager"]
+    return {"told": ", ".join(f"{row.backend} {row.speedup:.2f}×" for row in others.itertuples())}
 
 
 @claim("torch.compile in training on a GPU, the best of modes and models: {gain}× ({verdict}: at least 1.25)")
 def _(records, **_):
     rows = records.rows("compilers/training")
-    rows = rows[rows["way"].str.startswith("compile") & ~rows["gpu"].str.startswith("CPU")]
+    rows = rows[rows["backend"].str.startswith("compile") & ~rows["gpu"].str.startswith("CPU")]
     return {"gain": rows["speedup"].max(), "verdict": rows["speedup"].max() >= 1.25}
 
 

@@ -11,36 +11,30 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import Scheduler
 
 from helpers.compilers import capture, fusion, kernels
-from helpers.compilers.fusion import BY_HAND, CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
+from helpers.compilers.fusion import BY_HAND, CASES, COMBO, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
 from helpers.compilers.kernels import eager_bytes, nbytes
+from helpers.lab import machine
 
 SIZE = MANY * WIDTH
 needs_compiler = pytest.mark.usefixtures("compiler")
 
 
-@pytest.fixture
-def compiler():
-    if lacking := kernels.no_compiler():
-        pytest.skip(lacking)
-
-
 on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts a CPU's kernels")
 
 
-def measured(case, way, size=SIZE):
-    row = fusion.measure_fusion(case, way, size, rounds=3)
-    assert row["status"] == "ok"
+def measured(case, variant):
+    row = fusion.measure_fusion(case, variant, SIZE, rounds=3)
     assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert row["ratio"] == row["median_ms"] / row["baseline_ms"]
     assert row["share_of_least"] == row["bytes_least"] / row["bytes_moved"] <= 1
     return row
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_way_agrees_with_the_eager_one(case):
-    for way in fusion.ways(case):
-        if way in (COMPILED, fusion.COMBO) or (case == "SwiGLU gate" and way == BY_HAND):
-            continue
-        assert measured(case, way)["kernels"] >= 1
+def test_every_variant_agrees_with_the_eager_one(case):
+    for variant in fusion.variants(case):
+        if variant not in (COMPILED, COMBO) and (case, variant) != ("SwiGLU gate", BY_HAND):
+            assert measured(case, variant)["kernels"] >= 1
 
 
 @needs_compiler
@@ -56,14 +50,14 @@ def test_vertical_fusion_makes_a_chain_one_kernel_that_moves_the_least():
 @needs_compiler
 @on_the_cpu
 def test_inductor_leaves_products_to_the_library_and_their_number_as_it_is():
-    eager, compiled, one = (measured("three Linears", way) for way in (EAGER, COMPILED, ONE_PRODUCT))
+    eager, compiled, one = (measured("three Linears", variant) for variant in (EAGER, COMPILED, ONE_PRODUCT))
     assert (eager["kernels"], compiled["kernels"], one["kernels"]) == (3, 3, 1)
     assert compiled["bytes_moved"] == eager["bytes_moved"] > one["bytes_moved"] == one["bytes_least"]
 
 
 @on_the_cpu
 def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel():
-    eager, lists, fused = (measured("AdamW", way) for way in (EAGER, FOREACH, FUSED))
+    eager, lists, fused = (measured("AdamW", variant) for variant in (EAGER, FOREACH, FUSED))
     assert eager["kernels"] == lists["kernels"] == 9 * MANY
     assert fused["kernel_names"].split(", ") == ["aten::add_", "aten::_fused_adamw_"]
     assert fused["kernels"] == MANY + 1  # the counts of steps, one by one
@@ -105,13 +99,13 @@ def test_a_kernel_of_a_list_moves_what_its_parts_do():
         config.patch(cpu_backend="triton", graph_partition=False),
         mock.patch.object(Scheduler, "codegen", lambda scheduler: None),
         mock.patch.object(GraphLowering, "save_output_code", stop),
-        kernels.compiling() as scheduled,
+        kernels.inductor_schedule() as scheduled,
         torch.no_grad(),
         pytest.raises(InductorError, match="Scheduled"),
     ):
         torch.compile(job.compiles)()
-    capture.forget()
-    least = nbytes(job.reads) + nbytes(job.ways[EAGER]())
+    capture.forget_compiled()
+    least = nbytes(job.reads) + nbytes(job.variants[EAGER]())
     assert len(scheduled) < MANY, "lists share kernels"
     assert least <= sum(moved for _, moved in scheduled) < 1.01 * least
 
@@ -171,7 +165,7 @@ def test_bytes_of_a_product_are_its_operands_and_its_result():
 
 
 def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr(kernels, "no_compiler", lambda: "not installed: C++ compiler")
+    monkeypatch.setattr(machine, "installed", lambda name: None)
     row = fusion.measure_fusion("softmax", COMPILED, SIZE)
     assert row["status"] == "not installed: C++ compiler"
     assert "kernels" not in row
@@ -179,10 +173,14 @@ def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
         assert fusion.measure_fusion("SwiGLU gate", BY_HAND, SIZE)["status"] == "needs CUDA"
 
 
-def test_the_unknown_is_named():
-    with pytest.raises(ValueError, match="case is 'conv'; there are: pointwise chain"):
-        fusion.measure_fusion("conv", EAGER, SIZE)
-    with pytest.raises(ValueError, match=r"way is 'fused'; of 'softmax' there are: eager, by hand, torch.compile"):
-        fusion.measure_fusion("softmax", FUSED, SIZE)
-    with pytest.raises(ValueError, match="size is 1000; it must be a multiple of 16384"):
-        fusion.measure_fusion("softmax", EAGER, 1000)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("conv", EAGER, SIZE), "case is 'conv'; valid: 'pointwise chain'"),
+        (("softmax", FUSED, SIZE), "variant is 'fused'; valid: 'eager', 'by hand', 'torch.compile'"),
+        (("softmax", EAGER, 1000), "size is 1000; it must be a multiple of 16384"),
+    ],
+)
+def test_the_unknown_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fusion.measure_fusion(*arguments)

@@ -1,6 +1,5 @@
-"""What each way of capturing makes of functions that are hard to capture. The outcomes hold for torch 2.11 and 2.13."""
+"""What each variant makes of functions that are hard to capture. The outcomes hold for torch 2.11 and 2.13."""
 
-import inspect
 import logging
 import os
 import sys
@@ -8,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from helpers.compilers import capture, semantics, specimens, successor
-from helpers.compilers.backends import inductor
+from helpers.compilers import capture_cases, semantics
 from helpers.compilers.capture import COMPILE, EXPORT, FULLGRAPH, FX, INDUCTOR, REPAIRED, SCRIPT, STRICT, TRACE
+from helpers.compilers.capture_cases import CASES
 from helpers.compilers.semantics import BREAKS, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED, measure_semantics, same
-from helpers.compilers.specimens import SPECIMENS
 from helpers.experiments import compilers as experiments
+from helpers.lab import machine
 
 EXPECTED = {
     "branch on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},
@@ -48,48 +47,36 @@ BY_DYNAMO = {
 }
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS)
-def test_a_way_is_right_or_wrong_about_a_specimen(specimen):
-    found = {way: measure_semantics(specimen, way)["outcome"] for way in EXPECTED[specimen]}
-    assert found == EXPECTED[specimen]
+@pytest.mark.parametrize("case", CASES)
+def test_a_variant_is_right_or_wrong_about_a_case(case):
+    assert {variant: measure_semantics(case, variant)["outcome"] for variant in EXPECTED[case]} == EXPECTED[case]
 
 
-@pytest.mark.parametrize(("specimen", "way"), BY_DYNAMO)
-def test_dynamo_goes_on_in_python_where_it_may(specimen, way):
-    assert measure_semantics(specimen, way)["outcome"] == BY_DYNAMO[specimen, way]
+@pytest.mark.parametrize(("case", "variant"), BY_DYNAMO)
+def test_dynamo_goes_on_in_python_where_it_may(case, variant):
+    assert measure_semantics(case, variant)["outcome"] == BY_DYNAMO[case, variant]
 
 
 @pytest.mark.parametrize("lacking", ["C++ compiler", "Python.h"])
-def test_what_a_machine_lacks_is_not_held_against_a_specimen(lacking, monkeypatch):
-    monkeypatch.setattr(inductor, "installed", lambda name: None if name == lacking else "1")
-    row = measure_semantics("printing", INDUCTOR)
-    assert row == {"specimen": "printing", "way": INDUCTOR, "status": f"not installed: {lacking}"}
-    rows = experiments.semantics.rows({"specimen": "printing"})
-    statuses = {row["way"]: row["status"] for row in rows}
-    assert statuses.pop(INDUCTOR) == f"not installed: {lacking}"
-    assert set(statuses.values()) == {"ok"}
-
-
-def test_a_call_that_torch_does_not_warn_of_is_not_deprecated(monkeypatch):
-    monkeypatch.setattr(successor, "_ANNOUNCE", ())
-    (row,) = experiments.deprecations.configurations("big-gpu")
-    assert {found["deprecated"] for found in experiments.deprecations.rows(row)} == {"no"}
-
-
-def test_a_break_names_the_line_and_counts_the_graphs():
-    row = measure_semantics("branch on data", COMPILE)
-    assert (row["graphs"], row["breaks"], row["recompiles"]) == (2, 1, 0)
-    assert row["line"] == "if x.sum() < 0:"
-
-
-def test_a_recompilation_says_which_guard_failed():
-    row = measure_semantics("string argument", FULLGRAPH)
-    assert (row["graphs"], row["breaks"], row["recompiles"]) == (1, 0, 1)
-    assert "how ==" in row["said"]
+def test_what_a_machine_lacks_is_not_held_against_a_case(lacking, monkeypatch):
+    monkeypatch.setattr(machine, "installed", lambda name: None if name == lacking else "1")
+    status = {row["variant"]: row["status"] for row in experiments.semantics.rows({"case": "printing"})}
+    assert status.pop(INDUCTOR) == f"not installed: {lacking}"
+    assert set(status.values()) == {"ok"}
 
 
 @pytest.mark.parametrize(
-    ("specimen", "way", "line"),
+    ("case", "variant", "counts"),
+    [("branch on data", COMPILE, (2, 1, 0)), ("string argument", FULLGRAPH, (1, 0, 1))],
+)
+def test_breaks_and_recompilations_are_counted(case, variant, counts):
+    row = measure_semantics(case, variant)
+    assert (row["graphs"], row["breaks"], row["recompiles"]) == counts
+    assert row["line"] == "if x.sum() < 0:" if variant == COMPILE else "how ==" in row["message"], "the guard"
+
+
+@pytest.mark.parametrize(
+    ("case", "variant", "line"),
     [
         ("branch on data", EXPORT, "if x.sum() < 0:"),
         ("branch on data", FX, "if x.sum() < 0:"),
@@ -99,28 +86,28 @@ def test_a_recompilation_says_which_guard_failed():
         ("c call", EXPORT, "return len(zlib.compress(x.numpy().tobytes()))"),
     ],
 )
-def test_a_refusal_names_the_line_of_code(specimen, way, line):
-    row = measure_semantics(specimen, way)
+def test_a_refusal_names_the_line_of_code(case, variant, line):
+    row = measure_semantics(case, variant)
     assert (row["outcome"], row["when"], row["line"]) == (REFUSES, "capture", line)
-    assert row["said"]
-    assert "\n" not in row["said"]
+    assert row["message"]
+    assert "\n" not in row["message"]
 
 
-def test_a_graph_of_one_size_is_refused_another_when_it_is_called():
+def test_a_graph_of_one_size_refuses_another_when_it_is_called():
     assert measure_semantics("branch on shape", EXPORT)["when"] == "call"
 
 
 def test_a_row_is_the_same_when_measured_again():
-    for specimen, way in (("branch on data", TRACE), ("dataclass output", TRACE), ("c call", FX), ("item", EXPORT)):
-        assert measure_semantics(specimen, way) == measure_semantics(specimen, way)
+    for case, variant in (("branch on data", TRACE), ("dataclass output", TRACE), ("c call", FX), ("item", EXPORT)):
+        assert measure_semantics(case, variant) == measure_semantics(case, variant)
 
 
 def test_measuring_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     state = sys.stdout, logging.root.manager.disable
     random = torch.get_rng_state()
-    for way in (TRACE, EXPORT, COMPILE):
-        measure_semantics("branch on data", way)
+    for variant in (TRACE, EXPORT, COMPILE):
+        measure_semantics("branch on data", variant)
     assert os.listdir(tmp_path) == []
     assert (sys.stdout, logging.root.manager.disable) == state
     assert torch.equal(torch.get_rng_state(), random)
@@ -128,55 +115,50 @@ def test_measuring_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
     assert torch._dynamo.utils.get_compilation_metrics() == []
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS)
-def test_the_other_arguments_do_something_that_a_frozen_example_would_not(specimen):
-    """Every specimen's second call differs from its first, or the specimen could tell nothing."""
-    case = SPECIMENS[specimen]()
-    first, second = semantics._calls(case, case.fn)
-    assert first.same(second) == (specimen == "random numbers")  # which are the same after the same seed
-
-
-@pytest.mark.parametrize("specimen", [name for name, make in SPECIMENS.items() if make().repaired])
-def test_a_repaired_specimen_computes_the_same(specimen):
-    plain, repaired = SPECIMENS[specimen](), SPECIMENS[specimen]()
-    expected, found = semantics._calls(plain, plain.fn), semantics._calls(repaired, repaired.repaired)
-    assert all(f.same(e) for f, e in zip(found, expected, strict=True))
+@pytest.mark.parametrize("name", CASES)
+def test_a_cases_second_call_differs_from_its_first_and_its_repaired_version_from_neither(name):
+    """A case whose calls were the same could not tell a frozen example from the function."""
+    case = CASES[name]()
+    calls = semantics._calls(case, case.fn)
+    assert calls[0].same(calls[1]) == (name == "random numbers")  # which are the same after the same seed
+    if case.repaired:
+        case = CASES[name]()
+        assert all(r.same(c) for r, c in zip(semantics._calls(case, case.repaired), calls, strict=True))
 
 
 def test_sameness_asks_for_kind_and_values():
     one = torch.ones(2)
     assert same({"a": [one, 1]}, {"a": [one.clone(), 1]})
-    assert not same((one,), [one])
-    assert not same(one, one.double())
-    assert not same(one, one[None])
-    assert not same({"a": one}, {"a": one, "b": one})
-    assert not same(specimens.Statistics(one, one), specimens.Statistics(one, -one))
     assert same(torch.tensor(float("nan")), torch.tensor(float("nan")))
+    statistics = capture_cases.Statistics
+    for other, than in (
+        ((one,), [one]),
+        (one, one.double()),
+        (one, one[None]),
+        ({"a": one}, {"a": one, "b": one}),
+        (statistics(one, one), statistics(one, -one)),
+    ):
+        assert not same(other, than)
 
 
 def test_the_unknown_is_named():
-    with pytest.raises(ValueError, match=r"specimen is 'nothing'; there are: branch on data"):
+    with pytest.raises(ValueError, match=r"case is 'nothing'; valid: 'branch on data'"):
         measure_semantics("nothing", TRACE)
-    with pytest.raises(ValueError, match=r"way is 'torch.jit'; of 'item' there are: torch.jit.trace"):
+    with pytest.raises(ValueError, match=r"variant is 'torch.jit'; valid: 'torch.jit.trace'"):
         measure_semantics("item", "torch.jit")
-    assert REPAIRED not in semantics.ways("item")
-    assert REPAIRED in semantics.ways("loop on data")
+    assert REPAIRED not in semantics.variants("item")
+    assert REPAIRED in semantics.variants("loop on data")
 
 
-def test_torchscript_announces_its_end_in_every_call():
-    rows = successor.deprecations()
-    assert {row["call"] for row in rows} == set(successor.SUCCESSORS)
-    assert all(row["deprecated"] and row["call"] in row["said"] for row in rows)
+def test_torchscript_announces_its_end_in_every_call_and_what_is_not_announced_is_not_deprecated(monkeypatch):
+    rows = semantics.deprecations()
+    assert {row["call"] for row in rows} == set(semantics.SUCCESSORS)
+    assert all(row["deprecated"] == "yes" and row["call"] in row["message"] for row in rows)
+    monkeypatch.setattr(semantics, "_ANNOUNCE", ())
+    assert {row["deprecated"] for row in semantics.deprecations()} == {"no"}
 
 
 def test_an_exported_program_survives_its_bytes_with_both_branches_and_any_batch():
-    rows = successor.round_trip(batches=(1, 5))
+    rows = semantics.round_trip(batches=(1, 5))
     assert [(row["batch"], row["branch"]) for row in rows] == [(1, "h * 2"), (1, "-h"), (5, "h * 2"), (5, "-h")]
     assert all(row["agrees"] for row in rows)
-
-
-def test_a_function_keeps_its_signature_as_a_module():
-    module = capture.as_module(lambda x, how: x + how)
-    assert module(1, 2) == 3
-    assert list(inspect.signature(module.forward).parameters) == ["x", "how"]
-    assert capture.as_module(module) is module

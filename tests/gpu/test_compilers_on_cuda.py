@@ -3,39 +3,37 @@
 import pytest
 import torch
 
-from helpers.compilers import inputs
-from helpers.compilers.backends import AOT, COMPILE, ONNX, OPENVINO, OVERHEAD, TENSORRT, TRACE, obstacle
+from helpers.compilers import missing_because, models
+from helpers.compilers.backends import AOT, COMPILE, ONNX, OPENVINO, OVERHEAD, TENSORRT, TRACE
 from helpers.compilers.latency import flawed_mean, measure_flawed, measure_latency
 from helpers.compilers.training import measure_training
 from helpers.lab import bench
 
-CUDA = torch.device("cuda")
 
-
-def row_of(measure, model, way, batch, **settings):
-    if reason := obstacle(way, CUDA):
+def row_of(measure, model, backend, batch, **settings):
+    if reason := missing_because(backend):
         pytest.skip(reason)
-    row = measure(model, way, batch, seconds=0.2, cold=False, **settings)
+    row = measure(model, backend, batch, seconds=0.2, cold=False, **settings)
     assert "status" not in row, row
     return row
 
 
-@pytest.mark.parametrize("way", [TRACE, COMPILE, OVERHEAD, AOT, ONNX, TENSORRT])
-@pytest.mark.parametrize("model", [inputs.TINY_RESNET, inputs.TINY_BERT])
-def test_every_way_agrees_with_eager(model, way):
-    row = row_of(measure_latency, model, way, 2)
+@pytest.mark.parametrize("backend", [TRACE, COMPILE, OVERHEAD, AOT, ONNX, TENSORRT])
+@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+def test_every_backend_agrees_with_eager(model, backend):
+    row = row_of(measure_latency, model, backend, 2)
     assert row["error"] <= row["tolerance"] <= 1e-3
     assert row["median_ms"] > 0
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_lower_precisions_agree_within_their_dtype(precision):
-    row = row_of(measure_latency, inputs.TINY_BERT, COMPILE, 2, precision=precision)
+    row = row_of(measure_latency, models.TINY_BERT, COMPILE, 2, precision=precision)
     assert row["error"] <= row["tolerance"] <= 3e-2
 
 
 def test_recorded_launches_answer_sooner_than_eager_ones():
-    assert row_of(measure_latency, inputs.TINY_BERT, OVERHEAD, 1)["speedup"] > 1.3
+    assert row_of(measure_latency, models.TINY_BERT, OVERHEAD, 1)["speedup"] > 1.3
 
 
 def test_a_timing_that_waits_for_nothing_misses_the_work():
@@ -48,15 +46,15 @@ def test_a_timing_that_waits_for_nothing_misses_the_work():
 
 
 def test_a_flawed_row_has_both_timings():
-    row = row_of(measure_flawed, inputs.TINY_RESNET, TRACE, 2)
+    row = row_of(measure_flawed, models.TINY_RESNET, TRACE, 2)
     assert row["flawed_speedup"] == pytest.approx(row["flawed_eager_ms"] / row["flawed_ms"])
     assert row["median_ms"] > 0
 
 
-@pytest.mark.parametrize("way", [TRACE, COMPILE, OVERHEAD])
-@pytest.mark.parametrize("model", [inputs.TINY_RESNET, inputs.TINY_BERT])
-def test_training_is_in_bf16_and_learns_as_eager_does(model, way):
-    row = row_of(measure_training, model, way, 4)
+@pytest.mark.parametrize("backend", [TRACE, COMPILE, OVERHEAD])
+@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+def test_training_is_in_bf16_and_learns_as_eager_does(model, backend):
+    row = row_of(measure_training, model, backend, 4)
     assert row["precision"] == "bf16"
     assert row["gradient_error"] <= row["gradient_tolerance"] < 0.5
 
@@ -66,11 +64,11 @@ def test_products_of_fp32_are_not_rounded_unless_asked_for():
     exact = (a.double() @ a.double()).float()
     errors = {}
     for precision in ("fp32", "tf32"):
-        with inputs.products(precision):
+        with models.products(precision):
             errors[precision] = ((a @ a - exact).norm() / exact.norm()).item()
     assert errors["fp32"] < 2e-6
     assert errors["tf32"] > 1e-4
 
 
 def test_openvino_is_for_the_cpu():
-    assert obstacle(OPENVINO, CUDA) in ("runs on the CPU only", "not installed: openvino", "not installed: onnx")
+    assert missing_because(OPENVINO) == "runs on the CPU only"

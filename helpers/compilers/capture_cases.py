@@ -1,16 +1,17 @@
 """Small functions that are hard to capture, each for one reason.
 
-    case = SPECIMENS["branch on data"]()
-    case.fn(*case.example)                # what a way of capturing sees
+    case = CASES["branch on data"]()
+    case.fn(*case.example)                # what a variant of capturing sees
     case.fn(*case.other)                  # what it has to be right about
 
-Every call makes a case of its own, with its own state, so that nothing that one way does is seen by the next.
+Every call makes a case of its own, with its own state, so that nothing that one variant does is seen by the next.
 """
 
 import dataclasses
 import functools
 import inspect
 import textwrap
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from . import our_lib
-
-
-def _nothing(captured: Any) -> None:
-    """Between the two calls, most cases change nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,30 +28,40 @@ class Case:
     fn: Callable[..., Any]
     example: tuple[Any, ...]
     other: tuple[Any, ...]
-    between: Callable[[Any], Any] = _nothing  # what happens between the two calls, to what is called
-    log: list[str] = dataclasses.field(default_factory=list)  # what the function leaves outside of its outputs
-    # How torch.export gets all of it: the same function written otherwise, or sizes declared as dynamic, or both.
+    between: Callable[[Any], Any] = lambda captured: None  # what happens between the two calls, to what is called
+    log: list[str] = dataclasses.field(default_factory=list)  # what the function appends to, outside of its outputs
+    # How torch.export captures all of it: the same function rewritten, or sizes declared as dynamic, or both.
     repaired: Callable[..., Any] | None = None
     dynamic: tuple[Any, ...] | None = None  # dynamic_shapes, one entry an argument
 
 
+def squeeze(y: Tensor) -> Tensor:
+    """Into (−1, 1), by torch's operations: what the lecture's example calls."""
+    return y / (1 + y.abs())
+
+
+def packed_size(x: Tensor) -> int:
+    """How many bytes zlib, a C library, packs the tensor's bytes into. No tracer of torch sees into it."""
+    return len(zlib.compress(x.numpy().tobytes()))
+
+
 def branch_on_data() -> Case:
-    """The lecture's function: which way it goes depends on the values."""
+    """The lecture's function: which branch it takes depends on the values."""
 
     def f1(x: Tensor, y: Tensor) -> Tensor:
         if x.sum() < 0:
             return -y
-        return our_lib.squeeze(y)
+        return squeeze(y)
 
     def repaired(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cond(x.sum() < 0, lambda y: -y, lambda y: our_lib.squeeze(y), (y,))
+        return torch.cond(x.sum() < 0, lambda y: -y, lambda y: squeeze(y), (y,))
 
     x, y = torch.ones(3), torch.linspace(-2, 2, 5)
     return Case(f1, (x, y), (-x, y), repaired=repaired)
 
 
 def branch_on_shape() -> Case:
-    """Which way it goes depends on the number of rows."""
+    """Which branch it takes depends on the number of rows."""
 
     def centre(x: Tensor) -> Tensor:
         if x.shape[0] < 4:
@@ -71,7 +76,7 @@ def branch_on_shape() -> Case:
 
 
 def branch_on_dtype() -> Case:
-    """Which way it goes depends on the type of the elements; no value is asked for."""
+    """Which branch it takes depends on the dtype; no value is asked for."""
 
     def half(x: Tensor) -> Tensor:
         if x.is_floating_point():
@@ -82,7 +87,7 @@ def branch_on_dtype() -> Case:
 
 
 def loop_on_data() -> Case:
-    """How many turns it takes depends on the values."""
+    """The number of iterations depends on the values."""
 
     def shrink(x: Tensor) -> Tensor:
         while x.abs().max() > 1:
@@ -98,7 +103,7 @@ def loop_on_data() -> Case:
 
 
 def assertion_on_data() -> Case:
-    """Refuses what it can't take."""
+    """Raises if a value is negative."""
 
     def root(x: Tensor) -> Tensor:
         assert x.min() >= 0, "negative"
@@ -108,7 +113,7 @@ def assertion_on_data() -> Case:
 
 
 def size_as_a_number() -> Case:
-    """Turns a size into a Python number and computes with it there."""
+    """Converts a size to a Python number and computes with it."""
 
     def scaled(x: Tensor) -> Tensor:
         return x / int(x.shape[0]) ** 0.5
@@ -120,7 +125,7 @@ def size_as_a_number() -> Case:
 
 
 def item() -> Case:
-    """Takes a value out of a tensor into Python and computes with it there."""
+    """Reads a value of a tensor into Python and computes with it."""
 
     def normalised(x: Tensor) -> Tensor:
         largest = x.max().item()
@@ -205,28 +210,28 @@ def numpy_call() -> Case:
 
 
 def c_call() -> Case:
-    """Leaves torch for a C library and multiplies by what that says of the values."""
+    """Leaves torch for a C library and multiplies by its result, which depends on the values."""
 
     def weighted(x: Tensor) -> Tensor:
-        return x * our_lib.packed_size(x)
+        return x * packed_size(x)
 
     def repaired(x: Tensor) -> Tensor:
-        return x * _packed_size()(x)
+        return x * _packed_size_operator()(x)
 
     noise = torch.rand(256, generator=torch.Generator().manual_seed(0))
     return Case(weighted, (torch.ones(256),), (noise,), repaired=repaired)
 
 
 @functools.cache
-def _packed_size() -> Callable[[Tensor], Tensor]:
+def _packed_size_operator() -> Callable[[Tensor], Tensor]:
     """The C call as an operator of torch's: opaque, but in the graph, with the shape of its result declared."""
 
-    @torch.library.custom_op("compilers_specimens::packed_size", mutates_args=())
-    def packed_size(x: Tensor) -> Tensor:
-        return torch.tensor(our_lib.packed_size(x))
+    @torch.library.custom_op("capture_cases::packed_size", mutates_args=())
+    def operator(x: Tensor) -> Tensor:
+        return torch.tensor(packed_size(x))
 
-    packed_size.register_fake(lambda x: x.new_empty((), dtype=torch.int64))
-    return packed_size
+    operator.register_fake(lambda x: x.new_empty((), dtype=torch.int64))
+    return operator
 
 
 def dropout_mode() -> Case:
@@ -272,7 +277,7 @@ def dataclass_output() -> Case:
 
 
 def string_argument() -> Case:
-    """Is told by a string what to do."""
+    """A string argument selects what is computed."""
 
     def reduced(x: Tensor, how: str) -> Tensor:
         if how == "sum":
@@ -282,7 +287,7 @@ def string_argument() -> Case:
     return Case(reduced, (torch.ones(4), "sum"), (torch.ones(4), "mean"))
 
 
-SPECIMENS: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], Case]] = {
     make.__name__.replace("_", " "): make
     for make in (
         branch_on_data,
@@ -308,12 +313,7 @@ SPECIMENS: dict[str, Callable[[], Case]] = {
 }
 
 
-def about(specimen: str) -> str:
-    """What is hard about a specimen, in a sentence."""
-    return inspect.getdoc(SPECIMENS[specimen]) or ""
-
-
-def source(specimen: str) -> str:
-    """The source of a specimen's function, or of its module's class."""
-    fn = SPECIMENS[specimen]().fn
+def source(case: str) -> str:
+    """The source of a case's function, or of its module's class."""
+    fn = CASES[case]().fn
     return textwrap.dedent(inspect.getsource(type(fn) if isinstance(fn, nn.Module) else fn))

@@ -1,4 +1,4 @@
-"""The two models that the chapter's latencies and training steps are about, with random weights and inputs."""
+"""The models whose latency and training steps are measured, ResNet and BERT, with random weights and inputs."""
 
 import contextlib
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import device as this_device
-from helpers.lab.arguments import check_positive
+from helpers.lab import device
+from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.precision import fp32_products
 from helpers.models import Bert, ResNet
 from helpers.models.bert import PRESETS as BERTS
@@ -35,10 +35,11 @@ def network(model: str, seed: int = 0, **changes: Any) -> nn.Module:
         torch.manual_seed(seed)
         if model in RESNET_MODELS:
             net: nn.Module = ResNet.from_name(preset, **changes)
-            _settle(net, size)
+            _randomise_norms(net)
+            _set_running_statistics(net, size)
         else:
             net = Bert.from_name(preset, **changes)
-            _shift(net)
+            _randomise_norms(net)
     return net
 
 
@@ -72,16 +73,22 @@ def classes_of(model: str) -> int:
 
 def products(precision: str) -> contextlib.AbstractContextManager[None]:
     """Inside, products and convolutions on a GPU are of that precision. The CPU has no TF32."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; allowed: {', '.join(map(repr, PRECISIONS))}")
-    if precision == "tf32" and this_device().type != "cuda":
-        raise ValueError("precision is 'tf32', which needs CUDA; allowed on the CPU: 'fp32', 'fp16', 'bf16'")
+    check_choice(PRECISIONS, precision=precision)
+    if precision == "tf32" and device().type != "cuda":
+        raise ValueError("precision is 'tf32', which needs CUDA; valid on the CPU: 'fp32', 'fp16', 'bf16'")
     return fp32_products(tf32=precision == "tf32")
 
 
-def _settle(net: ResNet, size: int) -> None:
-    """Batch norms learn the means of random pictures: as they start, a backend that dropped them would not be found."""
-    _shift(net)
+def _randomise_norms(net: nn.Module) -> None:
+    """Norms get weights other than 1 and biases other than 0: as they start, a backend could drop them unnoticed."""
+    for module in net.modules():
+        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+            nn.init.uniform_(module.weight, 0.8, 1.2)
+            nn.init.normal_(module.bias, std=0.1)
+
+
+def _set_running_statistics(net: ResNet, size: int) -> None:
+    """Batch norms learn the means of random pictures, for the same reason."""
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     with torch.no_grad():
         for norm in norms:
@@ -91,15 +98,6 @@ def _settle(net: ResNet, size: int) -> None:
             norm.momentum = 0.1
 
 
-def _shift(net: nn.Module) -> None:
-    """Norms get weights other than 1 and biases other than 0, for the same reason."""
-    for module in net.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
-            nn.init.uniform_(module.weight, 0.8, 1.2)
-            nn.init.normal_(module.bias, std=0.1)
-
-
 def _named(model: str) -> tuple[str, int]:
-    if model not in MODELS:
-        raise ValueError(f"unknown model {model!r}; valid: {', '.join(MODELS)}")
+    check_choice(MODELS, model=model)
     return MODELS[model]

@@ -1,32 +1,29 @@
 """Training by compiled models: the same gradients and losses as eager, or a row that says otherwise."""
 
 import copy
-import shutil
 
 import pytest
 import torch
 from torch import nn
 
-from helpers.compilers import inputs, training
-from helpers.compilers.backends import COMPILE, EAGER, SCRIPT, TRACE
-from helpers.compilers.training import gradients, measure_training, same_gradient, same_losses, stepper, trainable
+from helpers.compilers import models, training
+from helpers.compilers.backends import COMPILE, EAGER, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers.training import (
+    gradients,
+    measure_training,
+    same_gradient,
+    same_losses,
+    trainable,
+    training_step,
+)
 from helpers.lab import Disagreement
 from helpers.lab.timing import relative_error
 
-needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="needs a C++ compiler")
 
-
-@pytest.mark.parametrize(
-    ("model", "way", "optimizer"),
-    [
-        (inputs.TINY_RESNET, TRACE, "sgd"),
-        (inputs.TINY_RESNET, SCRIPT, "sgd"),
-        (inputs.TINY_BERT, TRACE, "adamw"),
-        (inputs.TINY_BERT, SCRIPT, "adamw"),
-    ],
-)
-def test_torchscript_learns_as_eager_does(model, way, optimizer):
-    row = measure_training(model, way, 4, precision="fp32", seconds=0.1)
+@pytest.mark.parametrize(("model", "optimizer"), [(models.TINY_RESNET, "sgd"), (models.TINY_BERT, "adamw")])
+@pytest.mark.parametrize("backend", [TRACE, SCRIPT])
+def test_torchscript_learns_as_eager_does(model, optimizer, backend):
+    row = measure_training(model, backend, 4, precision="fp32", seconds=0.1)
     assert row["optimizer"] == optimizer
     assert row["steps"] == 5
     assert row["n"] >= 20
@@ -37,7 +34,7 @@ def test_torchscript_learns_as_eager_does(model, way, optimizer):
 
 
 def test_autocast_is_the_same_inside_a_trace():
-    row = measure_training(inputs.TINY_BERT, TRACE, 4, precision="bf16", seconds=0.1)
+    row = measure_training(models.TINY_BERT, TRACE, 4, precision="bf16", seconds=0.1)
     assert row["gradient_error"] <= row["gradient_tolerance"] == 1.25 * row["eager_gradient_error"] + 0.02
     assert row["loss_difference"] <= row["tolerance"] == 0.1
 
@@ -54,11 +51,11 @@ class Unrounded(nn.Module):
             return self.model(*inputs)
 
 
-def test_a_way_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_further_from_fp32(monkeypatch):
-    monkeypatch.setattr(training.torchscript, "scripted", Unrounded)
-    row = measure_training(inputs.TINY_RESNET, SCRIPT, 8, precision="bf16", seconds=0.1)
+def test_a_backend_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_further_from_fp32(monkeypatch):
+    monkeypatch.setattr(training.runtimes, "scripted", Unrounded)
+    row = measure_training(models.TINY_RESNET, SCRIPT, 8, precision="bf16", seconds=0.1)
     assert row["gradient_error"] < 1e-6, "it computes in fp32"
-    assert row["eager_gradient_error"] > training.TOLERANCE["bf16"], "eager is far from fp32, and so from this way"
+    assert row["eager_gradient_error"] > training.TOLERANCE["bf16"], "eager is far from fp32, and so from this backend"
 
 
 def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_more():
@@ -78,43 +75,46 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
 
 
 def test_the_gradient_in_fp32_leaves_the_model_as_it_was():
-    net, data = trainable(inputs.TINY_RESNET), inputs.example(inputs.TINY_RESNET, 4)
-    before, targets = copy.deepcopy(net.state_dict()), inputs.labels(10, 4)
+    net, data = trainable(models.TINY_RESNET), models.example(models.TINY_RESNET, 4)
+    before, targets = copy.deepcopy(net.state_dict()), models.labels(10, 4)
     found = training.gradient_in_fp32(net, data, targets)
     torch.testing.assert_close(dict(net.state_dict()), dict(before))
     assert all(parameter.grad is None for parameter in net.parameters())
-    stepper(EAGER, net, data, targets, "sgd", "fp32")()
+    training_step(EAGER, net, data, targets, "sgd", "fp32")()
     assert relative_error(found, gradients(net)) < 1e-6
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_step_learns_as_an_eager_one():
     net, data, targets = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6), torch.ones(5)
-    steps = {way: stepper(way, copy.deepcopy(net), (data,), targets.long(), "sgd", "fp32") for way in (EAGER, COMPILE)}
-    losses = {way: [float(step()) for _ in range(4)] for way, step in steps.items()}
+    steps = {
+        backend: training_step(backend, copy.deepcopy(net), (data,), targets.long(), "sgd", "fp32")
+        for backend in (EAGER, COMPILE)
+    }
+    losses = {backend: [float(step()) for _ in range(4)] for backend, step in steps.items()}
     assert losses[COMPILE] == pytest.approx(losses[EAGER], rel=1e-5)
     assert losses[EAGER][-1] < losses[EAGER][0]
 
 
 @pytest.mark.parametrize("optimizer", training.OPTIMIZERS)
-@pytest.mark.parametrize("model", [inputs.TINY_RESNET, inputs.TINY_BERT])
+@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
 def test_steps_lower_the_loss(model, optimizer):
-    net, targets = trainable(model), inputs.labels(inputs.classes_of(model), 8)
-    step = stepper(EAGER, net, inputs.example(model, 8), targets, optimizer, "fp32")
+    net, targets = trainable(model), models.labels(models.classes_of(model), 8)
+    step = training_step(EAGER, net, models.example(model, 8), targets, optimizer, "fp32")
     losses = [float(step()) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
 def test_tracing_leaves_the_running_means_as_they_were():
-    net, data = trainable(inputs.TINY_RESNET), inputs.example(inputs.TINY_RESNET, 4)
+    net, data = trainable(models.TINY_RESNET), models.example(models.TINY_RESNET, 4)
     before = {name: tensor.clone() for name, tensor in net.named_buffers()}
-    stepper(TRACE, net, data, inputs.labels(10, 4), "sgd", "fp32")
+    training_step(TRACE, net, data, models.labels(10, 4), "sgd", "fp32")
     torch.testing.assert_close(dict(net.named_buffers()), before)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("wrong", ["gradient", "loss"])
-def test_a_way_that_learns_something_else_is_a_row_that_says_so(wrong, precision, monkeypatch):
+def test_a_backend_that_learns_something_else_is_a_row_that_says_so(wrong, precision, monkeypatch):
     class Wrong(nn.Module):
         """The right result with half the gradient, or twice the result."""
 
@@ -126,8 +126,8 @@ def test_a_way_that_learns_something_else_is_a_row_that_says_so(wrong, precision
             y = self.model(*inputs)
             return y / 2 + y.detach() / 2 if wrong == "gradient" else 2 * y
 
-    monkeypatch.setattr(training.torchscript, "scripted", Wrong)
-    row = measure_training(inputs.TINY_BERT, SCRIPT, 4, precision=precision, seconds=0.1)
+    monkeypatch.setattr(training.runtimes, "scripted", Wrong)
+    row = measure_training(models.TINY_BERT, SCRIPT, 4, precision=precision, seconds=0.1)
     assert row["status"].startswith("failed: 'TorchScript, script' has a gradient that differs")
     assert "median_ms" not in row
 
@@ -147,8 +147,8 @@ def test_a_step_that_fails_after_the_first_is_a_row_that_says_so(at, monkeypatch
                 raise RuntimeError("no code for this device")
             return self.model(*inputs)
 
-    monkeypatch.setattr(training.torchscript, "scripted", Failing)
-    row = measure_training(inputs.TINY_BERT, SCRIPT, 4, precision="fp32", seconds=0.1)
+    monkeypatch.setattr(training.runtimes, "scripted", Failing)
+    row = measure_training(models.TINY_BERT, SCRIPT, 4, precision="fp32", seconds=0.1)
     assert row["status"] == "failed: compile failed: no code for this device"
 
 
@@ -168,9 +168,9 @@ def test_building_ends_with_the_third_step(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: clock[-1])
     monkeypatch.setattr(training, "compare", lambda both, **settings: None)
     monkeypatch.setattr(training, "rounds_for", lambda both, seconds: (1, 1))
-    monkeypatch.setattr(training, "speeds", lambda found, way, batch: {})
-    monkeypatch.setattr(training.torchscript, "scripted", Slow)
-    row = measure_training(inputs.TINY_BERT, SCRIPT, 4, precision="fp32", seconds=0.1)
+    monkeypatch.setattr(training, "speeds", lambda compared, backend, batch: {})
+    monkeypatch.setattr(training.runtimes, "scripted", Slow)
+    row = measure_training(models.TINY_BERT, SCRIPT, 4, precision="fp32", seconds=0.1)
     assert row["build_s"] == pytest.approx(0.3)
 
 
@@ -182,9 +182,9 @@ def test_the_first_step_that_differs_is_named():
 
 
 def test_both_start_from_the_same_weights_and_have_gradients_of_all():
-    one, other = trainable(inputs.TINY_BERT), trainable(inputs.TINY_BERT)
+    one, other = trainable(models.TINY_BERT), trainable(models.TINY_BERT)
     torch.testing.assert_close(one.state_dict(), other.state_dict())
-    stepper(EAGER, one, inputs.example(inputs.TINY_BERT, 2), inputs.labels(2, 2), "adamw", "fp32")()
+    training_step(EAGER, one, models.example(models.TINY_BERT, 2), models.labels(2, 2), "adamw", "fp32")()
     unused = one.encoder.segments.weight[1].numel()  # no token is of the second segment
     assert len(gradients(one)) == sum(parameter.numel() for parameter in one.parameters())
     assert (gradients(one) != 0).sum() <= len(gradients(one)) - unused
@@ -193,20 +193,20 @@ def test_both_start_from_the_same_weights_and_have_gradients_of_all():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 def test_what_cannot_run_here_is_a_row_that_says_why():
-    row = measure_training(inputs.TINY_RESNET, "compile, reduce-overhead", 2)
+    row = measure_training(models.TINY_RESNET, OVERHEAD, 2)
     assert row == {"precision": "fp32", "optimizer": "sgd", "status": "needs CUDA"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"way": "ONNX Runtime"}, "way is 'ONNX Runtime'; allowed: 'eager', 'TorchScript, trace'"),
-        ({"precision": "fp16"}, "precision is 'fp16'; allowed: 'fp32', 'tf32', 'bf16'"),
-        ({"optimizer": "lion"}, "optimizer is 'lion'; allowed: 'sgd', 'adamw'"),
+        ({"backend": "ONNX Runtime"}, "backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"),
+        ({"precision": "fp16"}, "precision is 'fp16'; valid: 'fp32', 'tf32', 'bf16'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'; valid: 'sgd', 'adamw'"),
         ({"steps": 0}, "steps is 0"),
         ({"batch": 0}, "batch is 0"),
     ],
 )
-def test_wrong_arguments_are_named(settings, said):
-    with pytest.raises(ValueError, match=said):
-        measure_training(**{"model": inputs.TINY_RESNET, "way": EAGER, "batch": 2} | settings)
+def test_wrong_arguments_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        measure_training(**{"model": models.TINY_RESNET, "backend": EAGER, "batch": 2} | settings)

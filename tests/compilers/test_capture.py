@@ -1,0 +1,135 @@
+"""What each variant captured, as text; and what torch says when it refuses, in a line."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.compilers import show
+from helpers.compilers.capture import (
+    COMPILE,
+    EXPORT,
+    FULLGRAPH,
+    FX,
+    INDUCTOR,
+    SCRIPT,
+    TRACE,
+    as_module,
+    generated_code,
+    kernel_body,
+)
+from helpers.compilers.capture_cases import CASES, source
+from helpers.compilers.messages import clean, failure_line, failures_named, first_line
+
+
+def branch(variant):
+    case = CASES["branch on data"]()
+    return show(variant, case.fn, *case.example)
+
+
+def gelu_sum(x):
+    return F.gelu(x * 2).sum(-1)
+
+
+def test_a_trace_has_one_path_and_a_script_both():
+    assert "aten::neg" not in branch(TRACE)
+    assert "aten::div" in branch(TRACE)
+    assert {"prim::If", "aten::neg"} <= set(branch(SCRIPT).replace("(", " ").split())
+
+
+def test_dynamo_shows_every_graph_that_it_broke_the_function_into():
+    text = branch(COMPILE)
+    assert text.index("# graph 1 of 2") < text.index("sum()") < text.index("# graph 2 of 2") < text.index("abs()")
+
+
+@pytest.mark.parametrize(
+    ("variant", "error"), [(FX, torch.fx.proxy.TraceError), (FULLGRAPH, torch._dynamo.exc.Unsupported)]
+)
+def test_what_cannot_be_captured_raises_what_capturing_raises(variant, error):
+    with pytest.raises(error):
+        branch(variant)
+
+
+def test_export_shows_operations_with_their_shapes():
+    text = show(EXPORT, gelu_sum, torch.ones(4, 8))
+    assert 'gelu: "f32[4, 8]" = torch.ops.aten.gelu.default' in text
+    assert "sum_1: USER_OUTPUT" in text
+
+
+@pytest.mark.parametrize("variant", [TRACE, SCRIPT, FX, COMPILE, EXPORT])
+def test_text_is_the_same_every_time_and_names_no_address_and_no_path(variant):
+    first = show(variant, gelu_sum, torch.ones(4, 8))
+    assert first == show(variant, gelu_sum, torch.ones(4, 8))
+    assert not any(word in first for word in ("0x", __file__, "/tmp"))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_inductor_writes_one_kernel_for_a_chain():
+    x = torch.ones(4, 8)
+    (kernel,) = generated_code(gelu_sum, x)
+    body = kernel_body(kernel)
+    assert body.startswith('extern "C"')
+    assert "erf" in body
+    assert "#include" in kernel
+    assert "#include" not in body
+    assert show(INDUCTOR, gelu_sum, x).split() == clean(body).split()
+
+
+def test_a_triton_kernel_is_shown_from_its_signature():
+    written = "import triton\n@triton.jit\ndef triton_poi_fused_0(in_ptr0, xnumel):\n    xnumel = 8\n    x = 1\n"
+    assert kernel_body(written) == "def triton_poi_fused_0(in_ptr0, xnumel):\n    xnumel = 8\n    x = 1"
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(ValueError, match=r"variant is 'xla'; valid: 'torch.jit.trace'"):
+        show("xla", gelu_sum, torch.ones(2))
+
+
+def test_a_function_keeps_its_signature_as_a_module():
+    module = as_module(lambda x, how: x + how)
+    assert module(1, 2) == 3
+    assert list(inspect.signature(module.forward).parameters) == ["x", "how"]
+    assert as_module(module) is module
+
+
+def test_the_source_of_a_case_is_its_functions_or_its_modules():
+    assert source("branch on data").startswith("def f1(x: Tensor, y: Tensor)")
+    assert source("counting in an attribute").startswith("class _Counted(nn.Module)")
+
+
+def test_messages_are_cleaned_of_what_differs_between_runs():
+    assert clean("<f at 0x7f00aa12bb34> in /home/someone/x.py:12") == "<f> in x.py"
+    assert clean("graph_17_cpp_fused_add_0") == "cpp_fused_add_0"
+    assert first_line("\n  said   # there\n more") == "said"
+    assert len(first_line("a" * 1000)) == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "operation"),
+    [
+        ("LoweringException: KeyError\n  target: aten.lu_solve.default\n  args[0]: x", "aten::lu_solve"),
+        ("Fatal error: com.custom:Odd(-1) is not a registered function/op", "com.custom:Odd"),
+        ("Could not find an implementation for Erf(13) node with name 'n'", "Erf"),
+        ("Unknown builtin op: mylib::odd.\nCould not find any similar ops", "mylib::odd"),
+    ],
+)
+def test_a_failure_names_the_operation_in_each_runtimes_words(message, operation):
+    assert failure_line("export", RuntimeError(message)).startswith(f"export failed at {operation}: ")
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_any_error_becomes_one_line(outer, inner):
+    error = RuntimeError(outer)
+    error.__cause__ = ValueError(inner)
+    line = failure_line("export", error)
+    assert line.startswith("export failed")
+    assert len(line.splitlines()) == 1
+    assert len(line) <= 200
+
+
+def test_out_of_memory_stays_what_it_is():
+    with pytest.raises(torch.OutOfMemoryError), failures_named("export"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
