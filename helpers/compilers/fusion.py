@@ -192,8 +192,8 @@ def measure_fusion(case: str, variant: str, size: int, rounds: int = 20) -> dict
     `kernels` and `bytes_moved` are counted as `kernels.py` says; `bytes_least` is every input read once and every
     output written once; `share_of_least` is the least over what was moved, 1 where no byte is moved twice. The times
     are of runs in turn with the eager variant, whose outputs must agree within `helpers.lab.compare`'s tolerance for
-    their dtype (`error` is the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the
-    optimizer 20 on a CPU; what the process had compiled before is forgotten.
+    their dtype (`error` is the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds,
+    of the optimizer 20 on a CPU; what the process had compiled before is forgotten.
     """
     job = _job(case, size)
     check_choice([*job.variants, *job.options], variant=variant)

@@ -60,12 +60,12 @@ def measure_latency(
 ) -> Row:
     """One row: milliseconds of a backend and of eager, in turn in this process, once their outputs agree.
 
-    `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `baseline_ms` and `speedup`, the ratio of
-    the two medians, with the spread of the rounds' ratios; `build_s`, which is export, compilation and the first three runs, as the second and third may still
-    compile or record; `max_difference`, the largest absolute one from eager, and `error`, ‖a − b‖ / ‖b‖. Both get
-    `seconds` of runs together, but at least 20 runs each, and at least 5 where one takes more than a second; with fewer
-    than 100, p99 is next to the slowest. `cold` compiles from an empty cache. A backend that can't run here, that
-    fails, or that disagrees, is a row that says so.
+    `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `baseline_ms` of eager and `speedup`, the
+    ratio of the two medians, with the spread of the rounds' ratios; `build_s`, which is export, compilation and the
+    first three runs, as the second and third may still compile or record; `max_difference`, the largest absolute one
+    from eager, and `error`, ‖a − b‖ / ‖b‖. Both get `seconds` of runs together, but at least 20 runs each, and at least
+    5 where one takes more than a second; with fewer than 100, p99 is next to the slowest. `cold` compiles from an empty
+    cache. A backend that can't run here, that fails, or that disagrees, is a row that says so.
     """
     with models.products(precision):
         if reason := missing_because(backend):
