@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.models.rotary import RopeScaling
+from helpers.models.llama import RopeScaling
 
 # Waves of 6, 20, 63 and 199 positions: the scaling leaves the first as it is, slows the last, and blends between.
 SIZE = {

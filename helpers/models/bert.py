@@ -4,22 +4,21 @@ Computes what transformers' `BertModel` computes on the same weights. q, k and v
 `F.scaled_dot_product_attention`. Nothing in it depends on the data, so that it can be traced, scripted and exported.
 """
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# What is fixed by name; everything else is the constructor's default.
+from .gpt import HIDDEN
+
+# Sizes by name; what isn't listed has the constructor's default.
 PRESETS = {
     "tiny": {"vocab_size": 128, "width": 32, "layers": 2, "heads": 2, "feedforward_size": 64, "max_length": 32},
     "bert-base": {"vocab_size": 30522, "width": 768, "layers": 12, "heads": 12, "feedforward_size": 3072},
 }
 
 INIT_STD = 0.02
-HIDDEN = -1e4  # added to the score of a padded key: its weight is exactly 0 in every dtype, and a row of them is no NaN
 
 
 class Bert(nn.Module):
@@ -142,40 +141,3 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         return self.head(self.encoder(tokens, mask, types)[1])
-
-
-# transformers' names of what is one to one; q, k and v are ours in one.
-NAMES = {
-    "embeddings.word_embeddings": "words",
-    "embeddings.position_embeddings": "positions",
-    "embeddings.token_type_embeddings": "segments",
-    "embeddings.LayerNorm": "norm",
-    "pooler.dense": "pooler",
-}
-LAYER_NAMES = {
-    "attention.output.dense": "attention.out",
-    "attention.output.LayerNorm": "norm1",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "norm2",
-}
-
-
-def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of transformers' `BertModel` under our names; q, k and v are put in one tensor."""
-    kinds = ("weight", "bias")
-    renamed = {
-        f"{ours}.{kind}": state[f"{theirs}.{kind}"]
-        for theirs, ours in NAMES.items()
-        for kind in kinds
-        if f"{theirs}.{kind}" in state  # embeddings have no bias
-    }
-    layers = {int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")}
-    for i in sorted(layers):
-        theirs = f"encoder.layer.{i}."
-        for kind in kinds:
-            parts = [state[f"{theirs}attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-            renamed[f"layers.{i}.attention.qkv.{kind}"] = torch.cat(parts)
-            for name, ours in LAYER_NAMES.items():
-                renamed[f"layers.{i}.{ours}.{kind}"] = state[f"{theirs}{name}.{kind}"]
-    return renamed

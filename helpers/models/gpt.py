@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# What is fixed by name; everything else is the constructor's default.
+# Sizes by name; what isn't listed has the constructor's default.
 PRESETS = {
     "tiny": {"d_model": 64, "num_heads": 4, "num_layers": 2},  # trains on a CPU
     "one-layer": {"d_model": 1024, "num_heads": 8, "num_layers": 1},  # the batching task's
@@ -84,9 +84,8 @@ class GPT2LikeModel(nn.Module):
     kernels for packed documents have none, and want 0.
     """
 
-    project = staticmethod(
-        project
-    )  # how `attend`'s path comes to q, k and v; chapter 3 puts slower products in its place
+    # How the path with `attend` comes to q, k and v; chapter 3 puts slower products in its place.
+    project = staticmethod(project)
 
     def __init__(
         self,

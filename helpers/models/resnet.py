@@ -3,14 +3,13 @@
 Nothing in it depends on the data, so that it can be traced, scripted and exported as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# What is fixed by name; everything else is the constructor's default.
+# Sizes by name; what isn't listed has the constructor's default.
 PRESETS = {
     "tiny": {"blocks": (1, 1), "width": 8, "classes": 10},
     "resnet-18": {"blocks": (2, 2, 2, 2), "width": 64, "classes": 1000},
@@ -95,14 +94,3 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         return self.relu(y + self.downsample(x))
-
-
-def from_torchvision(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict of torchvision's `resnet18` or `resnet34` under our names: its `layer1` is our `stages.0`."""
-    renamed = {}
-    for name, tensor in state.items():
-        first, _, rest = name.partition(".")
-        if first.startswith("layer"):
-            first = f"stages.{int(first.removeprefix('layer')) - 1}"
-        renamed[f"{first}.{rest}"] = tensor
-    return renamed

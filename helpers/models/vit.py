@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# What is fixed by name; everything else is the constructor's default.
+# Sizes by name; what isn't listed has the constructor's default.
 PRESETS = {
     "tiny": {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "heads": 2},  # trains on a CPU
     "clothing": {"image_size": 224, "patch_size": 32, "width": 256, "depth": 12, "heads": 4},  # the profiling task's

@@ -13,8 +13,7 @@ from helpers.lab import device as this_device
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import missing_because
 from helpers.models import Llama
-from helpers.models.llama import preset
-from helpers.models.rotary import RopeScaling
+from helpers.models.llama import RopeScaling, preset
 
 from .measurement import measure
 from .setup import Setup

@@ -22,8 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from helpers.lab import device as this_device
 from helpers.lab.precision import fp32_products
 from helpers.models import Llama
-from helpers.models.llama import eager_attention, eager_rms_norm
-from helpers.models.rotary import eager_rotate
+from helpers.models.llama import eager_attention, eager_rms_norm, eager_rotate
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
 from . import chunked_loss, float8, optimizers

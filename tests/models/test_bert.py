@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.models import Bert
-from helpers.models.bert import Classifier, from_transformers
+from helpers.models.bert import Classifier
 
 VOCABULARY, WIDTH, LAYERS, MLP, POSITIONS = 11, 8, 2, 12, 10
 
@@ -37,6 +37,43 @@ def transformers_state():
         values = torch.sin(0.7 * places + 1.3 * number) / 2 + float("LayerNorm.weight" in name)
         state[name] = values.float().reshape(shape)
     return state
+
+
+# transformers' names of what is one to one; q, k and v are ours in one.
+OUR_NAMES = {
+    "embeddings.word_embeddings": "words",
+    "embeddings.position_embeddings": "positions",
+    "embeddings.token_type_embeddings": "segments",
+    "embeddings.LayerNorm": "norm",
+    "pooler.dense": "pooler",
+}
+OUR_LAYER_NAMES = {
+    "attention.output.dense": "attention.out",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "up",
+    "output.dense": "down",
+    "output.LayerNorm": "norm2",
+}
+
+
+def from_transformers(state):
+    """A state dict of transformers' `BertModel` under our names; q, k and v are put in one tensor."""
+    kinds = ("weight", "bias")
+    renamed = {
+        f"{ours}.{kind}": state[f"{theirs}.{kind}"]
+        for theirs, ours in OUR_NAMES.items()
+        for kind in kinds
+        if f"{theirs}.{kind}" in state  # embeddings have no bias
+    }
+    layers = {int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")}
+    for i in sorted(layers):
+        theirs = f"encoder.layer.{i}."
+        for kind in kinds:
+            parts = [state[f"{theirs}attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+            renamed[f"layers.{i}.attention.qkv.{kind}"] = torch.cat(parts)
+            for name, ours in OUR_LAYER_NAMES.items():
+                renamed[f"layers.{i}.{ours}.{kind}"] = state[f"{theirs}{name}.{kind}"]
+    return renamed
 
 
 def both(name, *shape):

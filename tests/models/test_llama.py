@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from llama_cases import SIZE, TOKENS, numbers
 
 from helpers.models import Llama
-from helpers.models.llama import PRESETS, eager_attention
-from helpers.models.rotary import RopeScaling, rates
+from helpers.models.llama import PRESETS, RopeScaling, eager_attention, rates
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
 # What transformers computed on `llama_cases`: logits of every sixth position, and rates of rotation by preset.

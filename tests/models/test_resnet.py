@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers.models import ResNet
-from helpers.models.resnet import Block, from_torchvision
+from helpers.models.resnet import Block
 
 
 @settings(max_examples=10, deadline=None)
@@ -30,6 +30,17 @@ def test_resnet_18_has_as_many_parameters_as_torchvisions():
     with torch.device("meta"):
         model = ResNet.from_name("resnet-18")
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_689_512
+
+
+def from_torchvision(state):
+    """A state dict of torchvision's `resnet18` or `resnet34` under our names: its `layer1` is our `stages.0`."""
+    renamed = {}
+    for name, tensor in state.items():
+        first, _, rest = name.partition(".")
+        if first.startswith("layer"):
+            first = f"stages.{int(first.removeprefix('layer')) - 1}"
+        renamed[f"{first}.{rest}"] = tensor
+    return renamed
 
 
 def torchvision_state(blocks, width, classes):
