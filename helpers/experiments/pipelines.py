@@ -6,10 +6,9 @@ The tables stand in the order in which they are measured: what a GPU has a part 
 from helpers.lab import experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
-from helpers.pipelines import decoders, format_speed, samples, selection
+from helpers.pipelines import decoders, format_speed, metric_cost, samples, selection
 from helpers.pipelines import jit as python_speed
 from helpers.pipelines import loader as loops
-from helpers.pipelines import metrics as step_metrics
 
 WORKERS = (0, 2, 8)
 COLD, WARM = "cold", "warm"
@@ -38,7 +37,7 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
     if reason := missing_because(*loops.needs(where, decode, pinned)):
         return {STATUS: reason}
     few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
-    found = loops.measure_loader(
+    row = loops.measure_loader(
         workers,
         device=where,
         model="full" if where == "cuda" else "small",
@@ -49,7 +48,12 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
         **few,
     )
     known = ("device", "workers", "decode", "pin_memory", "prefetch_factor", "step_ms", "model")
-    return {name: value for name, value in found.items() if name not in known} | {"device_ms": found["step_ms"]}
+    return _without(row, *known) | {"device_ms": row["step_ms"]}
+
+
+def _without(row: Row, *names: str) -> Row:
+    """A row but for the columns that its configuration has already."""
+    return {name: value for name, value in row.items() if name not in names}
 
 
 @experiment(
@@ -75,13 +79,13 @@ SHOWN = 40  # of an epoch's steps, a row each
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of a metric at steps of an epoch, by each variant; the same scores at the end."""
     every = max(steps // SHOWN, 1)
-    return [row for row in step_metrics.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
+    return [row for row in metric_cost.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
 
 
 @experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
     """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
-    return step_metrics.growth(step_metrics.measure_metrics(steps, batch, classes))
+    return metric_cost.growth(metric_cost.measure_metrics(steps, batch, classes))
 
 
 def _passes() -> list[Row]:
@@ -148,8 +152,8 @@ def forgetting(data: str, variant: str, share: float, budget: str, seed: int) ->
     """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    found = selection.measure_selection(data, variant, share, seed, budget=budget)
-    return {name: value for name, value in found.items() if name not in ("data", "variant", "share", "budget", "seed")}
+    row = selection.measure_selection(data, variant, share, seed, budget=budget)
+    return _without(row, "data", "variant", "share", "budget", "seed")
 
 
 @experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
@@ -157,9 +161,7 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
     """How many samples were forgotten how often."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    return [
-        {name: row[name] for name in ("forgotten", "samples", "share")} for row in selection.distribution(data, seed)
-    ]
+    return [_without(row, "data", "seed") for row in selection.distribution(data, seed)]
 
 
 @experiment(
@@ -174,8 +176,7 @@ def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    found = selection.measure_noise(data, variant, wrong, seed)
-    return {name: value for name, value in found.items() if name not in ("data", "variant", "seed")}
+    return _without(selection.measure_noise(data, variant, wrong, seed), "data", "variant", "seed")
 
 
 @experiment(

@@ -8,7 +8,7 @@ from helpers.lab.machine import missing_because
 from helpers.pipelines import decoders
 from helpers.pipelines.decoders import ImageError, decode, decode_all, measure_decoders
 from helpers.pipelines.loader import JpegCrops, _batch, _Training, convnet, measure_loader
-from helpers.pipelines.metrics import TOLERANCE, VARIANTS, build, measure_metrics, random_batches
+from helpers.pipelines.metric_cost import TOLERANCE, VARIANTS, build, measure_metrics, random_batches
 from helpers.pipelines.samples import example_jpegs
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]

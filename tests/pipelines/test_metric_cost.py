@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
-from helpers.pipelines.metrics import VARIANTS, Metric, Variant, build, growth, measure_metrics, random_batches
+from helpers.pipelines.metric_cost import VARIANTS, Metric, Variant, build, growth, measure_metrics, random_batches
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
 CPU = torch.device("cpu")
