@@ -101,15 +101,6 @@ def test_what_is_kept_and_what_is_dropped_are_everything(samples, percent):
     assert abs(len(dropped) - share * samples) <= 0.5 + 1e-6
 
 
-def test_the_never_learned_are_kept_longest_and_the_unforgettable_dropped_first():
-    tracker = ForgettingTracker(4)  # 0: never learned, 1: forgotten twice, 2: unforgettable, 3: forgotten once
-    for correct in ([0, 1, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0]):
-        tracker.update(torch.arange(4), torch.tensor(correct, dtype=torch.bool))
-    assert tracker.ranking().tolist() == [2, 3, 1, 0]
-    assert tracker.drop(0.25).tolist() == [2]
-    assert tracker.keep(0.25).tolist() == [0]
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.permutations(range(SAMPLES)), st.lists(st.booleans(), min_size=SAMPLES)), max_size=5))
 def test_merged_after_each_epoch_is_exact_though_samples_move_between_trackers(epochs):

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -111,24 +110,14 @@ def test_mapped_data_is_a_slice_of_the_file_and_aligned(folders):
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_label_is_found(name, folders):
-    assert FORMATS[name].open_(folders[name]).find(2).tolist() == list(range(2, 53, 5))
-
-
-@pytest.mark.parametrize("name", HERE)
-def test_a_reader_goes_through_pickle_also_when_files_are_open(name, folders):
+def test_a_reader_finds_labels_counts_from_the_end_too_and_survives_pickle_with_open_files(name, folders):
     reader = FORMATS[name].open_(folders[name])
-    same([reader[5]], numbers(6)[5:])
+    assert reader.find(2).tolist() == list(range(2, 53, 5))
+    same([reader[5], reader[-1]], [numbers(6)[5], numbers(53)[-1]])
     same([pickle.loads(pickle.dumps(reader))[7]], numbers(8)[7:])
-
-
-@pytest.mark.parametrize("name", HERE)
-def test_a_place_counts_from_the_end_too_and_ends_at_the_end(name, folders):
-    reader = FORMATS[name].open_(folders[name])
-    same([reader[-1]], numbers(53)[-1:])
-    for place in (53, -54):
+    for position in (53, -54):
         with pytest.raises(IndexError, match="of a data set of 53 samples"):
-            reader[place]
+            reader[position]
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -269,8 +258,3 @@ def test_wrong_arguments_are_named(folders):
         Stream(reader, rank=2, ranks=2)
     with pytest.raises(ValueError, match="part is -1 of 2"):
         shard([range(3)], -1, 2)
-
-
-def test_labels_of_a_batch_are_a_tensor(folders):
-    reader = FORMATS["mapped"].open_(folders["mapped"])
-    assert torch.equal(collate([reader[1], reader[2]]).labels, torch.tensor([1, 2]))
