@@ -22,10 +22,7 @@ from helpers.rush import peers as others
 from helpers.rush.distributed import Job
 from helpers.rush.distributed import measure as measure_ranks
 from helpers.rush.measurement import PEAKS, epoch, flops_per_token
-from helpers.rush.simulation.analytic import rank_peak
-from helpers.rush.simulation.links import CLUSTERS
-from helpers.rush.simulation.memory import rank_memory
-from helpers.rush.simulation.scaling import predict
+from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"

@@ -2,16 +2,15 @@
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
 rank_peak(job, ranks)       the same, derived by formula
-transfers(job, ranks)       the bytes that ranks exchange in a step; `counted` sees them go by
+transfers(job, ranks)       the bytes that ranks exchange in a step, derived
 predict(job, ranks, …)      the time of a step, from those bytes and the time of computation
 assumptions()               what all of it takes for granted, with sources
 """
 
-from .analytic import Peak, rank_peak
-from .links import CLUSTERS, LINKS, Cluster, Link, assumptions
-from .memory import rank_memory
-from .scaling import predict
-from .traffic import Transfer, counted, totals, transfers
+from .derived import Peak, rank_peak
+from .rank import rank_memory
+from .scaling import CLUSTERS, LINKS, Cluster, Link, assumptions, predict
+from .traffic import Transfer, transfers
 
 __all__ = [
     "CLUSTERS",
@@ -21,10 +20,8 @@ __all__ = [
     "Peak",
     "Transfer",
     "assumptions",
-    "counted",
     "predict",
     "rank_memory",
     "rank_peak",
-    "totals",
     "transfers",
 ]

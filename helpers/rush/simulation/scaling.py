@@ -3,17 +3,112 @@
     predict(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=64, sequence=2048), ranks=64,
             cluster=CLUSTERS[2], compute_ms=900.0)
 
-Nothing of it is measured but `compute_ms`, which `memory.rank_memory` measures on one GPU, the other ranks left out.
-What it takes for granted is listed by `links.assumptions()`.
+Nothing of it is measured but `compute_ms`, which `rank.rank_memory` measures on one GPU, the other ranks left out. How
+fast GPUs exchange bytes is data: each figure with where it is from, for others to doubt and to replace. All that the
+predictions take for granted is listed by `assumptions()`.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from helpers.rush.distributed.strategies import Job
+from helpers.rush.distributed import Job
 
-from .links import START_US, TREE_SHARE, Cluster
 from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
+
+NCCL_LATENCY = "NCCL src/graph/tuning.cc, hwLat of Ring and Tree, Simple: what NCCL itself assumes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What a GPU sends in one direction, and receives at the same time. GB are 1e9 bytes."""
+
+    name: str
+    line_gb_s: float
+    line_source: str
+    gb_s: float  # what collectives reach ("bus bandwidth" of nccl-tests)
+    source: str
+    hop_us: float  # from one rank to the next, in a ring
+    tree_hop_us: float  # and in a tree
+    hop_source: str = NCCL_LATENCY
+
+
+PCIE4 = Link(
+    name="PCIe 4",
+    line_gb_s=31.5,
+    line_source="16 GT/s × 16 lanes × 128/130 / 8",
+    gb_s=21.0,
+    source="github.com/NVIDIA/nccl/issues/841: 8 × A100 80GB PCIe, the best reached there",
+    hop_us=5.7,
+    tree_hop_us=4.0,
+)
+PCIE5 = Link(
+    name="PCIe 5",
+    line_gb_s=63.0,
+    line_source="32 GT/s × 16 lanes × 128/130 / 8",
+    gb_s=28.0,
+    source="github.com/NVIDIA/nccl/issues/1639: 8 × RTX 5090; NVIDIA's comment there: the host is the limit",
+    hop_us=5.7,
+    tree_hop_us=4.0,
+)
+NVLINK4 = Link(
+    name="NVLink 4",
+    line_gb_s=450.0,
+    line_source="H100 and H200 SXM: 18 links × 25 GB/s",
+    gb_s=370.0,
+    source="github.com/NVIDIA/nccl-tests/issues/212, NVIDIA's comment: ring, or anything but an all-reduce with SHARP",
+    hop_us=3.4,
+    tree_hop_us=4.0,
+)
+NDR = Link(
+    name="InfiniBand NDR",
+    line_gb_s=50.0,
+    line_source="400 Gbit/s",
+    gb_s=47.0,
+    source="github.com/NVIDIA/nccl-tests/issues/290, NVIDIA's comment: 46 to 48 for each adapter",
+    hop_us=14.0,
+    tree_hop_us=14.0,
+)
+LINKS = (PCIE4, PCIE5, NVLINK4, NDR)
+
+START_US = 8.4  # of a ring, beside its hops
+START_SOURCE = "NCCL src/graph/tuning.cc, baseLat of Ring/Simple"
+TREE_SHARE = 0.9  # of a ring's bandwidth
+TREE_SOURCE = "NCCL src/graph/tuning.cc: busBw*.9 of Tree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Machines of `gpus` each. `between` is a GPU's share of the network: an adapter of its own, unless said."""
+
+    name: str
+    inside: Link
+    between: Link = NDR
+    gpus: int = 8
+
+
+CLUSTERS = (
+    Cluster(name="PCIe 4", inside=PCIE4),
+    Cluster(name="PCIe 5", inside=PCIE5),
+    Cluster(name="NVLink 4", inside=NVLINK4),
+)
+
+# What `predict` takes for granted, beside the figures above.
+ASSUMPTIONS = (
+    ("rings", "a rank sends (n−1)/n of the bytes, twice for an all-reduce", "nccl-tests doc/PERFORMANCE.md"),
+    ("trees", "an all-reduce takes a tree over the machines where that is faster: fewer hops, a lower rate",
+     "NCCL src/graph/tuning.cc"),
+    ("no SHARP", "switches do not add up; with NVLink SHARP an all-reduce of 8 ranks is 1.3 times as fast",
+     "github.com/NVIDIA/nccl-tests/issues/212: 480 instead of 370 GB/s"),
+    ("several machines", "as many rings as GPUs, each leaving the machine by another adapter; the slower of the two "
+     "kinds of link sets the pace", "how NCCL builds rings; a model, and not checked here"),
+    ("no contention", "no one else is on the network, and computation is not slowed by the copies beside it",
+     "optimistic: NCCL's kernels take some of the GPU's processors and bandwidth"),
+    ("equal ranks", "all ranks compute equally long; none waits for another", "optimistic"),
+    ("backward", "two thirds of the computation, three quarters with full checkpointing", "its products"),
+    ("overlap", "collectives that may hide do so behind all computation of their pass; the first gather of a step and "
+     "the last reduction stand alone", "how DDP and FSDP2 order them; the pace within a pass is taken to be even"),
+)  # fmt: skip
 
 FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the computation, by checkpointing
 
@@ -89,3 +184,22 @@ def check(ranks: int, cluster: Cluster, compute_ms: float) -> None:
         raise ValueError(f"ranks is {ranks}; beyond one machine it must be a multiple of its GPUs, {cluster.gpus}")
     if not compute_ms > 0:
         raise ValueError(f"compute_ms is {compute_ms}; it must be above 0")
+
+
+def assumptions() -> list[dict[str, Any]]:
+    """Rows (what, value, unit, source): every figure and simplification of the predictions."""
+    rows = []
+    for link in LINKS:
+        rows += [
+            _row(f"{link.name}, line rate", link.line_gb_s, "GB/s a GPU and direction", link.line_source),
+            _row(f"{link.name}, reached", link.gb_s, "GB/s a GPU and direction", link.source),
+            _row(f"{link.name}, hop in a ring", link.hop_us, "µs", link.hop_source),
+            _row(f"{link.name}, hop in a tree", link.tree_hop_us, "µs", link.hop_source),
+        ]
+    rows.append(_row("start of a ring", START_US, "µs", START_SOURCE))
+    rows.append(_row("a tree's rate", TREE_SHARE, "of a ring's", TREE_SOURCE))
+    return rows + [_row(what, value, "", source) for what, value, source in ASSUMPTIONS]
+
+
+def _row(what: str, value: float | str, unit: str, source: str) -> dict[str, Any]:
+    return {"what": what, "value": value, "unit": unit, "source": source}

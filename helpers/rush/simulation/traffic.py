@@ -1,4 +1,4 @@
-"""The bytes that ranks exchange in a training step: derived, and counted.
+"""The bytes that ranks exchange in a training step, derived.
 
     transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16"), ranks=8)
 
@@ -8,32 +8,14 @@ algorithm that lets no rank send more than another.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers.rush.distributed import Job
 
-from helpers.rush.distributed.strategies import Job
-from helpers.rush.distributed.training import train_step
-
-from . import rank
-from .activations import FP32
-from .shapes import Shapes, elements, share
+from .shapes import FP32, Shapes, elements, share
 
 GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
 ROUNDS = {GATHER: 1, SCATTER: 1, REDUCE: 2}  # how often (n−1)/n of the bytes leave a rank
-
-# By torch's names.
-KINDS = {
-    "_allgather_base_": GATHER,
-    "all_gather_into_tensor": GATHER,
-    "_reduce_scatter_base_": SCATTER,
-    "reduce_scatter_tensor": SCATTER,
-    "allreduce_": REDUCE,
-    "all_reduce": REDUCE,
-}
 
 
 @dataclass(frozen=True)
@@ -123,42 +105,3 @@ def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
         Transfer("gradients of the norms", REDUCE, 2 * norms, 2 * (2 * layers + 1), AFTER),
         Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
     ]
-
-
-def counted(job: Job, ranks: int) -> dict[str, tuple[int, int]]:
-    """SIMULATION: for each kind of collective its bytes and how many, in a step of a rank that runs without memory."""
-    job.check(ranks)
-    meter = Meter()
-    with rank.weightless(job, ranks, meter) as step:
-        meter.seen.clear()
-        train_step(job, *step)
-    return meter.seen
-
-
-class Meter(TorchDispatchMode):
-    """Sees collectives go by: bytes, each counted whole, and number, by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, tuple[int, int]] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its collectives come here as operations on local tensors
-        result = function(*args, **(kwargs or {}))
-        name = function._schema.name.split("::")[1]
-        if function.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
-            operands = [t for t in torch.utils._pytree.tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
-            kind = KINDS.get(name, name)
-            size, count = self.seen.get(kind, (0, 0))
-            self.seen[kind] = size + max(t.nbytes for t in operands), count + 1
-        return result
-
-
-def totals(found: list[Transfer]) -> dict[str, tuple[int, int]]:
-    """Of each kind, bytes and number: what `counted` returns."""
-    kinds = dict.fromkeys(transfer.kind for transfer in found)
-    return {
-        kind: tuple(sum(column) for column in zip(*[(t.bytes, t.count) for t in found if t.kind == kind], strict=True))
-        for kind in kinds
-    }

@@ -4,16 +4,16 @@
     peak.bytes, peak.moment, peak.parts
 
 It knows weights by their sizes, activations by formula, and the order of a step; it runs no operation, so an answer
-takes a millisecond. `memory.rank_memory` counts or measures the same step.
+takes a millisecond. `rank.rank_memory` counts or measures the same step.
 """
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from helpers.rush.distributed import Job
 
-from .activations import FP32, Activations
-from .shapes import Shapes, elements, largest, share
-from .tally import Tally
+from .shapes import FP32, Activations, Shapes, elements, largest, share
 
 STEP_COUNTER = 512  # AdamW's count of steps, one for each weight: 4 bytes, in the allocator's smallest block
 
@@ -27,6 +27,47 @@ class Peak:
     parts: dict[str, int]
 
 
+@dataclass
+class Allocations:
+    """Bytes held now, by what they are for, and how they stood when together they were the most."""
+
+    parts: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    moment: str = ""  # of the peak
+
+    def add(self, moment: str, **sizes: int) -> None:
+        """Allocate bytes for each part."""
+        for part, size in sizes.items():
+            self.parts[part] = self.parts.get(part, 0) + size
+        if sum(self.parts.values()) > sum(self.peak.values()):
+            self.peak, self.moment = dict(self.parts), moment
+
+    def free(self, **sizes: int) -> None:
+        for part, size in sizes.items():
+            self.parts[part] -= size
+
+    @contextlib.contextmanager
+    def during(self, moment: str, **sizes: int) -> Iterator[None]:
+        """Allocate bytes that are freed at the end of the block."""
+        self.add(moment, **sizes)
+        yield
+        self.free(**sizes)
+
+    def spike(self, moment: str, **sizes: int) -> None:
+        """Allocate bytes and free them at once."""
+        self.add(moment, **sizes)
+        self.free(**sizes)
+
+    def block_forward(self, act: Activations, checkpointing: bool) -> None:
+        """A block's forward, and what it leaves for backward: its input if it is checkpointed, else all it saves."""
+        if checkpointing:
+            self.spike("forward", activations=act.block_forward_unsaved)
+            self.add("forward", activations=act.stream)
+        else:
+            self.add("forward", activations=act.block)
+            self.spike("forward", activations=act.block_forward - act.stream)
+
+
 def rank_peak(job: Job, ranks: int) -> Peak:
     """The peak of a rank of `ranks`, in any step but the first."""
     job.check(ranks)
@@ -37,28 +78,28 @@ def rank_peak(job: Job, ranks: int) -> Peak:
     sharded = job.strategy in ("zero2", "zero3")
     sequences = job.batch // job.data_ranks(ranks)
     act = Activations(shapes, sequences * job.sequence, {"fp32": 4, "amp-bf16": 2}[job.precision])
-    held = share(shapes.weights, ranks) if sharded else elements(shapes.weights)
-    tally = Tally()
-    tally.add(
+    own = share(shapes.weights, ranks) if sharded else elements(shapes.weights)
+    held = Allocations()
+    held.add(
         "at rest",
-        parameters=FP32 * held,
-        optimizer=2 * FP32 * held + STEP_COUNTER * len(shapes.weights),
+        parameters=FP32 * own,
+        optimizer=2 * FP32 * own + STEP_COUNTER * len(shapes.weights),
         positions=FP32 * shapes.max_length * shapes.head_dim,  # cos and sin
         tokens=8 * sequences * (job.sequence + 1),
-        gradients=FP32 * held if job.strategy == "ddp" else 0,  # DDP's buckets are there from the start
+        gradients=FP32 * own if job.strategy == "ddp" else 0,  # DDP's buckets are there from the start
     )
     if sharded:
-        Sharded(tally, act, ranks, job.strategy == "zero3", job.checkpointing == "full").step()
+        ShardedStep(held, act, ranks, job.strategy == "zero3", job.checkpointing == "full").step()
     else:
-        Whole(tally, act, job.strategy == "ddp", job.checkpointing == "full").step()
-    return Peak(sum(tally.peak.values()), tally.moment, {part: size for part, size in tally.peak.items() if size})
+        ReplicatedStep(held, act, job.strategy == "ddp", job.checkpointing == "full").step()
+    return Peak(sum(held.peak.values()), held.moment, {part: size for part, size in held.peak.items() if size})
 
 
 @dataclass
-class Whole:
+class ReplicatedStep:
     """A step of a rank that has all parameters in fp32. In bf16, autocast copies each weight that it multiplies by."""
 
-    tally: Tally
+    held: Allocations
     act: Activations
     ddp: bool
     checkpointing: bool
@@ -79,60 +120,55 @@ class Whole:
         self.embedding_backward()
 
     def forward(self) -> None:
-        act, tally = self.act, self.tally
-        with tally.during("forward", activations=act.stream):
+        act, held = self.act, self.held
+        with held.during("forward", activations=act.stream):
             for _ in range(act.shapes.layers):
-                tally.add("forward", weight_copies=self.block_copy)
-                if self.checkpointing:
-                    tally.touch("forward", activations=act.block_forward_unkept)
-                    tally.add("forward", activations=act.stream)
-                else:
-                    tally.add("forward", activations=act.block)
-                    tally.touch("forward", activations=act.block_forward - act.stream)
+                held.add("forward", weight_copies=self.block_copy)
+                held.block_forward(act, self.checkpointing)
 
     def head(self) -> None:
-        act, tally = self.act, self.tally
-        tally.add("head", activations=act.norm, weight_copies=self.table_copy)
-        tally.touch("head", logits=act.logits)
+        act, held = self.act, self.held
+        held.add("head", activations=act.norm, weight_copies=self.table_copy)
+        held.spike("head", logits=act.logits)
         if self.checkpointing:  # backward makes the blocks' copies again; autocast drops these where it ends
-            tally.free(weight_copies=act.shapes.layers * self.block_copy)
-        tally.touch("loss", logits=act.loss)
-        with tally.during("backward of the head", logits=act.logits, activations=act.stream):
+            held.free(weight_copies=act.shapes.layers * self.block_copy)
+        held.spike("loss", logits=act.loss)
+        with held.during("backward of the head", logits=act.logits, activations=act.stream):
             self.new_gradient("backward of the head", self.table, waits=act.shapes.tied)
-        tally.free(activations=act.norm, weight_copies=self.table_copy)
+        held.free(activations=act.norm, weight_copies=self.table_copy)
 
     def block_backward(self) -> None:
-        act, tally = self.act, self.tally
+        act, held = self.act, self.held
         if self.checkpointing:
-            tally.add("recomputation", activations=act.block, weight_copies=self.block_copy)
-        with tally.during("backward", activations=act.feed_forward_backward):
+            held.add("recomputation", activations=act.block, weight_copies=self.block_copy)
+        with held.during("backward", activations=act.feed_forward_backward):
             self.new_gradient("backward", self.largest)
-        tally.free(activations=act.block, weight_copies=self.block_copy)
+        held.free(activations=act.block, weight_copies=self.block_copy)
         if not self.ddp:
-            tally.add("backward", gradients=self.block - self.largest)
-        tally.touch("backward", activations=act.norm_backward)
+            held.add("backward", gradients=self.block - self.largest)
+        held.spike("backward", activations=act.norm_backward)
         if self.checkpointing:
-            tally.free(activations=act.stream)
+            held.free(activations=act.stream)
 
     def embedding_backward(self) -> None:
         """In fp32: the embedding's result was cast, not the weight. A tied one's gradient is added to the head's."""
-        act, tally, moment = self.act, self.tally, "backward of the embedding"
-        tally.touch(moment, activations=act.wide + act.stream, temporary=self.table)
+        act, held, moment = self.act, self.held, "backward of the embedding"
+        held.spike(moment, activations=act.wide + act.stream, temporary=self.table)
         if act.shapes.tied:
-            tally.touch(moment, temporary=2 * self.table)
+            held.spike(moment, temporary=2 * self.table)
         elif not self.ddp:
-            tally.add(moment, gradients=self.table)
+            held.add(moment, gradients=self.table)
 
     def new_gradient(self, moment: str, size: int, waits: bool = False) -> None:
         """A weight's gradient, first in the type of compute. DDP copies it to its bucket once it is whole."""
         copy = int(self.cast * size)
-        self.tally.touch(moment, temporary=copy + size)
+        self.held.spike(moment, temporary=copy + size)
         if waits or not self.ddp:
-            self.tally.add(moment, **{"temporary" if self.ddp else "gradients": size})
+            self.held.add(moment, **{"temporary" if self.ddp else "gradients": size})
 
 
 @dataclass
-class Sharded:
+class ShardedStep:
     """A step of a rank under FSDP2. `again`: gather parameters for backward anew (zero3).
 
     Gathering a unit fills a flat buffer, and copies the weights out of it. In forward the buffer lives until the next
@@ -140,7 +176,7 @@ class Sharded:
     gradients are copied to an fp32 buffer to be summed and cut, which lives until the next unit's.
     """
 
-    tally: Tally
+    held: Allocations
     act: Activations
     ranks: int
     again: bool
@@ -152,7 +188,7 @@ class Sharded:
         self.first = [] if shapes.tied else [shapes.table]
         self.last = shapes.outside if shapes.tied else [shapes.table, (shapes.width, 1)]
         self.flat = self.reducing = 0
-        self.tally.add("at rest", gathered=0, flat=0, reducing=0, unreduced=0)
+        self.held.add("at rest", gathered=0, flat=0, reducing=0, unreduced=0)
         self.forward()
         self.head()
         for number in reversed(range(shapes.layers)):
@@ -161,71 +197,66 @@ class Sharded:
         self.embedding_backward()
 
     def forward(self) -> None:
-        act, tally, shapes = self.act, self.tally, self.act.shapes
+        act, held, shapes = self.act, self.held, self.act.shapes
         if shapes.tied:
             self.gather("forward", self.last)
         else:
             self.gather("forward", self.first)
             self.reshard(self.first)
-        with tally.during("forward", activations=act.stream):
+        with held.during("forward", activations=act.stream):
             for block in self.blocks:
                 self.gather("forward", block)
-                if self.checkpointing:
-                    tally.touch("forward", activations=act.block_forward_unkept)
-                    tally.add("forward", activations=act.stream)
-                else:
-                    tally.add("forward", activations=act.block)
-                    tally.touch("forward", activations=act.block_forward - act.stream)
+                held.block_forward(act, self.checkpointing)
                 self.reshard(block)
 
     def head(self) -> None:
-        act, tally, moment = self.act, self.tally, "backward of the head"
+        act, held, moment = self.act, self.held, "backward of the head"
         if not act.shapes.tied:
             self.gather("head", self.last)
-        tally.add("head", activations=act.norm)
-        tally.touch("head", logits=act.logits)
+        held.add("head", activations=act.norm)
+        held.spike("head", logits=act.logits)
         self.drop_flat()
-        tally.touch("loss", logits=act.loss)
-        with tally.during(moment, logits=act.logits):
+        held.spike("loss", logits=act.loss)
+        with held.during(moment, logits=act.logits):
             if self.again:
                 self.prefetch(moment, self.blocks[-1])
-            tally.add(moment, unreduced=self.gathered_bytes([act.shapes.table]))
-            tally.touch(moment, activations=act.stream)
-        tally.touch(moment, activations=act.norm_backward - act.norm)
-        tally.free(activations=act.norm)
+            held.add(moment, unreduced=self.gathered_bytes([act.shapes.table]))
+            held.spike(moment, activations=act.stream)
+        held.spike(moment, activations=act.norm_backward - act.norm)
+        held.free(activations=act.norm)
         if not act.shapes.tied:
             self.free_gathered(self.last)
             self.reduce(moment, self.last)
 
     def block_backward(self, block: list, following: list) -> None:
-        act, tally = self.act, self.tally
+        act, held = self.act, self.held
         if self.again:
-            tally.add("backward", gathered=self.gathered_bytes(block))
+            held.add("backward", gathered=self.gathered_bytes(block))
             self.drop_flat()
             if following:
                 self.prefetch("backward", following)
         if self.checkpointing:
-            tally.add("recomputation", activations=act.block)
+            held.add("recomputation", activations=act.block)
         first = self.gathered_bytes(largest(block))
-        tally.add("backward", unreduced=first)
-        tally.touch("backward", activations=act.feed_forward_backward)
-        tally.free(activations=act.block)
-        tally.add("backward", unreduced=self.gathered_bytes(block) - first)
-        tally.touch("backward", activations=act.norm_backward)
+        held.add("backward", unreduced=first)
+        held.spike("backward", activations=act.feed_forward_backward)
+        held.free(activations=act.block)
+        held.add("backward", unreduced=self.gathered_bytes(block) - first)
+        held.spike("backward", activations=act.norm_backward)
         self.free_gathered(block)
         self.reduce("backward", block)
         if self.checkpointing:
-            tally.free(activations=act.stream)
+            held.free(activations=act.stream)
 
     def embedding_backward(self) -> None:
-        tally, table, moment = self.tally, [self.act.shapes.table], "backward of the embedding"
+        held, table, moment = self.held, [self.act.shapes.table], "backward of the embedding"
         if self.again and self.first:
-            tally.add(moment, gathered=self.gathered_bytes(table))
+            held.add(moment, gathered=self.gathered_bytes(table))
             self.drop_flat()
         if self.first:
-            tally.add(moment, unreduced=self.gathered_bytes(table))
+            held.add(moment, unreduced=self.gathered_bytes(table))
         else:  # to be added to the head's
-            tally.touch(moment, temporary=2 * self.gathered_bytes(table))
+            held.spike(moment, temporary=2 * self.gathered_bytes(table))
         unit = self.first or self.last
         self.free_gathered(unit)
         self.reduce(moment, unit)
@@ -238,16 +269,16 @@ class Sharded:
         part = self.act.itemsize * share(unit, self.ranks)
         before = self.flat
         self.flat = part * self.ranks
-        self.tally.add(moment, flat=self.flat)
-        self.tally.add(moment, gathered=self.gathered_bytes(unit))
-        self.tally.free(flat=before)
+        self.held.add(moment, flat=self.flat)
+        self.held.add(moment, gathered=self.gathered_bytes(unit))
+        self.held.free(flat=before)
 
     def prefetch(self, moment: str, unit: list) -> None:
         self.flat = self.act.itemsize * share(unit, self.ranks) * self.ranks
-        self.tally.add(moment, flat=self.flat)
+        self.held.add(moment, flat=self.flat)
 
     def drop_flat(self) -> None:
-        self.tally.free(flat=self.flat)
+        self.held.free(flat=self.flat)
         self.flat = 0
 
     def reshard(self, unit: list) -> None:
@@ -255,15 +286,15 @@ class Sharded:
             self.free_gathered(unit)
 
     def free_gathered(self, unit: list) -> None:
-        self.tally.free(gathered=self.gathered_bytes(unit))
+        self.held.free(gathered=self.gathered_bytes(unit))
 
     def reduce(self, moment: str, unit: list) -> None:
         """Copy a unit's gradients to a buffer in fp32, whole, and keep this rank's part of the sum."""
-        self.tally.free(reducing=self.reducing)
+        self.held.free(reducing=self.reducing)
         part = FP32 * share(unit, self.ranks)
         self.reducing = part * self.ranks
-        self.tally.add(moment, reducing=self.reducing)
+        self.held.add(moment, reducing=self.reducing)
         longest = self.gathered_bytes(largest(unit))  # held until the part is there
-        self.tally.free(unreduced=self.gathered_bytes(unit) - longest)
-        self.tally.add(moment, gradients=part)
-        self.tally.free(unreduced=longest)
+        self.held.free(unreduced=self.gathered_bytes(unit) - longest)
+        self.held.add(moment, gradients=part)
+        self.held.free(unreduced=longest)
