@@ -71,11 +71,11 @@ def pad(samples: Sequence[Sample], length: int | None = None, pad_id: int = 0) -
     return torch.from_numpy(tokens)
 
 
-def token_ids(sample: Sample) -> np.ndarray:
-    """A sample as an array (T,); a ValueError if it holds anything but integers, which would lose their fractions."""
+def token_ids(sample: Sample, name: str = "a sample") -> np.ndarray:
+    """A sample as an array (T,); a ValueError, which calls it by its name, if it isn't integers in one dimension."""
     ids = np.asarray(sample)
-    if ids.size and ids.dtype.kind not in "iu":
-        raise ValueError(f"a sample holds {ids.dtype}; token ids must be whole numbers")
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):  # an empty list is an array of floats
+        raise ValueError(f"{name} is {ids.dtype} of shape {ids.shape}; it must be whole numbers in one dimension")
     return ids
 
 
@@ -90,28 +90,20 @@ def lengths_of(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def checked_lengths(lengths: Lengths) -> np.ndarray:
-    """The lengths as int64 (n,); a ValueError names the first that is none. Two passes, about 1 ms for a million."""
+    """The lengths as int64 (n,); a ValueError names the first that is none. About 2 ms for a million."""
     if isinstance(lengths, Tensor):
         lengths = (lengths.double() if lengths.is_floating_point() else lengths).numpy(force=True)
     try:
         array = np.asarray(lengths)
     except ValueError:  # numpy's, of lists that differ in length: the samples in place of their lengths
-        raise ValueError("lengths are sequences; they must be whole numbers, 0 or more") from None
+        raise ValueError("lengths are sequences; they must be whole numbers") from None
     if array.ndim != 1:
         raise ValueError(f"lengths have shape {array.shape}; they must be one-dimensional")
-    if not len(array):
-        return array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        array = np.array(lengths, dtype=object)  # whole numbers all the same, if numpy has no type that holds them
-        for length in array.tolist():
-            if isinstance(length, bool) or not hasattr(length, "__index__"):
-                raise ValueError(f"a length is {length!r}; lengths must be whole numbers, 0 or more")
-    if array.min() < 0:
-        first = int(np.argmax(array < 0))
-        raise ValueError(f"length {first} is {array[first]}; lengths must be whole numbers, 0 or more")
-    if array.max() > LONGEST:
-        first = int(np.argmax(array > LONGEST))
-        raise ValueError(f"length {first} is {array[first]}; it must be at most {LONGEST}")
+    if len(array) and array.dtype.kind not in "iu":  # "object" where a number has more than 64 bits
+        raise ValueError(f"lengths are {array.dtype}; they must be whole numbers from 0 to {LONGEST}")
+    if (wrong := (array < 0) | (array > LONGEST)).any():
+        first = int(np.argmax(wrong))
+        raise ValueError(f"length {first} is {array[first]}; lengths must be whole numbers from 0 to {LONGEST}")
     return array.astype(np.int64)
 
 

@@ -140,24 +140,24 @@ def _fit_decreasing(lengths: list[int], counts: list[int], capacity: int, tighte
     equally many, one after another, so such a run is treated as one. Each length opens or splits one run at most,
     and adds two at most.
 
-    A run is awake if it has room for the present length. The next to be chosen is the first awake run, or the tightest
-    and of those the first, and a heap knows which. What is too full sleeps until lengths have come down to its room.
+    The next to be chosen is the first run that has room for the present length, or the tightest and of those the first,
+    and a heap knows which. A run that is too full waits in another heap until lengths have come down to its room.
     """
     runs: list[Run] = []
-    awake: list[tuple[int, int, int, int]] = []  # (rank, first pack, packs, room of each)
-    asleep: list[tuple[int, int, int]] = []  # (−room, first pack, packs)
+    roomy: list[tuple[int, int, int, int]] = []  # (rank, first pack, packs, room of each)
+    too_full: list[tuple[int, int, int]] = []  # (−room, first pack, packs)
     opened = 0
 
-    def wake(start: int, bins: int, room: int) -> None:
-        heappush(awake, (room if tightest else 0, start, bins, room))
+    def add_roomy(start: int, bins: int, room: int) -> None:
+        heappush(roomy, (room if tightest else 0, start, bins, room))
 
     for length, count in zip(lengths, counts, strict=True):
-        while asleep and -asleep[0][0] >= length:
-            room, start, bins = heappop(asleep)
-            wake(start, bins, -room)
+        while too_full and -too_full[0][0] >= length:
+            room, start, bins = heappop(too_full)
+            add_roomy(start, bins, -room)
         while count:
-            if awake:
-                _, start, bins, room = heappop(awake)
+            if roomy:
+                _, start, bins, room = heappop(roomy)
                 each = room // length if length else count
             else:
                 each = capacity // length if length else count
@@ -169,13 +169,13 @@ def _fit_decreasing(lengths: list[int], counts: list[int], capacity: int, tighte
             count -= full * each + rest
             if full:
                 runs.append((start, full, each))
-                heappush(asleep, (each * length - room, start, full))
+                heappush(too_full, (each * length - room, start, full))
             if rest:
                 runs.append((start + full, 1, rest))
-                wake(start + full, 1, room - rest * length)
+                add_roomy(start + full, 1, room - rest * length)
                 full += 1
             if full < bins:
-                wake(start + full, bins - full, room)
+                add_roomy(start + full, bins - full, room)
     return runs
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from helpers.lab.arguments import check_at_least, check_choice
 
-from .datasets import Sample, check_rank, lengths_of
+from .datasets import Sample, check_rank, lengths_of, token_ids
 from .packing import STRATEGIES, Plan, plan_packs, plan_stream, split_evenly
 
 LAST = ("carry", "crop", "drop")
@@ -76,8 +76,8 @@ class PackedLayout:
 class Packed(NamedTuple):
     """Documents of T tokens together, without a batch dimension: `packed.tokens[None]` is what a model takes.
 
-    20 bytes a token, 4 a document, and T² for the mask. It is a tuple of tensors, so that a `DataLoader` pins it as it
-    does any other. Workers send it by value: sharing the memory of four small tensors takes four times as long.
+    20 bytes a token and 4 a document. It is a tuple of tensors, so that a `DataLoader` pins it as it does any other.
+    Workers send it by value: sharing the memory of four small tensors takes four times as long.
 
     Padding, if there is any, stands at the end, after `offsets[-1]`, as a document of its own.
     """
@@ -86,7 +86,6 @@ class Packed(NamedTuple):
     offsets: Tensor  # (documents + 1,) int32: document d is tokens[offsets[d] : offsets[d + 1]]
     documents: Tensor  # (T,) int32: which document each token is of; −1 for padding
     positions: Tensor  # (T,) int64: where in its document each token stands; 0 in the padding
-    mask: Tensor | None = None  # (T, T) bool, see `causal_mask`
 
     def targets(self, pad_id: int = 0) -> Tensor:
         """(T,) What language modelling predicts at each token: the next one of its document.
@@ -101,24 +100,24 @@ class Packed(NamedTuple):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packed":
         """The same on another device."""
-        return Packed(*(None if part is None else part.to(device, non_blocking=non_blocking) for part in self))
+        return Packed(*(part.to(device, non_blocking=non_blocking) for part in self))
 
     def pin_memory(self) -> "Packed":
-        return Packed(*(None if part is None else part.pin_memory() for part in self))
+        return Packed(*(part.pin_memory() for part in self))
+
+    def mask(self) -> Tensor:
+        """(T, T) Which key, the column, each query may look at; see `causal_mask`. T² bytes."""
+        return causal_mask(self.documents)
 
     def layout(self) -> PackedLayout:
         """Where the documents lie, for attention; the padding is one more. For tensors on the host: it reads them."""
         return PackedLayout(self.offsets, len(self.tokens))
 
     def __reduce__(self) -> tuple:
-        return _unpickled, (*map(_by_value, self[:-1]), self.mask)
+        return _unpickled, tuple(part.numpy() if part.is_cpu else part for part in self)
 
 
-def _by_value(part: Tensor) -> Tensor | np.ndarray:
-    return part.numpy() if part.device.type == "cpu" else part
-
-
-def _unpickled(*parts: Tensor | np.ndarray | None) -> Packed:
+def _unpickled(*parts: Tensor | np.ndarray) -> Packed:
     return Packed(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts))
 
 
@@ -177,8 +176,7 @@ class SequencedDataset(IterableDataset[Packed]):
     with the most documents are split in two. Only if each sequence is a single document may ranks differ by one.
 
     `fixed=True` pads to `max_length`, so that the tensors of a token each keep their shapes and compiled code is
-    compiled once; `offsets` still has one entry a document. `mask=True` adds `causal_mask`, max_length² bytes and some
-    milliseconds a sequence.
+    compiled once; `offsets` still has one entry a document.
 
     Samples are a corpus of `helpers.text`, or anything with a length whose elements are token ids. Of a corpus
     a sequence is gathered in one go from its flat `ids`. Of anything else each sample is looked at once when the
@@ -196,14 +194,13 @@ class SequencedDataset(IterableDataset[Packed]):
         seed: int = 0,
         pad_id: int = 0,
         fixed: bool = False,
-        mask: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         check_at_least(1, max_length=max_length, **({} if batch_size is None else {"batch_size": batch_size}))
         check_at_least(0, seed=seed)
         check_rank(rank, world_size)
-        self.samples, self.pad_id, self.fixed, self.mask = samples, pad_id, fixed, mask
+        self.samples, self.pad_id, self.fixed = samples, pad_id, fixed
         self.batch_size, self.max_length, self.seed = batch_size, operator.index(max_length), seed
         self.rank, self.world_size = rank, world_size
         self.last, self.strategy = last, strategy
@@ -260,21 +257,15 @@ class SequencedDataset(IterableDataset[Packed]):
         else:
             tokens = self._concatenated(indices.tolist(), sizes.tolist())
         length = self.max_length if self.fixed else None
-        joined = join(tokens, sizes, length=length, pad_id=self.pad_id)
-        return joined._replace(mask=causal_mask(joined.documents)) if self.mask else joined
+        return join(tokens, sizes, length=length, pad_id=self.pad_id)
 
     def _concatenated(self, indices: list[int], sizes: list[int]) -> np.ndarray:
         parts = [np.empty(0, np.int64)]
         for index, size in zip(indices, sizes, strict=True):
-            part = np.asarray(self.samples[index])
+            part = token_ids(self.samples[index], f"sample {index}")
             if len(part) != self.lengths[index]:
                 raise ValueError(f"sample {index} has {len(part)} tokens, and had {self.lengths[index]} at first")
-            if len(part) and (part.ndim != 1 or part.dtype.kind not in "iu"):
-                raise ValueError(
-                    f"sample {index} is {part.dtype} of shape {part.shape}; it must be whole numbers in one dimension"
-                )
-            if size:
-                parts.append(part[:size].astype(np.int64, copy=False))
+            parts.append(part[:size].astype(np.int64, copy=False))
         return np.concatenate(parts)
 
     def _plan(self, epoch: int) -> Plan:

@@ -130,8 +130,8 @@ def test_lengths_are_taken_from_lists_arrays_and_tensors(kind):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (([1, -3], 5), "length 1 is -3; lengths must be whole numbers, 0 or more"),
-        (([1, 2.5], 5), "lengths must be whole numbers"),
+        (([1, -3], 5), "length 1 is -3; lengths must be whole numbers"),
+        (([1, 2.5], 5), "lengths are float64"),
         (([[1, 2]], 5), r"lengths have shape \(1, 2\); they must be one-dimensional"),
         (([1, 6, 9], 5), "length 2 is 9; it must be at most the capacity, 5"),
         (([1], 0), "capacity is 0; it must be an integer of at least 1"),

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from helpers.batching import PackedLayout, SequencedDataset, StandardDataset
 from helpers.batching.packing import STRATEGIES
-from helpers.batching.sequenced import PADDING, causal_mask
-from helpers.metrics import LMCrossEntropyLoss
+from helpers.batching.sequenced import PADDING
 from helpers.text import SyntheticText
 
 SOME_LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
@@ -93,20 +92,15 @@ def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
         assert part == (sample if last == "drop" else sample[: len(part)])
 
 
-def test_full_sequences_crop_and_drop_nothing():
-    for last in ("crop", "drop"):
-        assert SequencedDataset(numbered([10] * 8), None, 20, last=last).statistics()["lost_tokens"] == 0
-    assert SequencedDataset(numbered([15] * 8), None, 20, last="crop").statistics()["lost_share"] == pytest.approx(
-        1 / 3
-    )
-    assert SequencedDataset(numbered([15] * 8), None, 20, last="drop").statistics()["lost_samples"] == 4
+def test_full_sequences_crop_and_drop_nothing_and_padding_is_counted():
+    def told(length, **options):
+        return SequencedDataset(numbered([length] * 8), None, 20, **options).statistics()
 
-
-def test_padding_is_counted_where_there_is_some():
-    padded = SequencedDataset(numbered([15] * 8), None, 20, fixed=True)
-    assert padded.statistics()["padding_share"] == pytest.approx(0.25)
-    assert {packed.tokens.shape for packed in padded} == {(20,)}
-    assert SequencedDataset(numbered([15] * 8), None, 20).statistics()["padding_share"] == 0
+    assert told(10, last="crop")["lost_tokens"] == told(10, last="drop")["lost_tokens"] == 0
+    assert told(15, last="crop")["lost_share"] == pytest.approx(1 / 3)
+    assert told(15, last="drop")["lost_samples"] == 4
+    assert told(15, fixed=True)["padding_share"] == pytest.approx(0.25)
+    assert told(15)["padding_share"] == 0
 
 
 def test_a_seed_and_an_epoch_are_one_order(text):
@@ -127,9 +121,6 @@ def test_a_corpus_lists_and_tensors_give_the_same(text):
     for samples in ([row.tolist() for row in text], [torch.tensor(row) for row in text], StandardDataset(text, 640)):
         assert as_lists(SequencedDataset(samples, 8, 512)) == expected
     assert max(map(len, expected)) == 8
-
-
-def test_batch_size_one_is_the_samples_themselves(text):
     assert sorted(as_lists(SequencedDataset(text, 1, 512))) == sorted([row.tolist()] for row in text)
 
 
@@ -141,7 +132,7 @@ def test_ranks_get_equally_many_sequences(text, choice):
 
 @pytest.mark.parametrize("choice", CHOICES[:2], ids=["carry", "greedy"])
 def test_workers_change_neither_the_sequences_nor_their_order(text, choice):
-    dataset = SequencedDataset(text, None, 512, **choice, fixed=True, mask=True, rank=1, world_size=2)
+    dataset = SequencedDataset(text, None, 512, **choice, fixed=True, rank=1, world_size=2)
     expected = list(dataset)
     for workers in (1, 2):
         found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
@@ -217,35 +208,21 @@ def test_targets_are_the_next_tokens_of_the_same_document():
     assert packed.targets(-100)[packed.targets() == 0].unique().tolist() == [-100]
 
 
-def test_the_loss_over_targets_is_that_of_each_document_alone(text):
-    packed = next(iter(SequencedDataset(text, None, 512, fixed=True)))
-    table = torch.randn(500, 500)  # logits of a bigram model
-    criterion = LMCrossEntropyLoss()
-    losses, counts = [], []
-    for part in map(torch.tensor, parts(packed)):
-        losses.append(criterion(table[part[:-1]][None], part[None, 1:]) * (len(part) - 1))
-        counts.append(len(part) - 1)
-    ours = criterion(table[packed.tokens][None], packed.targets()[None])
-    assert torch.allclose(ours, sum(losses) / sum(counts))
-
-
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.booleans())
 @settings(deadline=None, max_examples=50)
 def test_the_mask_is_causal_and_never_looks_across_documents(lengths, fixed):
-    for packed in SequencedDataset(numbered(lengths), None, MAX_LENGTH, mask=True, fixed=fixed):
+    for packed in SequencedDataset(numbered(lengths), None, MAX_LENGTH, fixed=fixed):
         documents = packed.documents.tolist()
         expected = [
             [mine == other and key <= query for key, other in enumerate(documents)]
             for query, mine in enumerate(documents)
         ]
-        assert packed.mask.tolist() == expected
-        assert torch.equal(causal_mask(packed.documents), packed.mask)
+        assert packed.mask().tolist() == expected
 
 
 def test_a_packed_sequence_moves_as_one(text):
     packed = next(iter(SequencedDataset(text, 4, 512))).to("meta")
-    assert {part.device.type for part in packed[:-1]} == {"meta"}
-    assert packed.mask is None
+    assert {part.device.type for part in packed} == {"meta"}
 
 
 @pytest.mark.parametrize(
@@ -272,33 +249,17 @@ def test_wrong_arguments_are_named(arguments, said):
         SequencedDataset(samples, batch_size, max_length, **options)
 
 
-@pytest.mark.parametrize(
-    ("samples", "options", "said"),
-    [
+def test_what_shows_only_in_an_epoch_is_named_too():
+    changed = [[1, 2, 3]]
+    for samples, options, said in (
+        (changed, {}, "sample 0 has 2 tokens, and had 3 at first"),
         ([[1, 2], [0.5, 1]], {}, "sample 1 is float64 of shape"),
         ([[1] * 12, [2] * 12], {"last": "drop", "world_size": 2}, "world_size is 2; there are only 1 sequences"),
-    ],
-)
-def test_what_shows_only_in_an_epoch_is_named_too(samples, options, said):
-    dataset = SequencedDataset(samples, None, 20, **options)
-    with pytest.raises(ValueError, match=said):
-        list(dataset)
-
-
-def test_samples_that_change_their_length_are_named():
-    samples = [[1, 2, 3]]
-    dataset = SequencedDataset(samples, None, 20)
-    samples[0] = [1, 2]
-    with pytest.raises(ValueError, match="sample 0 has 2 tokens, and had 3 at first"):
-        list(dataset)
-
-
-def test_the_layout_for_attention_ends_with_the_padding():
-    dataset = SequencedDataset([[1, 2, 3], [4, 5]], None, 8, fixed=True)
-    (packed,) = dataset
-    assert packed.layout().offsets.tolist() == [*packed.offsets.tolist(), 8]
-    (whole,) = SequencedDataset([[1, 2, 3], [4, 5]], None, 5, fixed=True)
-    assert whole.layout().offsets.tolist() == whole.offsets.tolist()
+    ):
+        dataset = SequencedDataset(samples, None, 20, **options)
+        changed[0] = [1, 2]
+        with pytest.raises(ValueError, match=said):
+            list(dataset)
 
 
 @given(SOME_LENGTHS)
