@@ -20,7 +20,6 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -126,21 +125,12 @@ def generated_code(fn: Function, *example: Any) -> list[str]:
 
     Not what it calls from a library, as a matrix product: such a call has no code of its own.
     """
-    import torch._functorch.config as autograd
-    from torch._inductor import config
-    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import run_and_get_code
 
-    written: list[str] = []
     # From a cache of graphs the code would be loaded, not written.
-    with (
-        isolated(),
-        config.patch(fx_graph_cache=False),
-        autograd.patch(enable_autograd_cache=False),
-        mock.patch.object(GraphLowering, "save_output_code", written.append),
-        torch.no_grad(),
-    ):
-        torch.compile(fn)(*example)
-    return [kernel for module in dict.fromkeys(written) for kernel in _QUOTED.findall(module)]
+    with isolated(), torch.compiler.config.patch(force_disable_caches=True), torch.no_grad():
+        _, modules = run_and_get_code(torch.compile(fn), *example)
+    return [kernel for module in modules for kernel in _QUOTED.findall(module)]
 
 
 def kernel_body(code: str) -> str:

@@ -155,7 +155,6 @@ def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
     bytes that it moves as inductor's scheduler counts them: each buffer that is read or written once, at most its
     size; what stays inside of a kernel counts nothing.
     """
-    import torch._functorch.config as autograd
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
@@ -171,8 +170,8 @@ def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
     # From a cache the code would come without its schedule.
     with (
         capture.silent(),
-        config.patch({"fx_graph_cache": False, "cpp.enable_kernel_profile": True}),
-        autograd.patch(enable_autograd_cache=False),
+        torch.compiler.config.patch(force_disable_caches=True),
+        config.patch({"cpp.enable_kernel_profile": True}),
         mock.patch.object(GraphLowering, "codegen", codegen),
     ):
         yield scheduled
