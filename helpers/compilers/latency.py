@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from helpers.lab import Comparison, Disagreement, compare
-from helpers.lab import device as this_device
+from helpers.lab import Comparison, Disagreement, compare, device
 from helpers.lab.experiment import FAILED
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import relative_error, synchronize, tensors
@@ -56,7 +56,6 @@ def measure_latency(
     length: int | None = None,
     seconds: float = 10.0,
     cold: bool = True,
-    seed: int = 0,
 ) -> Row:
     """One row: milliseconds of a backend and of eager, in turn in this process, once their outputs agree.
 
@@ -70,7 +69,7 @@ def measure_latency(
     with models.products(precision):
         if reason := missing_because(backend):
             return {STATUS: reason}
-        net, data = _placed(model, batch, precision, length, seed)
+        net, data = _placed(model, batch, precision, length)
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             eager = waited(build(EAGER, net, data, folder), *data)
             try:
@@ -92,9 +91,8 @@ def measure_flawed(
     *,
     precision: str = "fp32",
     length: int | None = None,
+    seconds: float = 10.0,
     cold: bool = True,
-    seed: int = 0,
-    **settings: Any,
 ) -> Row:
     """`measure_latency`'s row, and what the lecture's timing says of the same two backends.
 
@@ -104,11 +102,10 @@ def measure_flawed(
     to wait for; what is left is the first runs, with what is compiled in them. They come before the right timing, but
     after whatever the process did earlier: eager's first run is dearest in a fresh one.
     """
-    settings |= {"precision": precision, "length": length, "cold": cold, "seed": seed}
     if reason := missing_because(backend):
         return {STATUS: reason}
     with models.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        net, data = _placed(model, batch, precision, length, seed)
+        net, data = _placed(model, batch, precision, length)
         on_host = tuple(tensor.cpu() for tensor in data)
         eager = prepare(EAGER, net, data, folder)
         eager_ms, _ = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
@@ -124,7 +121,8 @@ def measure_flawed(
         except ExportFailed as error:
             return {STATUS: f"{FAILED}{error}"}
     flawed = {"flawed_ms": flawed_ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / flawed_ms}
-    return measure_latency(model, backend, batch, **settings) | flawed | {"flawed_n": n}
+    right = measure_latency(model, backend, batch, precision=precision, length=length, seconds=seconds, cold=cold)
+    return right | flawed | {"flawed_n": n}
 
 
 def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
@@ -137,7 +135,7 @@ def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
     return float(np.mean(taken)), len(taken)
 
 
-def waited(run: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[], Any]:
+def waited(run: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:
     """A call of `run` on the inputs that returns when the device is done."""
 
     def call() -> Any:
@@ -175,12 +173,12 @@ def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> tuple[int,
     return min(max(int(1e3 * seconds / sum(taken)), least), MOST_RUNS), 1 if slow else 3
 
 
-def _placed(model: str, batch: int, precision: str, length: int | None, seed: int):
+def _placed(model: str, batch: int, precision: str, length: int | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model in evaluation and its inputs, on the device, in the precision's dtype."""
-    device, dtype = this_device(), models.PRECISIONS[precision]
-    data = models.example(model, batch, length=length, seed=seed + 1)
-    data = tuple(tensor.to(device, dtype if tensor.is_floating_point() else None) for tensor in data)
-    return models.network(model, seed).eval().to(device, dtype), data
+    dtype = models.PRECISIONS[precision]
+    data = models.example(model, batch, length=length)
+    data = tuple(tensor.to(device(), dtype if tensor.is_floating_point() else None) for tensor in data)
+    return models.network(model).eval().to(device(), dtype), data
 
 
 def _timed(

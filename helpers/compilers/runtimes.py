@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device
-from helpers.lab.arguments import check_choice
 from helpers.lab.machine import installed
 
 from .messages import failures_named
@@ -31,7 +30,6 @@ from .messages import failures_named
 Example = tuple[Tensor, ...]
 Outputs = Tensor | tuple[Tensor, ...]
 
-MODES = ("default", "reduce-overhead", "max-autotune")
 TORCH_TENSORRT = "torch_tensorrt"
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
@@ -83,7 +81,6 @@ def compiled(model: Callable, mode: str = "default") -> Callable:
     eagerly and says so in a log. Models that are measured one after another share their class's `forward`; so the
     function gets code of its own, which also goes when the function does.
     """
-    check_choice(MODES, mode=mode)
 
     def call(*inputs: Tensor):
         return model(*inputs)

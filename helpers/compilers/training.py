@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab import Disagreement, compare
-from helpers.lab import device as this_device
+from helpers.lab import Disagreement, compare, device
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.experiment import FAILED
 from helpers.lab.records import STATUS, Row
@@ -63,38 +62,34 @@ def measure_training(
     batch: int,
     *,
     precision: str | None = None,
-    optimizer: str | None = None,
     steps: int = 5,
     seconds: float = 10.0,
     cold: bool = True,
-    seed: int = 0,
 ) -> Row:
     """One row: milliseconds of a step by a backend and by eager, in turn, once both have learned alike for `steps`.
 
-    `precision` is bf16 autocast on CUDA and fp32 on the CPU if nothing else is said; `optimizer` SGD with momentum for
-    pictures, AdamW for text. Both start from the same weights and learn one batch of random labels, without dropout,
-    whose random numbers would differ. `build_s` is tracing, scripting, compiling of forward and backward, and the first
-    three steps, as the second and third may still compile or record. `loss` and `eager_loss` are those of step number
-    `steps`; what is said of the gradient is of the first, as `same_gradient` has it. Times are as in
+    `precision` is bf16 autocast on CUDA and fp32 on the CPU if nothing else is said; the optimizer is SGD with momentum
+    for pictures, AdamW for text. Both start from the same weights and learn one batch of random labels, without
+    dropout, whose random numbers would differ. `build_s` is tracing, scripting, compiling of forward and backward, and
+    the first three steps, as the second and third may still compile or record. `loss` and `eager_loss` are those of
+    step number `steps`; the gradient's error is of the first, as `same_gradient` has it. Times are as in
     `latency.measure_latency`. A backend that can't run here, that fails, or that learns something else, says so in its
     row.
 
     A second copy of the model learns with the backend; in bf16 a third takes a step in fp32 before, and goes.
     """
-    device = this_device()
-    precision = precision or ("bf16" if device.type == "cuda" else "fp32")
-    optimizer = optimizer or ("sgd" if model in models.RESNET_MODELS else "adamw")
+    precision = precision or ("bf16" if device().type == "cuda" else "fp32")
+    optimizer = "sgd" if model in models.RESNET_MODELS else "adamw"
     check_choice(BACKENDS, backend=backend)
     check_choice(PRECISIONS, precision=precision)
-    check_choice(OPTIMIZERS, optimizer=optimizer)
     check_positive(steps=steps)
     settings = {"precision": precision, "optimizer": optimizer}
     if reason := missing_because(backend):
         return settings | {STATUS: reason}
     with models.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        data = tuple(tensor.to(device) for tensor in models.example(model, batch, seed=seed + 1))
-        targets = models.labels(models.classes_of(model), batch, seed + 2).to(device)
-        net = trainable(model, seed).to(device)
+        data = tuple(tensor.to(device()) for tensor in models.example(model, batch))
+        targets = models.labels(models.classes_of(model), batch).to(device())
+        net = trainable(model).to(device())
         exact = gradient_in_fp32(net, data, targets) if precision == "bf16" else None
         twin = copy.deepcopy(net)
         eager = training_step(EAGER, net, data, targets, optimizer, precision)
@@ -120,13 +115,13 @@ def measure_training(
     return settings | speeds(times, backend, batch) | facts | {"build_s": build_s, "threads": torch.get_num_threads()}
 
 
-def trainable(model: str, seed: int = 0) -> nn.Module:
+def trainable(model: str) -> nn.Module:
     """A model that ends in logits, in training mode and without dropout."""
     if model in models.RESNET_MODELS:
-        return models.network(model, seed).train()
-    encoder = models.network(model, seed, dropout=0.0)
+        return models.network(model).train()
+    encoder = models.network(model, dropout=0.0)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+        torch.manual_seed(1)
         return Classifier(encoder, models.classes_of(model)).train()
 
 
