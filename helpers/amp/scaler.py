@@ -47,7 +47,7 @@ class Stage(Enum):
 @dataclass
 class _State:
     stage: Stage = Stage.SCALED
-    found_inf: Tensor | None = None  # 1.0 if one of them holds an inf or a NaN, else 0.0, beside the scale
+    found_inf: Tensor | None = None  # 1.0 if one of them holds an inf or a NaN, else 0.0; on the scale's device
     divisor: Tensor | None = None  # what the fused step divides gradients by, to unscale and clip them
 
 
@@ -112,9 +112,9 @@ class StaticGradScaler:
             raise RuntimeError(f"clip_grad_norm_ after {state.stage.value}: call it once, before step")
         grads = _gradients(optimizer)
         norm = get_total_norm(grads, norm_type)  # one pass over the gradients, which only reads
-        true_norm = self._beside_scale(norm)
+        true_norm = self._to_scale_device(norm)
         if state.stage is Stage.SCALED:
-            state.found_inf = self._beside_scale(_not_finite(norm))
+            state.found_inf = self._to_scale_device(_not_finite(norm))
             true_norm = true_norm / self._scale
         excess = torch.clamp((true_norm + 1e-6) / max_norm, min=1.0)  # what the gradients are to be divided by
         if state.stage is Stage.UNSCALED:
@@ -166,10 +166,10 @@ class StaticGradScaler:
         if not self._started:
             raise RuntimeError("update before scale: call scaler.scale(loss).backward() and scaler.step first")
         if new_scale is None:
-            found = [state.found_inf for state in self._states.values() if state.found_inf is not None]
-            if not found:
+            flags = [state.found_inf for state in self._states.values() if state.found_inf is not None]
+            if not flags:
                 raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
-            self._adapt(found[0] if len(found) == 1 else torch.stack(found).amax())
+            self._adapt(flags[0] if len(flags) == 1 else torch.stack(flags).amax())
         elif not isinstance(new_scale, Tensor):
             self._scale.fill_(_positive("new_scale", new_scale))
         elif new_scale.numel() != 1 or new_scale.requires_grad or not new_scale.is_floating_point():
@@ -215,9 +215,9 @@ class StaticGradScaler:
 
     def _found_inf(self, grads: list[Tensor]) -> Tensor:
         """1.0 if any gradient holds an inf or a NaN, else 0.0: the largest magnitude is finite only if all are."""
-        return self._beside_scale(_not_finite(get_total_norm(grads, math.inf)))
+        return self._to_scale_device(_not_finite(get_total_norm(grads, math.inf)))
 
-    def _beside_scale(self, number: Tensor) -> Tensor:
+    def _to_scale_device(self, number: Tensor) -> Tensor:
         return number.to(self._scale.device, torch.float32, non_blocking=True)
 
 
@@ -320,7 +320,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's gradients; of sparse ones the values, each index once."""
-    found: list[Tensor] = []
+    grads: list[Tensor] = []
     for parameter in _parameters(optimizer):
         grad = parameter.grad
         if grad is None or grad.numel() == 0:
@@ -333,10 +333,10 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
         if grad.is_sparse:
             parameter.grad = grad = grad.coalesce()
             grad = grad._values()
-        found.append(grad)
-    if not found:
+        grads.append(grad)
+    if not grads:
         raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
-    return found
+    return grads
 
 
 def _multiply_(grads: list[Tensor], factor: Tensor) -> None:

@@ -40,13 +40,13 @@ def operations(step: Callable[[], None]) -> list[str]:
 
     class Names(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found.append(function._schema.name)
+            names.append(function._schema.name)
             return function(*args, **(kwargs or {}))
 
-    found: list[str] = []
+    names: list[str] = []
     with Names():
         step()
-    return found
+    return names
 
 
 def regions(dtype: torch.dtype) -> dict[str, Callable[[], AbstractContextManager]]:

@@ -263,18 +263,18 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
         held = [nothing if value is None else value.detach().float().clone() for value in (scale, skipped)]
         seen.append((step.number, step.loss.float(), *held))
 
-    found = training.train(setup, on_step=look, progress=False)
+    outcome = training.train(setup, on_step=look, progress=False)
     row = {
-        "validation_accuracy": found["validation_accuracy"],
-        "validation_loss": found["validation_loss"],
-        "train_loss": found["train_loss"],
-        "diverged": "yes" if found["diverged"] else "no",
+        "validation_accuracy": outcome["validation_accuracy"],
+        "validation_loss": outcome["validation_loss"],
+        "train_loss": outcome["train_loss"],
+        "diverged": "yes" if outcome["diverged"] else "no",
         "zero_share": float(torch.stack(shares).mean()),
-        "skipped_steps": found["skipped_steps"],
-        "final_scale": found["scale"],
-        "steps": found["steps"],
-        "train_s": found["seconds"],
-        "source": found["source"],
+        "skipped_steps": outcome["skipped_steps"],
+        "final_scale": outcome["scale"],
+        "steps": outcome["steps"],
+        "train_s": outcome["seconds"],
+        "source": outcome["source"],
     }
     every = max(len(seen) // 80, 1)
     curve = [

@@ -71,7 +71,7 @@ class GPT2LikeModel(nn.Module):
     The memory that `nn.TransformerDecoder` asks for is the embedded sequence itself, under the same causal mask: each
     layer reads its own state and, once more, the words as they came in. One constant token would also be causal, but
     cross-attention over one key returns that key's value whatever the query is, so that two products of each layer
-    would be computed for a bias. The price, beside a GPT-2 block: 4·C² parameters and a second attention per layer.
+    would be computed for a bias. The price, against a GPT-2 block: 4·C² parameters and a second attention per layer.
 
     Padding stands on the right, where the causal mask hides it from every real position. So no padding mask is needed,
     and attention takes its fast causal path, which never forms the (T, T) scores. `padding="anywhere"` masks the keys

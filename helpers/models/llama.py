@@ -204,7 +204,7 @@ class Llama(nn.Module):
         fused      q, k, v are one product, gate and up another
         residual   the type of the residual stream; None leaves it as the embedding gives it
 
-    `checkpoint(block, *arguments)` may be set to run the blocks in another way than calling them.
+    `checkpoint(block, *arguments)` may be set to run the blocks otherwise than by calling them.
     """
 
     def __init__(
@@ -283,16 +283,16 @@ class Llama(nn.Module):
 
         `of` says what of a parameter: `lambda p: p.grad` for gradients. A tied head has no entry of its own.
         """
-        found = {"model.embed_tokens.weight": of(self.embedding.weight)}
+        views = {"model.embed_tokens.weight": of(self.embedding.weight)}
         for i, layer in enumerate(self.layers):
-            held = {f"self_attn.{name}": view for name, view in _attention_weights(layer.attention, of).items()}
-            held |= {f"mlp.{name}": view for name, view in _mlp_weights(layer.mlp, of).items()}
-            held |= {"input_layernorm": of(layer.norm1.weight), "post_attention_layernorm": of(layer.norm2.weight)}
-            found |= {f"model.layers.{i}.{name}.weight": view for name, view in held.items()}
-        found["model.norm.weight"] = of(self.norm.weight)
+            named = {f"self_attn.{name}": view for name, view in _attention_weights(layer.attention, of).items()}
+            named |= {f"mlp.{name}": view for name, view in _mlp_weights(layer.mlp, of).items()}
+            named |= {"input_layernorm": of(layer.norm1.weight), "post_attention_layernorm": of(layer.norm2.weight)}
+            views |= {f"model.layers.{i}.{name}.weight": view for name, view in named.items()}
+        views["model.norm.weight"] = of(self.norm.weight)
         if self.head.weight is not self.embedding.weight:
-            found["lm_head.weight"] = of(self.head.weight)
-        return found
+            views["lm_head.weight"] = of(self.head.weight)
+        return views
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:

@@ -54,13 +54,13 @@ class Source:
         """What stands in captions: which WikiText this is, as far as its names say."""
         within = Path(self.member) if self.member else self.files[0]
         folder = within.parent.name or (self.files[0].stem if self.member else self.files[0].resolve().parent.name)
-        found = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", within.name)
-        if not found:
+        match = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", within.name)
+        if not match:
             return within.name
         family = re.search(r"wikitext-(2|103)(?!\d)", folder.lower())
         which = f"WikiText-{family[1]}" if family else "WikiText"
         raw = " raw" if within.suffix == ".raw" or (within.suffix == ".parquet" and "raw" in folder.lower()) else ""
-        split = next(split for split, names in SPLITS.items() if found[1] in names)
+        split = next(split for split, names in SPLITS.items() if match[1] in names)
         return f"{which}{raw}, {split} split"
 
 
@@ -123,8 +123,8 @@ def _text_names(split: str) -> list[str]:
 
 
 def _is_part(file: Path, split: str) -> bool:
-    found = PARQUET.fullmatch(file.name)
-    return bool(found) and found[1] in SPLITS[split]
+    match = PARQUET.fullmatch(file.name)
+    return bool(match) and match[1] in SPLITS[split]
 
 
 def _complete(parts: list[Path], split: str) -> tuple[Path, ...]:

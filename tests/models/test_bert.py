@@ -1,16 +1,13 @@
 """BERT's encoder: transformers' model as oracle, padding that nobody sees, nothing to trip a compiler."""
 
 import math
-import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.models import Bert
-from helpers.models.bert import Classifier
 
 VOCABULARY, WIDTH, LAYERS, MLP, POSITIONS = 11, 8, 2, 12, 10
 
@@ -129,12 +126,6 @@ def test_it_is_transformers_own_model_on_the_same_weights(mask):
     torch.testing.assert_close(pooled, expected.pooler_output, atol=2e-5, rtol=1e-4)
 
 
-def test_bert_base_has_as_many_parameters_as_transformers():
-    with torch.device("meta"):
-        model = Bert.from_name("bert-base")
-    assert sum(parameter.numel() for parameter in model.parameters()) == 109_482_240
-
-
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, POSITIONS), real=st.data())
 def test_what_is_padded_changes_nothing_for_what_is_real(length, real):
@@ -164,24 +155,6 @@ def test_the_order_of_tokens_matters():
     assert not torch.allclose(model(TOKENS)[0].flip(1), model(TOKENS.flip(1))[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("inputs", [(TOKENS,), (TOKENS, MASK, TYPES)], ids=["tokens", "all"])
-@pytest.mark.parametrize(
-    "captured",
-    [
-        lambda model, inputs: torch.jit.trace(model, inputs),
-        lambda model, inputs: torch.jit.script(model),
-        lambda model, inputs: torch.export.export(model, inputs).module(),
-    ],
-    ids=["trace", "script", "export"],
-)
-def test_it_can_be_captured_and_nothing_warns_of_a_wrong_graph(captured, inputs):
-    model = tiny()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        torch.testing.assert_close(captured(model, inputs)(*inputs), model(*inputs))
-    assert not [each for each in said if issubclass(each.category, torch.jit.TracerWarning)]
-
-
 def test_half_precision_is_finite_with_padding():
     model = tiny().to(torch.bfloat16)
     states, _ = model(TOKENS, MASK)
@@ -189,43 +162,6 @@ def test_half_precision_is_finite_with_padding():
     assert states.isfinite().all()
 
 
-def test_dropout_is_off_in_evaluation_only():
-    model = tiny()
-    assert torch.equal(model(TOKENS)[0], model(TOKENS)[0])
-    model.train()
-    assert not torch.equal(model(TOKENS)[0], model(TOKENS)[0])
-
-
-def test_a_classifier_learns_a_small_batch_by_heart():
-    model = Classifier(Bert(VOCABULARY, WIDTH, LAYERS, 2, MLP, POSITIONS, dropout=0.0), 4)
-    tokens, labels = torch.arange(8)[:, None].expand(8, 4), torch.arange(8) % 4
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
-        loss = F.cross_entropy(model(tokens), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1
-
-
 def test_a_sequence_that_is_too_long_is_named():
     with pytest.raises(ValueError, match="the sequence has 11 positions, and max_length is 10"):
         tiny()(torch.zeros(1, 11, dtype=torch.long))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"width": 10, "heads": 4}, "width is 10; it must be a multiple of heads, 4"),
-        ({"layers": 0}, "layers is 0; it must be an integer of at least 1"),
-        ({"dropout": 1}, "dropout is 1; it must be at least 0 and below 1"),
-    ],
-)
-def test_wrong_settings_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        Bert(**arguments)
-
-
-def test_an_unknown_preset_names_those_there_are():
-    with pytest.raises(ValueError, match="unknown model 'huge'; valid: tiny, bert-base"):
-        Bert.from_name("huge")

@@ -144,18 +144,10 @@ def test_a_mask_with_empty_rows_gives_no_nan_and_nothing_ahead():
     torch.testing.assert_close(all_seen, model()(tokens(2, 12)), atol=1e-5, rtol=1e-4)
 
 
-def test_it_learns_a_small_batch_by_heart():
-    network, batch = model(), tokens(4, 13)
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    first = None
-    for _ in range(60):
-        loss = F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        first = first or loss.item()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert first == pytest.approx(math.log(VOCABULARY), rel=0.1)  # at the start it knows nothing
-    assert loss.item() < 0.2
+def test_at_the_start_every_word_is_about_as_likely():
+    batch = tokens(4, 13)
+    loss = F.cross_entropy(model()(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(VOCABULARY), rel=0.1)
 
 
 def test_weights_start_as_gpt_2s_do():
@@ -175,14 +167,6 @@ def test_a_tied_head_shares_the_embedding_and_the_masks_are_not_in_the_state_dic
     assert not {name for name in own.state_dict() if "causal" in name or "table" in name}
 
 
-def test_the_causal_mask_is_made_once():
-    network = model()
-    before = network.causal
-    network(tokens(2, 9))
-    network(tokens(2, 30))
-    assert network.causal is before
-
-
 def test_it_is_one_graph_for_torch_compile():
     network, batch = model(), tokens(2, 9)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
@@ -200,14 +184,3 @@ def test_wrong_input_is_named():
         model()(tokens(1, 2), torch.tensor([0, 40]))
     with pytest.raises(ValueError, match=r"mask is torch.bool of shape \(3, 3\); it must be torch.bool \(4, 4\)"):
         model()(tokens(1, 4), mask=torch.ones(3, 3, dtype=torch.bool))
-
-
-def test_wrong_settings_are_named():
-    with pytest.raises(ValueError, match="unknown model 'huge'; valid: tiny, one-layer, small, medium"):
-        GPT2LikeModel.from_name("huge", 10)
-    with pytest.raises(ValueError, match="d_model is 65; it must be a multiple of num_heads, 4"):
-        model(d_model=65)
-    with pytest.raises(ValueError, match="padding is 'left'"):
-        model(padding="left")
-    with pytest.raises(ValueError, match="num_layers is 0"):
-        model(num_layers=0)

@@ -66,13 +66,11 @@ def test_logits_are_those_of_the_transformers_that_is_installed(tied):
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_the_sizes_are_those_of_the_models_they_are_named_after():
+def test_a_preset_says_whether_the_head_is_the_embedding():
     with torch.device("meta"):
-        one, eight = Llama.from_name("llama-3.2-1b"), Llama.from_name("llama-3.1-8b")
-    assert sum(parameter.numel() for parameter in one.parameters()) == 1_235_814_400
-    assert sum(parameter.numel() for parameter in eight.parameters()) == 8_030_261_248
-    assert one.head.weight is one.embedding.weight
-    assert eight.head.weight is not eight.embedding.weight
+        tied, untied = Llama.from_name("llama-3.2-1b", layers=1), Llama.from_name("llama-3.1-8b", layers=1)
+    assert tied.head.weight is tied.embedding.weight
+    assert untied.head.weight is not untied.embedding.weight
 
 
 @settings(max_examples=20, deadline=None)
@@ -177,40 +175,12 @@ def test_at_the_start_every_word_is_about_as_likely():
     assert loss.item() == pytest.approx(math.log(512), abs=0.1)
 
 
-def test_it_learns_a_sequence_by_heart():
-    model, tokens = small(), torch.tensor(TOKENS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
-        loss = F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"kv_heads": 3}, "heads is 4; it must be a multiple of kv_heads, 3"),
-        ({"width": 33}, "width is 33; it must be a multiple of heads, 4, or head_dim must be given"),
-        ({"head_dim": 5}, "head_dim is 5; it must be even"),
-        ({"layers": 0}, "layers is 0"),
-        ({"feedforward_size": 1.5}, r"feedforward_size is 1\.5"),
-    ],
-)
-def test_wrong_sizes_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        small(**arguments)
-
-
 def test_wrong_input_is_named():
     model = small()
     with pytest.raises(ValueError, match="has 129 positions, and max_length is 128"):
         model(torch.zeros(1, 129, dtype=torch.long))
     with pytest.raises(ValueError, match=r"torch\.float32 of shape \(1, 4\); they must be integers \(B, T\)"):
         model(torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="unknown model 'llama-2'; valid: tiny, "):
-        Llama.from_name("llama-2")
     weights = dict(model.weights())
     del weights["model.norm.weight"]
     with pytest.raises(ValueError, match=r"no weight 'model\.norm\.weight' is given"):

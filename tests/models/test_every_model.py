@@ -1,0 +1,167 @@
+"""What holds for every network: it learns a few samples by heart, has its namesake's size, names wrong settings."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from llama_cases import SIZE
+
+from helpers.models import Bert, GPT2LikeModel, Llama, ResNet, UNet, ViT
+from helpers.models.bert import Classifier
+
+
+def gpt(**changes):
+    return GPT2LikeModel.from_name("tiny", 50, **{"dropout": 0.0, "max_length": 40} | changes)
+
+
+def vit(**changes):
+    return ViT.from_name("tiny", 5, **{"width": 16, "dropout": 0.0} | changes)
+
+
+def bert(**changes):
+    return Bert(
+        **{"vocab_size": 11, "width": 8, "layers": 2, "heads": 2, "feedforward_size": 12, "max_length": 10} | changes
+    )
+
+
+def next_token(model, tokens):
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def each_its_class(model, inputs):
+    logits = model(inputs)
+    return F.cross_entropy(logits, torch.arange(len(inputs)) % logits.shape[1])
+
+
+def mask_of_bright_pixels(model, images):
+    return F.binary_cross_entropy_with_logits(model(images), (images[:, :1] > 0.5).float())
+
+
+def images(count=8, side=32):
+    return torch.randn(count, 3, side, side)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "loss", "rate"),
+    [
+        (gpt, lambda: torch.randint(1, 50, (4, 13)), next_token, 3e-3),
+        (lambda: Llama(**SIZE), lambda: torch.randint(19, (1, 40)), next_token, 1e-2),
+        (lambda: Classifier(bert(dropout=0.0), 4), lambda: torch.arange(8)[:, None].expand(8, 4), each_its_class, 1e-2),
+        (lambda: ResNet.from_name("tiny"), images, each_its_class, 1e-2),
+        (vit, images, each_its_class, 3e-3),
+        (lambda: UNet(width=4, depth=2), lambda: images(2, 16), mask_of_bright_pixels, 2e-2),
+    ],
+    ids=["gpt", "llama", "bert", "resnet", "vit", "unet"],
+)
+def test_it_learns_a_few_samples_by_heart(build, inputs, loss, rate):
+    model, batch = build(), inputs()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(80):
+        optimizer.zero_grad()
+        (last := loss(model, batch)).backward()
+        optimizer.step()
+    assert last.item() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("build", "parameters"),
+    [
+        (lambda: Bert.from_name("bert-base"), 109_482_240),
+        (lambda: ResNet.from_name("resnet-18"), 11_689_512),
+        (lambda: Llama.from_name("llama-3.2-1b"), 1_235_814_400),
+        (lambda: Llama.from_name("llama-3.1-8b"), 8_030_261_248),
+        (lambda: ViT.from_name("clothing", 20), 10_272_788),
+        (UNet, 31_037_633),
+    ],
+)
+def test_it_has_as_many_parameters_as_its_namesake(build, parameters):
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in build().parameters()) == parameters
+
+
+@pytest.mark.parametrize(("build", "inputs"), [(bert, torch.tensor([[3, 1, 4, 1, 5]])), (vit, images(1))])
+def test_dropout_is_off_in_evaluation_only(build, inputs):
+    model = build(dropout=0.5)
+    assert not torch.equal(*(torch.as_tensor(model(inputs)[0]) for _ in range(2)))
+    model.eval()
+    assert torch.equal(*(torch.as_tensor(model(inputs)[0]) for _ in range(2)))
+
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (bert(), (TOKENS,)),
+        (bert(), (TOKENS, TOKENS > 0, torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]))),
+        (ResNet.from_name("tiny"), (images(2),)),
+    ],
+    ids=["bert", "bert with all", "resnet"],
+)
+@pytest.mark.parametrize(
+    "capture",
+    [
+        lambda model, inputs: torch.jit.trace(model, inputs),
+        lambda model, inputs: torch.jit.script(model),
+        lambda model, inputs: torch.export.export(model, inputs).module(),
+    ],
+    ids=["trace", "script", "export"],
+)
+def test_it_can_be_captured_and_nothing_warns_of_a_wrong_graph(capture, model, inputs):
+    model.eval()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(capture(model, inputs)(*inputs), model(*inputs))
+    assert not [each for each in said if issubclass(each.category, torch.jit.TracerWarning)]
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (gpt, {"d_model": 65}, "d_model is 65; it must be a multiple of num_heads, 4"),
+        (gpt, {"padding": "left"}, "padding is 'left'"),
+        (gpt, {"num_layers": 0}, "num_layers is 0"),
+        (Bert, {"width": 10, "heads": 4}, "width is 10; it must be a multiple of heads, 4"),
+        (Bert, {"layers": 0}, "layers is 0; it must be an integer of at least 1"),
+        (Bert, {"dropout": 1}, "dropout is 1; it must be at least 0 and below 1"),
+        (ResNet, {"width": 0}, "width is 0; it must be an integer of at least 1"),
+        (ResNet, {"blocks": ()}, "stages is 0"),
+        (ResNet, {"blocks": (1, 0)}, r"blocks\[1\] is 0"),
+        (ResNet, {"classes": 1.5}, r"classes is 1\.5"),
+        (ViT, {"width": 255}, "width is 255; it must be a multiple of heads, 4, or head_dim must be given"),
+        (ViT, {"patch_size": 30}, "image_size is 224; it must be a multiple of patch_size, 30"),
+        (ViT, {"depth": 0}, "depth is 0"),
+        (ViT, {"heads": True}, "heads is True"),
+        (ViT, {"head_dim": 1.5}, r"head_dim is 1\.5"),
+        (ViT, {"dropout": 1.0}, r"dropout is 1\.0; it must be at least 0 and below 1"),
+        (ViT, {"classes": -1}, "classes is -1"),
+        (UNet, {"width": 0}, "width is 0"),
+        (UNet, {"depth": 1.5}, r"depth is 1\.5"),
+        (UNet, {"upsampling": "nearest"}, "upsampling is 'nearest'; allowed: 'transposed', 'bilinear'"),
+        (Llama, SIZE | {"kv_heads": 3}, "heads is 4; it must be a multiple of kv_heads, 3"),
+        (Llama, SIZE | {"width": 33}, "width is 33; it must be a multiple of heads, 4, or head_dim must be given"),
+        (Llama, SIZE | {"head_dim": 5}, "head_dim is 5; it must be even"),
+        (Llama, SIZE | {"layers": 0}, "layers is 0"),
+        (Llama, SIZE | {"feedforward_size": 1.5}, r"feedforward_size is 1\.5"),
+    ],
+)
+def test_wrong_settings_are_named(build, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("model", "valid"),
+    [
+        (lambda name: GPT2LikeModel.from_name(name, 10), "tiny, one-layer, small, medium"),
+        (Llama.from_name, "tiny, llama-3.2-1b"),
+        (Bert.from_name, "tiny, bert-base"),
+        (ResNet.from_name, "tiny, resnet-18"),
+        (ViT.from_name, "tiny, clothing"),
+    ],
+)
+def test_an_unknown_preset_names_those_there_are(model, valid):
+    with pytest.raises(ValueError, match=f"unknown model 'huge'; valid: {valid}"):
+        model("huge")
