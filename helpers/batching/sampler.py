@@ -9,7 +9,8 @@
 
 Three steps, of which only the first looks at every sample:
 
-1. `__init__` sorts the samples by counting, O(n): one array of indices, in which each length owns a stretch.
+1. `__init__` sorts the samples by counting, O(n): one array of indices, in which each length owns a stretch. That
+   is the hash table from a length to the indices of its samples, laid out flat.
 2. An epoch lays *windows* over that array, O(number of lengths). A window is a stretch whose lengths differ by at most
    k; its samples are shuffled and cut into batches. It keeps as many samples as fill whole batches and leaves its
    longest few to the next window, so that a batch is short only where too few samples have lengths that near.

@@ -14,6 +14,8 @@ The whole epoch is planned before its first sequence, by every worker for itself
 and 32 MB for a million samples. Of that plan each rank takes every `world_size`-th sequence, and each of its
 workers every `num_workers`-th of these. So nothing has to be agreed on between processes, the loader gives the same
 sequences in the same order however many workers it has, and the number of sequences is known in advance.
+
+`Packed` is such a batch; `PackedLayout` says where its documents lie, which is all that attention has to know of it.
 """
 
 import operator
@@ -51,7 +53,7 @@ class PackedLayout:
     offsets: np.ndarray  # (documents + 1,) int32
 
     def __init__(self, offsets: Sequence[int] | np.ndarray | Tensor, length: int | None = None) -> None:
-        object.__setattr__(self, "offsets", _checked(offsets, length))
+        object.__setattr__(self, "offsets", _checked_offsets(offsets, length))
 
     def __len__(self) -> int:
         """T, all documents together."""
@@ -71,6 +73,30 @@ class PackedLayout:
     def positions(self) -> np.ndarray:
         """(T,) int64: the place of each token in its own document, as a model of positions reads it."""
         return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
+
+
+def _checked_offsets(offsets: Sequence[int] | np.ndarray | Tensor, length: int | None) -> np.ndarray:
+    """The offsets of a layout as int32, the padding as a last document; a ValueError names what is wrong."""
+    if isinstance(offsets, Tensor) and not offsets.is_cpu:
+        raise ValueError(f"offsets lie on {offsets.device}, where reading them waits for it; pass them from the host")
+    array = np.asarray(offsets)
+    if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"offsets are {array.dtype} of shape {array.shape}; they must be whole numbers, the start of each document "
+            "and the end of the last"
+        )
+    if array[0] != 0:
+        raise ValueError(f"offsets start at {array[0]}; they must start at 0")
+    if (falls := array[1:] < array[:-1]).any():
+        at = int(falls.argmax())
+        raise ValueError(f"offsets fall from {array[at]} to {array[at + 1]} at place {at + 1}; they must not descend")
+    length = array[-1] if length is None else length
+    check_at_least(array[-1], length=length)
+    if not 1 <= length < 2**31:
+        raise ValueError(f"the sequence has {length} positions; allowed: 1 to {2**31 - 1}")
+    array = (np.append(array, length) if array[-1] < length else array).astype(np.int32)  # a copy, whatever it was
+    array.setflags(write=False)
+    return array
 
 
 class Packed(NamedTuple):
@@ -315,27 +341,3 @@ def _flat(samples: Sequence[Sample], lengths: np.ndarray) -> tuple[np.ndarray, n
     if not (isinstance(ids, np.ndarray) and isinstance(offsets, np.ndarray) and ids.dtype.kind in "iu"):
         return None
     return (ids, offsets) if np.array_equal(np.diff(offsets), lengths) else None
-
-
-def _checked(offsets: Sequence[int] | np.ndarray | Tensor, length: int | None) -> np.ndarray:
-    """The offsets of a layout as int32, the padding as a last document; a ValueError names what is wrong."""
-    if isinstance(offsets, Tensor) and not offsets.is_cpu:
-        raise ValueError(f"offsets lie on {offsets.device}, where reading them waits for it; pass them from the host")
-    array = np.asarray(offsets)
-    if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"offsets are {array.dtype} of shape {array.shape}; they must be whole numbers, the start of each document "
-            "and the end of the last"
-        )
-    if array[0] != 0:
-        raise ValueError(f"offsets start at {array[0]}; they must start at 0")
-    if (falls := array[1:] < array[:-1]).any():
-        at = int(falls.argmax())
-        raise ValueError(f"offsets fall from {array[at]} to {array[at + 1]} at place {at + 1}; they must not descend")
-    length = array[-1] if length is None else length
-    check_at_least(array[-1], length=length)
-    if not 1 <= length < 2**31:
-        raise ValueError(f"the sequence has {length} positions; allowed: 1 to {2**31 - 1}")
-    array = (np.append(array, length) if array[-1] < length else array).astype(np.int32)  # a copy, whatever it was
-    array.setflags(write=False)
-    return array
