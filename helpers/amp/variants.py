@@ -22,12 +22,36 @@ NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
 
 def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
     """Unscale, clip and fused AdamW step of parameters with scaled gradients, by variant."""
-    return {
-        NO_SCALER: _unscaled_step(parameters),
-        TORCHS: _torch_step(parameters),
-        PLAIN: _plain_step(parameters),
-        OURS: _our_step(parameters),
-    }
+    optimizers = {name: torch.optim.AdamW(parameters, fused=True) for name in (NO_SCALER, TORCHS, PLAIN, OURS)}
+    torchs, ours = torch.amp.GradScaler(device().type, init_scale=SCALE), DynamicGradScaler(init_scale=SCALE)
+    for scaler in (torchs, ours):
+        scaler.scale(torch.ones((), device=device()))  # which tells it the device
+    clip = partial(nn.utils.clip_grad_norm_, parameters, 1.0)
+
+    def without_scaler() -> None:
+        clip()
+        optimizers[NO_SCALER].step()
+
+    def torchs_step() -> None:
+        torchs.unscale_(optimizers[TORCHS])
+        clip()
+        torchs.step(optimizers[TORCHS])
+        torchs.update()
+
+    def plain_step() -> None:
+        """One gradient after the other; the host waits to know whether to step."""
+        for parameter in parameters:
+            parameter.grad.div_(SCALE)
+        if torch.stack([torch.isfinite(parameter.grad).all() for parameter in parameters]).all().item():
+            clip()
+            optimizers[PLAIN].step()
+
+    def our_step() -> None:
+        ours.clip_grad_norm_(optimizers[OURS], 1.0)
+        ours.step(optimizers[OURS])
+        ours.update()
+
+    return {NO_SCALER: without_scaler, TORCHS: torchs_step, PLAIN: plain_step, OURS: our_step}
 
 
 def host_reads(step: Callable[[], None]) -> int:
@@ -85,54 +109,3 @@ def check_same_casts(
         got, expected = types[OURS][where], types["torch's"][where]
         raise Disagreement(f"layer {where} returns {got} under our Autocast, {expected} under torch's")
     check_agreement({TORCHS_AUTOCAST: partial(seen, theirs), OURS: partial(seen, ours)}, tolerance)
-
-
-def _unscaled_step(parameters: list[Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(parameters, fused=True)
-
-    def step() -> None:
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-
-    return step
-
-
-def _torch_step(parameters: list[Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(parameters, fused=True)
-    scaler = torch.amp.GradScaler(device().type, init_scale=SCALE)
-    scaler.scale(torch.ones((), device=device()))
-
-    def step() -> None:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
-
-
-def _plain_step(parameters: list[Tensor]) -> Callable[[], None]:
-    """One gradient after the other; the host waits to know whether to step."""
-    optimizer = torch.optim.AdamW(parameters, fused=True)
-
-    def step() -> None:
-        for parameter in parameters:
-            parameter.grad.div_(SCALE)
-        if torch.stack([torch.isfinite(parameter.grad).all() for parameter in parameters]).all().item():
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-
-    return step
-
-
-def _our_step(parameters: list[Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(parameters, fused=True)
-    scaler = DynamicGradScaler(init_scale=SCALE)
-    scaler.scale(torch.ones((), device=device()))
-
-    def step() -> None:
-        scaler.clip_grad_norm_(optimizer, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
