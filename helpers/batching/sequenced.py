@@ -223,7 +223,7 @@ class SequencedDataset(IterableDataset[Packed]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        check_at_least(1, max_length=max_length, **({} if batch_size is None else {"batch_size": batch_size}))
+        check_at_least(1, max_length=max_length, batch_size=1 if batch_size is None else batch_size)
         check_at_least(0, seed=seed)
         check_rank(rank, world_size)
         self.samples, self.pad_id, self.fixed = samples, pad_id, fixed
