@@ -90,12 +90,6 @@ def test_an_update_is_compiled_once_for_any_number_of_blocks_and_knows_how_long_
     assert [[known(size) for size in shape] for shape in rows] == [[None, BLOCK]] * 4
 
 
-def test_rows_of_another_length_are_refused():
-    weight = torch.ones(2, BLOCK // 2)
-    with pytest.raises(ValueError, match="rows are 128 numbers long; they must be blocks of 256"):
-        optimizers._update_8bit(weight, weight, *[None] * 5, (1e-3, 0.9, 0.999, 1e-8, 0.0))
-
-
 def test_what_is_no_whole_number_of_blocks_keeps_bf16():
     weight = torch.randn(BLOCK + 1, requires_grad=True)
     weight.grad = torch.randn_like(weight)

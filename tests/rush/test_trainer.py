@@ -1,6 +1,5 @@
 """Training by a setup: every step of the ladder runs on the tiny model or says why not, and computes the same."""
 
-import contextlib
 import dataclasses
 
 import pytest
@@ -93,48 +92,6 @@ def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
     monkeypatch.setattr(nn.Linear, "reset_parameters", lambda linear: (reset(linear), torch.rand(7)))
     found = trainer.build_model(TINY, CPU).weights()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-
-
-def test_steps_warm_up_and_are_captured_on_one_stream(monkeypatch):
-    """With stand-ins for CUDA's streams and graphs: which stream a step runs on."""
-    ran_on, current = [], []
-
-    class Stream:
-        def __init__(self, device=None):
-            self.waited = []
-
-        def wait_stream(self, other):
-            self.waited.append(other)
-
-    @contextlib.contextmanager
-    def stream(chosen):
-        current.append(chosen)
-        yield
-        current.pop()
-
-    class Graph:
-        def replay(self):
-            ran_on.append("replayed")
-
-    main = Stream()
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream=None: torch.cuda.stream(stream))
-    trainer.side_stream.cache_clear()
-    one = Trainer(TINY)
-    one.setup = tiny(cuda_graph=True)
-    step = one._step
-    monkeypatch.setattr(one, "_step", lambda tokens: ran_on.append(current[-1]) or step(tokens))
-    for _ in range(trainer.BEFORE_CAPTURE + 2):
-        one.step(random_tokens(TINY, 1)[0])
-    trainer.side_stream.cache_clear()
-    side = ran_on[0]
-    assert ran_on == [side] * (trainer.BEFORE_CAPTURE + 1) + ["replayed"] * 2
-    assert isinstance(side, Stream) and side is not main
-    assert side.waited == [main] * trainer.BEFORE_CAPTURE
-    assert main.waited == [side] * trainer.BEFORE_CAPTURE
 
 
 @pytest.mark.parametrize("batch", [2, 3])

@@ -4,20 +4,19 @@ What each must at least move, in bytes (b an element), which is what it does mov
 
     rms_norm, layer_norm    2b forward, 3b backward
     rotate                  2b forward, 2b backward
-    cross_entropy           2b forward, none backward if ∂L/∂loss is 1 (fp16, and else: 2b)
+    loss_and_gradient       2b, forward and backward in one
     AdamW                   28 a parameter (fp32)
 
 In a compiled graph the norms and `rotate` are operators that the compiler doesn't look into, and fuses nothing into.
 """
 
 from .adamw import AdamW
-from .cross_entropy import cross_entropy, loss_and_gradient
+from .cross_entropy import loss_and_gradient
 from .norms import layer_norm, rms_norm
 from .rope import rotate
 
 __all__ = [
     "AdamW",
-    "cross_entropy",
     "layer_norm",
     "loss_and_gradient",
     "rms_norm",

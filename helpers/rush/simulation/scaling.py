@@ -19,57 +19,30 @@ from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfe
 NCCL_LATENCY = "NCCL src/graph/tuning.cc, hwLat of Ring and Tree, Simple: what NCCL itself assumes"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Link:
     """What a GPU sends in one direction, and receives at the same time. GB are 1e9 bytes."""
 
     name: str
     line_gb_s: float
-    line_source: str
     gb_s: float  # what collectives reach ("bus bandwidth" of nccl-tests)
-    source: str
     hop_us: float  # from one rank to the next, in a ring
     tree_hop_us: float  # and in a tree
-    hop_source: str = NCCL_LATENCY
+    line_source: str
+    source: str
 
 
-PCIE4 = Link(
-    name="PCIe 4",
-    line_gb_s=31.5,
-    line_source="16 GT/s × 16 lanes × 128/130 / 8",
-    gb_s=21.0,
-    source="github.com/NVIDIA/nccl/issues/841: 8 × A100 80GB PCIe, the best reached there",
-    hop_us=5.7,
-    tree_hop_us=4.0,
-)
-PCIE5 = Link(
-    name="PCIe 5",
-    line_gb_s=63.0,
-    line_source="32 GT/s × 16 lanes × 128/130 / 8",
-    gb_s=28.0,
-    source="github.com/NVIDIA/nccl/issues/1639: 8 × RTX 5090; NVIDIA's comment there: the host is the limit",
-    hop_us=5.7,
-    tree_hop_us=4.0,
-)
-NVLINK4 = Link(
-    name="NVLink 4",
-    line_gb_s=450.0,
-    line_source="H100 and H200 SXM: 18 links × 25 GB/s",
-    gb_s=370.0,
-    source="github.com/NVIDIA/nccl-tests/issues/212, NVIDIA's comment: ring, or anything but an all-reduce with SHARP",
-    hop_us=3.4,
-    tree_hop_us=4.0,
-)
-NDR = Link(
-    name="InfiniBand NDR",
-    line_gb_s=50.0,
-    line_source="400 Gbit/s",
-    gb_s=47.0,
-    source="github.com/NVIDIA/nccl-tests/issues/290, NVIDIA's comment: 46 to 48 for each adapter",
-    hop_us=14.0,
-    tree_hop_us=14.0,
-)
-LINKS = (PCIE4, PCIE5, NVLINK4, NDR)
+LINKS = (
+    Link("PCIe 4", 31.5, 21.0, 5.7, 4.0, "16 GT/s × 16 lanes × 128/130 / 8",
+         "github.com/NVIDIA/nccl/issues/841: 8 × A100 80GB PCIe, the best reached there"),
+    Link("PCIe 5", 63.0, 28.0, 5.7, 4.0, "32 GT/s × 16 lanes × 128/130 / 8",
+         "github.com/NVIDIA/nccl/issues/1639: 8 × RTX 5090; NVIDIA's comment there: the host is the limit"),
+    Link("NVLink 4", 450.0, 370.0, 3.4, 4.0, "H100 and H200 SXM: 18 links × 25 GB/s",
+         "github.com/NVIDIA/nccl-tests/issues/212, NVIDIA's comment: ring, or anything but an all-reduce with SHARP"),
+    Link("InfiniBand NDR", 50.0, 47.0, 14.0, 14.0, "400 Gbit/s",
+         "github.com/NVIDIA/nccl-tests/issues/290, NVIDIA's comment: 46 to 48 for each adapter"),
+)  # fmt: skip
+PCIE4, PCIE5, NVLINK4, NDR = LINKS
 
 START_US = 8.4  # of a ring, beside its hops
 START_SOURCE = "NCCL src/graph/tuning.cc, baseLat of Ring/Simple"
@@ -193,8 +166,8 @@ def assumptions() -> list[dict[str, Any]]:
         rows += [
             _row(f"{link.name}, line rate", link.line_gb_s, "GB/s a GPU and direction", link.line_source),
             _row(f"{link.name}, reached", link.gb_s, "GB/s a GPU and direction", link.source),
-            _row(f"{link.name}, hop in a ring", link.hop_us, "µs", link.hop_source),
-            _row(f"{link.name}, hop in a tree", link.tree_hop_us, "µs", link.hop_source),
+            _row(f"{link.name}, hop in a ring", link.hop_us, "µs", NCCL_LATENCY),
+            _row(f"{link.name}, hop in a tree", link.tree_hop_us, "µs", NCCL_LATENCY),
         ]
     rows.append(_row("start of a ring", START_US, "µs", START_SOURCE))
     rows.append(_row("a tree's rate", TREE_SHARE, "of a ring's", TREE_SOURCE))
