@@ -6,6 +6,7 @@ and only `compute()` reads them.
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,6 +101,38 @@ class PixelAccuracy(_Accuracy):
     def _count(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         _check_pair(output, targets)
         return ((output > 0) == (targets > 0.5)).sum(), targets.numel()
+
+
+class StreamingMetrics:
+    """Accuracy and F1 over classes, from a confusion matrix on the device: 8·classes² bytes, however long the epoch."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.reset()
+
+    def reset(self) -> None:
+        self._counts: Tensor | None = None  # (classes²,) by label, then prediction
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds a batch. Nothing waits: unlike `bincount`, adding to cells needs no look at the largest one."""
+        if self._counts is None:
+            self._counts = torch.zeros(self.classes**2, dtype=torch.int64, device=logits.device)
+        cells = labels * self.classes + logits.detach().argmax(dim=1)
+        self._counts.scatter_add_(0, cells, torch.ones_like(cells))
+
+    def compute(self) -> dict[str, float]:
+        """`accuracy` and `macro_f1` over everything since `reset`. Reads the device once."""
+        if self._counts is None:
+            return {"accuracy": float("nan"), "macro_f1": float("nan")}
+        counts = self._counts.view(self.classes, self.classes).cpu().numpy()
+        return class_scores(counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0))
+
+
+def class_scores(right: np.ndarray, asked: np.ndarray, answered: np.ndarray) -> dict[str, float]:
+    """From counts by class. A class that was neither asked for nor answered has no F1 and isn't in the mean."""
+    seen = asked + answered > 0
+    f1 = 2 * right[seen] / (asked + answered)[seen]
+    return {"accuracy": float(right.sum() / asked.sum()), "macro_f1": float(f1.mean())}
 
 
 def _check_pair(output: Tensor, targets: Tensor, classes: bool = False) -> None:

@@ -234,7 +234,7 @@ def _modules(config):
 
 
 def _fixes(pipeline):
-    names = [switch.name for switch in profiling.PIPELINES[pipeline].SWITCHES]
+    names = [switch.name for switch in profiling.PIPELINES[pipeline].switches]
 
     def fixes(config):
         steps = names.index(config["fix"]) + 1 if config["way"] == profiling.CUMULATIVE else 0

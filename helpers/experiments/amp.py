@@ -123,18 +123,16 @@ def gradient_time(task: str, precision: str) -> Row:
     Its memory is that of weights and batch, and what the computation adds at its peak, gradients among it; not the
     pictures that lie on the device for other batches.
     """
-    setup = _setup(task, precision)
-    built = training.build_task(setup, device())
-    model = built.model.half() if precision == "fp16" else built.model
-    batch = next(built.batches(0, 0))
-    scaler = training.build_scaler(setup, device())
+    trainer = training.build(_setup(task, precision))
+    model, scaler = trainer.model, trainer.scaler
+    batch = next(trainer.epoch(0))
 
     def step() -> None:
         model.zero_grad()
-        loss, _ = training.forward(setup, built, model, batch)
+        loss, _ = trainer.forward(batch)
         (loss if scaler is None else scaler.scale(loss)).backward()
 
-    with training.kernels(setup):
+    with trainer.settings():
         timing = bench(step)
         model.zero_grad()
         added = peak_memory(step).added_bytes

@@ -30,10 +30,10 @@ from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import synchronize
 from helpers.metrics import LMCrossEntropyLoss
-from helpers.tasks import DATA, Batch
-from helpers.tasks.language import balanced_batches, packed_batches, packed_way, random_batches
 from helpers.text import SyntheticText
 from helpers.text.synthetic import draw_lengths
+from helpers.training import Batch
+from helpers.training.text_batches import DATA, balanced_batches, packed_batches, packed_variant, random_batches
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
@@ -99,7 +99,7 @@ def batch_time(variant: str, width: int, batch_size: int, samples: int) -> Row:
         "device_s": sum(took) / 1e3,
         "epoch_s": epoch_s,
         "real_tokens_per_s": real / epoch_s,
-        "attention": packed_way(device(), steps.compute_dtype()) if variant == "packed" else "causal",
+        "attention": packed_variant(device(), steps.compute_dtype()) if variant == "packed" else "causal",
     }
 
 
@@ -181,7 +181,7 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     feeds = {name: FEEDS[name] for name in ("BIG BRAIN", "k = 10")}
     for variant in VARIANTS:
         if not missing_because(variant, device(), steps.compute_dtype()):
-            feeds[f"packed, {variant}"] = partial(packed_batches, way=variant)
+            feeds[f"packed, {variant}"] = partial(packed_batches, variant=variant)
     variants = {NO_PADDING: _steps(step, [_full_batch(text, batch_size, round(float(dataset.lengths.mean())))])}
     for name, feed in feeds.items():
         batches, _ = feed(dataset, batch_size, device(), steps.compute_dtype(), 0)

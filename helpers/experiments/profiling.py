@@ -1,8 +1,10 @@
 """What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds."""
 
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,21 +14,29 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from helpers.lab import device, experiment
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
+from helpers.lab.timing import synchronize
 from helpers.pictures import cores
-from helpers.profiling import gpt_pipeline, loop, vit_pipeline
 from helpers.profiling.costs import Cost, cost
 from helpers.profiling.device_time import device_idle_share
 from helpers.profiling.device_time import timeline as read_timeline
 from helpers.profiling.diagnose import diagnose as read_diagnosis
-from helpers.profiling.metrics_cost import metrics_cost as measure_metrics
 from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.profiling.read_trace import read_trace
+from helpers.training import CLOTHES, LANGUAGE, Batch, Excerpt, Trainer
+from helpers.training.loop import SETTLING
+from helpers.training.slow import CollectedMetrics
+from helpers.training.switched import Switched
 
-PIPELINES: dict[str, ModuleType] = {"vit": vit_pipeline, "gpt": gpt_pipeline}
+PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]
 SLOW, ALONE, CUMULATIVE = "slow", "alone", "cumulative"
 TIMED_STEPS, BURSTS = 20, 4  # of a fix, settled; with workers at least so many batches of each
 PATIENCE_S = 20.0  # for steps so slow that fewer have to do
+COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
+TINY = {  # so that on a CPU, too, the metric's time shows beside the model's
+    "batch_size": 256,
+    "model": {"image_size": 16, "patch_size": 16, "depth": 1, "heads": 2, "head_dim": 16, "mlp_size": 32},
+}
 DRAWN = 400  # rows of a timeline: the longest ones
 
 
@@ -35,7 +45,7 @@ def _preset() -> str:
 
 
 def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
-    return PIPELINES[pipeline].FIXED if variant == "fixed" else frozenset()
+    return PIPELINES[pipeline].fixed if variant == "fixed" else frozenset()
 
 
 @experiment(small=BOTH, cpu=BOTH)
@@ -71,7 +81,7 @@ def modules(pipeline: str, variant: str) -> list[Row]:
         return watched[-1].profiler
 
     fixes = fixes_of(pipeline, variant)
-    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=loop.Excerpt(10), profile=watch)
+    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=Excerpt(10), profile=watch)
     table = watched[0].profiler.summary()
     floors = watched[0].floors(torch.bfloat16 if "bf16" in fixes else torch.float32)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
@@ -109,43 +119,43 @@ class _Watched:
         return found
 
 
-def _fix_configurations(pipeline: ModuleType) -> list[Row]:
-    names = [switch.name for switch in pipeline.SWITCHES]
+def _fix_configurations(pipeline: Switched) -> list[Row]:
+    names = [switch.name for switch in pipeline.switches]
     return [{"way": SLOW, "fix": "none"}] + [{"way": way, "fix": name} for way in (ALONE, CUMULATIVE) for name in names]
 
 
-def _few(pipeline: ModuleType) -> list[Row]:
-    names = [switch.name for switch in pipeline.SWITCHES if not switch.optional]
+def _few(pipeline: Switched) -> list[Row]:
+    names = [switch.name for switch in pipeline.switches if not switch.optional]
     ends = [{"way": ALONE, "fix": names[-1]}, {"way": CUMULATIVE, "fix": names[-1]}]
     return [{"way": SLOW, "fix": "none"}, *ends]
 
 
-@experiment(small=_few(vit_pipeline), big_gpu=_fix_configurations(vit_pipeline))
+@experiment(small=_few(CLOTHES), big_gpu=_fix_configurations(CLOTHES))
 def vit_fixes(way: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and one more at a time."""
-    return _fixed(vit_pipeline, way, fix)
+    return _fixed(CLOTHES, way, fix)
 
 
-@experiment(small=_few(gpt_pipeline), big_gpu=_fix_configurations(gpt_pipeline))
+@experiment(small=_few(LANGUAGE), big_gpu=_fix_configurations(LANGUAGE))
 def gpt_fixes(way: str, fix: str) -> Row:
     """The language model: each fix alone, and one more at a time."""
-    return _fixed(gpt_pipeline, way, fix)
+    return _fixed(LANGUAGE, way, fix)
 
 
-def _fixed(pipeline: ModuleType, way: str, fix: str) -> Row:
+def _fixed(pipeline: Switched, way: str, fix: str) -> Row:
     """Settled steps within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
 
     Workers deliver in bursts, one batch each, so a few whole bursts are timed, and none of what they made before the
     first step. The idle share comes from a profile of its own, of what is shown with all fixes before it.
     """
-    names = [switch.name for switch in pipeline.SWITCHES]
+    names = [switch.name for switch in pipeline.switches]
     chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[way]
     fixes = frozenset(chosen)
-    part = loop.Excerpt(4)
+    part = Excerpt(4)
     if _preset() == "full":
         workers = _workers(pipeline, fixes)
-        settling = max(loop.SETTLING, workers)
-        part = loop.Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
+        settling = max(SETTLING, workers)
+        part = Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
     found = pipeline.run(fixes, preset=_preset(), steps=part, **_within_an_epoch(pipeline, part.steps))
     kept = (
         "iteration_ms",
@@ -180,19 +190,42 @@ def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
 
 @experiment(small=[{"steps": 40}], cpu=[{"steps": 2000}])
 def metrics_cost(steps: int) -> list[Row]:
-    """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one."""
-    rows = measure_metrics(steps, preset=_preset())
+    """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one.
+
+    The fixed training goes on with one batch that stays on the device, with either metric in turn, so that nothing else
+    grows. Each step is waited for. 512,000 samples of 10 classes, as many as 2,000 steps of 256 are, take 0.1 s of one
+    core to judge once. A row is the median of a fiftieth of the steps.
+    """
+    preset = _preset()
+    changes = TINY if preset == "small" else {}
+    fixed = CLOTHES.prepare(preset=preset, **changes | {"samples": 32, "validation_samples": 1})
+    batch = _repeated(next(fixed.epoch(0)), (CLOTHES.sizes[preset] | changes)["batch_size"])
+    slow = frozenset({"streaming_metrics"})
+    collected = replace(fixed.task, metric=CollectedMetrics(fixed.task.metric.classes))
+    trainers = {COLLECTED: Trainer(collected, fixed.precision, fixes=fixed.fixes - slow, slow=slow), STREAMING: fixed}
     every = max(steps // 50, 1)
     chunks: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
-        chunks.setdefault((row["way"], row["step"] // every), []).append(row["ms"])
-    return [
-        {"way": way, "step": chunk * every, "ms": sorted(taken)[len(taken) // 2]}
-        for (way, chunk), taken in chunks.items()
-    ]
+    for step in range(-3, steps):  # three to warm up
+        for way, trainer in trainers.items():
+            if step == 0:
+                trainer.task.metric.reset()
+            synchronize()
+            began = time.perf_counter()
+            trainer.step(batch)
+            synchronize()
+            if step >= 0:
+                chunks.setdefault((way, step // every), []).append((time.perf_counter() - began) * 1e3)
+    return [{"way": way, "step": chunk * every, "ms": median(taken)} for (way, chunk), taken in chunks.items()]
 
 
-def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) -> Any:
+def _repeated(batch: Batch, size: int) -> Batch:
+    """A batch of this size out of a smaller one's photos."""
+    times = -(-size // len(batch.targets))
+    images, labels = batch.inputs.repeat(times, 1, 1, 1)[:size], batch.targets.repeat(times)[:size]
+    return replace(batch, inputs=images, targets=labels, real=size)
+
+
+def _trace(pipeline: Switched, fixes: frozenset[str], detailed: bool = False) -> Any:
     """A profile of a few steps within one epoch. `detailed` has shapes and lines of source, and slows the host."""
     held: list[profile] = []
     on_gpu = device().type == "cuda"
@@ -207,20 +240,20 @@ def _trace(pipeline: ModuleType, fixes: frozenset[str], detailed: bool = False) 
 
     steps = wait + active + 3
     longer = _within_an_epoch(pipeline, steps)
-    pipeline.run(fixes, preset=_preset(), steps=loop.Excerpt(steps), profile=watch, **longer)
+    pipeline.run(fixes, preset=_preset(), steps=Excerpt(steps), profile=watch, **longer)
     return read_trace(held[0])
 
 
-def _within_an_epoch(pipeline: ModuleType, steps: int) -> dict[str, int]:
+def _within_an_epoch(pipeline: Switched, steps: int) -> dict[str, int]:
     """What to change of the preset so that an epoch has so many steps: where one ends, workers start anew."""
-    preset = pipeline.PRESETS[_preset()]
+    preset = pipeline.sizes[_preset()]
     needed = preset["batch_size"] * (steps + 2)
     if "passes" in preset:
         return {"passes": -(-needed // preset["samples"])}
     return {"samples": max(preset["samples"], needed)}
 
 
-def _workers(pipeline: ModuleType, fixes: frozenset[str]) -> int:
+def _workers(pipeline: Switched, fixes: frozenset[str]) -> int:
     """How many processes make batches."""
     makes = "workers" in fixes and "photos_on_device" not in fixes
-    return min(pipeline.PRESETS[_preset()]["workers"], cores()) if makes else 0
+    return min(pipeline.sizes[_preset()]["workers"], cores()) if makes else 0

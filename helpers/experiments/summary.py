@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from helpers.lab import device, experiment
 from helpers.lab.records import Row
-from helpers.summary.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, run
+from helpers.training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, run
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SAMPLES = 3072  # 48 steps, for most is told by the slowest: some 31 TFLOP a step in fp32, outside of matrix units

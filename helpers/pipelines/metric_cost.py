@@ -23,7 +23,7 @@ from helpers.lab import device as this_device
 from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.lab.machine import missing_because
 from helpers.lab.timing import Disagreement, Timing, synchronize
-from helpers.profiling.epoch_metrics import StreamingMetrics
+from helpers.metrics import StreamingMetrics
 
 Scores = dict[str, float]
 

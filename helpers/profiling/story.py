@@ -91,7 +91,7 @@ def floors(modules: pd.DataFrame) -> pd.DataFrame:
 
 def fixes(plan: pd.DataFrame, pipeline: str) -> pd.DataFrame:
     """Each fix: what it mends, its kind, its gain alone, and the time and gain with all before it."""
-    switches = {switch.name: switch for switch in PIPELINES[pipeline].SWITCHES}
+    switches = {switch.name: switch for switch in PIPELINES[pipeline].switches}
     rows = []
     for gpu, found in plan.groupby("gpu", dropna=False, sort=False) if "gpu" in plan else [(None, plan)]:
         slow_ms = _ms(found, SLOW, "none")
@@ -111,7 +111,7 @@ def fixes(plan: pd.DataFrame, pipeline: str) -> pd.DataFrame:
 def inefficiencies(pipeline: str) -> pd.DataFrame:
     """What is slow on purpose, what gives it away, and what mends it."""
     rows = []
-    for switch in PIPELINES[pipeline].SWITCHES:
+    for switch in PIPELINES[pipeline].switches:
         row = {"switch": switch.name, "slow": switch.slow, "given away by": GIVEN_AWAY[switch.name]}
         rows.append(row | {"fixed": switch.fixed, "kind": switch.kind})
     return pd.DataFrame(rows)
@@ -163,7 +163,7 @@ def verdicts(whole: pd.DataFrame, vit: pd.DataFrame, gpt: pd.DataFrame) -> list[
     for pipeline, table in (("vit", vit), ("gpt", gpt)):
         if not len(table):
             continue
-        last = [switch.name for switch in PIPELINES[pipeline].SWITCHES if not switch.optional][-1]
+        last = [switch.name for switch in PIPELINES[pipeline].switches if not switch.optional][-1]
         ends = table[(table["way"] == CUMULATIVE) & (table["fix"] == last)]
         for row in ends.dropna(subset="device_idle_share").to_dict("records"):
             idle = row["device_idle_share"]

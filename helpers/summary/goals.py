@@ -166,7 +166,7 @@ def _epochs(pipeline: str) -> Find:
 
 
 def _idle(fixes: pd.DataFrame) -> float | None:
-    last = [switch.name for switch in profiling.PIPELINES["vit"].SWITCHES if not switch.optional][-1]
+    last = [switch.name for switch in profiling.PIPELINES["vit"].switches if not switch.optional][-1]
     return fixes[(fixes["way"] == CUMULATIVE) & (fixes["fix"] == last)]["device_idle_share"].max()
 
 

@@ -19,7 +19,7 @@ HELD = [
      "profiling/test_diagnose.py::test_what_is_planted_is_found_alone_by_its_name_and_where_it_stands"),
     ("03_profiling", "a clean loop has no findings", "profiling/test_diagnose.py::test_a_clean_loop_has_no_findings"),
     ("03_profiling", "fixes for speed leave every loss and gradient as it is",
-     "profiling/test_gpt_pipeline.py::test_a_speed_only_fix_leaves_every_loss_and_gradient_as_it_is"),
+     "training/test_switched.py::test_a_speed_only_fix_leaves_every_loss_and_gradient_as_it_is"),
     ("03_profiling", "module times and what is outside add up to the step",
      "profiling/test_module_profiler.py::test_own_times_and_what_is_outside_add_up_to_the_step"),
     ("04_swiglu_checkpointing", "output and gradients equal the plain module's at any shape",

@@ -8,8 +8,7 @@ from helpers.experiments.summary import ALONE, CUMULATIVE, START
 from helpers.lab import records
 from helpers.lab.experiment import Experiment
 from helpers.lab.tables import number
-
-from .stages import STAGES
+from helpers.training.stages import STAGES
 
 METRICS = ("train_s", "peak_gib", "validation_loss", "skipped_steps")
 

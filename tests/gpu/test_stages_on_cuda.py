@@ -7,8 +7,7 @@ from torch import nn
 
 from helpers.experiments.summary import ONE_STEP
 from helpers.rush.fused_norms import LayerNorm
-from helpers.summary import STAGES, run
-from helpers.summary.stages import FUSED, MIXED, build, cumulative
+from helpers.training.stages import FUSED, MIXED, STAGES, build, cumulative, run
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 

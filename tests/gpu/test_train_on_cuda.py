@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.lab.timing import relative_error
-from helpers.train import Setup, build_task, kernels
+from helpers.train import Setup, build_task
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="needs TF32")
@@ -23,7 +23,7 @@ def test_convolutions_and_products_keep_fp32_in_an_fp32_run():
         for way in ways:
             exact = way(torch.float64)
             rounded = relative_error(way(torch.float32), exact)
-            with kernels(Setup(precision="fp32")):
+            with Setup(precision="fp32").in_precision().kernels():
                 assert relative_error(way(torch.float32), exact) < 1e-5 < rounded
     finally:
         torch.set_float32_matmul_precision(before[0])

@@ -49,7 +49,7 @@ def test_the_slow_pipelines_are_diagnosed_and_the_fixed_ones_are_clean():
         found = rows[rows["pipeline"] == pipeline].groupby("variant")["finding"]
         assert found.nunique()["slow"] >= least
         assert found.unique()["fixed"].tolist() == ["nothing"]
-        switches = experiments.PIPELINES[pipeline].SWITCHES
+        switches = experiments.PIPELINES[pipeline].switches
         on_gpu_only = (finding.PAGEABLE, finding.UNBENCHMARKED, finding.RETURNED, finding.FP32, finding.TINY_KERNELS)
         outside_the_steps = (finding.KEPT_GRAPH,)
         told = {story.GIVEN_AWAY[switch.name] for switch in switches} & {

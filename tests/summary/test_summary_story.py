@@ -3,7 +3,7 @@ import pytest
 
 from helpers.experiments.summary import stages
 from helpers.summary import plots, story
-from helpers.summary.stages import MIXED, STAGES
+from helpers.training.stages import MIXED, STAGES
 
 SECONDS = {"none": 100.0} | {name: 100.0 * 0.5**place for place, name in enumerate(STAGES, 1)}
 

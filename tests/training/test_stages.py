@@ -8,25 +8,34 @@ from helpers.amp import DynamicGradScaler
 from helpers.experiments import summary as experiments
 from helpers.experiments.summary import ALONE, CUMULATIVE, ONE_STEP, SAMPLES, START, chosen, stages
 from helpers.lab import records
-from helpers.profiling import loop
-from helpers.profiling.gpt_pipeline import ALL, PRESETS, prepare
-from helpers.summary import STAGES, run
-from helpers.summary.stages import BATCHES, COMPILED, FUSED, MIXED, PRECISION, PROFILED, build, cumulative
 from helpers.text import TextError, vocab
+from helpers.training import LANGUAGE, loop
+from helpers.training.stages import (
+    BATCHES,
+    COMPILED,
+    FUSED,
+    MIXED,
+    PRECISION,
+    PROFILED,
+    STAGES,
+    build,
+    cumulative,
+    run,
+)
 
 FAST = {"samples": 8, "validation_samples": 2, "workers": 0}
 
 
 def test_each_fix_of_the_pipeline_is_in_exactly_one_stage_but_bf16_which_mixed_precision_replaces():
     fixes = [fix for stage in STAGES.values() for fix in stage.fixes]
-    assert sorted([*fixes, PRECISION]) == sorted(ALL)
+    assert sorted([*fixes, PRECISION]) == sorted(LANGUAGE.everything)
 
 
 def test_stages_switch_on_what_they_say():
     plain = build(frozenset(), preset="small", **FAST)
-    assert plain.scaler is None and plain.half is None and not plain.fixes
+    assert plain.scaler is None and plain.precision.name == "fp32" and not plain.fixes
     mixed = build(frozenset({MIXED, FUSED}), preset="small", **FAST)
-    assert isinstance(mixed.scaler, DynamicGradScaler) and mixed.half == torch.float16
+    assert isinstance(mixed.scaler, DynamicGradScaler) and mixed.precision.dtype == torch.float16
     assert mixed.optimizer.defaults["fused"] and not plain.optimizer.defaults["fused"]
 
 
@@ -64,8 +73,8 @@ def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_
 
 
 def test_enough_steps_are_left_after_those_in_which_a_training_settles():
-    assert SAMPLES // PRESETS["full"]["batch_size"] - loop.SETTLING >= 20
-    assert PRESETS["full"]["samples"] >= SAMPLES
+    assert SAMPLES // LANGUAGE.sizes["full"]["batch_size"] - loop.SETTLING >= 20
+    assert LANGUAGE.sizes["full"]["samples"] >= SAMPLES
 
 
 @pytest.fixture
@@ -123,7 +132,7 @@ def no_torchtext(monkeypatch):
 
 def test_without_torchtext_a_training_is_refused_in_a_line_before_a_worker_would_miss_it(no_torchtext):
     with pytest.raises(TextError, match=r"^tokenising needs torchtext: pip install torchtext==0.6.0 [^\n]*$"):
-        prepare({"workers"}, preset="small")
+        LANGUAGE.prepare({"workers"}, preset="small")
 
 
 def test_without_torchtext_a_row_says_so(no_torchtext, tmp_path, capsys):

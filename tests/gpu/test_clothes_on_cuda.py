@@ -1,15 +1,15 @@
-"""The ViT pipeline on a GPU: what only shows there."""
+"""The training on clothes on a GPU: what only shows there."""
 
 import pytest
 import torch
 
 from helpers.lab import peak_memory
-from helpers.profiling.loop import RecordedStep
-from helpers.profiling.vit_pipeline import ALL, FIXED, SWITCHES, prepare, run
-from helpers.profiling.vit_slow import plain_state
+from helpers.training import CLOTHES
+from helpers.training.slow import plain_vit_state
+from helpers.training.trainer import RecordedStep
 
-SPEED_ONLY = [switch.name for switch in SWITCHES if switch.changes is None]
-CLEAN = FIXED - {"bf16", "photos_on_device"}
+SPEED_ONLY = [switch.name for switch in CLOTHES.switches if switch.changes is None]
+CLEAN = CLOTHES.fixed - {"bf16", "photos_on_device"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,11 +24,11 @@ def settings(tmp_path_factory):
 def observe(fixes, **changes):
     seen = []
 
-    def look(number, loss, model):
-        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        seen.append({"loss": loss.clone()} | plain_state(gradients))
+    def look(step):
+        gradients = {name: parameter.grad.clone() for name, parameter in step.model.named_parameters()}
+        seen.append({"loss": step.loss.clone()} | plain_vit_state(gradients))
 
-    return run(fixes, epochs=2, steps=8, dropout=0.0, on_step=look, **changes), seen
+    return CLOTHES.run(fixes, epochs=2, steps=8, dropout=0.0, on_step=look, **changes), seen
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_step_that_is_recorded_and_replayed_is_the_step(clean):
 
 
 def test_recording_goes_with_every_other_fix():
-    found = run(ALL, epochs=2)
+    found = CLOTHES.run(CLOTHES.everything, epochs=2)
     assert found["steps"] == 8
     assert torch.isfinite(torch.tensor(found["train_loss"]))
 
@@ -84,27 +84,28 @@ def no_waiting():
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("fixes", [CLEAN, FIXED], ids=["loader", "on the device"])
+@pytest.mark.parametrize("fixes", [CLEAN, CLOTHES.fixed], ids=["loader", "on the device"])
 def test_a_fixed_step_never_waits_for_the_device(fixes, no_waiting):
-    training = prepare(fixes)
-    batches = training.epoch(0)
-    training.step(next(batches))
+    trainer = CLOTHES.prepare(fixes)
+    batches = trainer.epoch(0)
+    trainer.step(next(batches))
     no_waiting()
-    training.step(next(batches))
+    trainer.step(next(batches))
 
 
 @pytest.mark.parametrize("name", ["no_item", "streaming_metrics", "constants_once"])
 def test_a_step_that_reads_or_copies_waits(name, no_waiting):
-    training = prepare(CLEAN - {name})
-    batches = training.epoch(0)
-    training.step(next(batches))
-    batch = next(batches)
+    trainer = CLOTHES.prepare(CLEAN - {name})
+    batches = trainer.epoch(0)
+    trainer.step(next(batches))
     no_waiting()
     with pytest.raises(RuntimeError, match="synchroniz"):
-        training.step(batch)
+        trainer.step(next(batches))
 
 
 def test_a_validation_that_keeps_a_graph_takes_more_memory():
-    peaks = [peak_memory(prepare(CLEAN - removed).validate).added_bytes for removed in ({"inference_mode"}, set())]
+    peaks = [
+        peak_memory(CLOTHES.prepare(CLEAN - removed).validate).added_bytes for removed in ({"inference_mode"}, set())
+    ]
     assert peaks[0] > 1.2 * peaks[1]
-    assert run(CLEAN, steps=1)["peak_gib"] > 0
+    assert CLOTHES.run(CLEAN, steps=1)["peak_gib"] > 0

@@ -1,7 +1,7 @@
 """The language model's training of the first task, end to end, with every stage of making it faster as a switch.
 
-    from helpers.summary import STAGES, run
-    before, after = run([]), run(STAGES)        # fp32, padded, the slow pipeline; and all that was done about it
+    from helpers.training.stages import STAGES, run
+    before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and all that was done about it
 
 The same samples are learned from whatever is switched on, so an epoch has equally many real tokens.
 """
@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 
-from helpers.batching.attention import without_cudnn_attention
 from helpers.compilers import runtimes
 from helpers.lab.arguments import check_positive
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
-from helpers.profiling import loop
-from helpers.profiling.gpt_pipeline import FIXED, PRESETS, Training, prepare
 from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
 
-PRECISION = "bf16"  # the pipeline's own switch; here mixed precision is fp16 with our scaler
+from .loop import fit
+from .precision import Precision
+from .switched import LANGUAGE
+from .trainer import Trainer
+
+PRECISION = "bf16"  # the task's own switch; here mixed precision is fp16 with our scaler
 # Packs need attention that keeps samples apart without all pairs, and its kernels want heads of 64 channels.
 BATCHING = frozenset({"short_padding", "packed", "fused_attention", "width_1024"})
 OPTIMIZER = frozenset({"fused_optimizer"})
@@ -33,7 +35,7 @@ OPTIMIZER = frozenset({"fused_optimizer"})
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage: what it is, which chapter tells of it, and which of the pipeline's fixes it switches on."""
+    """One stage: what it is, which chapter tells of it, and which of the task's fixes it switches on."""
 
     about: str
     chapter: str
@@ -57,7 +59,7 @@ STAGES: dict[str, Stage] = {
     PROFILED: Stage(
         about="what the profiler found: in the loader, the model, the loop and the validation",
         chapter="03_profiling",
-        fixes=FIXED - BATCHING - OPTIMIZER - {PRECISION},
+        fixes=LANGUAGE.fixed - BATCHING - OPTIMIZER - {PRECISION},
     ),
     FUSED: Stage(
         about="AdamW in one kernel; each LayerNorm in our kernel, on a GPU: a CPU keeps torch's",
@@ -85,18 +87,16 @@ def run(
     is made up; `changes` replace values of the preset.
     """
     chosen = check_stages(stages)
-    if preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(PRESETS)}")
     check_positive(epochs=epochs)
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")
-    with without_cudnn_attention(), _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
+    with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
-        training = build(chosen, preset=preset, path=path, seed=seed, **changes)
-        with training.settings():
-            found = loop.train(training.model, training.epoch, training.step, training.validate, epochs=epochs)
+        trainer = build(chosen, preset=preset, path=path, seed=seed, **changes)
+        with trainer.settings():
+            found = fit(trainer, epochs=epochs)
         train_s = time.perf_counter() - began
-    real = training.counts.real
+    real = trainer.counts.real
     mean_ms = found["iteration_mean_ms"]
     return {
         "train_s": train_s,
@@ -107,20 +107,20 @@ def run(
         "peak_gib": found["peak_gib"],
         "validation_loss": found["validation_loss"],
         "validation_accuracy": found["validation_accuracy"],
-        "train_loss": float(training.loss_sum) / max(training.counts.steps, 1),
-        "skipped_steps": 0 if training.scaler is None else training.scaler.skipped_steps(),
+        "train_loss": trainer.train_scores()["loss"],
+        "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped_steps(),
         "steps": found["steps"],
-        "source": training.source,
+        "source": trainer.task.source,
     }
 
 
-def build(stages: frozenset[str], **options: Any) -> Training:
-    """A training of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
+def build(stages: frozenset[str], **options: Any) -> Trainer:
+    """The trainer of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
-    training = prepare(fixes, fp16=MIXED in stages, **options)
+    trainer = LANGUAGE.prepare(fixes, precision=Precision("dynamic") if MIXED in stages else None, **options)
     if FUSED in stages and not missing_because(*NEEDS[OURS]):
-        swap_norms(training.model, OURS)
-    return training
+        swap_norms(trainer.model, OURS)
+    return trainer
 
 
 @contextlib.contextmanager

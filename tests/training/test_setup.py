@@ -11,10 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.batching import StandardDataset
-from helpers.tasks import DATA
-from helpers.tasks.language import packed_batches
 from helpers.text import SyntheticText
-from helpers.train import PRECISIONS, Setup, build_optimizer, build_task, train
+from helpers.train import DATA, PRECISIONS, Setup, build, build_task, train
+from helpers.training.text_batches import packed_batches
 
 
 def run(**changes):
@@ -172,7 +171,7 @@ def test_the_settings_come_back_when_a_run_is_broken_off(rounded):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_no_optimizer_steps_one_tensor_after_another(precision):
-    optimizer = build_optimizer(Setup(precision=precision), torch.nn.Linear(2, 2), 1e-3)
+    optimizer = build(Setup(precision=precision)).optimizer
     assert optimizer.defaults["foreach" if precision == "fp16" else "fused"] is True
 
 

@@ -1,0 +1,67 @@
+"""Segmentation: a U-Net that finds cars in pictures."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from helpers.metrics import PixelAccuracy
+from helpers.models import UNet
+from helpers.pictures import preload, segmentation
+
+from .text_batches import shuffled
+from .trainer import Batch, Task
+
+# Sizes as plain data; `small` is for tests, `reduced` shows on a CPU, in minutes, what fp16 does to training.
+SIZES = {
+    "small": {"size": 16, "samples": 32, "validation_samples": 16, "width": 4, "depth": 1, "batch_size": 8},
+    "reduced": {"size": 64, "samples": 1024, "validation_samples": 64, "width": 8, "depth": 3, "batch_size": 32},
+    "full": {"size": 256, "samples": 4096, "validation_samples": 512, "width": 32, "depth": 4, "batch_size": 128},
+}
+LEARNING_RATE = {"small": 3e-3, "reduced": 1e-2, "full": 1e-3}
+
+
+def segmentation_task(preset: str, path: Path | None, device: torch.device, seed: int) -> Task:
+    """U-Net on pictures of cars; the data set lies on the device as a whole, and the order of an epoch beside it.
+
+    So a step copies nothing from the host, which would wait for the GPU to have done all before it.
+    """
+    source, pictures = _pictures(preset, path, device)
+    chosen = SIZES[preset]
+    size = chosen["batch_size"]
+    torch.manual_seed(seed)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        order = shuffled(len(pictures["train"][0]), seed, epoch).to(device).split(size)
+        return (_take(pictures["train"], indices) for indices in order[start:])
+
+    def validation() -> Iterator[Batch]:
+        order = torch.arange(len(pictures["validation"][0]), device=device).split(size)
+        return (_take(pictures["validation"], indices) for indices in order)
+
+    return Task(
+        source=source,
+        model=UNet(width=chosen["width"], depth=chosen["depth"]).to(device),
+        loss=lambda logits, batch: binary_cross_entropy_with_logits(logits, batch.targets),
+        validation_metric=PixelAccuracy(),
+        batches=batches,
+        steps=lambda epoch: -(-len(pictures["train"][0]) // size),
+        validation=validation,
+        learning_rate=LEARNING_RATE[preset],
+    )
+
+
+def _take(pictures: tuple[Tensor, Tensor], indices: Tensor) -> Batch:
+    images, masks = pictures  # (N, 3, H, W), (N, 1, H, W)
+    return Batch(images[indices], masks[indices], real=len(indices))
+
+
+@functools.lru_cache(maxsize=1)
+def _pictures(preset: str, path: Path | None, device: torch.device) -> tuple[str, dict[str, tuple[Tensor, Tensor]]]:
+    """Kept for the next run: making or reading the pictures takes longer than training on them for an epoch."""
+    sizes = {name: SIZES[preset][name] for name in ("size", "samples", "validation_samples")}
+    splits = dict(zip(("train", "validation"), segmentation(path, **sizes), strict=True))
+    return splits["train"].source, {name: preload(dataset, device) for name, dataset in splits.items()}

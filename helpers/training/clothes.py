@@ -1,0 +1,241 @@
+"""Photos of clothes: a Vision Transformer that names the garment. Batches come by a `DataLoader` or lie on the device.
+
+Images are normalised fp32 (B, 3, S, S), labels (B,). Training batches are all of one size, but for files that are
+broken; the rest of an epoch that fills none is left out.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from helpers.metrics import StreamingMetrics
+from helpers.models import ViT
+from helpers.pictures import Photos, PictureError, decode_photos, photo_files
+from helpers.pictures.datasets import EpochOrder, collate
+from helpers.pictures.files import PhotoFiles
+from helpers.pictures.transforms import (
+    boxes_within,
+    channel_constants,
+    cut_on_device,
+    middle_boxes,
+    normalise,
+    random_boxes,
+)
+
+from .slow import CollectedMetrics, with_slow_vit_parts
+from .trainer import Batch, Task
+
+# Sizes as plain data; `small` is for a CPU and for tests. `classes` and the three below are of generated photos. An
+# epoch goes over all photos `passes` times. `decoded_side` is that of photos kept in memory.
+SWITCHED_SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "classes": 4,
+        "samples": 64,
+        "validation_samples": 32,
+        "photo_size": (100, 133),
+        "passes": 1,
+        "model": {"image_size": 32, "patch_size": 8, "depth": 2, "heads": 2, "head_dim": 16, "mlp_size": 64},
+        "width": (31, 32),  # slow, fixed
+        "dropout": 0.1,
+        "batch_size": 16,
+        "workers": 1,
+        "decoded_side": 40,
+        "learning_rate": 1e-3,
+    },
+    "full": {
+        "classes": 10,
+        "samples": 5120,
+        "validation_samples": 1024,
+        "photo_size": (400, 533),
+        "passes": 1,
+        "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
+        "width": (255, 256),
+        "dropout": 0.1,
+        "batch_size": 256,
+        "workers": 8,
+        "decoded_side": 256,
+        "learning_rate": 5e-4,
+    },
+}
+
+Constants = tuple[Tensor, Tensor]
+
+
+def switched_clothes_task(
+    chosen: dict[str, Any],
+    path: str | Path | None,
+    device: torch.device,
+    seed: int,
+    dtype: torch.dtype,
+    slow: frozenset[str],
+) -> Task:
+    """The model and its photos, with what `slow` names slow on purpose; see `switches.CLOTHES`.
+
+    `path` is the folder of the clothing dataset; without it the photos are generated. Decodes everything first if that
+    is fixed.
+    """
+    counts = {name: chosen[name] for name in ("classes", "samples", "validation_samples")}
+    splits = photo_files(path, **counts, size=chosen["photo_size"], seed=seed)
+    classes = len(splits[0].classes)
+    constants = functools.partial(channel_constants, device)
+    weights = functools.partial(class_weights, splits[0].labels, classes, device)
+    if "constants_once" not in slow:
+        constants, weights = functools.cache(constants), functools.cache(weights)
+    feed = Feed(chosen, seed, device, constants, weights)
+    kind = LoadedBatches if "photos_on_device" in slow else HeldBatches
+    batches = kind(feed, splits, slow)
+    metric = CollectedMetrics if "streaming_metrics" in slow else StreamingMetrics
+    return Task(
+        source=splits[0].source,
+        model=build_model(chosen, classes, seed, slow).to(device),
+        loss=lambda logits, batch: F.cross_entropy(logits.float(), batch.targets, batch.weights),
+        metric=metric(classes),
+        validation_metric=metric(classes),
+        batches=lambda epoch, start: itertools.islice(batches.train(epoch), start, None),
+        steps=lambda epoch: len(batches.order) // batches.batch_size,
+        validation=batches.validation,
+        learning_rate=chosen["learning_rate"],
+        weight_decay=0.05,
+        prepare_s=batches.prepare_s,
+        skipped=batches.skipped,
+    )
+
+
+def build_model(chosen: dict[str, Any], classes: int, seed: int, slow: frozenset[str] = frozenset()) -> ViT:
+    """The ViT of a size; its weights follow from the seed."""
+    torch.manual_seed(seed)
+    width = chosen["width"]["width_256" not in slow]
+    return with_slow_vit_parts(ViT(classes, width=width, dropout=chosen["dropout"], **chosen["model"]), slow)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What batches are made of: a size, chance, the place, and what is asked for with each batch."""
+
+    chosen: dict[str, Any]
+    seed: int
+    device: torch.device
+    constants: Callable[[], Constants]  # mean and deviation of the channels
+    weights: Callable[[], Tensor]  # of the classes
+
+    @property
+    def side(self) -> int:
+        return self.chosen["model"]["image_size"]
+
+
+class LoadedBatches:
+    """Photos are cut on the CPU, by this process or by workers, and copied to the device batch by batch."""
+
+    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
+        self.feed, chosen = feed, feed.chosen
+        once = "decode_once" not in slow
+        decoded = [decode_photos(split, chosen["decoded_side"]) if once else None for split in splits]
+        self.prepare_s = sum(split.seconds for split in decoded if split is not None)
+        self.skipped = dict(fault for split in decoded if split is not None for fault in split.skipped)
+        train, validation = splits
+        self.order = EpochOrder(len(train), feed.seed, decoded[0].usable if once else None, chosen["passes"])
+        self.batch_size = min(chosen["batch_size"], len(self.order))
+        in_turn = decoded[1].usable if once else np.arange(len(validation))
+        self.pinned = "pinned" not in slow and feed.device.type == "cuda"
+        workers = 0 if "workers" in slow else chosen["workers"]
+        options = {
+            "batch_size": self.batch_size,
+            "collate_fn": collate,
+            "num_workers": workers,
+            "pin_memory": self.pinned,
+            "persistent_workers": workers > 0,
+            "prefetch_factor": 2 if workers else None,
+            "generator": torch.Generator(),  # else each epoch would draw from what dropout draws from
+        }
+        as_float = "uint8_transfer" in slow
+        photos = Photos(train, feed.side, decoded=decoded[0], middle_first="single_cut" in slow, as_float=as_float)
+        self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
+        photos = Photos(validation, feed.side, decoded=decoded[1], as_float=as_float)
+        self._validation = DataLoader(photos, sampler=[(int(index), None) for index in in_turn], **options)
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        self.order.epoch = epoch
+        return self._on_device(self._train)
+
+    def validation(self) -> Iterator[Batch]:
+        return self._on_device(self._validation)
+
+    def _on_device(self, loader: DataLoader) -> Iterator[Batch]:
+        seen = 0
+        for images, labels, skipped in loader:
+            self.skipped |= dict(skipped)
+            if len(labels):
+                seen += len(labels)
+                labels = labels.to(self.feed.device, non_blocking=self.pinned)
+                images = images.to(self.feed.device, non_blocking=self.pinned)
+                if images.dtype == torch.uint8:
+                    images = normalise(images, *self.feed.constants())
+                yield Batch(images, labels, real=len(labels), weights=self.feed.weights())
+        if not seen:
+            raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
+
+
+class HeldBatches:
+    """All photos lie on the device, decoded; a batch is gathered, cut and normalised there. Nothing is copied to it.
+
+    An epoch's order and boxes follow from the same chance as with a loader. They are copied once an epoch.
+    """
+
+    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
+        self.feed, chosen = feed, feed.chosen
+        self.middle_first = "single_cut" in slow
+        decoded = [decode_photos(split, chosen["decoded_side"]) for split in splits]
+        self.prepare_s = sum(split.seconds for split in decoded)
+        self.skipped = dict(fault for split in decoded for fault in split.skipped)
+        self.sizes = [split.sizes for split in decoded]
+        self.usable = [split.usable for split in decoded]
+        self.order = EpochOrder(len(splits[0]), feed.seed, self.usable[0], chosen["passes"])
+        self.batch_size = min(chosen["batch_size"], len(self.order))
+        self.pixels = [split.pixels.to(feed.device) for split in decoded]  # (N, s, s, 3) each
+        self.labels = [torch.from_numpy(split.labels).to(feed.device) for split in splits]
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        self.order.epoch = epoch
+        order, cuts = self.order.drawn()
+        cuts = cuts[order]
+        if self.middle_first:
+            boxes = boxes_within(random_boxes(cuts, np.ones((len(order), 2))), middle_boxes(self.sizes[0][order]))
+        else:
+            boxes = random_boxes(cuts, self.sizes[0][order])
+        whole = len(order) // self.batch_size * self.batch_size
+        return self._batches(0, order[:whole], boxes, cuts[:, 4] > 0)
+
+    def validation(self) -> Iterator[Batch]:
+        order = self.usable[1]
+        return self._batches(1, order, middle_boxes(self.sizes[1][order]), np.zeros(len(order), dtype=bool))
+
+    def _batches(self, split: int, order: np.ndarray, boxes: np.ndarray, mirrored: np.ndarray) -> Iterator[Batch]:
+        order, boxes, mirrored = (
+            torch.from_numpy(part).to(self.feed.device) for part in (order, boxes.astype(np.float32), mirrored)
+        )
+        for start in range(0, len(order), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            images = self.pixels[split][order[part]].permute(0, 3, 1, 2)  # (B, 3, s, s)
+            images = cut_on_device(images, boxes[part], mirrored[part], self.feed.side)
+            labels = self.labels[split][order[part]]
+            images = normalise(images, *self.feed.constants())
+            yield Batch(images, labels, real=len(labels), weights=self.feed.weights())
+
+
+def class_weights(labels: np.ndarray, classes: int, device: torch.device) -> Tensor:
+    """Weights of the loss, (classes,), that make up for rare classes: 1 on average over the photos.
+
+    Counts all labels, and on a GPU the host waits for the copy.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    weights = len(labels) / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))
+    return torch.tensor(weights.tolist(), dtype=torch.float32, device=device)

@@ -1,0 +1,237 @@
+"""Language modelling: a GPT-2-like model that predicts each next token, and its text."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from helpers.batching import StandardDataset
+from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
+from helpers.models import GPT2LikeModel
+from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
+
+from .slow import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
+from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
+from .trainer import Batch, Task
+
+# Sizes as plain data, for chapters 1 and 2. `small` is for tests, `reduced` is what a CPU trains in minutes. `shape` is
+# that of the model while its width is slow on purpose, and that of the fixed one; here they are the same.
+# `validation_samples` and `vocab_size` are of made-up text.
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "samples": 64,
+        "validation_samples": 16,
+        "vocab_size": 500,
+        "shape": ({"d_model": 32, "num_heads": 2},) * 2,
+        "layers": 1,
+        "max_length": 32,
+        "dropout": 0.1,
+        "batch_size": 16,
+        "learning_rate": 3e-3,
+    },
+    "reduced": {
+        "samples": 2000,
+        "validation_samples": 250,
+        "vocab_size": 4000,
+        "shape": ({"d_model": 128, "num_heads": 4},) * 2,
+        "layers": 2,
+        "max_length": 128,
+        "dropout": 0.1,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+    },
+    "full": {
+        "samples": 20_000,
+        "validation_samples": 2500,
+        "vocab_size": None,
+        "shape": ({"d_model": 512, "num_heads": 8},) * 2,
+        "layers": 6,
+        "max_length": 640,
+        "dropout": 0.1,
+        "batch_size": 64,
+        "learning_rate": 3e-4,
+    },
+}
+# The same for chapters 0 and 3, whose training is slow on purpose. Of WikiText, `samples` and `validation_samples` are
+# the most that are taken. `full` takes some 50 GiB while nothing is fixed.
+SWITCHED_SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "samples": 24,
+        "validation_samples": 8,
+        "vocab_size": 499,
+        "shape": ({"d_model": 30, "num_heads": 2}, {"d_model": 32, "num_heads": 2}),  # slow, fixed
+        "layers": 2,
+        "max_length": 192,
+        "dropout": 0.1,
+        "batch_size": 4,
+        "workers": 1,
+        "learning_rate": 3e-3,
+    },
+    "reduced": {
+        "samples": 256,
+        "validation_samples": 64,
+        "vocab_size": 4000,
+        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
+        "layers": 2,
+        "max_length": 256,
+        "dropout": 0.1,
+        "batch_size": 16,
+        "workers": 1,
+        "learning_rate": 1e-3,
+    },
+    "full": {
+        "samples": 4096,
+        "validation_samples": 1024,
+        "vocab_size": 24_725,
+        "shape": ({"d_model": 1023, "num_heads": 11}, {"d_model": 1024, "num_heads": 16}),
+        "layers": 6,
+        "max_length": 640,
+        "dropout": 0.1,
+        "batch_size": 48,
+        "workers": 4,
+        "learning_rate": 3e-4,
+    },
+}
+MULTIPLE = 64  # of a pack's tokens, for the kernels of the switched training
+
+
+def language_task(
+    preset: str,
+    path: Path | None,
+    device: torch.device,
+    seed: int,
+    data: str = "standard",
+    dtype: torch.dtype = torch.float32,
+) -> Task:
+    """The model and its text, with nothing slow on purpose. `dtype` is what attention will compute in.
+
+    WikiText's validation split is learned from and its test split judges.
+    """
+    chosen = SIZES[preset]
+    texts = _kept_texts(path, chosen["samples"], chosen["validation_samples"], chosen["vocab_size"])
+    pad_id, size = texts[0].vocab.pad_id, chosen["batch_size"]
+    model = build_model(chosen, len(texts[0].vocab), pad_id, seed).to(device)
+    learned, judged = (StandardDataset(text, chosen["max_length"] + 1, pad_id=pad_id) for text in texts)
+    batches, steps = FEEDS[data](learned, size, device, dtype, seed)
+    return Task(
+        source=texts[0].source,
+        model=model,
+        loss=_ignoring_padding(LMCrossEntropyLoss(pad_id)),
+        validation_metric=LMAccuracy(pad_id),
+        batches=batches,
+        steps=steps,
+        validation=batches_in_order(judged, size, device),
+        learning_rate=chosen["learning_rate"],
+    )
+
+
+def switched_language_task(
+    chosen: dict[str, Any],
+    path: str | Path | None,
+    device: torch.device,
+    seed: int,
+    dtype: torch.dtype,
+    slow: frozenset[str],
+) -> Task:
+    """The same from lines of text, with what `slow` names slow on purpose; see `switches.LANGUAGE`."""
+    texts = open_texts(path, chosen["samples"], chosen["validation_samples"], chosen["vocab_size"])
+    pad_id, longest, size = texts[0].vocab.pad_id, chosen["max_length"] + 1, chosen["batch_size"]
+    lines: list[Any] = [Lines(text) for text in texts]
+    began = time.perf_counter()
+    if "token_cache" not in slow:
+        lines = [list(split) for split in lines]
+    prepare_s = 0.0 if "token_cache" in slow else time.perf_counter() - began
+    words = len(texts[0].vocab) if "vocabulary_64" in slow else -(-len(texts[0].vocab) // 64) * 64
+    model = with_slow_gpt_parts(build_model(chosen, words, pad_id, seed, slow), slow).to(device)
+    loading = {"workers": 0 if "workers" in slow else chosen["workers"], "pinned": "pinned" not in slow}
+    loading["materialised"] = "fused_attention" in slow
+    learned, judged = (StandardDataset(split, longest, pad_id=pad_id) for split in lines)
+    whole = "short_padding" in slow
+    if "packed" in slow:
+        batches, steps = random_batches(learned, size, device, dtype, seed, whole, **loading)
+    else:
+        # FlashAttention's kernel takes halves and heads of a multiple of 8; a mask of all pairs goes with anything.
+        shape = chosen["shape"]["width_1024" not in slow]
+        fits = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
+        variant = packed_variant(device, dtype) if fits else "dense"
+        batches, steps = packed_batches(learned, size, device, dtype, seed, variant, MULTIPLE, **loading)
+    metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
+    return Task(
+        source=texts[0].source,
+        model=model,
+        loss=_ignoring_padding(SpelledOutLoss(pad_id) if "fused_loss" in slow else LMCrossEntropyLoss(pad_id)),
+        metric=metric(pad_id),
+        validation_metric=metric(pad_id),
+        batches=batches,
+        steps=steps,
+        validation=batches_in_order(judged, size, device, whole, **loading),
+        learning_rate=chosen["learning_rate"],
+        weight_decay=0.1,
+        prepare_s=prepare_s,
+    )
+
+
+def build_model(
+    chosen: dict[str, Any], words: int, pad_id: int, seed: int, slow: frozenset[str] = frozenset()
+) -> GPT2LikeModel:
+    """The model of a size; its weights follow from the seed."""
+    torch.manual_seed(seed)
+    return GPT2LikeModel(
+        words,
+        **chosen["shape"]["width_1024" not in slow],
+        num_layers=chosen["layers"],
+        max_length=chosen["max_length"] + 1,  # a packed sample keeps its last token, which has no target
+        dropout=chosen["dropout"],
+        attention_dropout=0.0,  # kernels for packed samples have none
+        pad_id=pad_id,
+    )
+
+
+# Text
+
+
+def open_texts(
+    path: str | Path | None, samples: int, validation_samples: int, vocab_size: int | None, limited: bool = True
+) -> tuple[Samples, Samples]:
+    """Training and validation text: made up, or WikiText's validation split to learn from and its test split to judge.
+
+    `vocab_size` is of made-up text; that of WikiText follows from what is learned from. `limited` takes no more samples
+    of WikiText than are asked for.
+    """
+    if path is None:
+        options = {} if vocab_size is None else {"vocab_size": vocab_size}
+        return SyntheticText(samples, 0, **options), SyntheticText(validation_samples, 1, **options)
+    most = (samples, validation_samples) if limited else (None, None)
+    train = corpus("validation", path, max_samples=most[0])
+    return train, corpus("test", path, vocab=train.vocab, max_samples=most[1])
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_texts(path: Path | None, *sizes: Any) -> tuple[Samples, Samples]:
+    """Kept for the next run: making text takes longer than a small run."""
+    return open_texts(path, *sizes, limited=False)
+
+
+class Lines:
+    """Samples as lines of text, which are split and looked up whenever one is asked for: 0.7 µs a token."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.vocab: Vocab = samples.vocab
+        self.lengths = samples.lengths
+        self.lines = [" ".join(self.vocab.decode(sample)) for sample in samples]
+        tokenize("")  # what that needs is missed here, in a line, and not in a worker with its traceback
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.vocab.encode(tokenize(self.lines[index]))
+
+
+def _ignoring_padding(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Batch], Tensor]:
+    return lambda logits, batch: loss(logits, batch.targets)

@@ -1,0 +1,172 @@
+"""The training loop: epochs, steps, validation, the clock, a profiler around it, and stopping and going on in between.
+
+A trace of it shows "load" and "validation" beside the parts of a step that `Trainer` names.
+"""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+from tqdm import tqdm
+
+from helpers.lab import Timing
+from helpers.lab.arguments import check_positive
+from helpers.lab.memory import GIB
+from helpers.lab.timing import between_ms, moment, synchronize
+
+from .trainer import Trainer
+
+SETTLING = 5  # first steps that are not timed: start of workers, choice of kernels, compilation, recording
+ENOUGH = 8  # timed steps, where steps take so long that there is no time for more
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step leaves to look at, before its gradients go: tensors on the device, nothing is read."""
+
+    number: int
+    loss: Tensor
+    model: nn.Module
+    scaler: Any
+
+
+OnStep = Callable[[Step], Any]
+Profile = Callable[[nn.Module], contextlib.AbstractContextManager]
+Ended = Callable[[int, Tensor, dict[str, float]], Any]
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The first `steps` steps of a run, to time them; the first `settling` of them are not timed.
+
+    It ends after `within_s` seconds if `ENOUGH` are timed by then. All of a run if `steps` is None.
+    """
+
+    steps: int | None
+    settling: int = SETTLING
+    within_s: float = float("inf")
+    validates: bool = False
+
+    @classmethod
+    def of(cls, steps: "int | Excerpt | None") -> "Excerpt":
+        """What a caller asked for: a number of steps is a run that is cut short, and validated."""
+        if isinstance(steps, Excerpt):
+            return steps
+        check_positive(steps=1 if steps is None else steps)
+        return cls(steps, validates=True)
+
+    def ends(self, done: int, seconds: float) -> bool:
+        return done == self.steps or (seconds > self.within_s and done >= self.settling + ENOUGH)
+
+
+def fit(
+    trainer: Trainer,
+    *,
+    epochs: int,
+    excerpt: Excerpt | None = None,
+    start: int = 0,
+    on_step: OnStep | None = None,
+    on_stop: Ended | None = None,
+    profile: Profile | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Train and validate, epoch by epoch, inside `trainer.settings()`; returns what it took.
+
+    It begins after `start` steps that were done before. `on_step` looks at gradients, still scaled, before each step of
+    the optimizer. `profile(model)` makes a context manager around the loop, and its `step()` is called after each step
+    if it has one: `lambda model: torch.profiler.profile(...)`. `on_stop(steps done, last loss, scores)` comes at the
+    end of each epoch, and where the excerpt ends; without scores where nothing was validated.
+
+    `iteration_ms` is the median from the end of a step to the end of the next, loading included; `iteration_mean_ms`
+    is the mean, which is larger where a loader delivers in bursts, and what the rate follows from. `epoch_s` is the
+    last whole epoch with its validation, None if the excerpt cut it.
+    """
+    marks: list[list[Any]] = []
+    number, epoch_s, scores = start, None, {}
+    excerpt, began_all = excerpt or Excerpt(None), time.perf_counter()
+    first, offset = _place(trainer.task.steps, epochs, start)
+    on_gpu = trainer.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    total = sum(map(trainer.task.steps, range(epochs))) if progress else None
+    bar = tqdm(total=total, initial=start, unit="step", file=sys.stderr, disable=not progress)
+    with bar, contextlib.nullcontext() if profile is None else profile(trainer.model) as profiler:
+        for epoch in range(first, epochs):
+            if start and number == excerpt.steps:
+                break
+            began, cut, loss = time.perf_counter(), False, None
+            marks.append([moment()])
+            iterator = iter(trainer.epoch(epoch, offset))
+            while not cut:
+                with record_function("load"):
+                    batch = next(iterator, None)
+                if batch is None:
+                    break
+                loss = trainer.step(batch, _look(on_step, number, trainer))
+                marks[-1].append(moment())
+                if hasattr(profiler, "step"):
+                    profiler.step()
+                number += 1
+                offset += 1
+                bar.update()
+                cut = excerpt.ends(number, time.perf_counter() - began_all)
+            whole = not cut or (on_stop is not None and offset == trainer.task.steps(epoch))
+            found: dict[str, float] = {}
+            if excerpt.validates or whole:
+                with record_function("validation"):
+                    found = scores = trainer.validate()
+                if progress:
+                    bar.set_postfix({name: f"{value:.4f}" for name, value in found.items()})
+            synchronize()
+            if on_stop is not None:
+                on_stop(number, loss, found)
+            if cut:
+                break
+            offset, epoch_s = 0, time.perf_counter() - began
+    return {
+        "steps": number,
+        **_iterations(marks, excerpt.settling),
+        "epoch_s": epoch_s,
+        "peak_gib": torch.cuda.max_memory_allocated() / GIB if on_gpu else None,
+        **{f"validation_{name}": value for name, value in scores.items()},
+    }
+
+
+def _place(steps: Callable[[int], int], epochs: int, start: int) -> tuple[int, int]:
+    """The epoch that a run goes on in, and how many of its steps are done."""
+    epoch = 0
+    while start and epoch < epochs:
+        if start < (of_epoch := steps(epoch)):
+            return epoch, start
+        start, epoch = start - of_epoch, epoch + 1
+    return epoch, 0
+
+
+def _look(on_step: OnStep | None, number: int, trainer: Trainer) -> Callable[[Tensor], Any]:
+    if on_step is None:
+        return lambda loss: None
+    return lambda loss: on_step(Step(number, loss, trainer.model, trainer.scaler))
+
+
+def _iterations(marks: list[list[Any]], settling: int) -> dict[str, Any]:
+    """Median, percentiles and mean of what lies between marks of the same epoch, without the first few."""
+    samples = [between_ms(*pair) for epoch in marks for pair in itertools.pairwise(epoch)]
+    settled = samples[min(settling, len(samples) // 2) :]
+    if not settled:
+        return {name: None for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
+    timing = Timing.of(settled)
+    return {
+        "iteration_ms": timing.median_ms,
+        "iteration_p20_ms": timing.p20_ms,
+        "iteration_p80_ms": timing.p80_ms,
+        "iteration_mean_ms": sum(settled) / len(settled),
+        "n": timing.n,
+    }

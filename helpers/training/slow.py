@@ -1,0 +1,229 @@
+"""Slow twins of the models' parts, losses and metrics, which compute the same: what is planted in a training.
+
+    slow = with_slow_gpt_parts(GPT2LikeModel(vocab_size), slow=frozenset({"fused_qkv"}))    # same weights and function
+    GPT2LikeModel(vocab_size).load_state_dict(plain_gpt_state(slow.state_dict()))
+
+The states' functions work on gradients by name, too: that is how the tests compare them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.metrics import LMAccuracy, class_scores
+from helpers.models import GPT2LikeModel, PositionalEncoding
+from helpers.models.gpt import sinusoids
+from helpers.models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
+
+# The language model's
+
+
+class RecomputedPositions(PositionalEncoding):
+    """The whole table anew in each call: sines and cosines in fp64, of all positions that there may be."""
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        self.table = sinusoids(*self.table.shape, device=x.device)
+        return super().forward(x, positions)
+
+
+class DeadProjection(nn.Module):
+    """A linear layer, and beside it a square one whose result nobody reads. No gradient reaches that."""
+
+    def __init__(self, used: nn.Linear) -> None:
+        super().__init__()
+        size, weight = used.in_features, used.weight
+        self.used = used
+        self.dead = nn.Linear(size, size, bias=False, device=weight.device, dtype=weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.dead(x)
+        return self.used(x)
+
+
+def project_separately(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+    """q, k and v by a product each, with slices of the same weights: inputs are read once for each product."""
+    inputs = (x, x, x) if memory is None else (x, memory, memory)
+    weights, biases = block.in_proj_weight.chunk(3), block.in_proj_bias.chunk(3)
+    return tuple(F.linear(*parts) for parts in zip(inputs, weights, biases, strict=True))
+
+
+def materialised_attention(hidden: Tensor) -> Callable[..., Tensor]:
+    """softmax(q·kᵀ/√D)·v step by step: each makes (B, H, T, T) numbers. `hidden`, (T, T), is what is not looked at."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5  # (B, H, T, T)
+        return torch.matmul(torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1), v)
+
+    return attend
+
+
+def hidden_keys(tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """(T, T) True where a query, the row, may not look: at keys after it, and at those of other documents."""
+    length = tokens.shape[1]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+    if positions is not None:
+        documents = (positions == 0).cumsum(0)  # (T,)
+        hidden |= documents[:, None] != documents
+    return hidden
+
+
+class SpelledOutLoss(nn.Module):
+    """`LMCrossEntropyLoss` as its definition reads: softmax, limit and logarithm make B·T·V fp32 numbers each."""
+
+    def __init__(self, pad_id: int) -> None:
+        super().__init__()
+        self.pad_id = pad_id
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        probabilities = torch.softmax(logits.float(), dim=-1)  # (B, T, V)
+        logarithms = torch.log(probabilities.clamp(min=torch.finfo(torch.float32).tiny))  # log 0 would be -inf
+        surprise = -logarithms.gather(2, targets[..., None]).squeeze(2)  # (B, T)
+        real = targets != self.pad_id
+        return (surprise * real).sum() / real.sum().clamp(min=1)
+
+
+class HostAccuracy(LMAccuracy):
+    """`LMAccuracy` counted on the host: each update waits for the device, and copies 16 bytes a token from it."""
+
+    def update(self, output: Tensor, targets: Tensor) -> None:
+        super().update(output.argmax(dim=-1).cpu(), targets.cpu())
+
+
+def with_slow_gpt_parts(model: GPT2LikeModel, slow: frozenset[str]) -> GPT2LikeModel:
+    """The model, with a slow twin of each part that `slow` names. The twins take over the weights."""
+    if "positions_once" in slow:
+        length, width = model.positions.table.shape
+        model.positions = RecomputedPositions(width, length, model.positions.dropout.p)
+    if "fused_qkv" in slow:
+        model.project = project_separately
+    if "no_dead_projection" in slow:
+        for layer in model.decoder.layers:
+            layer.linear1 = DeadProjection(layer.linear1)
+    return model
+
+
+def plain_gpt_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights, or gradients, of any mixture of twins under the names that `GPT2LikeModel` has."""
+    return {name.replace("linear1.used.", "linear1."): state[name] for name in state if "linear1.dead." not in name}
+
+
+# The ViT's
+
+
+class ReshapedPatches(nn.Module):
+    """Patches are copied together, (B, T, 3·P·P), and go through a linear layer."""
+
+    def __init__(self, patches: ConvPatches) -> None:
+        super().__init__()
+        self.patch_size = patches.conv.kernel_size[0]
+        weight = patches.conv.weight.flatten(1)
+        self.linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            self.linear.weight.copy_(weight)
+            self.linear.bias.copy_(patches.conv.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        size = self.patch_size
+        parts = images.unfold(2, size, size).unfold(3, size, size)  # (B, c, s, s, P, P)
+        return self.linear(parts.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+
+
+class SeparateProjections(nn.Module):
+    """q, k and v by a product each: x is read three times, and each product is too small to fill the device."""
+
+    def __init__(self, fused: FusedProjection) -> None:
+        super().__init__()
+        self.heads, self.head_dim = fused.heads, fused.head_dim
+        weights = fused.linear.weight.detach().chunk(3)
+        self.q, self.k, self.v = (
+            nn.Linear(w.shape[1], w.shape[0], bias=False, device=w.device, dtype=w.dtype) for w in weights
+        )
+        with torch.no_grad():
+            for linear, weight in zip((self.q, self.k, self.v), weights, strict=True):
+                linear.weight.copy_(weight)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (linear(x).unflatten(2, (self.heads, self.head_dim)) for linear in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, T, D)
+        return q, k, v
+
+
+class MaterialisedMixing(nn.Module):
+    """softmax(q·kᵀ/√D)·v step by step: each makes (B, H, T, T) numbers, and those of most are kept for backward."""
+
+    def __init__(self, fused: FusedMixing) -> None:
+        super().__init__()
+        self.softmax = nn.Softmax(dim=-1)
+        self.dropout = nn.Dropout(fused.dropout)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5  # (B, H, T, T)
+        return torch.matmul(self.dropout(self.softmax(scores)), v)
+
+
+def with_slow_vit_parts(model: ViT, slow: frozenset[str]) -> ViT:
+    """The model, with a slow twin of each part that `slow` names. The twins take over the weights."""
+    if "conv_patches" in slow:
+        model.patches = ReshapedPatches(model.patches)
+    for block in model.blocks:
+        if "fused_qkv" in slow:
+            block.attention.qkv = SeparateProjections(block.attention.qkv)
+        if "fused_attention" in slow:
+            block.attention.mix = MaterialisedMixing(block.attention.mix)
+    return model
+
+
+def plain_vit_state(state: Mapping[str, Tensor], channels: int = 3) -> dict[str, Tensor]:
+    """Weights, or gradients, of any mixture of twins under the names and in the shapes that `ViT` has."""
+    plain: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.endswith("qkv.q.weight"):
+            stem = name.removesuffix("q.weight")
+            plain[stem + "linear.weight"] = torch.cat([state[f"{stem}{part}.weight"] for part in "qkv"])
+        elif name == "patches.linear.weight":
+            size = math.isqrt(tensor.shape[1] // channels)
+            plain["patches.conv.weight"] = tensor.unflatten(1, (channels, size, size))
+        elif name == "patches.linear.bias":
+            plain["patches.conv.bias"] = tensor
+        elif not name.endswith(("qkv.k.weight", "qkv.v.weight")):
+            plain[name] = tensor
+    return plain
+
+
+class CollectedMetrics:
+    """`StreamingMetrics` with all outputs on the CPU, 4·classes bytes a sample, as a metric of scikit-learn has them.
+
+    In a loop that asks for it in each step that is a wait for the device and O(n) work, O(n²) over the epoch.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.reset()
+
+    def reset(self) -> None:
+        self._logits: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds a batch, logits (B, classes) and labels (B,). Waits for the device."""
+        self._logits.append(logits.detach().float().cpu().numpy())
+        self._labels.append(labels.cpu().numpy())
+
+    def compute(self) -> dict[str, float]:
+        """`accuracy` and `macro_f1` over everything since `reset`. 0.2 µs a sample: a sort, then a pass for each class.
+
+        Which classes there are is looked up among the answers, for a metric that is given arrays can't know.
+        """
+        if not self._labels:
+            return {"accuracy": float("nan"), "macro_f1": float("nan")}
+        predicted = np.concatenate(self._logits).argmax(axis=1)
+        labels = np.concatenate(self._labels)
+        right, asked, answered = np.zeros((3, self.classes))
+        for at in np.union1d(labels, predicted):
+            right[at] = ((labels == at) & (predicted == at)).sum()
+            asked[at], answered[at] = (labels == at).sum(), (predicted == at).sum()
+        return class_scores(right, asked, answered)

@@ -1,0 +1,130 @@
+"""Trainings that are slow on purpose, any subset of whose faults can be mended: chapters 0 and 3.
+
+    from helpers.training.switched import CLOTHES, LANGUAGE
+    slow, fast = CLOTHES.run(frozenset()), CLOTHES.run(CLOTHES.fixed)
+
+`switches` says what each fix is. Those that are "speed only" leave the loss and every gradient as they are, but for
+rounding, if `dropout` is 0 (else the kernels draw other masks from the same distribution). The weights at the start,
+the order of samples and their random parts follow from the seed alone, whatever is fixed.
+
+A CUDA graph, the last step for the clothes, is no fix of the language model: each pack holds another number of
+documents.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers.lab import device
+from helpers.lab.arguments import check_at_least, check_positive
+from helpers.pictures import cores
+
+from . import clothes, language, switches
+from .loop import Excerpt, OnStep, Profile, fit
+from .precision import Precision
+from .switches import Fixes, Switch
+from .trainer import Task, Trainer
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A task with its switches and sizes."""
+
+    switches: tuple[Switch, ...]
+    sizes: Mapping[str, dict[str, Any]]
+    open: Callable[..., Task]
+    rate: str  # what the run's rate is called
+
+    @property
+    def fixed(self) -> Fixes:
+        """All that was slow on purpose."""
+        return frozenset(switch.name for switch in self.switches if not switch.optional)
+
+    @property
+    def everything(self) -> Fixes:
+        """And what can be done beyond that."""
+        return frozenset(switch.name for switch in self.switches)
+
+    def prepare(
+        self,
+        fixes: Iterable[str] | None = None,
+        *,
+        preset: str = "small",
+        path: str | Path | None = None,
+        seed: int = 0,
+        precision: Precision | None = None,
+        **changes: Any,
+    ) -> Trainer:
+        """A trainer with these fixes and no others (by default all but the optional), before the first step.
+
+        The precision is fp32 or, if that is among the fixes, bf16, unless another one is given. `changes` replace
+        values of the preset.
+        """
+        fixes = self.fixed if fixes is None else switches.check_fixes(fixes, self.switches)
+        precision = precision or Precision("bf16" if "bf16" in fixes else "fp32")
+        slow = self.fixed - fixes
+        chosen = choose(self.sizes, preset, changes)
+        chosen["workers"] = min(chosen["workers"], cores())
+        task = self.open(chosen, path, device(), seed, precision.dtype, slow)
+        return Trainer(task, precision, fixes=fixes, slow=slow)
+
+    def run(
+        self,
+        fixes: Iterable[str] | None = None,
+        *,
+        preset: str = "small",
+        epochs: int = 1,
+        path: str | Path | None = None,
+        steps: int | Excerpt | None = None,
+        seed: int = 0,
+        on_step: OnStep | None = None,
+        profile: Profile | None = None,
+        **changes: Any,
+    ) -> dict[str, Any]:
+        """Train on `device()`; returns a row of what it took and what was learned.
+
+        `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is generated. `steps`,
+        `on_step` and `profile`, and what the times mean: see `loop.fit`; a number of steps ends the run after so many,
+        with a validation. The rate (`real_tokens_per_s` or `images_per_s`) counts what was predicted, not the padding,
+        whose share of the last epoch's positions is `padding_share`. `prepare_s` is what was spent once, before the
+        first epoch, to tokenise or to decode. Validation is over the whole of its split.
+        """
+        check_positive(epochs=epochs)
+        excerpt = Excerpt.of(steps)
+        trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
+        with trainer.settings():
+            found = fit(trainer, epochs=epochs, excerpt=excerpt, on_step=on_step, profile=profile)
+        task, counts, mean_ms = trainer.task, trainer.counts, found["iteration_mean_ms"]
+        if task.skipped:
+            some = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
+            said = f"{len(task.skipped)} image files could not be read and were skipped: {some}"
+            warnings.warn(said, stacklevel=2)
+        return {
+            "preset": preset,
+            "source": task.source,
+            **found,
+            self.rate: None if mean_ms is None else counts.real / max(counts.steps, 1) / mean_ms * 1e3,
+            "padding_share": 1 - counts.real / max(counts.positions, 1),
+            "prepare_s": task.prepare_s,
+            **{f"train_{name}": value for name, value in trainer.train_scores().items()},
+            "skipped_files": len(task.skipped),
+        }
+
+
+def choose(sizes: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of that name, with changes of values that it has."""
+    if preset not in sizes:
+        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(sizes)}")
+    chosen = sizes[preset]
+    if unknown := sorted(set(changes) - set(chosen)):
+        raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")
+    chosen = chosen | changes
+    check_positive(batch_size=chosen["batch_size"])
+    check_at_least(0, workers=chosen["workers"])
+    return chosen
+
+
+CLOTHES = Switched(switches.CLOTHES, clothes.SWITCHED_SIZES, clothes.switched_clothes_task, "images_per_s")
+LANGUAGE = Switched(switches.LANGUAGE, language.SWITCHED_SIZES, language.switched_language_task, "real_tokens_per_s")

@@ -1,0 +1,217 @@
+"""Batches of text on the device: padded to the longest there is or may be, of nearly one length, or packed.
+
+    batches, steps = random_batches(StandardDataset(text), 32, device, torch.bfloat16, seed=0)
+    for batch in batches(epoch, start): ...
+
+Of an epoch nothing is left out, and all go over the same samples, cut to the same length: an epoch has equally many
+real tokens, and on the mean a step has as many. An epoch's order follows from seed and epoch alone.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
+from helpers.batching.attention import causal_attention, missing_because, packed_attention
+from helpers.batching.sequenced import Packed
+
+from .slow import hidden_keys, materialised_attention
+from .trainer import Batch
+
+SPREAD = 10  # of lengths in a balanced batch
+# How batches are made: padded to the longest there is, to the longest there may be, of nearly one length, or packed.
+DATA = ("standard", "base", "balanced", "sequenced")
+
+# (batches(epoch, start), steps(epoch)): an epoch from one of its batches on, and how many it has
+Feed = tuple[Callable[[int, int], Iterator[Batch]], Callable[[int], int]]
+
+
+class RandomOrder(Sampler[list[int]]):
+    """Random batches of indices, which follow from seed and `epoch` alone, from number `start` on; the last is smaller.
+
+    `set_epoch` is what `BalancedBatchSampler` has, too.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.count, self.batch_size, self.seed, self.epoch, self.start = count, batch_size, seed, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.start = epoch, 0
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = shuffled(self.count, self.seed, self.epoch).split(self.batch_size)
+        return (part.tolist() for part in order[self.start :])
+
+
+def shuffled(size: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: the same whenever the run is gone on with."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+
+
+def random_batches(
+    dataset: StandardDataset,
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    whole: bool = False,
+    **loading: Any,
+) -> Feed:
+    """Random batches, padded to the longest of each, or `whole`: to the longest that a sample may be."""
+    order = RandomOrder(len(dataset), size, seed)
+    loader = _Loader(_padded(dataset, whole), device, dataset.pad_id, batch_sampler=order, **loading)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        order.set_epoch(epoch)
+        order.start = start
+        return iter(loader)
+
+    return batches, lambda epoch: len(order)
+
+
+def balanced_batches(
+    dataset: StandardDataset,
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    k: int = SPREAD,
+    **loading: Any,
+) -> Feed:
+    """Random batches of lengths that differ by at most k, padded to the longest of each."""
+    order = BalancedBatchSampler(dataset.lengths, size, k, seed)
+    loader = _Loader(dataset, device, dataset.pad_id, batch_sampler=order, **loading)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        order.load_state_dict(order.state_dict() | {"epoch": epoch, "position": start})
+        return iter(loader)
+
+    def steps(epoch: int) -> int:
+        order.set_epoch(epoch)
+        return len(order)
+
+    return batches, steps
+
+
+def packed_batches(
+    dataset: StandardDataset,
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    variant: str | None = None,
+    multiple: int = 1,
+    **loading: Any,
+) -> Feed:
+    """One sequence a step, with as many tokens as the others' batches have real ones, on the mean.
+
+    `variant` is that of attention, the fastest that runs if it isn't given. The sequence has room for the longest
+    sample, and a length that is a multiple of `multiple`.
+    """
+    longest = dataset.max_length if multiple == 1 else int(dataset.lengths.max())
+    capacity = max(round(min(size, len(dataset)) * float(dataset.lengths.mean())), longest)
+    capacity = -(-capacity // multiple) * multiple
+    packed = SequencedDataset(
+        dataset, None, capacity, strategy="best-fit", seed=seed, pad_id=dataset.pad_id, fixed=True
+    )
+    variant = variant or packed_variant(device, dtype)
+    loader = _Loader(packed, device, dataset.pad_id, batch_size=None, variant=variant, **loading)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        packed.set_epoch(epoch)
+        return itertools.islice(iter(loader), start, None)
+
+    def steps(epoch: int) -> int:
+        packed.set_epoch(epoch)
+        return len(packed)
+
+    return batches, steps
+
+
+FEEDS = {
+    "standard": random_batches,
+    "base": functools.partial(random_batches, whole=True),
+    "balanced": balanced_batches,
+    "sequenced": packed_batches,
+}
+
+
+def packed_variant(device: torch.device, dtype: torch.dtype) -> str:
+    """The fastest attention over packed documents that runs there."""
+    preferred = ("varlen", "flex", "dense") if device.type == "cuda" else ("dense",)
+    return next(variant for variant in preferred if not missing_because(variant, device, dtype))
+
+
+def batches_in_order(
+    dataset: StandardDataset, size: int, device: torch.device, whole: bool = False, **loading: Any
+) -> Callable[[], Iterator[Batch]]:
+    """Validation: padded, in the order of the text, and packed never: the same batches whatever is trained on."""
+    loader = _Loader(_padded(dataset, whole), device, dataset.pad_id, batch_size=size, **loading)
+    return lambda: iter(loader)
+
+
+def _padded(dataset: StandardDataset, whole: bool) -> StandardDataset:
+    return BaseDataset(dataset.samples, dataset.max_length, pad_id=dataset.pad_id) if whole else dataset
+
+
+class _Loader:
+    """A `DataLoader` whose batches are put on the device, with the attention that suits them."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device,
+        pad_id: int,
+        *,
+        workers: int = 0,
+        pinned: bool = True,
+        materialised: bool = False,
+        variant: str = "dense",
+        **batching: Any,
+    ) -> None:
+        self.device, self.pad_id, self.materialised, self.variant = device, pad_id, materialised, variant
+        self.pinned = pinned and device.type == "cuda"
+        self.loader = DataLoader(
+            dataset,
+            collate_fn=None if isinstance(dataset, SequencedDataset) else functools.partial(_collate, pad_id=pad_id),
+            num_workers=workers,
+            pin_memory=self.pinned,
+            persistent_workers=workers > 0,
+            prefetch_factor=4 if workers else None,
+            generator=torch.Generator(),  # else each epoch would draw from what dropout draws from
+            **batching,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self._on_device, self.loader)
+
+    def _on_device(self, made: Tensor | Packed) -> Batch:
+        """Counted by numpy: to a profile, reading a tensor looks like waiting for a device, wherever it lies."""
+        there = made.to(self.device, non_blocking=self.pinned)
+        if isinstance(made, Packed):
+            offsets = made.offsets.numpy()
+            real = int(offsets[-1]) - (len(offsets) - 1)  # the last token of each document has no target
+            tokens, targets, options = there.tokens[None], there.targets(self.pad_id)[None], {}  # (1, T)
+            options["positions"] = there.positions
+            attend = None if self.materialised else packed_attention(made.layout(), self.variant, self.device)
+        else:
+            real = int(np.count_nonzero(made.numpy()[:, 1:] != self.pad_id))
+            tokens, targets, options = there[:, :-1], there[:, 1:], {}  # (B, T)
+            attend = None if self.materialised else causal_attention
+        options["attend"] = attend or materialised_attention(hidden_keys(tokens, options.get("positions")))
+        return Batch(tokens, targets, options, real)
+
+
+def _collate(samples: list[Tensor], pad_id: int) -> Tensor:
+    """(B, T + 1), at least two tokens wide, so that something is predicted."""
+    tokens = collate_fn(samples, pad_id)
+    return torch.nn.functional.pad(tokens, (0, max(2 - tokens.shape[1], 0)), value=pad_id)

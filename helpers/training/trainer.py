@@ -1,0 +1,293 @@
+"""The one trainer: what a step and a validation of a task do, in a precision, with or without what is slow on purpose.
+
+    trainer = Trainer(task, Precision("dynamic"))
+    for batch in trainer.epoch(0):
+        loss = trainer.step(batch)          # on the device; nothing waits
+    trainer.validate()                      # {"loss": …, "accuracy": …}
+
+A profile of it can be read: its parts are named "forward", "loss", "backward", "optimizer" and "metrics".
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from helpers.batching.attention import without_cudnn_attention
+
+from .precision import Precision
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets on the device, and what else the model is called with."""
+
+    inputs: Tensor
+    targets: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+    real: int = 0  # targets that count (samples, or tokens that aren't padding), known without a look at the device
+    weights: Tensor | None = None  # of the classes, in the loss
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what trains it.
+
+    `batches(epoch, start)` are the training batches of an epoch from number `start` on, `steps(epoch)` says how many
+    there are; `validation()` goes through the validation split once. A metric has `reset`, `update(output, targets)`
+    and `compute`; `metric` looks at each training step, if it is given.
+    """
+
+    source: str
+    model: nn.Module
+    loss: Callable[[Tensor, Batch], Tensor]
+    validation_metric: Any
+    batches: Callable[[int, int], Iterator[Batch]]
+    steps: Callable[[int], int]
+    validation: Callable[[], Iterator[Batch]]
+    learning_rate: float
+    weight_decay: float = 0.01
+    metric: Any = None
+    prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
+    skipped: dict[str, str] = field(default_factory=dict)  # files that could not be read, with their faults
+
+
+@dataclass
+class Counts:
+    """What the steps of an epoch so far consisted of, known to the host."""
+
+    steps: int = 0
+    real: int = 0  # targets that counted
+    positions: int = 0  # and with the padding
+
+
+class Trainer:
+    """A task, ready to run.
+
+    `fixes` and `slow` are names of switches: what was mended, and what is slow on purpose; see `switches`. Without
+    either it is a plain training. `clip` is the largest norm of the gradients.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        precision: Precision | None = None,
+        *,
+        fixes: frozenset[str] = frozenset(),
+        slow: frozenset[str] = frozenset(),
+        clip: float | None = None,
+    ) -> None:
+        self.task, self.fixes, self.slow, self.clip = task, fixes, slow, clip
+        self.precision = precision = precision or Precision()
+        self.model = task.model.half() if precision.name == "fp16" else task.model
+        self.device = next(self.model.parameters()).device
+        self.scaler = precision.scaler(self.device)
+        graphed = "cuda_graph" in fixes and self.device.type == "cuda"
+        # One kernel; for a model in pure fp16 a few that compute in fp16, as the rest of its training does.
+        kernels = {"foreach": False} if "fused_optimizer" in slow else {"fused": True}
+        kernels = {"foreach": True} if precision.name == "fp16" else kernels
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=task.learning_rate,
+            weight_decay=task.weight_decay,
+            capturable=graphed,
+            **kernels,
+        )
+        self._in_training = torch.compile(self.model) if "compile" in fixes else self.model  # validation stays eager
+        self._recorded = RecordedStep(self._update_by_tensors) if graphed else None
+        self._start_sums()
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start` on. Its sums start anew."""
+        self._start_sums()
+        return self.task.batches(number, start)
+
+    def step(self, batch: Batch, look: Callable[[Tensor], Any] = lambda loss: None) -> Tensor:
+        """A training step on a batch; its loss, on the device. `look(loss)` comes when the gradients are there.
+
+        They are still scaled then, and the optimizer hasn't used them, save where the step is recorded as a whole.
+        """
+        if self._recorded is None:
+            loss, output = self._update(batch, self._add_loss, look)
+        else:
+            weights = [] if batch.weights is None else [batch.weights]
+            loss, output = self._recorded(batch.inputs, batch.targets, *weights)
+            self._add_loss(loss)
+            look(loss)
+        with record_function("metrics"):
+            if self.task.metric is not None:
+                self.task.metric.update(output, batch.targets)
+                if "streaming_metrics" in self.slow:
+                    self.task.metric.compute()
+            self.counts.steps += 1
+            self.counts.real += batch.real
+            self.counts.positions += batch.targets.numel()
+        if "keep_memory" in self.slow and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return loss
+
+    def forward(self, batch: Batch, model: nn.Module | Callable[..., Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Loss and output of a batch, under autocast if the precision has it."""
+        if self.precision.name == "fp16":
+            halved = {name: _half(getattr(batch, name)) for name in ("inputs", "targets")}
+            batch = replace(batch, **halved)
+        with self.precision.region():
+            with record_function("forward"):
+                output = (self.model if model is None else model)(batch.inputs, **batch.options)
+            with record_function("loss"):
+                return self.task.loss(output, batch), output
+
+    def validate(self) -> dict[str, float]:
+        """Loss and metric over the whole validation split, in the precision of training."""
+        self.model.eval()
+        self.task.validation_metric.reset()
+        total, real = 0.0, 0
+        with contextlib.nullcontext() if "inference_mode" in self.slow else torch.inference_mode():
+            for batch in self.task.validation():
+                total = total + self._judge(batch).float() * batch.real
+                real += batch.real
+        self.model.train()
+        return {"loss": float(total) / max(real, 1)} | scores(self.task.validation_metric)
+
+    def train_scores(self) -> dict[str, float]:
+        """The mean loss of the epoch's steps so far, and the task's metric over them. Waits for the device."""
+        found = {"loss": float(self._loss) / max(self.counts.steps, 1)}
+        return found | (scores(self.task.metric) if self.task.metric is not None else {})
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """The settings of torch that are part of the training, as long as it runs. Text may be of any length."""
+        cudnn = torch.backends.cudnn
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_cudnn_attention())
+            stack.enter_context(self.precision.kernels())
+            if "cudnn_benchmark" in self.fixes | self.slow:
+                fast = "cudnn_benchmark" in self.fixes
+                flags = {"benchmark": fast, "deterministic": not fast, "allow_tf32": cudnn.allow_tf32}
+                stack.enter_context(cudnn.flags(enabled=True, **flags))
+            if "any_algorithm" in self.fixes | self.slow:
+                stack.enter_context(_deterministic("any_algorithm" in self.slow))
+            yield
+
+    def _update(
+        self,
+        batch: Batch,
+        before_backward: Callable[[Tensor], Any] = lambda loss: None,
+        look: Callable[[Tensor], Any] = lambda loss: None,
+    ) -> tuple[Tensor, Tensor]:
+        """One update of the weights; loss and output. All of it can be recorded, if nothing reads the device in it."""
+        self.optimizer.zero_grad(set_to_none="set_to_none" not in self.slow)
+        loss, output = self.forward(batch, self._in_training)
+        before_backward(loss.detach())
+        with record_function("backward"):
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        look(loss.detach())
+        with record_function("optimizer"):
+            if self.clip is not None:
+                self._clip_gradients()
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        return loss.detach(), output.detach()
+
+    def _update_by_tensors(self, inputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        return self._update(Batch(inputs, targets, weights=weights[0] if weights else None))
+
+    def _add_loss(self, loss: Tensor) -> None:
+        """The running loss, for a progress bar: left on the device, or read here."""
+        with record_function("metrics"):
+            self._loss = self._loss + (loss.item() if "no_item" in self.slow else loss)
+
+    def _clip_gradients(self) -> None:
+        if hasattr(self.scaler, "clip_grad_norm_"):
+            self.scaler.clip_grad_norm_(self.optimizer, self.clip)
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+
+    def _judge(self, batch: Batch) -> Tensor:
+        """The loss of a validation batch. If there is a graph it ends here, or two would be held at once."""
+        loss, output = self.forward(batch)
+        self.task.validation_metric.update(output.detach(), batch.targets)
+        return loss.detach()
+
+    def _start_sums(self) -> None:
+        self.counts, self._loss = Counts(), 0.0
+        if self.task.metric is not None:
+            self.task.metric.reset()
+
+
+class RecordedStep:
+    """The kernels of a step, recorded once as a CUDA graph and then replayed: one launch instead of a thousand.
+
+    The first three calls are ordinary steps, on the stream of their own that recording asks for; the fourth is
+    recorded, which runs nothing, and replayed. Every call is a training step on its own batch. A batch of another shape
+    than the recorded one is an ordinary step, too. The outputs are overwritten by the next call.
+
+    `work` takes tensors and returns tensors, does the same for each call, and reads nothing back. Its optimizer must be
+    `capturable`.
+    """
+
+    def __init__(self, work: Callable[..., tuple[Tensor, ...]], warmup: int = 3) -> None:
+        self.work, self.warmup = work, warmup
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.side = torch.cuda.Stream()
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.warmup:
+            self.warmup -= 1
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                outputs = self.work(*inputs)
+            torch.cuda.current_stream().wait_stream(self.side)
+            return outputs
+        if self.graph is None:
+            self.inputs = [tensor.clone() for tensor in inputs]
+            graph = torch.cuda.CUDAGraph()
+            # Only this thread is held to what recording allows: a loader's thread may pin memory meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.outputs = self.work(*self.inputs)
+            self.graph = graph
+        elif any(ours.shape != theirs.shape for ours, theirs in zip(self.inputs, inputs, strict=True)):
+            return self.work(*inputs)
+        for ours, theirs in zip(self.inputs, inputs, strict=True):
+            ours.copy_(theirs)
+        self.graph.replay()
+        return self.outputs
+
+
+def scores(metric: Any) -> dict[str, float]:
+    """What a metric says, by name; one number is the accuracy."""
+    value = metric.compute()
+    return value if isinstance(value, dict) else {"accuracy": value}
+
+
+def _half(tensor: Tensor) -> Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
+
+
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Deterministic algorithms, or whatever is fastest; without the variable torch calls no product deterministic."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    unset = name not in os.environ
+    os.environ.setdefault(name, ":4096:8")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic")  # of what has no such algorithm
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            if unset:
+                os.environ.pop(name, None)

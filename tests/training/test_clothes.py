@@ -1,0 +1,144 @@
+"""Photos of clothes: broken files, metrics by class, weights of the loss, and that something is learned."""
+
+import shutil
+import timeit
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.metrics import StreamingMetrics
+from helpers.pictures import PictureError, photo_files
+from helpers.training import CLOTHES
+from helpers.training.clothes import class_weights
+from helpers.training.slow import CollectedMetrics
+
+SLOW = frozenset()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.parametrize("fixes", [SLOW, CLOTHES.fixed], ids=["slow", "fixed"])
+def test_a_run_says_what_it_took_and_what_was_learned(fixes):
+    found = CLOTHES.run(fixes, epochs=2)
+    assert (found["steps"], found["n"], found["skipped_files"]) == (8, 4, 0)
+    assert found["source"] == "generated garments 100×133, 4 classes, seed 0"
+    assert found["images_per_s"] == pytest.approx(16e3 / found["iteration_mean_ms"])
+    assert found["validation_accuracy"] * 32 == pytest.approx(round(found["validation_accuracy"] * 32))
+
+
+def test_a_photo_teaches_the_model_what_garment_it_shows():
+    found = CLOTHES.run(
+        CLOTHES.fixed - {"bf16"},
+        classes=3,
+        samples=180,
+        validation_samples=90,
+        epochs=12,
+        learning_rate=2e-3,
+        dropout=0.0,
+    )
+    assert found["validation_accuracy"] > 0.5  # by chance 0.33
+
+
+# Broken files
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A folder of 16 and 8 photos, of which three and one are broken."""
+    train, _ = photo_files(classes=2, samples=16, validation_samples=8, size=(40, 53))
+    folder = tmp_path / "photos"
+    shutil.copytree(train.files[0].parents[2], folder)
+    names = [
+        *sorted(folder.glob("train/pants/*.jpg"))[:2],
+        *sorted(folder.glob("train/t-shirt/*.jpg"))[:1],
+        *sorted(folder.glob("validation/pants/*.jpg"))[:1],
+    ]
+    for file in names:
+        file.write_bytes(b"no image")
+    return folder, names
+
+
+@pytest.mark.parametrize("fixes", [SLOW, {"workers"}, {"decode_once"}, {"photos_on_device"}], ids=str)
+def test_broken_files_are_skipped_named_and_counted_at_the_end(fixes, damaged):
+    folder, names = damaged
+    with pytest.warns(UserWarning, match=r"4 image files could not be read and were skipped: .*\.jpg, …") as caught:
+        found = CLOTHES.run(fixes, path=folder, epochs=2, batch_size=4)
+    assert found["skipped_files"] == 4
+    assert any(str(name) in str(caught[0].message) for name in names)
+    assert found["steps"] == (6 if "decode_once" in fixes or "photos_on_device" in fixes else 8)
+    assert found["validation_accuracy"] * 7 == pytest.approx(round(found["validation_accuracy"] * 7))
+
+
+def test_a_folder_of_nothing_but_broken_files_is_an_error(damaged):
+    folder, _ = damaged
+    for file in folder.glob("*/*/*.jpg"):
+        file.write_bytes(b"")
+    for fixes in (SLOW, {"decode_once"}):
+        with pytest.raises(PictureError, match="could be read"):
+            CLOTHES.run(fixes, path=folder)
+
+
+# Metrics
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), classes=st.integers(2, 6), count=st.integers(1, 40))
+def test_both_metrics_are_accuracy_and_f1_by_their_definition(data, classes, count):
+    draw = st.lists(st.integers(0, classes - 1), min_size=count, max_size=count)
+    labels, predicted = (torch.tensor(data.draw(draw)) for _ in range(2))
+    logits = torch.nn.functional.one_hot(predicted, classes).float()
+    scores = []
+    for at in set(labels.tolist()) | set(predicted.tolist()):
+        precision = ((labels == at) & (predicted == at)).sum() / max((predicted == at).sum(), 1)
+        recall = ((labels == at) & (predicted == at)).sum() / max((labels == at).sum(), 1)
+        scores.append(float(2 * precision * recall / max(precision + recall, 1e-9)))
+    expected = {"accuracy": (labels == predicted).float().mean().item(), "macro_f1": np.mean(scores)}
+    for metrics in (CollectedMetrics(classes), StreamingMetrics(classes)):
+        for part in torch.arange(count).split(7):
+            metrics.update(logits[part], labels[part])
+        assert metrics.compute() == pytest.approx(expected, abs=1e-6)
+        metrics.reset()
+        assert np.isnan(metrics.compute()["accuracy"])
+
+
+def test_the_collected_metric_grows_and_the_streaming_one_does_not():
+    sizes = {}
+    for metrics in (CollectedMetrics(4), StreamingMetrics(4)):
+        for step in range(10):
+            metrics.update(torch.randn(8, 4), torch.randint(4, (8,)))
+            if step in (0, 9):
+                held = [value for value in vars(metrics).values() if not isinstance(value, int)]
+                arrays = [array for value in held for array in (value if isinstance(value, list) else [value])]
+                sizes.setdefault(type(metrics).__name__, []).append(sum(array.nbytes for array in arrays))
+    assert sizes["CollectedMetrics"][1] == 10 * sizes["CollectedMetrics"][0]
+    assert sizes["StreamingMetrics"][1] == sizes["StreamingMetrics"][0] == 8 * 16
+
+
+def test_the_collected_metric_takes_longer_the_longer_the_epoch_and_the_streaming_one_does_not():
+    took = {}
+    for kind in (CollectedMetrics, StreamingMetrics):
+        for samples in (1_000, 300_000):
+            metrics = kind(10)
+            metrics.update(torch.randn(samples, 10), torch.randint(10, (samples,)))
+            runs = timeit.repeat(metrics.compute, number=1, repeat=5)
+            took[kind, samples] = min(runs)
+    assert took[CollectedMetrics, 300_000] > 20 * took[CollectedMetrics, 1_000]
+    assert took[StreamingMetrics, 300_000] < 5 * took[StreamingMetrics, 1_000]
+
+
+@settings(max_examples=30, deadline=None)
+@given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=50))
+def test_class_weights_make_every_class_count_alike(labels):
+    labels = np.array(labels)
+    weights = class_weights(labels, 5, torch.device("cpu")).numpy()
+    totals = [weights[at] * (labels == at).sum() for at in set(labels.tolist())]
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-5)
+    np.testing.assert_allclose(weights[labels].mean(), 1, rtol=1e-5)
