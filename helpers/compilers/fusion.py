@@ -222,7 +222,7 @@ def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
     run = job.variants[variant]
     run()
     job.before()
-    names = kernels.kernels(run)
+    names = kernels.kernel_names(run)
     job.before()
     moved = kernels.eager_bytes(run)
     if variant == BY_HAND and not moved:  # a Triton kernel of its own: every argument once, every result once
@@ -236,4 +236,4 @@ def _compiled(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int
         job.before()
         run()
     job.before()
-    return run, kernels.kernels(run), sum(moved for _, moved in scheduled)
+    return run, kernels.kernel_names(run), sum(moved for _, moved in scheduled)

@@ -41,7 +41,7 @@ _PREPARE = {f"aten::{op}" for op in ("copy_", "_to_copy", "clone", "fill_", "zer
 _WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
 
 
-def kernels(fn: Callable[[], Any]) -> list[str]:
+def kernel_names(fn: Callable[[], Any]) -> list[str]:
     """The names of the kernels that `fn()` runs, in order. Run `fn` before: a first call compiles and chooses."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

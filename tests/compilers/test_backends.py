@@ -189,15 +189,12 @@ def test_wrong_arguments_are_named():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bounds_widen_with_the_dtype(backend):
+def test_bounds_widen_with_the_dtype_and_a_row_names_the_release_that_it_depends_on(backend):
     narrow = agree_within(backend, torch.float32)
     assert 0 < narrow <= 1e-3
     assert narrow <= agree_within(backend, torch.float32, tf32=True) <= agree_within(backend, torch.bfloat16)
-
-
-def test_a_row_names_the_release_that_it_depends_on():
-    assert version(COMPILE) == f"torch {torch.__version__}"
-    assert version(ONNX).startswith("onnxruntime " if machine.installed("onnxruntime") else "torch ")
+    runtime = {ONNX: "onnxruntime", OPENVINO: "openvino", TENSORRT: "torch_tensorrt"}.get(backend, "")
+    assert version(backend).startswith(f"{runtime} " if runtime and machine.installed(runtime) else "torch ")
 
 
 def test_the_largest_difference_is_over_all_tensors():

@@ -129,7 +129,7 @@ def test_a_kernel_of_a_list_moves_what_its_parts_do():
 def test_a_kernel_is_an_operation_that_does_work(fn, names):
     x = torch.randn(8, 8)
     fn(x)
-    assert kernels.kernels(lambda: fn(x)) == names
+    assert kernels.kernel_names(lambda: fn(x)) == names
 
 
 @settings(deadline=None, max_examples=30)
