@@ -15,15 +15,6 @@ DTYPES = [torch.bfloat16, torch.float16]
 WIDTH = 16
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads only get in each other's way on tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Mlp(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(WIDTH, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, WIDTH), nn.Softmax(-1))
