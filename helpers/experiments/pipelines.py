@@ -108,7 +108,7 @@ def _passes() -> list[Row]:
     cpu=_passes(),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
-    """An epoch through each format, all its bytes read and counted; and what the format costs beside."""
+    """An epoch through each format, all its bytes read and counted; and what else the format costs."""
     return format_speed.measure_format(
         kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1
     )
@@ -184,18 +184,18 @@ def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     cpu=[{"program": program, "size": 10**power} for program in python_speed.LOOPS for power in range(2, 7)],
 )
 def jit(program: str, size: int) -> list[Row]:
-    """A loop by the interpreter and by what compiles it, the compiling apart, and the size from which it has paid."""
+    """A loop by the interpreter and by compilers, compile time separately, and the size from which compiling pays."""
     if program == "strings" and size > 10**5:
         return {STATUS: "left out: numba copies the text at each turn"}
     rows = python_speed.measure_jit(program, size, seconds=0.02 if size <= 1000 else python_speed.SECONDS)
     pays = {row["variant"]: row for row in python_speed.break_even(rows)}
-    told = []
+    table = []
     for row in rows:
         paid = pays.get(row["variant"], {})
         more = {name: paid[name] for name in ("speedup", "turns") if name in paid}
         more = {name: value for name, value in more.items() if value != float("inf")}
-        told.append({name: value for name, value in row.items() if name not in ("program", "size")} | more)
-    return told
+        table.append(_without(row, "program", "size") | more)
+    return table
 
 
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])

@@ -74,17 +74,17 @@ class ForgettingTracker:
         if correct is None:
             correct = is_correct(logits, labels)
         indices, correct = self._checked(torch.as_tensor(indices), torch.as_tensor(correct))
-        indices, order = indices.sort(stable=True)  # presentations of a sample lie together, in their order
-        correct = correct[order].int()
-        held = self._state[indices]  # (B, COLUMNS), as it was before the batch
-        # Of a sample that was in the batch before this place, that decides, and not what is held.
+        indices, order = indices.sort(stable=True)  # (B,): the presentations of a sample are adjacent, in their order
+        correct = correct[order].int()  # (B,)
+        state = self._state[indices]  # (B, COLUMNS), before this batch
+        # If a sample was presented earlier in this batch, its previous answer is that one and not the stored one.
         first = torch.searchsorted(indices, indices)  # (B,), where the sample's presentations begin
-        again = first < torch.arange(len(indices), device=self.device)
-        before = torch.where(again, correct.roll(1), held[:, LAST])
-        rights = correct.cumsum(0) - correct  # of all samples, before this place
-        learned = (held[:, WAITED] < held[:, PRESENTED]) | (rights > rights[first])
-        which = correct.add(before, alpha=2).add_(learned, alpha=4)
-        # One addition a presentation: of several of a sample, the changes of LAST add up to its final value.
+        repeated = first < torch.arange(len(indices), device=self.device)
+        before = torch.where(repeated, correct.roll(1), state[:, LAST])
+        rights = correct.cumsum(0) - correct  # right answers of all samples, earlier in the sorted batch
+        learned = (state[:, WAITED] < state[:, PRESENTED]) | (rights > rights[first])
+        which = correct.add(before, alpha=2).add_(learned, alpha=4)  # (B,), a row of `_changes`
+        # Each presentation adds its changes; for repeated samples the changes of LAST add up to the last value.
         self._state.index_add_(0, indices, self._changes[which])
 
     def counts(self) -> Tensor:
@@ -226,8 +226,8 @@ def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Whether the largest of each sample's logits (B, C) is its label's, (B,) bool. A NaN among them is wrong."""
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(f"logits are {_described(logits)}, labels {_described(labels)}; they must be (B, C) and (B,)")
-    largest, found = logits.detach().max(dim=1)  # which is NaN if any is
-    return (found == labels) & ~largest.isnan()
+    largest, predicted = logits.detach().max(dim=1)  # (B,) each; the largest is NaN if any is
+    return (predicted == labels) & ~largest.isnan()
 
 
 def _changes() -> Tensor:

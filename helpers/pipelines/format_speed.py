@@ -88,7 +88,7 @@ def measure_format(
 
     Measured once for a format and cache, in one process, and the same in all rows about it: `raw_s`, to read the bare
     files from end to end, which is the limit that a reader in order has; `lookup_us`, the median of single samples by
-    index; `subset_s`, to fetch 1 % of all, at random places; `find_s`, to open the data set and find a label's places.
+    index; `subset_s`, to fetch a random 1 % of all; `find_s`, to open the data set and find the samples of a label.
     """
     check_choice(SUFFIXES, kind=kind)
     check_choice(VARIANTS, format=format)
@@ -187,11 +187,11 @@ def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[fl
 
 @functools.cache
 def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[str, float]:
-    """What doesn't depend on order and workers: one sample, 1 % of all, the places of a label, the bare files."""
+    """What doesn't depend on order and workers: one sample, 1 % of all, finding a label, the bare files."""
     data, module = prepared(source, format, folder), FORMATS[format]
     label = samples_of(source)[0].label
-    places = np.random.default_rng(0).permutation(source.count).tolist()
-    subset = sorted(places[: max(int(SHARE * source.count), 1)])
+    positions = np.random.default_rng(0).permutation(source.count).tolist()
+    subset = sorted(positions[: max(int(SHARE * source.count), 1)])
     reader = module.open_(data.folder, verify=False)
 
     def seconds(run: Callable[[], object], settle: bool = True) -> float:
@@ -203,10 +203,10 @@ def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[s
         return time.perf_counter() - began
 
     row = {"raw_s": float(np.median([seconds(lambda: _read_all(data.files)) for _ in range(5)]))}
-    row["subset_s"] = seconds(lambda: [_touch(reader[place]) for place in subset])
+    row["subset_s"] = seconds(lambda: [_touch(reader[at]) for at in subset])
     row["find_s"] = seconds(lambda: module.open_(data.folder, verify=False).find(label))
     seconds(lambda: None)
-    lookups = [seconds(lambda place=place: _touch(reader[place]), settle=False) for place in places[-LOOKUPS:]]
+    lookups = [seconds(lambda at=at: _touch(reader[at]), settle=False) for at in positions[-LOOKUPS:]]
     return row | {"lookup_us": float(np.median(lookups)) * 1e6}
 
 

@@ -2,8 +2,8 @@
 
 The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each. That is the start of a process, an
 import, the compiler at work and a loop, all in one number. Here each has its own: `measure_jit` times the loop alone,
-repeated, after a check that all variants return the same, with the first call apart; `process_start` what was around
-it.
+repeated, after a check that all variants return the same, and the first call separately; `process_start` times the
+rest.
 
 The lecture's own loop grows a text by one piece a turn. CPython does that in place when nobody else holds the text,
 which is no promise of the language; numba and PyPy copy it, O(n²) over the loop. So the lecture's PyPy loses, 0.897 s
@@ -94,7 +94,7 @@ def break_even(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How much work it takes until compiling has paid, a row for each row of `measure_jit` that compiles.
 
     `calls` of that size, or `turns` of the loop, after which the time that was saved is what compiling took:
-    compile_s / (interpreter's time - compiled time). Infinite where nothing is saved, or less than can be told. Where
+    compile_s / (interpreter's time - compiled time). Infinite where nothing is saved, or less than the noise. Where
     a variant's cost a turn grows with the size, so does this: read it along the sizes.
     """
     interpreted = {(row["program"], row["size"]): row for row in rows if row["variant"] == INTERPRETER}
@@ -157,7 +157,7 @@ def draw(program: str, size: int, seed: int = 0) -> np.ndarray:
 
 @contextlib.contextmanager
 def prepared(variant: str, program: str, numbers: np.ndarray) -> Iterator[Callable[[Any], Any]]:
-    """A variant's function, not compiled yet: its first call is the dear one."""
+    """A variant's function, not compiled yet: its first call compiles it."""
     if variant == INTERPRETER:
         yield LOOPS[program]
     elif variant == NUMPY:
@@ -200,9 +200,9 @@ def _in_turn(
 
 def _in_pypy(program: str, numbers: np.ndarray, expected: Any, seconds: float) -> list[float]:
     command = [shutil.which("pypy3"), str(SCRIPT), "run", program, str(seconds)]
-    told = json.loads(_output(command, json.dumps(numbers.tolist())))
-    _check(PYPY, program, told["result"], expected)
-    return told["ms"]
+    child = json.loads(_output(command, json.dumps(numbers.tolist())))
+    _check(PYPY, program, child["result"], expected)
+    return child["ms"]
 
 
 def _check(variant: str, program: str, result: Any, expected: Any) -> None:

@@ -120,16 +120,16 @@ def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def check_scores(scores: dict[str, Scores]) -> None:
     """A `Disagreement` that names the first variant whose scores aren't those of the first."""
     reference = next(iter(scores), None)
-    for variant, found in scores.items():
+    for variant, computed in scores.items():
         for name, expected in scores[reference].items():
-            if not abs(found[name] - expected) <= TOLERANCE:
-                raise Disagreement(f"{variant!r} has {name} {found[name]:.8f}, {reference!r} {expected:.8f}")
+            if not abs(computed[name] - expected) <= TOLERANCE:
+                raise Disagreement(f"{variant!r} has {name} {computed[name]:.8f}, {reference!r} {expected:.8f}")
 
 
 def random_batches(
     count: int, batch: int, classes: int, *, seed: int = 0, device: torch.device | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Logits (B, classes) that are right more often than by chance, and labels (B,), rare classes among them."""
+    """Logits (B, classes) that are right more often than a random guess, and labels (B,), rare classes among them."""
     generator = torch.Generator().manual_seed(seed)
     frequent = 1 / torch.arange(1, classes + 1)
     drawn = []

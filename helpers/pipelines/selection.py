@@ -1,7 +1,7 @@
 """Which samples can be left out: those that a network never forgets, any, or those that it forgets most?
 
 For a data set and a seed, one training counts forgetting. Then a share of the samples is left out and a new network,
-from another seed, trains on the rest; what that loses is told against the same new network on everything. As many
+from another seed, trains on the rest; the accuracy that it loses is against the same new network on everything. As many
 epochs on fewer samples are fewer steps; with `budget="steps"` the steps are as many as for everything.
 
 The data are digits that come with scikit-learn, drawn garments, or a folder of photos: pooled and split anew by every

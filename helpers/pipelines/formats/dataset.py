@@ -117,7 +117,7 @@ class Reader(Dataset):
     def stream(self, pieces: Iterable[range] | None = None) -> Iterator[Sample | Fault]:
         """What each position of each piece holds, in order; of all shards if none are given.
 
-        A piece that begins where a shard begins is read by the format's own library. Where that stumbles, the rest of
+        A piece that begins where a shard begins is read by the format's own library. Where that fails, the rest of
         the piece is read by position: one broken sample does not cost its shard.
         """
         for piece in self.shards if pieces is None else pieces:

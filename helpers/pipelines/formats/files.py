@@ -84,11 +84,11 @@ open_ = Files
 
 def build_table(folder: Path) -> None:
     """Make the table of the files in folders by label; keys are file names. Reads every file."""
-    found = [file for suffix in KINDS for file in folder.glob(f"*/*.{suffix}")]
-    if not found:
+    samples = [file for suffix in KINDS for file in folder.glob(f"*/*.{suffix}")]
+    if not samples:
         raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg or LABEL/NAME.npy")
     lines = [",".join(COLUMNS)]
-    for file in sorted(found, key=lambda file: file.name):
+    for file in sorted(samples, key=lambda file: file.name):
         raw = file.read_bytes()
         name = file.relative_to(folder).as_posix()
         lines.append(f'"{name}",{int(file.parent.name)},"{file.stem}",{len(raw)},{zlib.crc32(raw)}')

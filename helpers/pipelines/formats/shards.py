@@ -52,17 +52,17 @@ class Shards(Reader):
         raise NotImplementedError
 
     def _open(self) -> None:
-        found = []
+        shards = []
         for shard in self._numbered():
             try:
-                found.append((str(shard), self._table(shard)))
+                shards.append((str(shard), self._table(shard)))
             except FormatError as error:
                 self._admit(error.fault)
-        counts = [len(table["offsets"]) for _, table in found]
+        counts = [len(table["offsets"]) for _, table in shards]
         if not sum(counts):
             said = f"nothing in it could be opened; the first: {self.faults[0]}"
             raise FormatError(Fault(str(self.folder), None, said))
-        self.files, self.tables = [file for file, _ in found], [table for _, table in found]
+        self.files, self.tables = [file for file, _ in shards], [table for _, table in shards]
         self.offsets, self.sizes = (self._column(name, np.int64) for name in ("offsets", "sizes"))  # (N,) each
         self.starts = np.cumsum([0, *counts]).tolist()
         self.shards = [range(a, b) for a, b in zip(self.starts, self.starts[1:], strict=False) if b > a]
