@@ -93,8 +93,9 @@ class OneFile(Reader):
         if self._map is None:
             with open(self.file, "rb") as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        if len(self._map) != self.there:
-            raise ValueError("is another than when it was opened: its size changed")
+            if len(self._map) != self.there:
+                self._map = None
+                raise ValueError("is another than when it was opened: its size changed")
         return np.frombuffer(self._map, dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
 
 
