@@ -237,8 +237,8 @@ def _fixes(pipeline):
     names = [switch.name for switch in profiling.PIPELINES[pipeline].switches]
 
     def fixes(config):
-        steps = names.index(config["fix"]) + 1 if config["way"] == profiling.CUMULATIVE else 0
-        ms = {"slow": 1000.0, "alone": 900.0, "cumulative": 1000.0 * 0.8**steps}[config["way"]]
+        steps = names.index(config["fix"]) + 1 if config["variant"] == profiling.CUMULATIVE else 0
+        ms = {"slow": 1000.0, "alone": 900.0, "cumulative": 1000.0 * 0.8**steps}[config["variant"]]
         times = {name: ms for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
         return [times | {"n": 20, "peak_gib": 4.0, "prepare_s": 1.0, "source": "generated", "device_idle_share": 0.04}]
 
@@ -267,7 +267,7 @@ def _timeline(config):
 def _metrics_cost(config):
     ways = {"collected on the CPU": 1.0, "streaming on the device": 0.0}
     return [
-        {"way": way, "step": step, "ms": 46.0 + growth * step}
+        {"variant": way, "step": step, "ms": 46.0 + growth * step}
         for way, growth in ways.items()
         for step in range(0, 300, 20)
     ]

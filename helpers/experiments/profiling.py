@@ -121,35 +121,37 @@ class _Watched:
 
 def _fix_configurations(pipeline: Switched) -> list[Row]:
     names = [switch.name for switch in pipeline.switches]
-    return [{"way": SLOW, "fix": "none"}] + [{"way": way, "fix": name} for way in (ALONE, CUMULATIVE) for name in names]
+    return [{"variant": SLOW, "fix": "none"}] + [
+        {"variant": variant, "fix": name} for variant in (ALONE, CUMULATIVE) for name in names
+    ]
 
 
 def _few(pipeline: Switched) -> list[Row]:
     names = [switch.name for switch in pipeline.switches if not switch.optional]
-    ends = [{"way": ALONE, "fix": names[-1]}, {"way": CUMULATIVE, "fix": names[-1]}]
-    return [{"way": SLOW, "fix": "none"}, *ends]
+    ends = [{"variant": ALONE, "fix": names[-1]}, {"variant": CUMULATIVE, "fix": names[-1]}]
+    return [{"variant": SLOW, "fix": "none"}, *ends]
 
 
 @experiment(small=_few(CLOTHES), big_gpu=_fix_configurations(CLOTHES))
-def vit_fixes(way: str, fix: str) -> Row:
+def vit_fixes(variant: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and one more at a time."""
-    return _fixed(CLOTHES, way, fix)
+    return _fixed(CLOTHES, variant, fix)
 
 
 @experiment(small=_few(LANGUAGE), big_gpu=_fix_configurations(LANGUAGE))
-def gpt_fixes(way: str, fix: str) -> Row:
+def gpt_fixes(variant: str, fix: str) -> Row:
     """The language model: each fix alone, and one more at a time."""
-    return _fixed(LANGUAGE, way, fix)
+    return _fixed(LANGUAGE, variant, fix)
 
 
-def _fixed(pipeline: Switched, way: str, fix: str) -> Row:
+def _fixed(pipeline: Switched, variant: str, fix: str) -> Row:
     """Settled steps within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
 
     Workers deliver in bursts, one batch each, so a few whole bursts are timed, and none of what they made before the
     first step. The idle share comes from a profile of its own, of what is shown with all fixes before it.
     """
     names = [switch.name for switch in pipeline.switches]
-    chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[way]
+    chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[variant]
     fixes = frozenset(chosen)
     part = Excerpt(4)
     if _preset() == "full":
@@ -167,7 +169,7 @@ def _fixed(pipeline: Switched, way: str, fix: str) -> Row:
         "prepare_s",
         "source",
     )
-    profiled = device().type == "cuda" and way != ALONE
+    profiled = device().type == "cuda" and variant != ALONE
     idle = device_idle_share(_trace(pipeline, fixes)) if profiled else None
     return {name: found[name] for name in kept} | {"device_idle_share": idle}
 
@@ -206,7 +208,7 @@ def metrics_cost(steps: int) -> list[Row]:
     every = max(steps // 50, 1)
     chunks: dict[tuple[str, int], list[float]] = {}
     for step in range(-3, steps):  # three to warm up
-        for way, trainer in trainers.items():
+        for variant, trainer in trainers.items():
             if step == 0:
                 trainer.task.metric.reset()
             synchronize()
@@ -214,8 +216,10 @@ def metrics_cost(steps: int) -> list[Row]:
             trainer.step(batch)
             synchronize()
             if step >= 0:
-                chunks.setdefault((way, step // every), []).append((time.perf_counter() - began) * 1e3)
-    return [{"way": way, "step": chunk * every, "ms": median(taken)} for (way, chunk), taken in chunks.items()]
+                chunks.setdefault((variant, step // every), []).append((time.perf_counter() - began) * 1e3)
+    return [
+        {"variant": variant, "step": chunk * every, "ms": median(taken)} for (variant, chunk), taken in chunks.items()
+    ]
 
 
 def _repeated(batch: Batch, size: int) -> Batch:

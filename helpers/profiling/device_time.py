@@ -1,5 +1,5 @@
 """When the device works and when it waits, in a trace: spans in which a kernel runs, the idle share of a step, one step
-as rows to draw, its kernels as a table.
+as rows to draw.
 """
 
 from bisect import bisect_left, bisect_right
@@ -86,13 +86,3 @@ def _track(trace: Trace, event: Event) -> str | None:
             return None
         return "host" if event.track == trace.thread else "backward thread"
     return f"stream {event.track[1]}" if event.kind in (KERNEL, COPY, FILL) else None
-
-
-def kernel_table(trace: Trace) -> pd.DataFrame:
-    """The kernels, the longest in total first: name, how many a step, total ms of all steps, share of kernel time."""
-    kernels = [e for e in trace.device if e.kind == KERNEL and trace.step_of(e) is not None]
-    rows = pd.DataFrame({"name": [e.name for e in kernels], "ms": [e.us / 1e3 for e in kernels]})
-    table = rows.groupby("name")["ms"].agg(count="size", total_ms="sum").reset_index()
-    table["count"] /= len(trace.steps)
-    table["share"] = table["total_ms"] / table["total_ms"].sum()
-    return table.sort_values("total_ms", ascending=False, ignore_index=True)

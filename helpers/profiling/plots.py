@@ -98,9 +98,9 @@ def metrics(found: pd.DataFrame) -> Figure:
     """The time of a step over the steps of an epoch, for both metrics."""
     figure, axis = figures.new(height=2.6)
     with figures.style():
-        for (way, rows), color in zip(found.groupby("way", sort=False), (ORANGE, BLUE), strict=False):
+        for (variant, rows), color in zip(found.groupby("variant", sort=False), (ORANGE, BLUE), strict=False):
             rows = rows.sort_values("step")
-            axis.plot(rows["step"], rows["ms"], color=color, label=way)
+            axis.plot(rows["step"], rows["ms"], color=color, label=variant)
         axis.set_xlabel("step of the epoch")
         axis.set_ylabel("ms a step")
         axis.set_ylim(bottom=0)

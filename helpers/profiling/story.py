@@ -101,7 +101,7 @@ def fixes(plan: pd.DataFrame, pipeline: str) -> pd.DataFrame:
             row = {"gpu": gpu, "fix": name, "kind": switch.kind.split(":")[0], "alone_ms": alone_ms}
             row |= {"gain alone": _ratio(slow_ms, alone_ms), "cumulative_ms": so_far_ms}
             row |= {"gain of the step": _ratio(before_ms, so_far_ms), "gain in all": _ratio(slow_ms, so_far_ms)}
-            at = found[(found["way"] == CUMULATIVE) & (found["fix"] == name)]
+            at = found[(found["variant"] == CUMULATIVE) & (found["fix"] == name)]
             row |= {column: _value(at, column) for column in ("device_idle_share", "peak_gib")}
             rows.append(row | {"status": ", ".join(sorted(set(at["status"]))) if len(at) else ""})
             before_ms = so_far_ms or before_ms
@@ -164,7 +164,7 @@ def verdicts(whole: pd.DataFrame, vit: pd.DataFrame, gpt: pd.DataFrame) -> list[
         if not len(table):
             continue
         last = [switch.name for switch in PIPELINES[pipeline].switches if not switch.optional][-1]
-        ends = table[(table["way"] == CUMULATIVE) & (table["fix"] == last)]
+        ends = table[(table["variant"] == CUMULATIVE) & (table["fix"] == last)]
         for row in ends.dropna(subset="device_idle_share").to_dict("records"):
             idle = row["device_idle_share"]
             said.append(
@@ -177,17 +177,17 @@ def verdicts(whole: pd.DataFrame, vit: pd.DataFrame, gpt: pd.DataFrame) -> list[
 def growth(cost: pd.DataFrame) -> list[str]:
     """How the time of a step grows with either metric, from the first tenth of the steps to the last."""
     said = []
-    for keys, found in groups(cost, ["gpu", "way"]):
+    for keys, found in groups(cost, ["gpu", "variant"]):
         ordered = found.sort_values("step")["ms"]
         tenth = max(len(ordered) // 10, 1)
         first, last = ordered.iloc[:tenth].median(), ordered.iloc[-tenth:].median()
-        said.append(f"{keys['gpu']}, {keys['way']}: {first:.1f} ms a step at first, {last:.1f} ms at last")
+        said.append(f"{keys['gpu']}, {keys['variant']}: {first:.1f} ms a step at first, {last:.1f} ms at last")
     return said or ["What the metrics cost has not been measured on a GPU yet."]
 
 
-def _ms(found: pd.DataFrame, way: str, fix: str) -> float | None:
+def _ms(found: pd.DataFrame, variant: str, fix: str) -> float | None:
     """The mean time of an iteration: a loader that delivers in bursts has a median that hides it."""
-    return _value(found[(found["way"] == way) & (found["fix"] == fix)], "iteration_mean_ms")
+    return _value(found[(found["variant"] == variant) & (found["fix"] == fix)], "iteration_mean_ms")
 
 
 def _value(rows: pd.DataFrame, column: str) -> float | None:

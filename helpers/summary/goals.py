@@ -167,7 +167,7 @@ def _epochs(pipeline: str) -> Find:
 
 def _idle(fixes: pd.DataFrame) -> float | None:
     last = [switch.name for switch in profiling.PIPELINES["vit"].switches if not switch.optional][-1]
-    return fixes[(fixes["way"] == CUMULATIVE) & (fixes["fix"] == last)]["device_idle_share"].max()
+    return fixes[(fixes["variant"] == CUMULATIVE) & (fixes["fix"] == last)]["device_idle_share"].max()
 
 
 def _against_liger(column: str) -> Find:

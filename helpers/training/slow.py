@@ -1,13 +1,10 @@
 """Slow twins of the models' parts, losses and metrics, which compute the same: what is planted in a training.
 
-    slow = with_slow_gpt_parts(GPT2LikeModel(vocab_size), slow=frozenset({"fused_qkv"}))    # same weights and function
-    GPT2LikeModel(vocab_size).load_state_dict(plain_gpt_state(slow.state_dict()))
-
-The states' functions work on gradients by name, too: that is how the tests compare them.
+model = with_slow_gpt_parts(GPT2LikeModel(vocab_size), frozenset({"fused_qkv"}))    # same weights and function
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -106,11 +103,6 @@ def with_slow_gpt_parts(model: GPT2LikeModel, slow: frozenset[str]) -> GPT2LikeM
     return model
 
 
-def plain_gpt_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, or gradients, of any mixture of twins under the names that `GPT2LikeModel` has."""
-    return {name.replace("linear1.used.", "linear1."): state[name] for name in state if "linear1.dead." not in name}
-
-
 # The ViT's
 
 
@@ -175,23 +167,6 @@ def with_slow_vit_parts(model: ViT, slow: frozenset[str]) -> ViT:
         if "fused_attention" in slow:
             block.attention.mix = MaterialisedMixing(block.attention.mix)
     return model
-
-
-def plain_vit_state(state: Mapping[str, Tensor], channels: int = 3) -> dict[str, Tensor]:
-    """Weights, or gradients, of any mixture of twins under the names and in the shapes that `ViT` has."""
-    plain: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name.endswith("qkv.q.weight"):
-            stem = name.removesuffix("q.weight")
-            plain[stem + "linear.weight"] = torch.cat([state[f"{stem}{part}.weight"] for part in "qkv"])
-        elif name == "patches.linear.weight":
-            size = math.isqrt(tensor.shape[1] // channels)
-            plain["patches.conv.weight"] = tensor.unflatten(1, (channels, size, size))
-        elif name == "patches.linear.bias":
-            plain["patches.conv.bias"] = tensor
-        elif not name.endswith(("qkv.k.weight", "qkv.v.weight")):
-            plain[name] = tensor
-    return plain
 
 
 class CollectedMetrics:

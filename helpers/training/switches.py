@@ -15,11 +15,9 @@ class Switch:
     """One inefficiency: what is slow, what mends it, and what else the fix changes."""
 
     name: str
-    where: str  # "data", "model", "training loop" or "validation"
     slow: str
     fixed: str
     changes: str | None = None  # in the function or in the data; None: the same numbers, but for rounding
-    cuda_only: bool = False  # on the CPU it changes nothing
     optional: bool = False  # not an inefficiency of the loop but a further step; left out of `fixed`
 
     @property
@@ -40,45 +38,37 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
 
 PINNED = Switch(
     name="pinned",
-    where="data",
     slow="batches are copied from pageable memory, and the host waits for each copy",
     fixed="from page-locked memory, while the host goes on",
-    cuda_only=True,
 )
 BF16 = Switch(
     name="bf16",
-    where="training loop",
     slow="matrix products in fp32",
     fixed="in bf16, by autocast",
     changes="the numbers: products have 8 bits of mantissa",
 )
 INFERENCE_MODE = Switch(
     name="inference_mode",
-    where="validation",
     slow="validation keeps a graph for a backward that never comes",
     fixed="torch.inference_mode keeps nothing",
 )
 NO_ITEM = Switch(
     name="no_item",
-    where="training loop",
     slow="loss.item() in each step, before backward: the host waits for the device",
     fixed="the loss is summed up on the device and read once an epoch",
 )
 FUSED_OPTIMIZER = Switch(
     name="fused_optimizer",
-    where="training loop",
     slow="AdamW updates one parameter after another, in a dozen kernels each",
     fixed="fused: all parameters in a few kernels",
 )
 SET_TO_NONE = Switch(
     name="set_to_none",
-    where="training loop",
     slow="zero_grad(set_to_none=False) writes zeros that backward then reads and adds to",
     fixed="gradients are dropped, and backward writes them",
 )
 COMPILE = Switch(
     name="compile",
-    where="model",
     slow="each operation is a kernel of its own",
     fixed="torch.compile makes one of many; validation stays eager",
     optional=True,
@@ -87,26 +77,22 @@ COMPILE = Switch(
 LANGUAGE = (
     Switch(
         name="token_cache",
-        where="data",
         slow="every line is split into words, and each word looked up, again in each epoch",
         fixed="all lines become token ids once, before training",
     ),
     Switch(
         name="workers",
-        where="data",
         slow="the training process makes each batch itself while the device waits",
         fixed="worker processes do, some batches ahead, and live on between epochs",
     ),
     PINNED,
     Switch(
         name="short_padding",
-        where="data",
         slow="every sample is padded to the longest that there may be",
         fixed="to the longest of its batch",
     ),
     Switch(
         name="packed",
-        where="data",
         slow="short samples stand beside long ones, and the difference is padding",
         fixed="samples stand one after another in one sequence, always as long; attention keeps them apart",
         changes="the data: the same samples, but others meet in a step, as many as fill it",
@@ -114,45 +100,38 @@ LANGUAGE = (
     BF16,
     Switch(
         name="width_1024",
-        where="model",
         slow="the width is 1023, 11 heads of 93: rows begin at odd addresses, which keeps products from fast kernels",
         fixed="the width is 1024, 16 heads of 64",
         changes="the model: one channel more, and the heads are more and narrower",
     ),
     Switch(
         name="vocabulary_64",
-        where="model",
         slow="the logits are as many as there are words, whatever number that is: 24,725 of made-up text",
         fixed="a multiple of 64: the last few are of words that never occur",
         changes="the model: up to 63 words more for the loss to rule out",
     ),
     Switch(
         name="fused_qkv",
-        where="model",
         slow="queries, keys and values are three products",
         fixed="what has the same input is one product",
     ),
     Switch(
         name="fused_attention",
-        where="model",
         slow="attention is a product, a mask that is built again in each step, a softmax and a product",
         fixed="one kernel that knows what causal means and never writes the weights",
     ),
     Switch(
         name="no_dead_projection",
-        where="model",
         slow="in each layer a projection is computed that nobody reads",
         fixed="it isn't",
     ),
     Switch(
         name="positions_once",
-        where="model",
         slow="the table of sines and cosines is computed in each step",
         fixed="once, when the model is made",
     ),
     Switch(
         name="fused_loss",
-        where="training loop",
         slow="cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more backward",
         fixed="log-softmax keeps one",
     ),
@@ -160,7 +139,6 @@ LANGUAGE = (
     NO_ITEM,
     Switch(
         name="streaming_accuracy",
-        where="training loop",
         slow="predictions and targets are copied to the CPU in each step and compared there",
         fixed="right answers are counted on the device and read once an epoch",
     ),
@@ -168,7 +146,6 @@ LANGUAGE = (
     SET_TO_NONE,
     Switch(
         name="any_algorithm",
-        where="training loop",
         slow="torch.use_deterministic_algorithms: slower kernels, and new memory is filled before it is written",
         fixed="whatever kernel is fastest",
     ),
@@ -178,53 +155,45 @@ LANGUAGE = (
 CLOTHES = (
     Switch(
         name="workers",
-        where="data",
         slow="the training process decodes and cuts each photo itself while the device waits",
         fixed="worker processes do, some batches ahead, and live on between epochs",
     ),
     PINNED,
     Switch(
         name="uint8_transfer",
-        where="data",
         slow="photos become fp32 and are normalised on the CPU: four times the bytes to pass on and to copy",
         fixed="they travel as uint8 and are normalised on the device",
     ),
     Switch(
         name="single_cut",
-        where="data",
         slow="the whole photo is resized and its middle cut out before a random part of that is cut and resized again",
         fixed="the random part is cut from the photo itself: one resampling",
         changes="the data: parts come from the whole photo, not only from its middle, and are resampled once",
     ),
     Switch(
         name="decode_once",
-        where="data",
         slow="every JPEG is decoded at its full size again in each epoch",
         fixed="all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares",
         changes="the data: small parts are blurrier, for what is kept is smaller than the photo",
     ),
     Switch(
         name="width_256",
-        where="model",
         slow="the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels",
         fixed="the width is 256",
         changes="the model: one channel more",
     ),
     Switch(
         name="fused_qkv",
-        where="model",
         slow="queries, keys and values are three small products",
         fixed="they are one",
     ),
     Switch(
         name="fused_attention",
-        where="model",
         slow="attention is a product, nn.Softmax and a product, with its weights in memory between them",
         fixed="F.scaled_dot_product_attention never writes the weights",
     ),
     Switch(
         name="conv_patches",
-        where="model",
         slow="patches are copied together and go through a linear layer",
         fixed="a convolution whose stride is its size reads the image as it lies",
     ),
@@ -232,7 +201,6 @@ CLOTHES = (
     NO_ITEM,
     Switch(
         name="streaming_metrics",
-        where="training loop",
         slow="in each step all outputs of the epoch so far, copied to the CPU, make its accuracy and F1 anew",
         fixed="a confusion matrix on the device is added to and read once an epoch",
     ),
@@ -240,28 +208,22 @@ CLOTHES = (
     SET_TO_NONE,
     Switch(
         name="cudnn_benchmark",
-        where="training loop",
         slow="cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed",
         fixed="cuDNN tries its kernels once and takes the fastest",
-        cuda_only=True,
     ),
     Switch(
         name="constants_once",
-        where="training loop",
         slow="in each step all labels are counted for class weights, which are copied over, as are mean and deviation",
         fixed="both are made before training",
     ),
     Switch(
         name="keep_memory",
-        where="training loop",
         slow="torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again",
         fixed="the allocator keeps what it has",
-        cuda_only=True,
     ),
     BF16,
     Switch(
         name="photos_on_device",
-        where="data",
         slow="each batch is cut on the CPU and copied to the device",
         fixed="all photos lie on the device, decoded once, and are cut there: no work for workers, no copies",
         changes="the data: as decode_once, and parts are interpolated without rounding to uint8",
@@ -269,10 +231,8 @@ CLOTHES = (
     COMPILE,
     Switch(
         name="cuda_graph",
-        where="training loop",
         slow="Python launches each kernel of a step",
         fixed="the step is recorded once and replayed with one launch",
-        cuda_only=True,
         optional=True,
     ),
 )

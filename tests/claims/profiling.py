@@ -32,16 +32,17 @@ def _(records, gpu, name, **_):
 @claim("{gpu}, {name}, all fixes: the device is idle for {idle} of a step ({verdict}: below 5%)", name=NAMES)
 def _(records, gpu, name, **_):
     pipeline = PIPELINES[name]
-    last = records.one(f"profiling/{pipeline}_fixes", gpu=gpu, way="cumulative", fix=LAST_FIX[pipeline])
+    last = records.one(f"profiling/{pipeline}_fixes", gpu=gpu, variant="cumulative", fix=LAST_FIX[pipeline])
     idle = last["device_idle_share"]
     return {"idle": idle, "verdict": idle < 0.05}
 
 
 @claim(
-    "{gpu}, {way}: {first} ms a step at first, {last} ms at last", way="collected on the CPU|streaming on the device"
+    "{gpu}, {variant}: {first} ms a step at first, {last} ms at last",
+    variant="collected on the CPU|streaming on the device",
 )
-def _(records, gpu, way, **_):
-    ms = records.rows("profiling/metrics_cost", gpu=gpu, way=way).sort_values("step")["ms"].to_list()
+def _(records, gpu, variant, **_):
+    ms = records.rows("profiling/metrics_cost", gpu=gpu, variant=variant).sort_values("step")["ms"].to_list()
     tenth = max(len(ms) // 10, 1)
     return {"first": _median(ms[:tenth]), "last": _median(ms[-tenth:])}
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from training_cases import plain_vit_state
 
 from helpers.lab import peak_memory
 from helpers.training import CLOTHES
-from helpers.training.slow import plain_vit_state
 from helpers.training.trainer import RecordedStep
 
 SPEED_ONLY = [switch.name for switch in CLOTHES.switches if switch.changes is None]

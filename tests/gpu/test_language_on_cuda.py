@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from training_cases import plain_gpt_state
 
 from helpers.batching.attention import missing_because
 from helpers.lab import peak_memory
 from helpers.training import LANGUAGE
-from helpers.training.slow import plain_gpt_state
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 

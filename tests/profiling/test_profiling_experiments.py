@@ -33,7 +33,7 @@ def test_modules_add_up_and_their_floors_are_known():
 def test_fixes_are_timed_alone_and_together():
     for e in (experiments.vit_fixes, experiments.gpt_fixes):
         rows = e("small")
-        assert set(rows["way"]) == {"slow", "alone", "cumulative"}
+        assert set(rows["variant"]) == {"slow", "alone", "cumulative"}
         assert rows["iteration_mean_ms"].gt(0).all()
 
 
@@ -68,7 +68,7 @@ def test_a_step_can_be_drawn_from_its_trace():
 
 def test_metrics_are_timed_over_the_steps():
     rows = experiments.metrics_cost("small")
-    assert rows["way"].nunique() == 2
+    assert rows["variant"].nunique() == 2
     assert rows["ms"].gt(0).all()
 
 
@@ -79,7 +79,7 @@ def test_fixes_are_told_with_their_gains(recorded):
     assert told.loc[second, "gain of the step"] == pytest.approx(1 / 0.8)
     assert told.loc[second, "gain in all"] == pytest.approx(1 / 0.64)
     assert (
-        story.fixes(experiments.vit_fixes("small")[:0].reindex(columns=["way", "fix", "status"]), "vit")["alone_ms"]
+        story.fixes(experiments.vit_fixes("small")[:0].reindex(columns=["variant", "fix", "status"]), "vit")["alone_ms"]
         .isna()
         .all()
     )

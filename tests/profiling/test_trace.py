@@ -13,7 +13,7 @@ from torch.profiler import profile, record_function, schedule
 
 from helpers.profiling import read_trace as reading
 from helpers.profiling import trace as kinds
-from helpers.profiling.device_time import covered, device_idle_share, kernel_spans, kernel_table, timeline
+from helpers.profiling.device_time import covered, device_idle_share, kernel_spans, timeline
 from helpers.profiling.read_trace import load, parse, read_trace
 from helpers.profiling.trace import module, source_line
 
@@ -164,7 +164,6 @@ def test_without_a_gpu_there_is_no_idle_share():
     raw = [e for e in synthetic() if e["cat"] in ("cpu_op", "user_annotation")]
     trace = parse(raw, {}, [])
     assert device_idle_share(trace) is None
-    assert kernel_table(trace).empty
 
 
 def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is_ahead():
@@ -186,14 +185,6 @@ def test_a_timeline_begins_with_its_step_and_has_every_track():
     assert timeline(trace).equals(timeline(trace, 2))
     with pytest.raises(ValueError, match="step is 3; the trace has 3 steps"):
         timeline(trace, 3)
-
-
-def test_the_kernel_table_adds_up():
-    trace = parse(synthetic(), {}, [])
-    table = kernel_table(trace)
-    assert table["total_ms"].sum() == pytest.approx(3 * (300 + 50 + 50 + 300 + 100) / 1e3)
-    assert table["share"].sum() == pytest.approx(1)
-    assert table.iloc[0]["name"].startswith("sm90") and table.iloc[0]["count"] == 2
 
 
 class Inner(nn.Module):
