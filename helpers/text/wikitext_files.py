@@ -10,18 +10,20 @@ import hashlib
 import http.client
 import os
 import re
+import socket
 import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from helpers.lab.files import cache_folder
 
-from .vocab import TextError, replacing, unreadable
+from .vocab import TextError, unreadable
 
 SPLITS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
 SUFFIXES = (".raw", ".tokens")
@@ -38,8 +40,7 @@ FILES = {
     "validation": ((657_209, "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c"),),
     "test": ((732_610, "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91"),),
 }
-BLOCK = 2**20  # bytes that are asked for at once
-SECONDS = 60  # without a byte, then the download counts as broken off
+SECONDS = 60  # without a byte, then a download counts as broken off
 
 
 @dataclass(frozen=True)
@@ -210,44 +211,27 @@ def _hub_file(file: Path, size: int, digest: str, download: bool) -> Path:
         raise TextError(f"{file}: {state}; give path= to WikiText-103's files, or download=True ({size / 1e6:.1f} MB)")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     folder = f"{endpoint.rstrip('/')}/datasets/{DATASET}/resolve/{REVISION}/{CONFIGURATION}"
-    _download(f"{folder}/{file.name}", file, size, digest)
+    _download(f"{folder}/{file.name}", file, digest)
     return file
 
 
-def _download(url: str, file: Path, size: int, digest: str) -> None:
-    """Fetch a file; it takes its name only when its size and checksum are right."""
-    from tqdm import tqdm
-
-    def refused(reason: str) -> TextError:
-        return TextError(f"{url}: {reason}; nothing was kept: try again, or give path= to files you have")
-
-    request = urllib.request.Request(url, headers={"User-Agent": "deep-learning-speed"})
-    bar = tqdm(desc=file.name, total=size, unit="B", unit_scale=True, delay=1, leave=False)
-    with replacing(file) as stream, bar:
-        received, checksum = 0, hashlib.sha256()
-        for block in _blocks(request, refused):
-            received += len(block)
-            if received > size:
-                raise refused(f"more than the {size:,} bytes it should have")
-            checksum.update(block)
-            stream.write(block)
-            bar.update(len(block))
-        if received < size:
-            raise refused(f"broke off after {received:,} of {size:,} bytes")
-        if checksum.hexdigest() != digest:
-            raise refused(f"its checksum is {checksum.hexdigest()[:12]}…, not {digest[:12]}…")
-
-
-def _blocks(request: urllib.request.Request, refused: Callable[[str], TextError]) -> Iterator[bytes]:
-    """What the server sends; its errors are kept apart from those of the disk."""
+def _download(url: str, file: Path, digest: str) -> None:
+    """Fetch a file; it takes its name only when its checksum is right."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SECONDS)  # torch.hub has no argument for it
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            while block := answer.read(BLOCK):
-                yield block
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(file), hash_prefix=digest)
+        return
     except urllib.error.HTTPError as error:
-        raise refused(f"the server answers {error.code} {error.reason}") from error
+        reason = f"the server answers {error.code} {error.reason}"
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise refused(f"cannot be fetched ({getattr(error, 'reason', None) or error})") from error
+        reason = f"cannot be fetched ({getattr(error, 'reason', None) or error})"
+    except RuntimeError:  # torch.hub's word for a checksum
+        reason = "its checksum is wrong"
+    finally:
+        socket.setdefaulttimeout(before)
+    raise TextError(f"{url}: {reason}; nothing was kept: try again, or give path= to files you have")
 
 
 def sha256(file: Path) -> str:

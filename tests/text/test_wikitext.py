@@ -151,7 +151,7 @@ def test_a_cache_of_another_text_is_not_trusted(file, cache):
     WikiText("validation", file)
     (other,) = set((cache / "tokens").iterdir()) - {kept}
     shutil.copy(kept, other)
-    with pytest.warns(UserWarning, match="do not fit together"):
+    with pytest.warns(UserWarning, match="it is of another text"):
         assert words(WikiText("validation", file)) == [["other", "words"]]
 
 
