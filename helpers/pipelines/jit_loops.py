@@ -1,7 +1,7 @@
 """Loops in plain Python, for whatever interpreter or compiler takes them. Nothing is imported, so that any can run it.
 
-    pypy3 jit_loops.py run NAME SECONDS < input.json     calls a loop again and again: times and result, as JSON
-    python3 jit_programs.py demo 5                          the lecture's demo, 10⁵ turns; prints its loop's seconds
+    pypy3 jit_loops.py run NAME SECONDS < input.json        calls a loop again and again: times and result, as JSON
+    python3 jit_loops.py demo 5                             the lecture's demo, 10⁵ turns; prints its loop's seconds
 
 `strings` is the lecture's: one function adds now strings, now numbers. `integers` is the same without strings. The
 other two are what a training needs such loops for; `packing` cannot be written without going through in order.

@@ -170,15 +170,11 @@ def test_a_process_is_taken_apart(pypy):
     assert all(row["n"] == 3 for row in rows)
 
 
-def test_without_pypy_its_rows_say_so(monkeypatch):
-    monkeypatch.setattr(jit.shutil, "which", lambda name: None)
-    assert process_start(1, repeat=1)[-1] == {"variant": PYPY, "status": "not installed: pypy3"}
-
-
-def test_without_numba_its_rows_say_so(monkeypatch):
+def test_what_is_not_installed_has_rows_that_say_so(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
     rows = measure_jit("packing", 5, [INTERPRETER, NUMBA, CACHED], seconds=0)
     assert [row["status"] for row in rows] == ["ok", "not installed: numba", "not installed: numba"]
+    assert process_start(1, repeat=1)[-1] == {"variant": PYPY, "status": "not installed: pypy3"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from helpers.pipelines.selection import (
     train,
 )
 
+pytest.importorskip("sklearn")
 CPU = torch.device("cpu")
 EPOCHS = 4
 
@@ -49,7 +50,6 @@ def folder(tmp_path_factory):
 
 
 def digits(seed=0):
-    pytest.importorskip("sklearn")
     return split("digits", seed, CPU)
 
 
@@ -57,7 +57,7 @@ def without_times(row):
     return {name: value for name, value in row.items() if name != "train_s"}
 
 
-def test_a_split_has_every_sample_once_and_a_third_of_each_class_for_the_test():
+def test_a_seeds_split_has_every_sample_once_and_a_third_of_each_class_for_the_test():
     parts = digits()
     assert len(parts) + len(parts.test_labels) == 1797
     both = torch.bincount(parts.labels) + torch.bincount(parts.test_labels)
@@ -65,11 +65,7 @@ def test_a_split_has_every_sample_once_and_a_third_of_each_class_for_the_test():
     train_images, test_images = ({image.numpy().tobytes() for image in i} for i in (parts.images, parts.test_images))
     assert not train_images & test_images  # no two digits are the same
     assert abs(parts.images.mean()) < 1e-5 and abs(parts.images.std() - 1) < 1e-5
-
-
-def test_a_seed_picks_the_split():
-    assert torch.equal(digits(3).labels, digits(3).labels)
-    assert not torch.equal(digits(3).labels, digits(4).labels)
+    assert torch.equal(parts.labels, digits().labels) and not torch.equal(parts.labels, digits(1).labels)
 
 
 def test_a_folder_of_photos_is_data_and_what_is_no_image_is_left_out(folder):
@@ -133,7 +129,6 @@ def test_a_seed_gives_the_same_row_and_another_one_another():
     for seed in (5, 5, 6):
         for cached in (selection._tracked, selection._on_everything, selection._parts):
             cached.cache_clear()
-        pytest.importorskip("sklearn")
         rows.append(without_times(measure_selection("digits", RANDOM, 0.5, seed, epochs=EPOCHS)))
     assert rows[0] == rows[1]
     assert rows[0]["test_accuracy"] != rows[2]["test_accuracy"]
@@ -158,7 +153,6 @@ def test_tracking_presents_each_kept_sample_once_an_epoch_and_does_not_change_th
 
 
 def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
-    pytest.importorskip("sklearn")
     rows = {b: measure_selection("digits", RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
     whole = measure_selection("digits", RANDOM, 0.0, epochs=EPOCHS)
     assert whole["lost_points"] == 0 and whole["samples_kept"] == whole["samples"] == 1198
@@ -176,7 +170,6 @@ def test_an_accuracy_is_of_what_was_learned():
 
 
 def test_the_distribution_counts_every_sample_once():
-    pytest.importorskip("sklearn")
     rows = distribution("digits", epochs=EPOCHS)
     assert sum(row["samples"] for row in rows) == 1198
     assert sum(row["share"] for row in rows) == pytest.approx(1)
@@ -186,7 +179,6 @@ def test_the_distribution_counts_every_sample_once():
 
 
 def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
-    pytest.importorskip("sklearn")
     (right, none), (noisy, wrong) = selection._parts("digits", 0), selection._parts("digits", 0, 0.2)
     assert not none.any()
     assert wrong.sum() == round(0.2 * 1198)
@@ -195,7 +187,6 @@ def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
 
 
 def test_the_most_forgotten_are_the_wrong_labels():
-    pytest.importorskip("sklearn")
     found = {variant: measure_noise("digits", variant, 0.1, epochs=10) for variant in VARIANTS}
     assert found[MOST]["precision"] > 0.6
     assert 0.02 < found[RANDOM]["precision"] < 0.2  # as many as there are, more or less
