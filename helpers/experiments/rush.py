@@ -66,7 +66,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     def peak(variant: str) -> Row:
         return {"peak_gib": peak_memory(steps[variant]).added_bytes / GIB}
 
-    return _kernel_rows(missing, timed, ("ratio_to_torch", fused_norms.TORCH), moved, peak)
+    return _kernel_rows(missing, timed, fused_norms.TORCH, moved, peak)
 
 
 @experiment(
@@ -89,32 +89,34 @@ def adam(million_parameters: int) -> list[Row]:
     steps = {v: optimizers.build(v, params).step for v, reason in missing.items() if not reason}
     timed = compare(steps, check=False, before=queue_ahead)
     moved = optimizers.LEAST_BYTES * 64 * elements
-    return _kernel_rows(missing, timed, ("ratio_to_fused", optimizers.FUSED), moved)
+    return _kernel_rows(missing, timed, optimizers.FUSED, moved)
 
 
 def _kernel_rows(
     missing: dict[str, str],
     timed: Comparison,
-    baseline: tuple[str, str],
+    baseline: str,
     moved: int,
     more: Callable[[str], Row] = lambda variant: {},
 ) -> list[Row]:
-    """A row for each variant: its time, its ratio to the baseline's (column, variant), and its share of a copy's rate
-    in moving so many bytes; or why it can't run here."""
-    (column, base), gb_per_s = baseline, copy(4096 if device().type == "cuda" else 64)[1]
+    """A row for each variant: its time, the ratio to the baseline's, and its share of a copy's rate in moving so many
+    bytes; or why it can't run here."""
+    gb_per_s = copy(4096 if device().type == "cuda" else 64)[1]
     rows = []
     for variant, reason in missing.items():
         if reason:
-            rows.append({"variant": variant, STATUS: _not_here(reason)})
+            status = reason if reason.startswith("not installed") else f"not here: {reason}"
+            rows.append({"variant": variant, STATUS: status})
             continue
-        timing = timed.timing(variant)
-        ratios = {column: timed.ratio(variant, base)[0], "share_of_copy": moved / timing.median_ms / 1e6 / gb_per_s}
-        rows.append({"variant": variant} | timing.row() | ratios | more(variant))
+        row = _against(timed, variant, baseline)
+        rows.append(row | {"share_of_copy": moved / row["median_ms"] / 1e6 / gb_per_s} | more(variant))
     return rows
 
 
-def _not_here(reason: str) -> str:
-    return reason if reason.startswith("not installed") else f"not here: {reason}"
+def _against(timed: Comparison, variant: str, baseline: str) -> Row:
+    """A variant's time, its baseline's, and the ratio of the two."""
+    ratio = {"baseline_ms": timed.timing(baseline).median_ms, f"ratio_to_{baseline}": timed.ratio(variant, baseline)[0]}
+    return {"variant": variant} | timed.timing(variant).row() | ratio
 
 
 # The lecture's two tables: a row's autocast type, norms and Adam.
@@ -143,8 +145,7 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
             steps[name] = _decoder_step(x, layers, dtype, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
-        rows[name] |= timed.timing(name).row() | {"ratio_to_fp32": timed.ratio(name, "fp32")[0]}
-        rows[name]["peak_gib"] = peak_memory(step).added_bytes / GIB
+        rows[name] = _against(timed, name, "fp32") | {"peak_gib": peak_memory(step).added_bytes / GIB}
     return list(rows.values())
 
 

@@ -9,8 +9,6 @@ The matrix units want both factors stored along the dimension that is summed ove
 into the other layout.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -67,13 +65,12 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Rounded:
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
 
 
-def convert(model: nn.Module, chosen: Callable[[str, nn.Linear], bool] = lambda name, linear: True) -> nn.Module:
+def convert(model: nn.Module) -> None:
     """Turn the Linears of a model without a bias into `Float8Linear`s, in place; their parameters stay the same.
 
-    Those whose sizes are no multiples of 16 stay, and those for which `chosen(name, linear)` is false.
+    Those whose sizes are no multiples of 16 stay.
     """
-    for name, module in list(model.named_modules()):
+    for module in model.modules():
         fits = type(module) is nn.Linear and module.bias is None
-        if fits and not (module.in_features % ALIGNED or module.out_features % ALIGNED) and chosen(name, module):
+        if fits and not (module.in_features % ALIGNED or module.out_features % ALIGNED):
             module.__class__ = Float8Linear
-    return model

@@ -53,17 +53,13 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
         marks.append(moment(device))
     if job.save:
         save(job.save, model, optimizer, begin + job.steps)
-    return _row(job, ranks, device, step_times(marks, device)) | {
+    synchronize(device)
+    step_ms = [between_ms(start, end) for start, end in itertools.pairwise(marks)]
+    return _row(job, ranks, device, step_ms) | {
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
         **_largest(held(model, optimizer) | peak(device), device),
     }
-
-
-def step_times(marks: list[Any], device: torch.device) -> list[float]:
-    """Milliseconds between moments on a device, when all are there."""
-    synchronize(device)
-    return [between_ms(start, end) for start, end in itertools.pairwise(marks)]
 
 
 def optimizer_of(job: Job, model: nn.Module) -> Optimizer:

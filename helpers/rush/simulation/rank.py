@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB
-from helpers.lab.timing import Timing, moment
+from helpers.lab.timing import Timing, each
 from helpers.rush.distributed import Job, strategies
-from helpers.rush.distributed.training import Batches, held, micro_batches, optimizer_of, step_times, train_step
+from helpers.rush.distributed.training import Batches, held, micro_batches, optimizer_of, train_step
 
 BLOCK = 512  # bytes: the CUDA allocator hands out multiples of it
 # The method by which DTensor learns the shape of a result, by its name in torch 2.11 and 2.13.
@@ -66,11 +66,7 @@ def _measured(job: Job, ranks: int) -> dict[str, Any]:
         train_step(job, model, optimizer, batches)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        marks = [moment()]
-        for _ in range(job.steps):
-            train_step(job, model, optimizer, batches)
-            marks.append(moment())
-        timing = Timing.of(step_times(marks, device))
+        timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batches)))
         row = _row("measured", held(model, optimizer), torch.cuda.max_memory_allocated())
     return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 
