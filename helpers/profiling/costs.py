@@ -26,13 +26,11 @@ class Cost:
         return max(self.flop / tflops / 1e9, self.bytes / gb_per_s / 1e6)
 
 
-def cost(
-    module: nn.Module, shape: tuple[int, ...], itemsize: int = 4, *, input_gradient: bool = True
-) -> tuple[Cost, Cost] | None:
+def cost(module: nn.Module, shape: tuple[int, ...], itemsize: int = 4) -> tuple[Cost, Cost] | None:
     """Forward and backward cost of a call with an input of the shape; None of a layer that this doesn't know.
 
-    `input_gradient=False`: the first layer, whose input needs none. Parameters are counted with the same `itemsize`,
-    indices with 8 bytes. `nn.MultiheadAttention` attends to itself, or to keys of the shape of its queries.
+    The input needs a gradient, too. Parameters are counted with the same `itemsize`, indices with 8 bytes.
+    `nn.MultiheadAttention` attends to itself, or to keys of the shape of its queries.
     """
     size, weights = prod(shape), sum(parameter.numel() for parameter in module.parameters())
     product, out = 0, size
@@ -51,9 +49,7 @@ def cost(
     elif not isinstance(module, (nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Softmax)):
         return None
     forward = Cost(product, itemsize * (size + weights + out))
-    if input_gradient:
-        return forward, Cost(2 * product, itemsize * (out + 2 * size + 2 * weights))
-    return forward, Cost(product, itemsize * (out + size + weights)) if weights else Cost()
+    return forward, Cost(2 * product, itemsize * (out + 2 * size + 2 * weights))
 
 
 def _convolved(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,19 +61,15 @@ def device_idle_share(trace: Trace) -> float | None:
     return 1 - sum(covered(spans, begin, end) for begin, end in windows) / whole if whole else None
 
 
-def timeline(trace: Trace, step: int = -1) -> pd.DataFrame:
-    """What ran in a step, for drawing: rows of (track, name, begin_ms, end_ms), from the step's beginning.
+def timeline(trace: Trace) -> pd.DataFrame:
+    """What ran in the last step, for drawing: rows of (track, name, begin_ms, end_ms), from the step's beginning.
 
     Tracks are "annotations" (loader, optimizer, ranges of the user's), "host" and "backward thread" (outermost ops),
     and "stream N". Device work is what the step launched, when it ran: that may be after the step's end.
     """
-    if not -len(trace.steps) <= step < len(trace.steps):
-        raise ValueError(
-            f"step is {step}; the trace has {len(trace.steps)} steps, counted from 0 (or from -1, backwards)"
-        )
-    place = step % len(trace.steps)
-    start = trace.steps[place].begin
-    shown = [(track, e) for e in trace.host + trace.device if trace.step_of(e) == place and (track := _track(trace, e))]
+    last = len(trace.steps) - 1
+    start = trace.steps[last].begin
+    shown = [(track, e) for e in trace.host + trace.device if trace.step_of(e) == last and (track := _track(trace, e))]
     rows = [(track, e.name, (e.begin - start) / 1e3, (e.end - start) / 1e3) for track, e in shown]
     return pd.DataFrame(rows, columns=["track", "name", "begin_ms", "end_ms"])
 

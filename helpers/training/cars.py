@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from helpers.metrics import PixelAccuracy
 from helpers.models import UNet
-from helpers.pictures import preload, segmentation
+from helpers.pictures import cores, preload, segmentation
 
 from .text_batches import shuffled
 from .trainer import Batch, Task
@@ -64,4 +64,5 @@ def _pictures(preset: str, path: Path | None, device: torch.device) -> tuple[str
     """Kept for the next run: making or reading the pictures takes longer than training on them for an epoch."""
     sizes = {name: SIZES[preset][name] for name in ("size", "samples", "validation_samples")}
     splits = dict(zip(("train", "validation"), segmentation(path, **sizes), strict=True))
-    return splits["train"].source, {name: preload(dataset, device) for name, dataset in splits.items()}
+    workers = 0 if path is None else cores()
+    return splits["train"].source, {name: preload(dataset, device, workers) for name, dataset in splits.items()}

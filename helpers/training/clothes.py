@@ -91,7 +91,7 @@ def switched_clothes_task(
     if "constants_once" not in slow:
         constants, weights = functools.cache(constants), functools.cache(weights)
     feed = Feed(chosen, seed, device, constants, weights)
-    kind = LoadedBatches if "photos_on_device" in slow else HeldBatches
+    kind = LoadedBatches if "photos_on_device" in slow else PreloadedBatches
     batches = kind(feed, splits, slow)
     metric = CollectedMetrics if "streaming_metrics" in slow else StreamingMetrics
     return Task(
@@ -184,7 +184,7 @@ class LoadedBatches:
             raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
 
 
-class HeldBatches:
+class PreloadedBatches:
     """All photos lie on the device, decoded; a batch is gathered, cut and normalised there. Nothing is copied to it.
 
     An epoch's order and boxes follow from the same chance as with a loader. They are copied once an epoch.

@@ -119,15 +119,15 @@ def fit(
                 bar.update()
                 cut = excerpt.ends(number, time.perf_counter() - began_all)
             whole = not cut or (on_stop is not None and offset == trainer.task.steps(epoch))
-            found: dict[str, float] = {}
+            validated: dict[str, float] = {}
             if excerpt.validates or whole:
                 with record_function("validation"):
-                    found = scores = trainer.validate()
+                    validated = scores = trainer.validate()
                 if progress:
-                    bar.set_postfix({name: f"{value:.4f}" for name, value in found.items()})
+                    bar.set_postfix({name: f"{value:.4f}" for name, value in validated.items()})
             synchronize()
             if on_stop is not None:
-                on_stop(number, loss, found)
+                on_stop(number, loss, validated)
             if cut:
                 break
             offset, epoch_s = 0, time.perf_counter() - began

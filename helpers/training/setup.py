@@ -54,7 +54,7 @@ class Setup:
             if getattr(self, name) not in valid:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; valid: {', '.join(valid)}")
         if self.task != "lm" and self.data != "standard":
-            raise ValueError(f"data is {self.data!r}, a way to batch text; {self.task} has 'standard' only")
+            raise ValueError(f"data is {self.data!r}, which is for text; {self.task} has 'standard' only")
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
         if self.seed < 0:

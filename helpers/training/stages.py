@@ -94,22 +94,22 @@ def run(
         began = time.perf_counter()
         trainer = build(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
-            found = fit(trainer, epochs=epochs)
+            timed = fit(trainer, epochs=epochs)
         train_s = time.perf_counter() - began
     real = trainer.counts.real
-    mean_ms = found["iteration_mean_ms"]
+    mean_ms = timed["iteration_mean_ms"]
     return {
         "train_s": train_s,
-        "epoch_s": found["epoch_s"],
+        "epoch_s": timed["epoch_s"],
         "iteration_mean_ms": mean_ms,
-        "real_tokens_per_s": real / found["steps"] * epochs / mean_ms * 1e3 if mean_ms else None,
+        "real_tokens_per_s": real / timed["steps"] * epochs / mean_ms * 1e3 if mean_ms else None,
         "real_tokens": real * epochs,
-        "peak_gib": found["peak_gib"],
-        "validation_loss": found["validation_loss"],
-        "validation_accuracy": found["validation_accuracy"],
+        "peak_gib": timed["peak_gib"],
+        "validation_loss": timed["validation_loss"],
+        "validation_accuracy": timed["validation_accuracy"],
         "train_loss": trainer.train_scores()["loss"],
         "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped_steps(),
-        "steps": found["steps"],
+        "steps": timed["steps"],
         "source": trainer.task.source,
     }
 

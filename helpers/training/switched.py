@@ -95,8 +95,8 @@ class Switched:
         excerpt = Excerpt.of(steps)
         trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
-            found = fit(trainer, epochs=epochs, excerpt=excerpt, on_step=on_step, profile=profile)
-        task, counts, mean_ms = trainer.task, trainer.counts, found["iteration_mean_ms"]
+            timed = fit(trainer, epochs=epochs, excerpt=excerpt, on_step=on_step, profile=profile)
+        task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
         if task.skipped:
             some = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
             said = f"{len(task.skipped)} image files could not be read and were skipped: {some}"
@@ -104,7 +104,7 @@ class Switched:
         return {
             "preset": preset,
             "source": task.source,
-            **found,
+            **timed,
             self.rate: None if mean_ms is None else counts.real / max(counts.steps, 1) / mean_ms * 1e3,
             "padding_share": 1 - counts.real / max(counts.positions, 1),
             "prepare_s": task.prepare_s,

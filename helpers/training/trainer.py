@@ -237,8 +237,8 @@ class RecordedStep:
     `capturable`.
     """
 
-    def __init__(self, work: Callable[..., tuple[Tensor, ...]], warmup: int = 3) -> None:
-        self.work, self.warmup = work, warmup
+    def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.work, self.warmup = work, 3
         self.graph: torch.cuda.CUDAGraph | None = None
         self.side = torch.cuda.Stream()
 

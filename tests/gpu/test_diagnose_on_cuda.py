@@ -45,8 +45,8 @@ def test_kernel_time_and_idle_time_make_up_the_steps(clean):
 
 
 def test_a_timeline_has_every_track(clean):
-    assert {"host", "backward thread"} <= set(timeline(clean, 1)["track"])
-    assert any(track.startswith("stream") for track in timeline(clean, 1)["track"])
+    assert {"host", "backward thread"} <= set(timeline(clean)["track"])
+    assert any(track.startswith("stream") for track in timeline(clean)["track"])
 
 
 def test_every_kernel_has_the_op_that_launched_it(clean):

@@ -178,13 +178,10 @@ def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is
 
 def test_a_timeline_begins_with_its_step_and_has_every_track():
     trace = parse(synthetic(), {}, [])
-    rows = timeline(trace, 1)
+    rows = timeline(trace)
     assert set(rows["track"]) == {"annotations", "host", "backward thread", "stream 7"}
     assert rows["begin_ms"].min() >= 0
     assert (rows["end_ms"] >= rows["begin_ms"]).all()
-    assert timeline(trace).equals(timeline(trace, 2))
-    with pytest.raises(ValueError, match="step is 3; the trace has 3 steps"):
-        timeline(trace, 3)
 
 
 class Inner(nn.Module):
