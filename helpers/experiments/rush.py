@@ -26,7 +26,7 @@ from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
-BEST = "batch 8"  # the rung that the sweeps and the peers stand beside
+BEST = "batch 8"  # the rung that the sweeps start from, and that the peers are compared with
 SMALL = {"model": TINY, "sequence": 64}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # of a small preset
@@ -306,10 +306,10 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     job = Job(
         strategy=strategy, model=model, batch=ranks, sequence=sequence, precision="amp-bf16", checkpointing="full"
     )
-    found = rank_memory(job, ranks)
+    simulated = rank_memory(job, ranks)
     derived = rank_peak(job, ranks).bytes / GIB
-    kept = {name: value for name, value in found.items() if name not in ("strategy", "ranks", "model", "peak_bytes")}
-    return kept | {"derived_gib": derived, "derived_ratio": derived / found["peak_gib"]}
+    row = {name: value for name, value in simulated.items() if name not in ("strategy", "ranks", "model")}
+    return row | {"derived_gib": derived, "derived_ratio": derived / simulated["peak_gib"]}
 
 
 ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to measure it on

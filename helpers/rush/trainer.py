@@ -168,6 +168,7 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
 
 
 def attention(name: str) -> Callable[..., Tensor]:
+    """Of a setup's `attention`: q (B, heads, T, D), k, v (B, kv_heads, T, D) and perhaps a mask -> (B, heads, T, D)."""
     return eager_attention if name == "eager" else functools.partial(fused_attention, backend=BACKENDS[name])
 
 
@@ -180,6 +181,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
 
 def norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """Of a setup's `norm`: x (…, C), weight (C,) and epsilon -> the RMSNorm of x."""
     if name == "triton":
         from .kernels import rms_norm
 
@@ -193,6 +195,7 @@ def torch_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rope(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Of a setup's `rope`: q and k (B, T, heads, D), cosines and sines (T, D/2) -> q and k, turned by their angles."""
     if name == "triton":
         from .kernels import rotate
 

@@ -58,7 +58,7 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
     return _row(job, ranks, device, step_ms) | {
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
-        **_largest(held(model, optimizer) | peak(device), device),
+        **_largest(state_bytes(model, optimizer) | peak(device), device),
     }
 
 
@@ -116,7 +116,7 @@ def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
     return {"model": model_state, "optimizer": optimizer_state, "step": step}
 
 
-def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state that this rank holds."""
     parameters = list(model.parameters())
     state = [t for per in optimizer.state.values() for t in per.values() if isinstance(t, Tensor)]

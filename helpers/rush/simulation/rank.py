@@ -31,7 +31,7 @@ from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB
 from helpers.lab.timing import Timing, each
 from helpers.rush.distributed import Job, strategies
-from helpers.rush.distributed.training import Batches, held, micro_batches, optimizer_of, train_step
+from helpers.rush.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 
 BLOCK = 512  # bytes: the CUDA allocator hands out multiples of it
 # The method by which DTensor learns the shape of a result, by its name in torch 2.11 and 2.13.
@@ -67,7 +67,7 @@ def _measured(job: Job, ranks: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batches)))
-        row = _row("measured", held(model, optimizer), torch.cuda.max_memory_allocated())
+        row = _row("measured", state_bytes(model, optimizer), torch.cuda.max_memory_allocated())
     return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 
 
@@ -78,11 +78,11 @@ def _counted(job: Job, ranks: int) -> dict[str, Any]:
         optimizer.zero_grad()
         ledger.reset_peak()
         train_step(job, model, optimizer, batches)
-        return _row("counted", held(model, optimizer), ledger.peak_bytes)
+        return _row("counted", state_bytes(model, optimizer), ledger.peak_bytes)
 
 
-def _row(how: str, held_bytes: dict[str, int], peak_bytes: int) -> dict[str, Any]:
-    states = {name.replace("_bytes", "_gib"): size / GIB for name, size in held_bytes.items()}
+def _row(how: str, state: dict[str, int], peak_bytes: int) -> dict[str, Any]:
+    states = {name.replace("_bytes", "_gib"): size / GIB for name, size in state.items()}
     return {"how": how, "peak_gib": peak_bytes / GIB} | states
 
 
