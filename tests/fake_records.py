@@ -227,7 +227,7 @@ def _modules(config):
     for path, kind in MODULES:
         times = {"forward_ms": 1.0, "backward_ms": 2.0, "total_ms": 3.0, "self_ms": 1.0}
         row = {"module": config["pipeline"] + path, "type": kind, "calls": 1.0, "share": 0.3, "activation_mib": 8.0}
-        floor = {"gflop": 5.0, "moved_mib": 9.0, "floor_ms": 1.5} if kind == "Linear" else {}
+        floor = {"gflop": 5.0, "moved_mib": 9.0, "lower_bound_ms": 1.5} if kind == "Linear" else {}
         rows.append(row | times | floor)
     sums = {"outside": 7.0, "step": 10.0}
     return rows + [{"module": name, "type": None, "total_ms": ms, "share": ms / 10} for name, ms in sums.items()]

@@ -71,8 +71,8 @@ def timeline(pipeline: str, variant: str) -> list[Row]:
 def modules(pipeline: str, variant: str) -> list[Row]:
     """Forward and backward time and memory of every module, and what its work must cost at least.
 
-    The floor is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth, whichever
-    is more; for all calls of a step, forward and backward.
+    The lower bound is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth,
+    whichever is more; for all calls of a step, forward and backward.
     """
     watched: list[_Watched] = []
 
@@ -83,11 +83,11 @@ def modules(pipeline: str, variant: str) -> list[Row]:
     fixes = fixes_of(pipeline, variant)
     PIPELINES[pipeline].run(fixes, preset=_preset(), steps=Excerpt(10), profile=watch)
     table = watched[0].profiler.summary()
-    floors = watched[0].floors(torch.bfloat16 if "bf16" in fixes else torch.float32)
+    bounds = watched[0].lower_bounds(torch.bfloat16 if "bf16" in fixes else torch.float32)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
     names += ["activation_mib", "peak_mib"]
     rows = table[names].astype(object).where(table[names].notna(), None).to_dict("records")
-    return [row | floors.get(row["module"], {}) for row in rows]
+    return [row | bounds.get(row["module"], {}) for row in rows]
 
 
 class _Watched:
@@ -104,7 +104,7 @@ class _Watched:
         if torch.is_grad_enabled() and path not in self.called:
             self.called[path] = module, tuple(inputs[0].shape)
 
-    def floors(self, dtype: torch.dtype) -> dict[str, Row]:
+    def lower_bounds(self, dtype: torch.dtype) -> dict[str, Row]:
         """Operations, bytes and the least time of each layer that `costs` knows."""
         on_gpu = device().type == "cuda"
         _, tflops = matmul(8192 if on_gpu else 256, dtype)
@@ -114,8 +114,12 @@ class _Watched:
             costs = cost(module, shape, dtype.itemsize)
             if costs is not None:
                 both = Cost(sum(c.flop for c in costs), sum(c.bytes for c in costs))
-                floor_ms = sum(c.floor_ms(tflops, gb_per_s) for c in costs)
-                found[path] = {"gflop": both.flop / 1e9, "moved_mib": both.bytes / 2**20, "floor_ms": floor_ms}
+                lower_bound_ms = sum(c.lower_bound_ms(tflops, gb_per_s) for c in costs)
+                found[path] = {
+                    "gflop": both.flop / 1e9,
+                    "moved_mib": both.bytes / 2**20,
+                    "lower_bound_ms": lower_bound_ms,
+                }
         return found
 
 

@@ -3,8 +3,8 @@
 Operations are 2·m·n·k for a product of (m, k) and (k, n); what is done element by element is not counted. Bytes are
 those of a layer that reads each input and each parameter once, writes each output once, and keeps all in between on
 the chip. In backward it reads the output's gradient and what its formulas need of input, output and parameters, and
-writes the gradients of input and parameters. No layer is faster than `floor_ms` of its cost, unless its data are in the
-cache already; how much slower it is says whether a measured time is reasonable.
+writes the gradients of input and parameters. No layer is faster than `lower_bound_ms` of its cost, unless its data
+are in the cache already; how much slower it is says whether a measured time is reasonable.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Cost:
     flop: int = 0
     bytes: int = 0
 
-    def floor_ms(self, tflops: float, gb_per_s: float) -> float:
+    def lower_bound_ms(self, tflops: float, gb_per_s: float) -> float:
         """Milliseconds at the measured ceilings of products and of memory, whichever binds."""
         for name, ceiling in (("tflops", tflops), ("gb_per_s", gb_per_s)):
             if not ceiling > 0:

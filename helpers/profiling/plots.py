@@ -114,12 +114,12 @@ def roofline(floors: pd.DataFrame) -> Figure:
     with figures.style():
         for (variant, color), marker in zip((("slow", ORANGE), ("fixed", BLUE)), "os", strict=True):
             rows = floors[floors["variant"] == variant]
-            axis.plot(rows["floor_ms"], rows["total_ms"], marker, color=color, label=variant, alpha=0.8)
+            axis.plot(rows["lower_bound_ms"], rows["total_ms"], marker, color=color, label=variant, alpha=0.8)
             for row in rows.to_dict("records"):
                 axis.annotate(
-                    row["type"], (row["floor_ms"], row["total_ms"]), (4, 2), textcoords="offset points", size=6
+                    row["type"], (row["lower_bound_ms"], row["total_ms"]), (4, 2), textcoords="offset points", size=6
                 )
-        ends = [floors["floor_ms"].min(), floors["floor_ms"].max()]
+        ends = [floors["lower_bound_ms"].min(), floors["lower_bound_ms"].max()]
         axis.plot(ends, ends, color=GREY, label="the floor")
         axis.set_xscale("log")
         axis.set_yscale("log")

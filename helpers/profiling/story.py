@@ -80,12 +80,12 @@ def parts(modules: pd.DataFrame) -> pd.DataFrame:
 
 def floors(modules: pd.DataFrame) -> pd.DataFrame:
     """Layers of one type together: what they took against what their work must cost at least."""
-    known = modules.dropna(subset="floor_ms") if "floor_ms" in modules else modules[:0]
+    known = modules.dropna(subset="lower_bound_ms") if "lower_bound_ms" in modules else modules[:0]
     known = known.replace({"type": {"NonDynamicallyQuantizableLinear": "Linear"}})  # nn.MultiheadAttention's output
     rows = []
     for keys, found in groups(known, ["gpu", "pipeline", "variant", "type"]):
-        sums = {name: found[name].sum() for name in ("calls", "gflop", "moved_mib", "floor_ms", "total_ms")}
-        rows.append(keys | sums | {"time to floor": sums["total_ms"] / sums["floor_ms"]})
+        sums = {name: found[name].sum() for name in ("calls", "gflop", "moved_mib", "lower_bound_ms", "total_ms")}
+        rows.append(keys | sums | {"time to floor": sums["total_ms"] / sums["lower_bound_ms"]})
     return pd.DataFrame(rows)
 
 

@@ -70,12 +70,12 @@ def test_an_embedding_reads_the_rows_it_is_asked_for_and_its_gradient_is_whole()
     assert backward == Cost(0, 15 * 8 + 15 * 16 * 2 + 100 * 16 * 2)
 
 
-def test_the_floor_is_what_binds():
+def test_the_lower_bound_is_what_binds():
     one = Cost(flop=10**12, bytes=10**9)
-    assert one.floor_ms(tflops=100, gb_per_s=1000) == 10
-    assert one.floor_ms(tflops=1000, gb_per_s=100) == 10
+    assert one.lower_bound_ms(tflops=100, gb_per_s=1000) == 10
+    assert one.lower_bound_ms(tflops=1000, gb_per_s=100) == 10
     with pytest.raises(ValueError, match="tflops is 0; it must be above 0"):
-        one.floor_ms(0, 1)
+        one.lower_bound_ms(0, 1)
 
 
 def test_an_unknown_layer_has_no_cost():

@@ -23,7 +23,7 @@ def test_modules_add_up_and_their_floors_are_known():
         parts = found.loc[found["module"] != "step", "self_ms"].sum()
         assert parts == pytest.approx(step, rel=0.05)
         linear = found[found["type"] == "Linear"]
-        assert linear["floor_ms"].gt(0).all() and linear["gflop"].gt(0).all()
+        assert linear["lower_bound_ms"].gt(0).all() and linear["gflop"].gt(0).all()
     told = story.parts(rows.assign(gpu="CPU"))
     assert {"embedding", "attention", "feed-forward", "normalisation", "head"} <= set(told["part"])
     slow = told[told["variant"] == "slow"]
