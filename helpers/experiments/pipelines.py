@@ -188,14 +188,7 @@ def jit(program: str, size: int) -> list[Row]:
     if program == "strings" and size > 10**5:
         return {STATUS: "left out: numba copies the text at each turn"}
     rows = python_speed.measure_jit(program, size, seconds=0.02 if size <= 1000 else python_speed.SECONDS)
-    pays = {row["variant"]: row for row in python_speed.break_even(rows)}
-    table = []
-    for row in rows:
-        paid = pays.get(row["variant"], {})
-        more = {name: paid[name] for name in ("speedup", "turns") if name in paid}
-        more = {name: value for name, value in more.items() if value != float("inf")}
-        table.append(_without(row, "program", "size") | more)
-    return table
+    return [_without(row, "program", "size") for row in rows]
 
 
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])

@@ -55,65 +55,52 @@ SCRIPT = Path(jit_loops.__file__)
 
 
 def measure_jit(
-    program: str, size: int, variants: Sequence[str] = tuple(VARIANTS), *, seconds: float = SECONDS, seed: int = 0
+    program: str, size: int, variants: Sequence[str] = tuple(VARIANTS), *, seconds: float = SECONDS
 ) -> list[dict[str, Any]]:
     """A row a variant about a loop of `size` turns: the times of a call, and what the first call took beyond that.
 
     The variants take turns in this process, each on its own kind of container, but for PyPy, which has a process of its
     own. `compile_s` is what compiling took (for code kept on disk: reading it), 0 for what compiles nothing; a JIT that
     compiles a piece at a time, as PyPy does, is faster after the first call too, and `compile_s` is less than all of
-    it. Every result must be the interpreter's, or it is a `Disagreement`. A variant is called 21 times or more:
-    `strings` of 100,000 turns take PyPy 20 s, and of more turns the square of that.
+    it. Where the interpreter is among them, `speedup` is against it, and `turns` how many turns of the loop it takes
+    until compiling has paid, if it ever does. Every result must be the interpreter's, or it is a `Disagreement`. A
+    variant is called 21 times or more: `strings` of 100,000 turns take PyPy 20 s, and of more turns the square of that.
     """
     check_choice(LOOPS, program=program)
     for variant in variants:
         check_choice(VARIANTS, variant=variant)
     check_positive(size=size)
-    check_at_least(0, seed=seed)
     reasons = {variant: missing_because(*VARIANTS[variant]) for variant in variants}
-    numbers = draw(program, size, seed)
+    numbers = draw(program, size)
     expected = plain(LOOPS[program](numbers.tolist()))
     taken = _in_turn(program, numbers, [v for v in variants if not reasons[v] and v != PYPY], expected, seconds)
     if PYPY in variants and not reasons[PYPY]:
         taken[PYPY] = _in_pypy(program, numbers, expected, seconds)
+    timings = {variant: Timing.of(ms[1:]) for variant, ms in taken.items()}
+    interpreted = timings.get(INTERPRETER)
     rows = []
     for variant in variants:
-        row = {"program": program, "variant": variant, "size": size}
-        if reasons[variant]:
-            rows.append(row | {"status": reasons[variant]})
-            continue
-        first_ms, *later_ms = taken[variant]
-        timing = Timing.of(later_ms)
-        compiled = variant not in (INTERPRETER, NUMPY)
-        compile_s = max(first_ms - timing.median_ms, 0.0) / 1e3 if compiled else 0.0
-        rows.append(row | {"status": "ok", "compile_s": compile_s} | timing.row())
+        row = {"program": program, "variant": variant, "size": size, "status": reasons[variant] or "ok"}
+        if not reasons[variant]:
+            timing, compiles = timings[variant], variant not in (INTERPRETER, NUMPY)
+            compile_s = max(taken[variant][0] - timing.median_ms, 0.0) / 1e3 if compiles else 0.0
+            row |= {"compile_s": compile_s} | timing.row()
+            if interpreted and compile_s:
+                row["speedup"] = interpreted.median_ms / timing.median_ms
+                turns = break_even_turns(interpreted.median_ms, timing.median_ms, compile_s, size)
+                row |= {"turns": turns} if turns < math.inf else {}
+        rows.append(row)
     return rows
 
 
-def break_even(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How much work it takes until compiling has paid, a row for each row of `measure_jit` that compiles.
+def break_even_turns(interpreted_ms: float, compiled_ms: float, compile_s: float, size: int) -> float:
+    """Turns of the loop after which the time that was saved is what compiling took.
 
-    `calls` of that size, or `turns` of the loop, after which the time that was saved is what compiling took:
-    compile_s / (interpreter's time - compiled time). Infinite where nothing is saved, or less than the noise. Where
-    a variant's cost a turn grows with the size, so does this: read it along the sizes.
+    Infinite where nothing is saved, or less than the noise. Where a variant's cost a turn grows with the size, so does
+    this: read it along the sizes.
     """
-    interpreted = {(row["program"], row["size"]): row for row in rows if row["variant"] == INTERPRETER}
-    paid = []
-    for row in rows:
-        if row.get("status", "ok") != "ok" or row["compile_s"] == 0:
-            continue
-        base = interpreted.get((row["program"], row["size"]))
-        if base is None:
-            raise ValueError(f"no row of {INTERPRETER} for {row['program']!r} at size {row['size']} to compare with")
-        gain = base["median_ms"] - row["median_ms"]
-        pays = gain > NO_DIFFERENCE * base["median_ms"]
-        calls = row["compile_s"] * 1e3 / gain if pays else math.inf
-        paid.append(
-            {name: row[name] for name in ("program", "variant", "size", "compile_s")}
-            | {"speedup": base["median_ms"] / row["median_ms"], "gain_ns_per_turn": gain * 1e6 / row["size"]}
-            | {"calls": calls, "turns": calls * row["size"]}
-        )
-    return paid
+    gain_ms = interpreted_ms - compiled_ms  # a call of `size` turns
+    return size * compile_s * 1e3 / gain_ms if gain_ms > NO_DIFFERENCE * interpreted_ms else math.inf
 
 
 def process_start(exponent: int = 5, *, repeat: int = REPEAT) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 import functools
 import io
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from helpers.lab.arguments import check_positive
-from helpers.text import SyntheticText, corpus
+from helpers.text import SyntheticText
 
 from .formats import Sample
 
@@ -18,21 +17,13 @@ ROOM = 1.25  # a drawing is so much larger than what is cut from it
 QUALITIES = range(70, 95)
 
 
-def image_samples(
-    count: int | None = None,
-    seed: int = 0,
-    size: tuple[int, int] = (160, 213),
-    folder: str | Path | None = None,
-) -> list[Sample]:
-    """`count` JPEGs of width × height: cuts of drawn garments; or the training photos of a clothing dataset's folder.
+def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213)) -> list[Sample]:
+    """`count` JPEGs of width × height: parts of drawn garments.
 
-    Of drawn ones 64 are distinct drawings; a sample is a cut of one at a place, and with a quality, of its own, with
-    its number in the file's comment, so that no two are alike. At 160×213, of about 7 kB each, that costs 1 s and about
-    2 ms a sample. Photos are taken as they are, the first `count` after a shuffle by `seed`; all, if no count is given.
+    There are 64 distinct drawings; a sample is a part of one, with a position and a quality of its own, and with its
+    number in the file's comment, so that no two are alike. At 160×213, of about 7 kB each, that costs 1 s and about
+    2 ms a sample.
     """
-    if folder is not None:
-        return _photos(Path(folder), count, seed)
-    count = 1000 if count is None else count
     check_positive(count=count)
     if min(size) < 16:
         raise ValueError(f"size is {size}; width and height must be 16 or more")
@@ -40,18 +31,13 @@ def image_samples(
     return [_cut(drawings, position, seed, size) for position in range(count)]
 
 
-def token_samples(count: int, seed: int = 0, path: str | Path | None = None, split: str = "train") -> list[Sample]:
-    """`count` samples of WikiText in a folder, or of synthetic text with its lengths: int32, 85 tokens on average.
+def token_samples(count: int, seed: int = 0) -> list[Sample]:
+    """`count` samples of synthetic text with the lengths of WikiText: int32, 85 tokens on average.
 
     A sample's label is its length class, the bits that its length needs: class c has lengths from 2**(c-1) to 2**c - 1.
     """
-    if path is None:
-        text = SyntheticText(count, seed)
-    else:
-        text = corpus(split, path, max_samples=count)
-        if len(text) < count:
-            raise ValueError(f"count is {count}; {path} has {len(text)} samples in its {split} split")
-    return [Sample(f"text-{position:08d}", len(ids).bit_length(), ids) for position, ids in enumerate(text)]
+    texts = enumerate(SyntheticText(count, seed))
+    return [Sample(f"text-{position:08d}", len(ids).bit_length(), ids) for position, ids in texts]
 
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
@@ -63,19 +49,6 @@ def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int =
         picture.save(stream, "JPEG", quality=quality)
         files.append(stream.getvalue())
     return files
-
-
-def _photos(folder: Path, count: int | None, seed: int) -> list[Sample]:
-    from helpers.pictures import photo_files
-
-    photos = photo_files(folder)[0]
-    usable = [at for at, file in enumerate(photos.files) if file.suffix.lower() in (".jpg", ".jpeg")]
-    if count is not None and not 1 <= count <= len(usable):
-        raise ValueError(f"count is {count}; allowed: 1 to {len(usable)}, the JPEGs for training in {folder}")
-    chosen = np.random.default_rng(seed).permutation(usable)[:count]
-    return [
-        Sample(photos.files[at].stem, int(photos.labels[at]), np.fromfile(photos.files[at], np.uint8)) for at in chosen
-    ]
 
 
 @functools.lru_cache(maxsize=2)

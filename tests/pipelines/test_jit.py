@@ -20,7 +20,7 @@ from helpers.pipelines.jit import (
     PYPY,
     VARIANTS,
     VECTORISED,
-    break_even,
+    break_even_turns,
     draw,
     measure_jit,
     plain,
@@ -88,41 +88,23 @@ def test_packing_fills_windows_in_order():
     assert LOOPS["packing"]([1000, 1000, 100, 2048, 1]) == (4, 48 + 1948 + 0 + 2047)
 
 
-def row(variant, size, compile_s, ms, program="integers"):
-    return {
-        "program": program,
-        "variant": variant,
-        "size": size,
-        "status": "ok",
-        "compile_s": compile_s,
-        "median_ms": ms,
-    }
-
-
 @given(st.floats(0.01, 5), st.floats(0.2, 100), st.floats(1.5, 200), st.integers(10, 10**6))
 def test_at_the_break_even_both_variants_have_taken_the_same_time(compile_s, ms, speedup, size):
-    rows = [row(INTERPRETER, size, 0.0, ms), row(NUMBA, size, compile_s, ms / speedup)]
-    found = break_even(rows)[0]
-    assert found["calls"] * ms == pytest.approx(compile_s * 1e3 + found["calls"] * ms / speedup)
-    assert found["turns"] == pytest.approx(found["calls"] * size)
-    assert found["speedup"] == pytest.approx(speedup)
-    assert found["gain_ns_per_turn"] * found["turns"] == pytest.approx(compile_s * 1e9)
+    calls = break_even_turns(ms, ms / speedup, compile_s, size) / size
+    assert calls * ms == pytest.approx(compile_s * 1e3 + calls * ms / speedup)
 
 
 def test_a_variant_that_saves_nothing_never_pays():
-    rows = [row(INTERPRETER, 10, 0.0, 1.0), row(NUMBA, 10, 0.5, 0.99), row(CACHED, 10, 0.1, 7.0), row(NUMPY, 10, 0, 2)]
-    assert [(found["variant"], found["calls"], found["turns"]) for found in break_even(rows)] == [
-        (NUMBA, math.inf, math.inf),
-        (CACHED, math.inf, math.inf),
-    ]
+    assert break_even_turns(1.0, 0.99, 0.5, 10) == break_even_turns(1.0, 7.0, 0.1, 10) == math.inf
 
 
-def test_a_break_even_is_for_one_program_and_size_and_needs_the_interpreter():
-    rows = [row(INTERPRETER, 10, 0.0, 2.0), row(INTERPRETER, 20, 0.0, 4.0), row(NUMBA, 20, 1.0, 2.0)]
-    assert break_even(rows)[0]["calls"] == 500
-    assert break_even([{"program": "integers", "variant": NUMBA, "size": 10, "status": "not installed: numba"}]) == []
-    with pytest.raises(ValueError, match="no row of CPython for 'packing' at size 10"):
-        break_even([*rows, row(NUMBA, 10, 1.0, 2.0, "packing")])
+@pytest.mark.skipif(NUMBA not in HERE, reason="numba is not installed")
+def test_compiled_rows_tell_speedup_and_break_even_against_the_interpreter():
+    interpreted, compiled = measure_jit("forgetting", 100_000, [INTERPRETER, NUMBA], seconds=0.01)
+    assert "speedup" not in interpreted
+    assert compiled["speedup"] == pytest.approx(interpreted["median_ms"] / compiled["median_ms"])
+    gain_ms = interpreted["median_ms"] - compiled["median_ms"]
+    assert compiled["turns"] * gain_ms / 100_000 == pytest.approx(compiled["compile_s"] * 1e3)
 
 
 def test_a_variant_with_another_result_is_not_let_through(monkeypatch):

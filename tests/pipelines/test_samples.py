@@ -1,8 +1,5 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from helpers.pipelines.formats import decode
 from helpers.pipelines.samples import example_jpegs, image_samples, token_samples
@@ -32,32 +29,6 @@ def test_a_seed_is_the_same_images_and_another_seed_others(images):
     assert image_samples(1, seed=2, size=(32, 40))[0].data.tobytes() != images[0].data.tobytes()
 
 
-@pytest.fixture
-def photos(tmp_path):
-    """Three JPEGs and a PNG for training, one for validation."""
-    for split, kind, name in (
-        ("train", "hat", "a.jpg"),
-        ("train", "hat", "b.png"),
-        ("train", "shoes", "c.jpeg"),
-        ("train", "shoes", "d.jpg"),
-        ("validation", "hat", "e.jpg"),
-    ):
-        file = tmp_path / split / kind / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (20, 20), (ord(name[0]), 0, 0)).save(file)
-    return tmp_path
-
-
-def test_photos_of_a_folder_are_its_training_jpegs_byte_for_byte(photos):
-    samples = image_samples(folder=photos)
-    assert {sample.key: sample.label for sample in samples} == {"a": 0, "c": 1, "d": 1}
-    for sample in samples:
-        (file,) = photos.glob(f"train/*/{sample.key}.*")
-        assert sample.data.tobytes() == file.read_bytes()
-        assert Image.open(io.BytesIO(sample.data)).size == (20, 20)
-    assert len(image_samples(2, folder=photos)) == 2
-
-
 def test_tokens_are_the_texts_and_their_label_is_a_length_class():
     text, samples = SyntheticText(40, seed=3), token_samples(40, seed=3)
     assert len({sample.key for sample in samples}) == 40
@@ -66,9 +37,7 @@ def test_tokens_are_the_texts_and_their_label_is_a_length_class():
         assert 2 ** (sample.label - 1) <= len(ids) < 2**sample.label
 
 
-def test_what_cannot_be_had_is_named(photos):
-    with pytest.raises(ValueError, match="count is 4; allowed: 1 to 3, the JPEGs"):
-        image_samples(4, folder=photos)
+def test_what_cannot_be_had_is_named():
     with pytest.raises(ValueError, match="count is 0"):
         image_samples(0)
     with pytest.raises(ValueError, match="size is"):
