@@ -81,9 +81,9 @@ def transformers_llama(setup: Setup, device: torch.device, attention: str) -> nn
         ours = Llama.from_name(setup.model)
         ours.reset_parameters(torch.Generator(device).manual_seed(setup.seed))
         model = LlamaForCausalLM(config(setup.model, attention))
-    found = model.load_state_dict(ours.weights(), strict=False)
-    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
-        raise ValueError(f"transformers' names are others than ours: {found}")
+    loaded = model.load_state_dict(ours.weights(), strict=False)
+    if loaded.unexpected_keys or set(loaded.missing_keys) - {"lm_head.weight"}:
+        raise ValueError(f"transformers' names are others than ours: {loaded}")
     return model.to(torch.bfloat16 if setup.precision == "bf16" else torch.float32).train()
 
 

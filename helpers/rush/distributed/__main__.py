@@ -41,25 +41,24 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def parser() -> argparse.ArgumentParser:
-    found = Parser(prog="helpers.rush.distributed", description="Train a Llama on many ranks; print a row of JSON.")
-    found.add_argument("--ranks", type=int, help="processes to start here; torchrun starts its own")
+def arguments_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="helpers.rush.distributed", description="Train a Llama on many ranks; print a row of JSON.")
+    parser.add_argument("--ranks", type=int, help="processes to start here; torchrun starts its own")
     for field in dataclasses.fields(Job):
         flag = "--" + field.name.replace("_", "-")
-        says = HELP.get(field.name, "")
-        if field.name in CHOICES:
-            says = f"{says + '; ' if says else ''}one of {', '.join(CHOICES[field.name])}"
+        choices = f"one of {', '.join(CHOICES[field.name])}" if field.name in CHOICES else ""
+        text = "; ".join(filter(None, (HELP.get(field.name), choices)))
         if isinstance(field.default, bool):
-            found.add_argument(flag, action="store_true", help=says)
+            parser.add_argument(flag, action="store_true", help=text)
         else:
             kind = str if field.default is None else type(field.default)
-            found.add_argument(flag, type=kind, default=field.default, help=f"{says} ({field.default})".strip())
-    return found
+            parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        chosen = vars(parser().parse_args(arguments))
+        chosen = vars(arguments_parser().parse_args(arguments))
         ranks = chosen.pop("ranks")
         job = Job(**chosen)
         if under_torchrun():

@@ -46,21 +46,21 @@ class _Norm(torch.autograd.Function):
         ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
     ) -> Tensor:
         run = forward_opaque if torch.compiler.is_compiling() else _forward
-        found = run(x, weight, bias, eps, centred, out)
+        results = run(x, weight, bias, eps, centred, out)  # indexed: torch 2.11's compiler can't unpack them
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x, weight, found[1], found[2] if centred else None)
+            ctx.save_for_backward(x, weight, results[1], results[2] if centred else None)
             ctx.bias_dtype = None if bias is None else bias.dtype
-        return found[0]
+        return results[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
         _, need_weight, need_bias = ctx.needs_input_grad[:3]
         run = backward_opaque if torch.compiler.is_compiling() else _backward
-        found = run(dy, *ctx.saved_tensors, need_weight, need_bias)
-        dweight = found[1] if need_weight else None
-        dbias = found[-1].to(ctx.bias_dtype) if need_bias else None
-        return found[0], dweight, dbias, None, None, None
+        gradients = run(dy, *ctx.saved_tensors, need_weight, need_bias)
+        dweight = gradients[1] if need_weight else None
+        dbias = gradients[-1].to(ctx.bias_dtype) if need_bias else None
+        return gradients[0], dweight, dbias, None, None, None
 
 
 def _forward(

@@ -92,8 +92,7 @@ def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overla
     `compute_ms` is a step of one rank of `ranks` without communication.
     """
     check(ranks, cluster, compute_ms)
-    found = transfers(job, ranks)
-    times = {transfer: transfer_ms(transfer, ranks, cluster) for transfer in found}
+    times = {transfer: transfer_ms(transfer, ranks, cluster) for transfer in transfers(job, ranks)}
     total = sum(times.values())
     exposed = exposed_ms(times, compute_ms, FORWARD_SHARE[job.checkpointing]) if overlapped else total
     step = compute_ms + exposed
@@ -105,7 +104,7 @@ def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overla
         "ranks": ranks,
         "nodes": nodes(ranks, cluster),
         "overlapped": overlapped,
-        "sent_gib": sum(transfer.sent(ranks) for transfer in found) / 2**30,
+        "sent_gib": sum(transfer.sent(ranks) for transfer in times) / 2**30,
         "compute_ms": compute_ms,
         "communication_ms": total,
         "exposed_ms": exposed,

@@ -41,8 +41,8 @@ def transfers(job: Job, ranks: int) -> list[Transfer]:
     if ranks == 1:
         return []
     shapes = Shapes.of(job.model)
-    found = {"ddp": _ddp, "zero2": _zero, "zero3": _zero, "tp": _tp}[job.strategy](job, shapes, ranks)
-    return [transfer for transfer in found if transfer.bytes]
+    derived = {"ddp": _ddp, "zero2": _zero, "zero3": _zero, "tp": _tp}[job.strategy](job, shapes, ranks)
+    return [transfer for transfer in derived if transfer.bytes]
 
 
 def _ddp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
