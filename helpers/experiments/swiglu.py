@@ -13,8 +13,8 @@ from helpers.lab.memory import GIB, MIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, relative_error, synchronize
 from helpers.swiglu import peers as peer_ways
-from helpers.swiglu.levels import KEEP_8BIT, LEVELS
-from helpers.swiglu.mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+from helpers.swiglu.steps import KEEP_8BIT, LEVELS
+from helpers.swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
 
 # Level 3's gradients come from rounded activations.
 TOLERANCE_8BIT = 3e-2

@@ -1,7 +1,6 @@
 """A SwiGLU feed-forward layer that trains in less memory: what backward needs is a choice, not a given."""
 
-from .function import MemoryOptimizedSwigluMLPFunction
-from .levels import LEVELS
-from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+from .layer import MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
+from .steps import LEVELS
 
 __all__ = ["LEVELS", "MemoryOptimizedSwigluMLP", "MemoryOptimizedSwigluMLPFunction", "SwigluMLP"]

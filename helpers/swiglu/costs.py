@@ -5,8 +5,8 @@ T is tokens (batch × sequence length), d the hidden and I the intermediate size
 
 from dataclasses import dataclass
 
-from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
-from .packing import groups
+from .elementwise import groups
+from .steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 

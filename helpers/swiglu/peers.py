@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from helpers.lab.experiment import FAILED
 from helpers.lab.machine import NOT_INSTALLED, installed
 
-from .levels import LEVELS
-from .mlp import MemoryOptimizedSwigluMLP, SwigluMLP
+from .layer import MemoryOptimizedSwigluMLP, SwigluMLP
+from .steps import LEVELS
 
 Way = tuple[Callable[[Tensor], Tensor], nn.Module]
 

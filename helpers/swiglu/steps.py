@@ -17,8 +17,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import plain
-from .levels import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO
+from . import elementwise
+
+# What a layer keeps for backward, besides its weights.
+KEEP_ALL, KEEP_INPUT, KEEP_TWO, KEEP_8BIT = 0, 1, 2, 3
+LEVELS = {
+    KEEP_ALL: "x, xW, SiLU(xW), xV",
+    KEEP_INPUT: "x",
+    KEEP_TWO: "x, xW, xV",
+    KEEP_8BIT: "x, xW and xV in 8 bits",
+}
 
 TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -29,9 +37,9 @@ def kernels_for(tensor: Tensor):
         try:
             from . import triton_kernels
         except ImportError:  # a CUDA build of torch without Triton (Windows)
-            return plain
+            return elementwise
         return triton_kernels
-    return plain
+    return elementwise
 
 
 def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Tensor, list[Tensor]]:
@@ -112,6 +120,6 @@ def _hidden(kept: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
     """z alone, for a layer of which only U learns."""
     if level == KEEP_8BIT:
         packed_g, packed_u, scale_g, scale_u = kept
-        kept = [plain.unpack(packed_g, scale_g, dtype), plain.unpack(packed_u, scale_u, dtype)]
+        kept = [elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)]
     g, u = kept[0], kept[-1]
     return kernels_for(g).activate(g, u)

@@ -1,6 +1,6 @@
 """The elementwise parts of SwiGLU as Triton kernels: each reads its inputs once and writes its outputs once.
 
-The same functions as in `plain`, with the same rounding, for contiguous fp16, bf16 and fp32 tensors. They run
+The same functions as in `elementwise`, with the same rounding, for contiguous fp16, bf16 and fp32 tensors. They run
 at the speed of memory, so their cost is their bytes (b = bytes an element): forward 3b; backward 6b, which is
 ∂L/∂z, g and u in and ∂L/∂g, ∂L/∂u and z out in one pass. Where a buffer is no longer needed the output is
 written over it, so that backward needs no memory beyond ∂L/∂z.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .packing import GROUP, groups
+from .elementwise import GROUP, groups
 
 BLOCK = 2048  # elements a program; 16-byte accesses for 8 warps
 ROWS = 16  # groups of 128 a program in the 8-bit kernels
