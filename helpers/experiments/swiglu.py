@@ -1,4 +1,4 @@
-"""What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each way."""
+"""What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each variant."""
 
 import time
 from collections.abc import Callable
@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 from helpers.lab import Timing, bench, compare, device, experiment, peak_memory, phases, saved_bytes
 from helpers.lab.ceilings import copy, matmul
-from helpers.lab.experiment import OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
+from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, relative_error, synchronize
-from helpers.swiglu import peers as peer_ways
-from helpers.swiglu.steps import KEEP_8BIT, LEVELS
-from helpers.swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
+from helpers.swiglu import peers as others
+from helpers.swiglu.steps import KEEP_8BIT
 
-# Level 3's gradients come from rounded activations.
-TOLERANCE_8BIT = 3e-2
+TOLERANCE_8BIT = 3e-2  # level 3's gradients come from rounded activations
+BASELINES = {"ratio_to_plain": others.PLAIN, "ratio_to_compiled": others.COMPILED, "ratio_to_liger": others.LIGER}
 
 
 def _shapes(names: str, *values: tuple) -> list[Row]:
@@ -28,17 +29,31 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
     return [config | {"checkpoint_level": level} for config in configs for level in LEVELS]
 
 
-# The ways that the others' time is divided by, and the column that holds the ratio.
-REFERENCES = {
-    peer_ways.PLAIN: "ratio_to_plain",
-    peer_ways.COMPILED: "ratio_to_compiled",
-    peer_ways.LIGER: "ratio_to_liger",
-}
+@experiment(
+    small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
+    cpu=_shapes("ceiling dtype size", ("matmul", "bfloat16", 2048), ("matmul", "float32", 2048), ("copy", "", 512)),
+    big_gpu=_shapes(
+        "ceiling dtype size",
+        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
+        ("copy", "", 4096),
+        ("copy", "", 8192),
+    ),
+)
+def ceilings(ceiling: str, dtype: str, size: int) -> Row:
+    """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
+    if ceiling == "matmul":
+        timing, rate = matmul(size, getattr(torch, dtype))
+        return timing.row() | {"tflops": rate}
+    timing, rate = copy(size)
+    return timing.row() | {"gb_per_s": rate}
+
+
 LAYER = "batch seq_len hidden_dim intermediate_size dtype"
 
 
 @experiment(
     small=_shapes(LAYER, (2, 64, 64, 256, "float32")),
+    cpu=_shapes(LAYER, (1, 1024, 2048, 8192, "bfloat16"), (1, 1024, 2048, 8192, "float32")),
     big_gpu=_shapes(
         LAYER,
         (4, 1024, 1024, 4096, "bfloat16"),
@@ -47,54 +62,57 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
     ),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
-    """One layer, forward + backward, the ways of others beside each level, from one interleaved run."""
+    """One layer, forward + backward: others beside each level, from one interleaved run."""
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
     plain = SwigluMLP(hidden_dim, intermediate_size, **factory)
     x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
     l = torch.randn(batch, seq_len, hidden_dim, **factory)
-    built: dict[str, tuple[Callable[[Tensor], Tensor], nn.Module]] = {}
+    steps: dict[str, Callable[[], list[Tensor]]] = {}
     rows: dict[str, Row] = {}
-    for name, build in peer_ways.WAYS.items():
-        rows[name] = {"way": name, "version": peer_ways.version(name)}
+    for name, build in others.VARIANTS.items():
+        rows[name] = {"variant": name, "version": others.version(name)}
+        if missing := missing_because(*others.NEEDS.get(name, ())):
+            rows[name][STATUS] = missing
+            continue
         try:
             forward, owner = build(plain)
-            found = _prepare(name, forward, owner, plain, x, l)
-        except Exception as error:  # one way that cannot run must not cost the others their rows
-            if name.startswith(peer_ways.OURS) and not is_out_of_memory(error):
+            rows[name] |= _prepare(name, forward, owner, plain, x, l)
+        except Exception as error:  # a peer that fails must not cost the others their rows
+            if name.startswith(others.OURS) and not is_out_of_memory(error):
                 raise
-            said = OUT_OF_MEMORY if is_out_of_memory(error) else peer_ways.reason(error)
-            rows[name][STATUS] = said
+            said = f"{FAILED}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+            rows[name][STATUS] = OUT_OF_MEMORY if is_out_of_memory(error) else said
             continue
         finally:
             free_memory()
-        built[name] = forward, owner
-        rows[name] |= found
-    timed = compare({name: _train_step(*way, x, l) for name, way in built.items()}, check=False)
-    for name in built:
+        steps[name] = train_step(forward, owner, x, l)
+    once = bench(next(iter(steps.values())), repeat=1, warmup=1, seconds=0).median_ms
+    timed = compare(steps, check=False, warmup=2, rounds=20 if once < 1000 else 10)
+    for name in steps:
         rows[name] |= timed.timing(name).row()
-        for to, column in REFERENCES.items():
-            if to in built:
+        for column, baseline in BASELINES.items():
+            if baseline in steps:
                 spread = (column, f"{column}_p20", f"{column}_p80")
-                rows[name] |= dict(zip(spread, timed.ratio(name, to), strict=True))
-        if peer_ways.PLAIN in built:
-            rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[peer_ways.PLAIN]["saved_mib"]
+                rows[name] |= dict(zip(spread, timed.ratio(name, baseline), strict=True))
+        rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[others.PLAIN]["saved_mib"]
     return list(rows.values())
 
 
 @experiment(
     small=[{"dtype": "float32", "checkpoint_level": level} for level in LEVELS],
+    cpu=[{"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16") for level in LEVELS],
     big_gpu=[
         {"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16", "float16") for level in LEVELS
     ],
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
-    """Relative error of the output and of each gradient against fp64, beside the plain module's in the same type."""
+    """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
     torch.manual_seed(0)  # the same data for every level
     hidden, intermediate, tokens = (1024, 4096, 2048) if device().type == "cuda" else (64, 256, 128)
     exact = SwigluMLP(hidden, intermediate, device=device(), dtype=torch.float64)
     x = torch.randn(tokens, hidden, device=device(), dtype=torch.float64, requires_grad=True)
     l = torch.randn(tokens, hidden, device=device(), dtype=torch.float64)
-    expected = _train_step(exact, exact, x, l)()
+    expected = train_step(exact, exact, x, l)()
     low = {"device": device(), "dtype": getattr(torch, dtype)}
     x_low, l_low = x.detach().to(**low).requires_grad_(), l.to(**low)
     plain = SwigluMLP(hidden, intermediate, **low)
@@ -102,15 +120,15 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
     ours = MemoryOptimizedSwigluMLP.from_plain(plain, checkpoint_level)
     row: Row = {}
     for name, layer in (("", ours), ("plain_", plain)):
-        found = _train_step(layer, layer, x_low, l_low)()
-        for what, a, b in zip(("output", "grad_x", "grad_W", "grad_V", "grad_U"), found, expected, strict=True):
+        computed = train_step(layer, layer, x_low, l_low)()
+        for what, a, b in zip(("output", "grad_x", "grad_W", "grad_V", "grad_U"), computed, expected, strict=True):
             row[f"{name}{what}_error"] = relative_error(a, b)
     return row
 
 
 @experiment(
     small=[{"seed": 0, "checkpoint_level": level, "steps": 20} for level in (0, 3)],
-    big_gpu=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
+    cpu=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Loss of a residual stack that learns a fixed random one, fp32 weights under bf16 autocast: what 8 bits cost."""
@@ -141,42 +159,6 @@ def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     return {"first_loss": float(first), "final_loss": float(last)}
 
 
-@experiment(small=[{"size": 256}], big_gpu=[{"size": 4096}, {"size": 8192}])
-def timing(size: int) -> Row:
-    """A matrix product by a host clock without synchronising, with it, and by CUDA events."""
-    a, b = (torch.randn(size, size, device=device()) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    naive, right = ([clock(lambda: a @ b) for _ in range(20)] for clock in (unsynchronised_ms, synchronised_ms))
-    events = bench(lambda: a @ b)
-    return {
-        "unsynchronised_ms": Timing.of(naive).median_ms,
-        "synchronised_ms": Timing.of(right).median_ms,
-        "events_ms": events.median_ms,
-        "events_p20_ms": events.p20_ms,
-        "events_p80_ms": events.p80_ms,
-        "n": events.n,
-    }
-
-
-@experiment(
-    small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
-    big_gpu=_shapes(
-        "ceiling dtype size",
-        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
-        ("copy", "", 4096),
-        ("copy", "", 8192),
-    ),
-)
-def ceilings(ceiling: str, dtype: str, size: int) -> Row:
-    """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
-    if ceiling == "matmul":
-        found, rate = matmul(size, getattr(torch, dtype))
-        return found.row() | {"tflops": rate}
-    found, rate = copy(size)
-    return found.row() | {"gb_per_s": rate}
-
-
 STACK = "batch seq_len hidden_dim intermediate_size num_layers dtype"
 SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
     STACK,
@@ -185,6 +167,15 @@ SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
     (8, 512, 1024, 4096, 3, "float32"),
     (16, 512, 1024, 4096, 3, "float32"),
     (4, 1024, 4096, 16384, 5, "float32"),
+)
+SWEEP_CPU = _shapes(  # the task's first two, its third with a quarter of the batch; then one thing grows at a time
+    STACK,
+    (16, 128, 512, 2048, 2, "float32"),
+    (32, 128, 512, 2048, 2, "float32"),
+    (2, 512, 1024, 4096, 3, "float32"),
+    *((2, seq_len, 512, 2048, 4, "bfloat16") for seq_len in (128, 256, 512, 1024)),
+    *((2, 256, hidden, 4 * hidden, 4, "bfloat16") for hidden in (256, 1024)),
+    *((2, 256, 512, 2048, layers, "bfloat16") for layers in (1, 2, 8)),
 )
 SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 2048, width 2048, 8 layers
     STACK,
@@ -200,7 +191,11 @@ SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
 SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
 
 
-@experiment(small=_at_each_level(SWEEP_SMALL), big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL))
+@experiment(
+    small=_at_each_level(SWEEP_SMALL),
+    cpu=_at_each_level(SWEEP_CPU),
+    big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL),
+)
 def sweep(
     batch: int,
     seq_len: int,
@@ -210,7 +205,7 @@ def sweep(
     dtype: str,
     checkpoint_level: int,
 ) -> Row:
-    """Forward and backward time, peak and kept memory of a stack of layers, for each level.
+    """Forward and backward time, peak and saved memory of a stack of layers, for each level.
 
     Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
     """
@@ -233,7 +228,7 @@ def sweep(
 
     times = phases(step, warmup=2)
     memory = peak_memory(lambda: list(step()))
-    kept = saved_bytes(lambda: stack(x), without=stack.parameters())
+    saved = saved_bytes(lambda: stack(x), without=stack.parameters())
     row: Row = {}
     for name, timing in times.items():
         seconds = (timing.median_ms / 1e3, timing.p20_ms / 1e3, timing.p80_ms / 1e3)
@@ -241,8 +236,26 @@ def sweep(
     return row | {
         "n": times["forward"].n,
         "peak_gib": memory.peak_gib,
-        "before_gib": memory.before_bytes / GIB,
-        "saved_gib": kept / GIB,
+        "before_gib": memory.before_bytes / GIB,  # 0 on a CPU, whose peak counts what the step adds
+        "saved_gib": saved / GIB,
+    }
+
+
+@experiment(small=[{"size": 256}], big_gpu=[{"size": 4096}, {"size": 8192}])
+def timing(size: int) -> Row:
+    """A matrix product by a host clock without synchronising, with it, and by CUDA events: a CPU has no queue."""
+    a, b = (torch.randn(size, size, device=device()) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    naive, right = ([clock(lambda: a @ b) for _ in range(20)] for clock in (unsynchronised_ms, synchronised_ms))
+    events = bench(lambda: a @ b)
+    return {
+        "unsynchronised_ms": Timing.of(naive).median_ms,
+        "synchronised_ms": Timing.of(right).median_ms,
+        "events_ms": events.median_ms,
+        "events_p20_ms": events.p20_ms,
+        "events_p80_ms": events.p80_ms,
+        "n": events.n,
     }
 
 
@@ -270,42 +283,39 @@ def check_layer(hidden: int, intermediate: int, dtype: str, level: int, tokens: 
     ours = MemoryOptimizedSwigluMLP.from_plain(plain, level)
     x, l = (torch.randn(tokens, hidden, **factory) for _ in range(2))
     x.requires_grad_()
-    ways = {"plain module": _train_step(plain, plain, x, l), f"level {level}": _train_step(ours, ours, x, l)}
-    check_agreement(ways, TOLERANCE_8BIT if level == KEEP_8BIT else None)
+    variants = {"plain module": train_step(plain, plain, x, l), f"level {level}": train_step(ours, ours, x, l)}
+    check_agreement(variants, TOLERANCE_8BIT if level == KEEP_8BIT else None)
 
 
-def _prepare(
-    name: str, forward: Callable[[Tensor], Tensor], owner: nn.Module, plain: nn.Module, x: Tensor, l: Tensor
-) -> Row:
-    """Check a way against the plain module and weigh it. Runs it often enough that compiling is over."""
-    step = _train_step(forward, owner, x, l)
-    tolerance = TOLERANCE_8BIT if name == f"{peer_ways.OURS}{KEEP_8BIT}" else None
-    errors = check_agreement({peer_ways.PLAIN: _train_step(plain, plain, x, l), name: step}, tolerance)
-    step()
-    _forget(owner, x)
-    memory = peak_memory(step)
-    # What forward leaves behind is its output and what it keeps but for x, which is as large as the output.
-    kept = peak_memory(lambda: forward(x)).kept_bytes
-    return {"error": errors[name], "saved_mib": kept / MIB, "peak_added_mib": memory.added_bytes / MIB}
-
-
-def _train_step(
+def train_step(
     forward: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor, l: Tensor
 ) -> Callable[[], list[Tensor]]:
     """Forward and backward from fresh gradients; returns the output and the gradients of x, W, V, U."""
 
     def step() -> list[Tensor]:
-        _forget(owner, x)
+        x.grad = None
+        owner.zero_grad(set_to_none=True)
         y = forward(x)
         y.backward(l)
-        return [y, x.grad, *peer_ways.weight_gradients(owner)]
+        return [y, x.grad, *others.weight_gradients(owner)]
 
     return step
 
 
-def _forget(owner: nn.Module, x: Tensor) -> None:
+def _prepare(
+    name: str, forward: Callable[[Tensor], Tensor], owner: nn.Module, plain: nn.Module, x: Tensor, l: Tensor
+) -> Row:
+    """Check a variant against the plain module and weigh it. Runs it often enough that compiling is over."""
+    step = train_step(forward, owner, x, l)
+    tolerance = TOLERANCE_8BIT if name == f"{others.OURS}{KEEP_8BIT}" else None
+    errors = check_agreement({others.PLAIN: train_step(plain, plain, x, l), name: step}, tolerance)
+    step()
     x.grad = None
     owner.zero_grad(set_to_none=True)
+    memory = peak_memory(step)
+    # What forward leaves behind is its output and what it saves but for x, which is as large as the output.
+    saved = peak_memory(lambda: forward(x)).kept_bytes
+    return {"error": errors[name], "saved_mib": saved / MIB, "peak_added_mib": memory.added_bytes / MIB}
 
 
 def _residual(layers: list[nn.Module], x: Tensor) -> Tensor:

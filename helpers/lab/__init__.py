@@ -22,6 +22,7 @@ __all__ = [
     "Memory",
     "Timing",
     "bench",
+    "checks",
     "compare",
     "device",
     "each",
@@ -37,7 +38,7 @@ __all__ = [
     "saved_bytes",
 ]
 
-_LOADED_WHEN_USED = ("figures", "notebook", "report")
+_LOADED_WHEN_USED = ("checks", "figures", "notebook", "report")
 
 
 def __getattr__(name: str):

@@ -50,7 +50,10 @@ class Timing:
 
 
 def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2) -> Timing:
-    """Time `fn()`: at least `repeat` runs, and more of them until `seconds` are filled (1,000 at most)."""
+    """Time `fn()`: at least `repeat` runs, and more of them until `seconds` are filled (1,000 at most).
+
+    Of runs that take over a second there are fewer, so that they take about `repeat` seconds: 5 at least.
+    """
     return phases(_once(fn), repeat=repeat, warmup=warmup, seconds=seconds)["run"]
 
 
@@ -70,7 +73,8 @@ def phases(
         _run(step)
         synchronize()
         once = time.perf_counter() - began
-    count = min(max(repeat, int(seconds / max(once, 1e-7))), max(repeat, 1000))
+    few = repeat if once <= 1 else max(min(repeat, round(repeat / once)), min(repeat, 5))
+    count = min(max(few, int(seconds / max(once, 1e-7))), max(repeat, 1000))
     runs = [_run(step) for _ in range(count)]
     synchronize()
     samples = [_durations(run) for run in runs]

@@ -1,19 +1,20 @@
-"""What the layer must cost, derived: bytes kept, peak bytes, operations. Compared with what is measured.
+"""What the layer must cost, derived: bytes saved, peak bytes, operations. Beside what is measured.
 
 T is tokens (batch × sequence length), d the hidden and I the intermediate size.
 """
 
 from dataclasses import dataclass
 
+from . import peers
 from .elementwise import groups
 from .steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
-def kept_bytes(level: int, tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
-    """What a layer keeps for backward besides its weights: its input, and what the level adds."""
-    return tokens * hidden * itemsize + _kept_hidden(level, tokens * intermediate, itemsize)
+def saved_bytes(level: int, tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
+    """What a layer saves for backward besides its weights: its input, and what the level adds."""
+    return tokens * hidden * itemsize + _saved_hidden(level, tokens * intermediate, itemsize)
 
 
 def plain_bytes(tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
@@ -23,33 +24,31 @@ def plain_bytes(tokens: int, hidden: int, intermediate: int, itemsize: int) -> i
 
 @dataclass(frozen=True)
 class Derived:
-    """What a way must cost: matrix products of T·d·I in a step, and bytes kept a token."""
+    """What a variant must cost: matrix products of T·d·I in a step, bytes saved a token, and their share of plain's."""
 
     products: int
-    kept: float
-    kept_ratio: float
+    saved_per_token: float
+    saved_ratio: float
 
 
-def derived(way: str, hidden: int, intermediate: int, itemsize: int) -> Derived | None:
-    """The derived cost of a way by its name in `peers`; None where a compiler decides it.
+def derived(variant: str, hidden: int, intermediate: int, itemsize: int) -> Derived | None:
+    """The derived cost of a variant of `peers`; None where a compiler decides it.
 
-    liger-kernel keeps three tensors of xW's size: the two that its kernel reads, and the one that U multiplies.
+    liger-kernel saves three tensors of xW's size: the two that its kernel reads, and the one that U multiplies.
     """
-    from . import peers  # which knows the names; it imports nothing of this module
-
     tokens = 1000  # so that the scales of level 3 come in whole groups
     whole = plain_bytes(tokens, hidden, intermediate, itemsize)
-    kept = {
+    saved = {
         peers.PLAIN: whole,
         peers.CHECKPOINT: tokens * hidden * itemsize,
         peers.LIGER: tokens * (3 * intermediate + hidden) * itemsize,
     }
-    kept |= {f"{peers.OURS}{n}": kept_bytes(n, tokens, hidden, intermediate, itemsize) for n in LEVELS}
-    if way not in kept:
+    saved |= {f"{peers.OURS}{n}": saved_bytes(n, tokens, hidden, intermediate, itemsize) for n in LEVELS}
+    if variant not in saved:
         return None
     # Both compute xW and xV again; torch's checkpoint stops before the last product, whose result nobody needs.
-    products = 11 if way in (peers.CHECKPOINT, f"{peers.OURS}{KEEP_INPUT}") else 9
-    return Derived(products, kept[way] / tokens, kept[way] / whole)
+    products = 11 if variant in (peers.CHECKPOINT, f"{peers.OURS}{KEEP_INPUT}") else 9
+    return Derived(products, saved[variant] / tokens, saved[variant] / whole)
 
 
 def task_saving_bytes(tokens: int, intermediate: int, layers: int, itemsize: int) -> int:
@@ -69,11 +68,11 @@ def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: 
     """
     wide, narrow = tokens * intermediate * itemsize, tokens * hidden * itemsize  # (T, I) and (T, d)
     weight = hidden * intermediate * itemsize
-    kept = _kept_hidden(level, tokens * intermediate, itemsize)
+    saved = _saved_hidden(level, tokens * intermediate, itemsize)
     ledger = _Ledger()
     for _ in range(layers):
         ledger.add(2 * wide)  # g, u
-        ledger.add({KEEP_ALL: 2 * wide, KEEP_INPUT: 0, KEEP_TWO: wide, KEEP_8BIT: kept}[level])
+        ledger.add({KEEP_ALL: 2 * wide, KEEP_INPUT: 0, KEEP_TWO: wide, KEEP_8BIT: saved}[level])
         ledger.free({KEEP_ALL: 0, KEEP_INPUT: wide, KEEP_TWO: 0, KEEP_8BIT: wide}[level])  # u, where z is over g
         ledger.add(narrow)  # y
         ledger.free(wide)  # z
@@ -86,7 +85,7 @@ def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: 
         ledger.add(2 * weight)  # ∂L/∂W, ∂L/∂V
         ledger.add(narrow)  # ∂L/∂x
         ledger.free(2 * wide if level in (KEEP_INPUT, KEEP_8BIT) else 0)  # ∂L/∂g, ∂L/∂u
-        ledger.free(kept + 3 * weight)  # what was kept; the weights' gradients, once they are added up
+        ledger.free(saved + 3 * weight)  # what was saved; the weights' gradients, once they are added up
         ledger.free(narrow if layer > 0 else 0)  # x, the output of the layer below
         ledger.free(narrow if layer < layers - 1 else 0)  # ∂L/∂y, which the layer above had made
     return ledger.peak
@@ -98,7 +97,7 @@ def peak_saving_bytes(level: int, tokens: int, hidden: int, intermediate: int, l
     return peak_bytes(KEEP_ALL, *shape) - peak_bytes(level, *shape)
 
 
-def _kept_hidden(level: int, elements: int, itemsize: int) -> int:
+def _saved_hidden(level: int, elements: int, itemsize: int) -> int:
     """What a level keeps besides x, from so many elements of xW."""
     return {
         KEEP_ALL: 3 * elements * itemsize,

@@ -1,7 +1,7 @@
-"""The same layer by the ways of others, and by each level: what `experiments.peers` compares.
+"""The same layer by others and by each level: what `experiments.swiglu.peers` compares.
 
-Each way is built from a plain module, with its weights, and returned with the module that owns them. They are
-all built in one process, so each compiled way gets code of its own: torch.compile keeps what it compiled with the
+Each variant is built from a plain module, with its weights, and returned with the module that owns them. They are all
+built in one process, so each compiled one gets a code object of its own: torch.compile keeps what it compiled with the
 code object, and would take the second for the first.
 """
 
@@ -12,38 +12,33 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.experiment import FAILED
-from helpers.lab.machine import NOT_INSTALLED, installed
+from helpers.lab.machine import installed
 
 from .layer import MemoryOptimizedSwigluMLP, SwigluMLP
 from .steps import LEVELS
 
-Way = tuple[Callable[[Tensor], Tensor], nn.Module]
+Built = tuple[Callable[[Tensor], Tensor], nn.Module]
 
 PLAIN, CHECKPOINT = "plain module", "torch.utils.checkpoint"
 COMPILED, BUDGET, LIGER = "torch.compile", "torch.compile, memory budget 0.5", "liger-kernel"
 OURS = "level "
 
 
-class NotHere(Exception):
-    """A way that cannot run on this machine; its text is the row's status."""
-
-
-def plain(module: SwigluMLP) -> Way:
+def plain(module: SwigluMLP) -> Built:
     return module, module
 
 
-def checkpointed(module: SwigluMLP) -> Way:
+def checkpointed(module: SwigluMLP) -> Built:
     """Keeps x only and runs the whole forward again."""
     return lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False), module
 
 
-def compiled(module: SwigluMLP) -> Way:
+def compiled(module: SwigluMLP) -> Built:
     copy = _copy(module)
     return torch.compile(_own_code(copy)), copy
 
 
-def compiled_on_a_budget(module: SwigluMLP) -> Way:
+def compiled_on_a_budget(module: SwigluMLP) -> Built:
     """The compiler may keep half of what it would keep by default, and chooses what to compute again."""
     import torch._functorch.config as compiler
 
@@ -57,11 +52,7 @@ def compiled_on_a_budget(module: SwigluMLP) -> Way:
     return forward, copy
 
 
-def liger(module: SwigluMLP) -> Way:
-    if installed(LIGER) is None:
-        raise NotHere(NOT_INSTALLED + LIGER)
-    if not module.W.weight.is_cuda:
-        raise NotHere("needs CUDA")
+def liger(module: SwigluMLP) -> Built:
     from liger_kernel.transformers.swiglu import LigerSwiGLUMLP
 
     hidden, intermediate = module.W.in_features, module.W.out_features
@@ -75,15 +66,15 @@ def liger(module: SwigluMLP) -> Way:
     return layer, owner
 
 
-def at_level(level: int) -> Callable[[SwigluMLP], Way]:
-    def build(module: SwigluMLP) -> Way:
+def at_level(level: int) -> Callable[[SwigluMLP], Built]:
+    def build(module: SwigluMLP) -> Built:
         layer = MemoryOptimizedSwigluMLP.from_plain(module, level)
         return layer, layer
 
     return build
 
 
-WAYS: dict[str, Callable[[SwigluMLP], Way]] = {
+VARIANTS: dict[str, Callable[[SwigluMLP], Built]] = {
     PLAIN: plain,
     CHECKPOINT: checkpointed,
     COMPILED: compiled,
@@ -91,32 +82,24 @@ WAYS: dict[str, Callable[[SwigluMLP], Way]] = {
     LIGER: liger,
     **{f"{OURS}{level}": at_level(level) for level in LEVELS},
 }
+NEEDS = {COMPILED: ("C++ compiler",), BUDGET: ("C++ compiler",), LIGER: (LIGER, "CUDA")}
 
-
-# What a way keeps for backward, where it is known without looking.
-KEEPS = {
+# What a variant saves for backward, where it is known without looking.
+SAVES = {
     PLAIN: "x, xW, SiLU(xW), xV, their product",
     CHECKPOINT: "x",
     LIGER: "x, xW, xV, their product",
-    **{f"{OURS}{level}": kept for level, kept in LEVELS.items()},
+    **{f"{OURS}{level}": saved for level, saved in LEVELS.items()},
 }
 
 
-def version(way: str) -> str:
-    """What a row about a way says of its origin."""
-    return (installed(LIGER) or "") if way == LIGER else f"torch {torch.__version__}"
-
-
-def reason(error: Exception) -> str:
-    """Why a way has no figures, in a line."""
-    if isinstance(error, NotHere):
-        return str(error)
-    said = str(error).strip().splitlines()
-    return f"{FAILED}{type(error).__name__}: {said[0] if said else ''}"[:200]
+def version(variant: str) -> str:
+    """What a row about a variant says of its origin."""
+    return (installed(LIGER) or "") if variant == LIGER else f"torch {torch.__version__}"
 
 
 def weight_gradients(owner: nn.Module) -> list[Tensor]:
-    """The gradients of W, V, U as (out, in), like a Linear's, whichever way they are held."""
+    """The gradients of W, V, U as (out, in), like a Linear's, however they are held."""
     held = [owner[name] if isinstance(owner, nn.ModuleDict) else getattr(owner, name) for name in "WVU"]
     return [w.weight.grad if isinstance(w, nn.Linear) else w.grad.t() for w in held]
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from helpers.experiments.swiglu import TOLERANCE_8BIT, _train_step, check_layer
+from helpers.experiments.swiglu import TOLERANCE_8BIT, check_layer, train_step
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import check_agreement, relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, plain
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, elementwise
 
 KERNEL_TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SIZES = [1, 127, 128, 2048, 2049, 100_003, 8192 * 1024]
@@ -29,20 +29,20 @@ def close(found, expected, dtype):
 @pytest.mark.parametrize("dtype", KERNEL_TOLERANCE)
 def test_kernels_equal_plain_torch(kernels, dtype, elements):
     dz, g, u = (torch.randn(elements, device="cuda").mul(2).to(dtype) for _ in range(3))
-    close([kernels.activate(g, u)], [plain.activate(g, u)], dtype)
-    close(kernels.activate_keeping(g, u), plain.activate_keeping(g, u), dtype)
-    s = plain.activate_keeping(g, u)[0]
+    close([kernels.activate(g, u)], [elementwise.activate(g, u)], dtype)
+    close(kernels.activate_keeping(g, u), elementwise.activate_keeping(g, u), dtype)
+    s = elementwise.activate_keeping(g, u)[0]
     for overwrite in (False, True):
-        expected = plain.differentiate(dz, g, u)
+        expected = elementwise.differentiate(dz.clone(), g, u)
         close(kernels.differentiate(dz.clone(), g.clone(), u.clone(), overwrite), expected, dtype)
-        expected = plain.differentiate_kept(dz, g, s, u)
+        expected = elementwise.differentiate_kept(dz, g, s, u)
         close(kernels.differentiate_kept(dz.clone(), g.clone(), s, u.clone(), overwrite), expected, dtype)
-    z, kept = plain.activate_packing(g, u)
+    z, kept = elementwise.activate_packing(g, u)
     found_z, found_kept = kernels.activate_packing(g.clone(), u, overwrite=True)
     close([found_z], [z], dtype)
     for ours, theirs in zip(found_kept, kept, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
-    close(kernels.differentiate_packed(dz.clone(), kept), plain.differentiate_packed(dz, kept), dtype)
+    close(kernels.differentiate_packed(dz.clone(), kept), elementwise.differentiate_packed(dz, kept), dtype)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -68,8 +68,8 @@ def test_under_autocast_and_compile(level, compiled):
         return call
 
     ways = {
-        "plain": _train_step(under_autocast(reference), reference, x, l),
-        "ours": _train_step(under_autocast(run), layer, x, l),
+        "plain": train_step(under_autocast(reference), reference, x, l),
+        "ours": train_step(under_autocast(run), layer, x, l),
     }
     check_agreement(ways, TOLERANCE_8BIT)
 
@@ -101,7 +101,7 @@ def test_bytes_kept_and_the_peak_are_the_predicted_ones(level):
 
     step()
     kept = saved_bytes(lambda: stack(x), without=stack.parameters())
-    assert kept == layers * costs.kept_bytes(level, tokens, hidden, intermediate, 4)
+    assert kept == layers * costs.saved_bytes(level, tokens, hidden, intermediate, 4)
     predicted = costs.peak_bytes(level, tokens, hidden, intermediate, layers, 4)
     assert peak_memory(step).added_bytes == pytest.approx(predicted, rel=0.01)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.lab import saved_bytes
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, peers, story
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, peers
 
 UNCOMPILED = [peers.PLAIN, peers.CHECKPOINT, *(f"{peers.OURS}{level}" for level in LEVELS)]
 SIZES = {"tokens": st.integers(1, 50), "hidden": st.integers(1, 30), "intermediate": st.integers(1, 70)}
@@ -21,7 +21,7 @@ def test_a_level_keeps_exactly_the_derived_bytes(level, dtype, tokens, hidden, i
     layer = MemoryOptimizedSwigluMLP(hidden, intermediate, level, dtype=dtype)
     x = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
     counted = saved_bytes(lambda: layer(x), without=layer.parameters())
-    assert counted == costs.kept_bytes(level, tokens, hidden, intermediate, dtype.itemsize)
+    assert counted == costs.saved_bytes(level, tokens, hidden, intermediate, dtype.itemsize)
 
 
 @settings(max_examples=10, deadline=None)
@@ -38,25 +38,25 @@ def test_under_autocast_a_level_keeps_its_input_and_no_copy_of_the_weights(level
     x = torch.randn(7, 24, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         counted = saved_bytes(lambda: layer(x), without=layer.parameters())
-    assert counted == costs.kept_bytes(level, 7, 24, 80, 2)
+    assert counted == costs.saved_bytes(level, 7, 24, 80, 2)
 
 
 def test_frozen_weights_need_no_input():
     layer = MemoryOptimizedSwigluMLP(24, 80, 2).requires_grad_(False)
     x = torch.randn(7, 24, requires_grad=True)
     kept = saved_bytes(lambda: layer(x), without=layer.parameters())
-    assert kept == costs.kept_bytes(2, 7, 24, 80, 4) - x.nbytes
+    assert kept == costs.saved_bytes(2, 7, 24, 80, 4) - x.nbytes
 
 
-@pytest.mark.parametrize("way", UNCOMPILED)
-def test_the_number_of_products_is_counted(way):
+@pytest.mark.parametrize("variant", UNCOMPILED)
+def test_the_number_of_products_is_counted(variant):
     tokens, hidden, intermediate = 8, 6, 10
-    forward, _ = peers.WAYS[way](SwigluMLP(hidden, intermediate))
+    forward, _ = peers.VARIANTS[variant](SwigluMLP(hidden, intermediate))
     x = torch.randn(tokens, hidden, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         forward(x).sum().backward()
     products = counter.get_total_flops() / (2 * tokens * hidden * intermediate)
-    assert products == costs.derived(way, hidden, intermediate, 4).products
+    assert products == costs.derived(variant, hidden, intermediate, 4).products
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,9 @@ def test_nothing_is_multiplied_for_gradients_that_nobody_needs(frozen, products)
 
 
 def test_the_shares_that_the_levels_aim_at_are_within_reach():
-    shares = story.derived(2048, 8192, "bfloat16").set_index("way")["share"]
-    assert shares[f"{peers.OURS}2"] <= 0.55
-    assert shares[f"{peers.OURS}3"] <= 0.31
-    assert shares[f"{peers.OURS}2"] < shares[peers.LIGER]
+    shares = {name: costs.derived(name, 2048, 8192, 2) for name in (f"{peers.OURS}2", f"{peers.OURS}3", peers.LIGER)}
+    two, packed, liger = (share.saved_ratio for share in shares.values())
+    assert (two <= 0.55, packed <= 0.31, two < liger) == (True, True, True)
 
 
 def test_the_tasks_formula_gives_the_tasks_own_measurements():

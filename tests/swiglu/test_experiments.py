@@ -6,15 +6,14 @@ import torch
 from helpers.experiments import swiglu as experiments
 from helpers.lab import Disagreement
 from helpers.lab.machine import installed
-from helpers.swiglu import costs, peers
-from helpers.swiglu.function import MemoryOptimizedSwigluMLPFunction
+from helpers.swiglu import MemoryOptimizedSwigluMLPFunction, costs, peers
 
 
 def test_the_sweep_keeps_what_is_derived():
     rows = experiments.sweep("small")
     for row in rows.to_dict("records"):
         tokens, size = row["batch"] * row["seq_len"], costs.ITEMSIZE[row["dtype"]]
-        kept = costs.kept_bytes(row["checkpoint_level"], tokens, row["hidden_dim"], row["intermediate_size"], size)
+        kept = costs.saved_bytes(row["checkpoint_level"], tokens, row["hidden_dim"], row["intermediate_size"], size)
         assert row["saved_gib"] * 2**30 == row["num_layers"] * kept
         assert row["n"] >= 20
         assert 0 < row["forward_p20_s"] <= row["forward_s"] <= row["forward_p80_s"]
@@ -36,25 +35,25 @@ def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
     def broken(module):
         raise RuntimeError("cannot compile\nbecause")
 
-    monkeypatch.setitem(peers.WAYS, peers.BUDGET, broken)
+    monkeypatch.setitem(peers.VARIANTS, peers.BUDGET, broken)
     config = experiments.peers.configurations("small")[0]
-    rows = {row["way"]: row for row in experiments.peers.rows(config)}
-    assert list(rows) == list(peers.WAYS)
+    rows = {row["variant"]: row for row in experiments.peers.rows(config)}
+    assert list(rows) == list(peers.VARIANTS)
     assert rows[peers.BUDGET]["status"] == "failed: RuntimeError: cannot compile"
     if installed(peers.LIGER) is None:
         assert rows[peers.LIGER]["status"] == "not installed: liger-kernel"
     assert rows[peers.PLAIN]["ratio_to_plain"] == 1.0
     hidden, intermediate = config["hidden_dim"], config["intermediate_size"]
-    for way in (peers.PLAIN, *(f"{peers.OURS}{level}" for level in range(4))):
-        derived = costs.derived(way, hidden, intermediate, 4)
-        assert rows[way]["saved_ratio"] == pytest.approx(derived.kept_ratio, rel=1e-3)
+    for variant in (peers.PLAIN, *(f"{peers.OURS}{level}" for level in range(4))):
+        derived = costs.derived(variant, hidden, intermediate, 4)
+        assert rows[variant]["saved_ratio"] == pytest.approx(derived.saved_ratio, rel=1e-3)
 
 
 def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
     def broken(module):
         raise RuntimeError("ours")
 
-    monkeypatch.setitem(peers.WAYS, f"{peers.OURS}2", broken)
+    monkeypatch.setitem(peers.VARIANTS, f"{peers.OURS}2", broken)
     with pytest.raises(RuntimeError, match="ours"):
         experiments.peers.measure(**experiments.peers.configurations("small")[0])
 

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, plain, steps, triton_kernels
-from helpers.swiglu.packing import GROUP, pack, unpack
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, elementwise, steps, triton_kernels
+from helpers.swiglu.elementwise import GROUP, pack, unpack
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
 
@@ -39,9 +39,9 @@ def assert_same(found, expected, tolerance):
 @given(elements=SIZES)
 def test_forward(dtype, elements):
     g, u = tensors(elements, dtype, 2)
-    z = plain.activate(g, u)
+    z = elementwise.activate(g, u)
     assert_same([triton_kernels.activate(g, u)], [z], DTYPES[dtype])
-    assert_same(triton_kernels.activate_keeping(g, u), plain.activate_keeping(g, u), DTYPES[dtype])
+    assert_same(triton_kernels.activate_keeping(g, u), elementwise.activate_keeping(g, u), DTYPES[dtype])
     over = g.clone()
     found = triton_kernels.activate(over, u, overwrite=True)
     assert found is over
@@ -54,8 +54,11 @@ def test_forward(dtype, elements):
 @given(elements=SIZES)
 def test_backward(dtype, overwrite, elements):
     dz, g, u = tensors(elements, dtype, 3)
-    s = plain.activate_keeping(g, u)[0]
-    expected, expected_kept = plain.differentiate(dz, g, u), plain.differentiate_kept(dz, g, s, u)
+    s = elementwise.activate_keeping(g, u)[0]
+    expected, expected_kept = (
+        elementwise.differentiate(dz.clone(), g, u),
+        elementwise.differentiate_kept(dz.clone(), g, s, u),
+    )
     g_before, u_before = g.clone(), u.clone()
     found = triton_kernels.differentiate(dz.clone(), g, u, overwrite)
     assert_same(found, expected, DTYPES[dtype])
@@ -72,7 +75,7 @@ def test_backward(dtype, overwrite, elements):
 @given(elements=SIZES)
 def test_8_bits(dtype, elements):
     dz, g, u = tensors(elements, dtype, 3)
-    z, kept = plain.activate_packing(g, u)
+    z, kept = elementwise.activate_packing(g, u)
     over = g.clone()
     found_z, found_kept = triton_kernels.activate_packing(over, u, overwrite=True)
     assert found_z is over
@@ -80,7 +83,7 @@ def test_8_bits(dtype, elements):
     for ours, theirs in zip(found_kept, kept, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
     found = triton_kernels.differentiate_packed(dz.clone(), kept)
-    assert_same(found, plain.differentiate_packed(dz, kept), DTYPES[dtype])
+    assert_same(found, elementwise.differentiate_packed(dz.clone(), kept), DTYPES[dtype])
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,7 +104,7 @@ def test_zeros_survive_packing():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy, on these very values
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("kernels", [plain, triton_kernels])
+@pytest.mark.parametrize("kernels", [elementwise, triton_kernels])
 def test_what_is_not_finite_is_not_hidden_by_8_bits(kernels, bad):
     g, u = torch.randn(2 * GROUP), torch.randn(2 * GROUP)
     g[3] = bad
@@ -193,4 +196,4 @@ def test_each_level_keeps_what_it_says_on_kernels(interpreted, level, dtype):
     layer = MemoryOptimizedSwigluMLP(24, 80, level, dtype=dtype)
     x = torch.randn(7, 24, dtype=dtype, requires_grad=True)
     kept = saved_bytes(lambda: layer(x), without=layer.parameters())
-    assert kept == costs.kept_bytes(level, 7, 24, 80, dtype.itemsize)
+    assert kept == costs.saved_bytes(level, 7, 24, 80, dtype.itemsize)

@@ -114,7 +114,7 @@ def test_under_autocast_types_and_values_are_those_of_the_plain_module(level, in
     with region(dtype=torch.bfloat16):
         found, expected = train(ours, x, l), train(plain, x, l)
         kept = saved_bytes(lambda: ours(x), without=ours.parameters())
-    assert kept == costs.kept_bytes(level, 40, 32, 96, 2)
+    assert kept == costs.saved_bytes(level, 40, 32, 96, 2)
     assert found[0].dtype == torch.bfloat16
     assert found[2].dtype == torch.float32
     assert_equal(found, expected, 3e-2)
