@@ -53,6 +53,14 @@ class Check:
         held, figure = result if isinstance(result, tuple) else (result, "")
         self.lines.append(("holds" if held else "FAILS", f"{about}: {figure}" if figure else about))
 
+    def summary(self) -> str:
+        """One line without figures, the same on every machine."""
+        if not self.attempted:
+            return f"{self.name}: not attempted"
+        failed = [about.partition(":")[0] for verdict, about in self.lines if verdict == "FAILS"]
+        said = f"{self.name}: {len(self.lines) - len(failed)} of {len(self.lines)} checks hold"
+        return f"{said}; not: {'; '.join(failed)}" if failed else said
+
     def __repr__(self) -> str:
         if not self.attempted:
             return f"{self.name}: not attempted"
