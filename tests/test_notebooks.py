@@ -1,5 +1,6 @@
 """Every notebook runs on the small preset, and the report says what the records say: no more, no less."""
 
+import ast
 import filecmp
 import json
 import os
@@ -17,6 +18,7 @@ from pdf_text import first_differences, pages_of
 from helpers.lab.report import build
 
 ROOT = Path(__file__).parents[1]
+REWRITTEN = ("04_swiglu_checkpointing",)  # in which the story is told; the others follow
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebook measures the full preset")
 
@@ -65,16 +67,67 @@ def test_a_committed_notebook_is_one_clean_run(path):
     assert str(Path.home()) not in json.dumps(notebook)
 
 
-def test_the_lines_of_code_beside_the_formulas_are_lines_of_the_code():
-    """The chapter sets each derivative beside the line that computes it."""
-    notebook = nbformat.read(ROOT / "notebooks" / "04_swiglu_checkpointing.ipynb", as_version=4)
-    table = next(c.source for c in notebook.cells if "| formula | line of code |" in c.source)
-    quoted = re.findall(r"`([^`]+)`", table.split("| formula | line of code |")[1].split("\n\n")[0])
-    assert len(quoted) == 8
-    rooms = (ROOT / "helpers" / "swiglu").glob("*.py")
-    sources = "\n".join(path.read_text() for path in rooms)
-    for line in quoted:
-        assert line in sources, line
+def cells_of(path: Path, kind: str = "code") -> list[str]:
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_cell_fits_on_a_screen_and_draws_in_few_lines(path):
+    for source in cells_of(path):
+        lines = source.splitlines()
+        assert len(lines) <= 40, source
+        if "figures.new(" in source:
+            start = next(place for place, line in enumerate(lines) if "figures.new(" in line)
+            assert len(lines) - start <= 16, source
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem in REWRITTEN], ids=lambda path: path.stem)
+def test_no_figure_of_a_measurement_is_typed_into_what_is_shown(path):
+    """Digits in the strings that a cell shows come out of braces, but for names (level 2, bf16) and settings."""
+    assert [said for source in cells_of(path) for said in typed_figures(source)] == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "typed"),
+    [
+        ('show_text(f"level 2 takes {ratio:.2f}× in bf16")', []),
+        ('show_text(f"it takes 1.03× in bf16")', ["1.03×"]),
+        ('show_text("saves 15 % to", f"{x} ms")', ["15 %"]),
+        ('table(rows, "a step takes 12 ms")', ["12 ms"]),
+        ('figure(drawn, "name", f"{n} of 20 rows, 3 times as fast")', ["3 times"]),
+        ('print("1.03×")', []),
+    ],
+)
+def test_a_typed_figure_is_found(cell, typed):
+    assert typed_figures(cell) == typed
+
+
+SHOWING = ("show_text", "show_list", "table", "figure", "readme")
+_FIGURE = re.compile(r"\d[\d.,]*\s?(?:×|%|ms\b|s\b|µs|[KMGT]iB|GB/s|TFLOP/s|MB\b|GB\b|times\b|tokens/s)")
+
+
+def typed_figures(source: str) -> list[str]:
+    """Numbers with a unit in the strings handed to what shows text, captions included."""
+    shown = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("show_text", "show_list", "table", "figure", "readme")
+    ]
+    texts = [
+        part.value
+        for call in shown
+        for argument in call.args
+        for part in ast.walk(argument)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and not _is_key(argument, part)
+    ]
+    return [found[0].strip() for text in texts for found in _FIGURE.finditer(text)]
+
+
+def _is_key(argument: ast.AST, part: ast.Constant) -> bool:
+    """Whether a string only looks something up, or is a format."""
+    inside = (node for node in ast.walk(argument) if isinstance(node, (ast.Subscript, ast.FormattedValue)))
+    return any(part in ast.walk(node) for node in inside)
 
 
 def test_one_notebook_exports_with_nbconvert(tmp_path):

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
@@ -24,6 +25,7 @@ from .machine import slug
 from .records import STATUS
 from .tables import number
 
+matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
 NOT_MEASURED = "not measured"

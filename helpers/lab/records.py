@@ -141,10 +141,10 @@ def checksum(row: Mapping[str, str]) -> str:
 
 
 def summary(results: Path | str | None = None) -> pd.DataFrame:
-    """What was recorded on which GPU: driver, torch, CUDA, first and last date, number of rows."""
+    """What was recorded on which machine: driver, torch, CUDA, first and last date, number of rows."""
     columns = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
     lines = []
-    for gpu in devices(results):
+    for gpu in [*devices(results), *devices(results, cpu=True)]:
         files = sorted((folder(results) / gpu).rglob("*.csv"))
         rows = [row for file in files for row in read_rows(file)]
         if rows:

@@ -10,8 +10,8 @@ the same notebooks give the same bytes everywhere. Converting a notebook takes w
 takes time is executing it.
 """
 
-from .build_report import build
-from .errors import BuildError
+from .build import build
+from .convert import BuildError
 from .exporter import ReportExporter
 
 __all__ = ["BuildError", "ReportExporter", "build"]

@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert.filters import strip_ansi
 
-from .errors import BuildError
-from .pieces import places
+from .content import places
+from .convert import BuildError
 
 TIMEOUT = 1800  # seconds for one cell
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]

@@ -11,11 +11,10 @@ from nbconvert.exporters.exporter import Exporter
 from nbconvert.exporters.templateexporter import TemplateExporter
 from traitlets import default
 
-from .chapter import Chapter, chapter
-from .errors import BuildError
-from .pandoc import TEMPLATES
+from .content import Chapter, chapter
+from .convert import TEMPLATES, BuildError
 
-TITLE = "Fast deep-learning training on a GPU, and how to know that it is"
+TITLE = "Fast deep-learning training, and how to know that it is"
 
 
 class ReportExporter(TemplateExporter):
@@ -67,9 +66,11 @@ class ReportExporter(TemplateExporter):
         name = about.get("name") or "notebook"
         return chapter(nb, name, Path(about.get("path") or "."), folder, position), resources
 
-    def document(self, chapters: Sequence[Chapter], title: str = TITLE, front: dict | None = None) -> str:
-        """Typst source of the chapters; with `front` a title page and the contents stand before them."""
-        return self.template.render(chapters=chapters, title=title, front=front)
+    def document(
+        self, chapters: Sequence[Chapter], title: str = TITLE, front: dict | None = None, waiting: Sequence = ()
+    ) -> str:
+        """Typst source of the chapters; `front` is the title page's, and `waiting` are the tables nobody measured."""
+        return self.template.render(chapters=chapters, title=title, front=front, waiting=waiting)
 
 
 def typst_string(text: object) -> str:

@@ -1,5 +1,6 @@
 """The report: all notebooks executed, combined and written as one PDF, or nothing changed at all."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,12 @@ from tqdm import tqdm
 
 from helpers.lab.files import write
 
-from .chapter import Chapter
-from .errors import BuildError
+from .content import Chapter, note
+from .convert import BuildError
 from .execute import check_executed, cleaned, code_cells, execute, read
 from .exporter import ReportExporter, compile_pdf
-from .readme import update
 
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"  # the part of README.md that quotes records
 SUBTITLE = "Measured with the notebooks and the library of this repository"
 
 
@@ -64,10 +65,10 @@ def build(
                 check_executed(content, path)
         exporter = ReportExporter()
         chapters = _chapters(exporter, contents, paths, pages)
-        pdf = _compiled(exporter, chapters, _front(results), pages)
+        pdf = _compiled(exporter, chapters, _front(results), pages, _waiting(contents))
 
         whole = notebooks is None and output.resolve() == root / "report.pdf"
-        readme = update(root / "README.md", contents) if whole else None
+        readme = update_readme(root / "README.md", contents) if whole else None
         named = _named_figures(chapters)
         for name, svg in named.items():
             if not (drawn / name).exists():
@@ -134,9 +135,18 @@ def _front(results: Path | str | None) -> dict:
     return {"subtitle": SUBTITLE, "rows": rows}
 
 
-def _compiled(exporter: ReportExporter, chapters: list[Chapter], front: dict, pages: Path) -> bytes:
+def _waiting(notebooks: list[nbformat.NotebookNode]) -> list[tuple[str, str]]:
+    """The tables that no machine has measured, each with what it is about."""
+    outputs = [note(output) for nb in notebooks for cell in nb.cells for output in cell.get("outputs", [])]
+    tables = {said["waiting"]: said.get("about", "") for said in outputs if "waiting" in said}
+    return [(name, " ".join(about.split()).partition(". ")[0].rstrip(".")) for name, about in tables.items()]
+
+
+def _compiled(
+    exporter: ReportExporter, chapters: list[Chapter], front: dict, pages: Path, waiting: list[tuple[str, str]]
+) -> bytes:
     try:
-        return compile_pdf(exporter.document(chapters, front=front), pages)
+        return compile_pdf(exporter.document(chapters, front=front, waiting=waiting), pages)
     except BuildError as whole:
         # Typst names a line of the whole document; the notebook is found by compiling each alone.
         for chapter in chapters:
@@ -156,3 +166,25 @@ def _named_figures(chapters: list[Chapter]) -> dict[str, bytes]:
                 raise BuildError(f"{chapter.file}: a figure of {owners[name].file} is called {name} too")
             figures[f"{name}.svg"] = svg
     return figures
+
+
+def _headline(notebooks: list[nbformat.NotebookNode]) -> str:
+    """The Markdown outputs that notebooks marked `{"helpers": {"readme": true}}`, in their order."""
+    outputs = [output for nb in notebooks for cell in nb.cells for output in cell.get("outputs", [])]
+    marked = [output for output in outputs if output.get("data") and note(output).get("readme")]
+    return "\n\n".join(output.data["text/markdown"].strip() for output in marked)
+
+
+def with_headline(readme: str, text: str) -> str:
+    """The README with this text between its two marks."""
+    if BEGIN not in readme or END not in readme:
+        raise BuildError(f"README.md: the marks {BEGIN} and {END} are missing")
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n\n{text}\n\n{END}", readme, flags=re.DOTALL)
+
+
+def update_readme(path: Path, notebooks: list[nbformat.NotebookNode]) -> bytes | None:
+    """What the README should hold; None where there is no README or no notebook has anything for it."""
+    text = _headline(notebooks)
+    if not text or not path.is_file():
+        return None
+    return with_headline(path.read_text(encoding="utf-8"), text).encode()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .errors import BuildError
+from nbconvert.utils.exceptions import ConversionException
 
 TEMPLATES = Path(__file__).parent / "templates" / "report"
 
@@ -27,6 +27,13 @@ _FENCED = re.compile(r"(?ms)^[ ]{0,3}(`{3,}|~{3,}).*?(?:^[ ]{0,3}\1[`~]*\s*?$|\Z
 _DISPLAY = re.compile(r"\$\$.*?\$\$", re.DOTALL)
 _BARE = re.compile(r"(?ms)^\\begin\{((?:align|equation|gather|multline|eqnarray)\*?)\}.*?\\end\{\1\}")
 _NOT_TEX = re.compile(r"Could not convert TeX math (.*?)(?:, rendering as TeX|$)", re.DOTALL)
+
+
+class BuildError(ConversionException):
+    """What stopped the report, in one message for the person who wrote the notebook.
+
+    It is a `ConversionException` so that `jupyter nbconvert` knows it and exits with an error.
+    """
 
 
 def convert(fragments: Sequence[tuple[str, str]]) -> list[str]:
