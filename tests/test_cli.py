@@ -22,7 +22,7 @@ def run(*arguments, cwd=None):
     ("arguments", "said"),
     [
         (["measure", "nothing"], "unknown chapter 'nothing'; valid: "),
-        (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: peers, accuracy"),
+        (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: ceilings, peers"),
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
         (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
@@ -118,7 +118,7 @@ def test_a_failing_notebook_is_one_line(tmp_path):
 
 def test_chapters_are_found_and_tables_selected_once():
     assert "swiglu" in chapters()
-    assert [e.table for e in select(["swiglu/peers", "swiglu"])][:2] == ["peers", "accuracy"]
+    assert [e.table for e in select(["swiglu/peers", "swiglu"])][:2] == ["peers", "ceilings"]
     assert len(select(["swiglu", "swiglu/peers"])) == len(tables_of("swiglu"))
     assert select([]) == [e for name in chapters() for e in tables_of(name)]
 

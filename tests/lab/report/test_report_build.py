@@ -226,7 +226,7 @@ def test_what_is_no_notebook_is_an_error(content, project):
 def test_the_title_page_names_the_gpus_that_were_recorded(project, pages, monkeypatch):
     write(project, "00_summary", "# Summary\n\n## Part")
     write(project, "04_fourth", "# Fourth\n\n## Part")
-    assert "No GPU has been recorded yet" in pages(build(execute=False).read_bytes()).pages[0]
+    assert "Nothing has been recorded yet" in pages(build(execute=False).read_bytes()).pages[0]
 
     row = ["nvidia-h200", "575.57", "2.13.0+cu129", "12.9", "2026-07-01", "2026-07-04", 812]
     monkeypatch.setattr(records, "summary", lambda results=None: pd.DataFrame([row], columns=COLUMNS))
@@ -261,3 +261,17 @@ def test_nbconvert_exits_with_an_error_when_an_image_is_missing(project):
         app.start()
     assert exit.value.code == 1
     assert not path.with_suffix(".pdf").exists()
+
+
+def test_what_nobody_has_measured_is_one_list_at_the_end(project, pages):
+    output = nbformat.v4.new_output(
+        "display_data",
+        {"text/markdown": "*Not measured yet.*"},
+        metadata={
+            "helpers": {"report": False, "waiting": "amp/quality", "about": "A whole training run: its accuracy."}
+        },
+    )
+    write(project, "04_fourth", "# Fourth", code("results(e)", output))
+    report = pages(build(execute=False).read_bytes())
+    assert "Not measured yet" not in report.pages[2]
+    assert "amp/quality" in report.pages[-1] and "A whole training run: its accuracy" in report.pages[-1]
