@@ -210,9 +210,9 @@ def _whole_runs(config):
 
 def _diagnose(config):
     if config["variant"] == "fixed":
-        return [{"place": 0, "finding": "nothing"}]
+        return [{"rank": 0, "finding": "nothing"}]
     row = {"where": "train.py:1", "count": 2.0, "cost_ms": 5.0, "share": 0.1, "basis": "measured", "advice": "don't"}
-    return [{"place": 0, "finding": "host synchronisation"} | row]
+    return [{"rank": 0, "finding": "host synchronisation"} | row]
 
 
 def _timeline(config):

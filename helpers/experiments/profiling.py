@@ -24,7 +24,7 @@ from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.profiling.read_trace import read_trace
 from helpers.training import CLOTHES, LANGUAGE, Batch, Excerpt, Trainer
 from helpers.training.loop import SETTLING
-from helpers.training.slow import CollectedMetrics
+from helpers.training.slow_parts import CollectedMetrics
 from helpers.training.switched import Switched
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
@@ -53,10 +53,10 @@ def diagnose(pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the most expensive first."""
     found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
     if not len(found):
-        return [{"place": 0, "finding": "nothing"}]
+        return [{"rank": 0, "finding": "nothing"}]
     found["where"] = found["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
     rows = found.astype(object).where(found.notna(), None).to_dict("records")
-    return [{"place": place} | row for place, row in enumerate(rows)]
+    return [{"rank": rank} | row for rank, row in enumerate(rows)]
 
 
 @experiment(small=BOTH[:2], cpu=BOTH)

@@ -3,7 +3,7 @@
 trainer, loop      what a step and a validation do; epochs, the clock, a profiler around them
 precision, setup   fp32 to fp16 with a scaler; a plain training by a setup, with checkpoints
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
-switches, slow, switched    what is slow on purpose and what mends it; the planted parts; trainings of any subset
+switches, slow_parts, switched    what is slow on purpose and what mends it; the planted parts; trainings of any subset
 stages             chapter 0: the language model's training with one chapter's remedies after another
 """
 

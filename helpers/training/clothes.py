@@ -31,7 +31,7 @@ from helpers.pictures.transforms import (
     random_boxes,
 )
 
-from .slow import CollectedMetrics, with_slow_vit_parts
+from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .trainer import Batch, Task
 
 # Sizes as plain data; `small` is for a CPU and for tests. `classes` and the three below are of generated photos. An

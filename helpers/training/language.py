@@ -15,7 +15,7 @@ from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
 
-from .slow import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
+from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 from .trainer import Batch, Task
 

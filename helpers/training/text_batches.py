@@ -21,7 +21,7 @@ from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset
 from helpers.batching.attention import causal_attention, missing_because, packed_attention
 from helpers.batching.sequenced import Packed
 
-from .slow import hidden_keys, materialised_attention
+from .slow_parts import hidden_keys, materialised_attention
 from .trainer import Batch
 
 SPREAD = 10  # of lengths in a balanced batch

@@ -13,7 +13,7 @@ from helpers.metrics import StreamingMetrics
 from helpers.pictures import PictureError, photo_files
 from helpers.training import CLOTHES
 from helpers.training.clothes import class_weights
-from helpers.training.slow import CollectedMetrics
+from helpers.training.slow_parts import CollectedMetrics
 
 SLOW = frozenset()
 

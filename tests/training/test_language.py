@@ -13,7 +13,7 @@ from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.text import SyntheticText
 from helpers.training import LANGUAGE
 from helpers.training.language import Lines, open_texts
-from helpers.training.slow import HostAccuracy, SpelledOutLoss
+from helpers.training.slow_parts import HostAccuracy, SpelledOutLoss
 from helpers.training.text_batches import RandomOrder
 
 SLOW = frozenset()
