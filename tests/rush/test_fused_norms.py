@@ -1,5 +1,8 @@
 """The variants of the norms compute the same, and models have theirs swapped and swapped back."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -122,3 +125,9 @@ def test_the_floor_is_ten_bytes_an_element_in_half_precision():
 def test_what_is_not_there_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_without_triton_our_kernels_are_plain_torch():
+    code = "import sys; sys.modules['triton'] = None; import torch; from helpers.rush import kernels as k; "
+    code += "x = torch.randn(4, 8); k.loss_and_gradient(k.rms_norm(x), torch.arange(4)); k.AdamW([x])"
+    subprocess.run([sys.executable, "-c", code], check=True)

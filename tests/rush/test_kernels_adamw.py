@@ -223,20 +223,6 @@ def test_groups_schedules_and_a_learning_rate_in_a_tensor():
     assert_equal(*pair)
 
 
-def test_a_closure_is_called_with_gradients_on():
-    p = torch.ones(3, requires_grad=True)
-    optimizer = AdamW([p])
-
-    def closure():
-        optimizer.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 3.0
-    assert bool((p < 1).all())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_types_are_updated_by_torch(dtype):
     ours = [torch.randn(30, dtype=dtype, requires_grad=True), torch.randn(30, requires_grad=True)]

@@ -189,9 +189,10 @@ def test_random_rounding_is_fair_and_keeps_what_is_not_finite():
     torch.testing.assert_close(round_at_random(special).float(), special, equal_nan=True)
 
 
-def test_frozen_parameters_and_closures_are_as_in_any_optimizer():
+@pytest.mark.parametrize("variant", ["8-bit", "triton"])
+def test_frozen_parameters_and_closures_are_as_in_any_optimizer(variant):
     weight, frozen = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
-    optimizer = SmallStateAdamW([weight, frozen])
+    optimizer = optimizers.build(variant, [weight, frozen])
 
     def closure():
         loss = weight.sum()
