@@ -93,10 +93,6 @@ def _autocast_overhead(config):
     return [{"variant": variant, "ratio_to_torch": ratio} | SPREAD for variant, ratio in variants.items()]
 
 
-def _reduced_quality(config):
-    return [row | {"final_scale": None} for row in _quality(config)]
-
-
 def _padding(config):
     variants = {"BRAIN": (0.87, 1.0), "BIG BRAIN": (0.7, 1.0)} | {
         f"k = {k}": (k / 1000, k / 640) for k in batching.SPREADS
@@ -437,11 +433,9 @@ TABLES = [
     (compilers.flawed, _flawed),
     (compilers.training, _compiled_training),
     (summary.stages, _stages),
-    (summary.reduced_stages, _stages),
     (rush.memory_alone, _memory_alone),
     (experiments.peers, _peers),
     (amp.quality, _quality),
-    (amp.reduced_quality, _reduced_quality),
     (amp.curves, _curves),
     (amp.exponents, _exponents),
     (amp.zeros, _zeros),

@@ -66,12 +66,12 @@ def quality_verdicts(measured: pd.DataFrame) -> list[str]:
     return said
 
 
-def reduced_verdicts(measured: pd.DataFrame) -> list[str]:
+def against_fp32(measured: pd.DataFrame) -> list[str]:
     """How far from fp32 each kind of scaling ends, on the mean over the seeds that it shares with fp32."""
     if not len(measured):
         return ["Not measured yet."]
     said = []
-    for gpu, runs in measured.groupby("gpu", sort=False):
+    for gpu, runs in measured[measured["task"] == "segmentation"].groupby("gpu", sort=False):
         accuracy = runs.pivot(index="seed", columns="precision", values="validation_accuracy")
         for precision in [name for name in RUNS if name in accuracy and name != "fp32" and "fp32" in accuracy]:
             apart = (accuracy[precision] - accuracy["fp32"]).dropna()

@@ -58,19 +58,13 @@ FEW = [
 ]
 
 
-@experiment(small=FEW, big_gpu=_configurations(ON_GPU), version=2)
-def stages(way: str, stage: str, seed: int) -> Row:
-    """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
-    names = chosen(way, stage, ON_GPU)
-    if device().type == "cuda":
-        return _measured(names, "full", seed, samples=SAMPLES)
-    return _measured(names, "small", seed)
-
-
 @experiment(
-    small=[config | {"width": 32} for config in FEW[:1]],
-    cpu=[config | {"width": 256} for config in _configurations(ON_CPU)],
+    small=[config | {"size": "small"} for config in FEW],
+    cpu=[config | {"size": "reduced"} for config in _configurations(ON_CPU)],
+    big_gpu=[config | {"size": "full"} for config in _configurations(ON_GPU)],
+    version=2,
 )
-def reduced_stages(way: str, stage: str, seed: int, width: int) -> Row:
-    """The same, all in fp32, at a size that a CPU trains in a minute."""
-    return _measured(chosen(way, stage, ON_CPU), {32: "small", 256: "reduced"}[width], seed)
+def stages(way: str, stage: str, seed: int, size: str) -> Row:
+    """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
+    names = chosen(way, stage, ON_CPU if size == "reduced" else ON_GPU)
+    return _measured(names, size, seed, **({"samples": SAMPLES} if size == "full" else {}))

@@ -41,7 +41,7 @@ def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
     monkeypatch.setattr(experiments, "_curve_of", {})
     alone = experiments.curves.measure(**run)
     for seed in (0, 1):
-        experiments.quality.measure(**run, seed=seed)
+        experiments.quality.measure(**run, seed=seed, size="small")
     with monkeypatch.context() as patch:
         patch.setattr(experiments.training, "train", lambda *_, **__: pytest.fail("trained once more"))
         beside = experiments.curves.measure(**run)
@@ -51,9 +51,9 @@ def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
 
 def test_what_takes_seconds_is_measured_before_whole_trainings():
     order = [e.table for e in tables_of("amp")]
-    assert set(order[-3:]) == {"reduced_quality", "quality", "curves"}
-    for runs in (experiments.quality, experiments.reduced_quality):
-        seeds = [run["seed"] for run in runs.configurations("big-gpu")]
+    assert set(order[-2:]) == {"quality", "curves"}
+    for preset in ("cpu", "big-gpu"):
+        seeds = [run["seed"] for run in experiments.quality.configurations(preset)]
         assert seeds == sorted(seeds)
 
 
@@ -176,16 +176,14 @@ def test_quality_is_told_as_mean_and_spread(recorded):
     assert table.loc[("lm", "pure fp16"), "diverged"] == 3
 
 
-def test_the_reduced_size_is_held_against_fp32(recorded):
-    measured = recorded(experiments.reduced_quality)
-    said = story.reduced_verdicts(measured)
+def test_each_precision_is_held_against_fp32(recorded):
+    measured = recorded(experiments.quality)
+    said = story.against_fp32(measured)
     assert (
         "NVIDIA Test: AMP fp16, no scaler, -0.0400 in accuracy against fp32 (seeds: 3), 70.0% of the gradients zero"
         in said
     )
-    assert len(said) == 4
-    assert story.reduced_verdicts(pd.DataFrame()) == ["Not measured yet."]
-    assert experiments.reduced_quality("small")["validation_accuracy"].between(0, 1).all()
+    assert story.against_fp32(pd.DataFrame()) == ["Not measured yet."]
 
 
 def test_goals_are_held_against_the_records(recorded):

@@ -92,9 +92,9 @@ def trained(monkeypatch):
 
 def test_no_run_pays_for_compiling_our_norms(trained):
     for seed in range(2):
-        stages.measure(way=ALONE, stage=FUSED, seed=seed)
-        stages.measure(way=CUMULATIVE, stage=FUSED, seed=seed)
-        stages.measure(way=CUMULATIVE, stage=COMPILED, seed=seed)
+        stages.measure(way=ALONE, stage=FUSED, seed=seed, size="full")
+        stages.measure(way=CUMULATIVE, stage=FUSED, seed=seed, size="full")
+        stages.measure(way=CUMULATIVE, stage=COMPILED, seed=seed, size="full")
     settling = [(names, options) for names, options in trained if "seed" not in options]
     both = [({FUSED}, ONE_STEP), (set(cumulative(FUSED)), ONE_STEP)]
     assert settling == [({MIXED}, {"preset": "small"}), *((names, {"preset": "full"} | step) for names, step in both)]
@@ -103,7 +103,7 @@ def test_no_run_pays_for_compiling_our_norms(trained):
 
 
 def test_runs_of_which_our_norms_are_no_part_do_not_wait_for_them(trained):
-    stages.measure(way=START, stage="none", seed=0)
+    stages.measure(way=START, stage="none", seed=0, size="full")
     assert [names for names, _ in trained] == [{MIXED}, set()]
     assert trained[-1][1] == {"preset": "full", "seed": 0, "samples": SAMPLES}
 
