@@ -1,10 +1,9 @@
-"""What a layer must at least cost: operations of its matrix products, and bytes that have to pass the memory.
+"""Lower bounds on a layer's time: floating-point operations of its matrix products, and bytes of memory traffic.
 
-Operations are 2·m·n·k for a product of (m, k) and (k, n); what is done element by element is not counted. Bytes are
-those of a layer that reads each input and each parameter once, writes each output once, and keeps all in between on
-the chip. In backward it reads the output's gradient and what its formulas need of input, output and parameters, and
-writes the gradients of input and parameters. No layer is faster than `lower_bound_ms` of its cost, unless its data
-are in the cache already; how much slower it is says whether a measured time is reasonable.
+Operations are 2·m·n·k for a product of (m, k) and (k, n); elementwise operations are not counted. Bytes assume that
+each input and parameter is read once, each output is written once, and intermediates stay on the chip. Backward reads
+the output's gradient, input and parameters, and writes the gradients of input and parameters. A layer is faster than
+`lower_bound_ms` only if its data are in the cache already.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ class Cost:
     bytes: int = 0
 
     def lower_bound_ms(self, tflops: float, gb_per_s: float) -> float:
-        """Milliseconds at the measured ceilings of products and of memory, whichever binds."""
+        """Milliseconds at the measured rates of matrix products and of memory, whichever takes longer."""
         for name, ceiling in (("tflops", tflops), ("gb_per_s", gb_per_s)):
             if not ceiling > 0:
                 raise ValueError(f"{name} is {ceiling}; it must be above 0")
@@ -27,33 +26,33 @@ class Cost:
 
 
 def cost(module: nn.Module, shape: tuple[int, ...], itemsize: int = 4) -> tuple[Cost, Cost] | None:
-    """Forward and backward cost of a call with an input of the shape; None of a layer that this doesn't know.
+    """Forward and backward cost of a call with an input of this shape; None for a type of layer not listed here.
 
-    The input needs a gradient, too. Parameters are counted with the same `itemsize`, indices with 8 bytes.
+    The input is assumed to need a gradient. Parameters are counted with the same `itemsize`, indices with 8 bytes.
     `nn.MultiheadAttention` attends to itself, or to keys of the shape of its queries.
     """
     size, weights = prod(shape), sum(parameter.numel() for parameter in module.parameters())
-    product, out = 0, size
+    flop, out = 0, size
     if isinstance(module, nn.Linear):
         rows = size // module.in_features
-        product, out = 2 * rows * module.in_features * module.out_features, rows * module.out_features
+        flop, out = 2 * rows * module.in_features * module.out_features, rows * module.out_features
     elif isinstance(module, nn.Conv2d):
-        out = prod(_convolved(module, shape))
-        product = 2 * out * (module.in_channels // module.groups) * prod(module.kernel_size)
+        out = prod(_convolution_shape(module, shape))
+        flop = 2 * out * (module.in_channels // module.groups) * prod(module.kernel_size)
     elif isinstance(module, nn.MultiheadAttention):
         length, width = shape[-2 if module.batch_first else 0], shape[-1]
-        product = 2 * size * (4 * width + 2 * length)  # Q, K, V and the output's projection; QKᵀ, and weights times V
+        flop = 2 * size * (4 * width + 2 * length)  # Q, K, V and the output's projection; QKᵀ, and weights times V
     elif isinstance(module, nn.Embedding):
         read, written = size * (8 + itemsize * module.embedding_dim), itemsize * size * module.embedding_dim
         return Cost(0, read + written), Cost(0, 8 * size + written + itemsize * weights)  # the gradient is dense
     elif not isinstance(module, (nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Softmax)):
         return None
-    forward = Cost(product, itemsize * (size + weights + out))
-    return forward, Cost(2 * product, itemsize * (out + 2 * size + 2 * weights))
+    forward = Cost(flop, itemsize * (size + weights + out))
+    return forward, Cost(2 * flop, itemsize * (out + 2 * size + 2 * weights))
 
 
-def _convolved(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a convolution makes of (B, C, H, W), or of (C, H, W)."""
+def _convolution_shape(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The output's shape for an input of shape (B, C, H, W) or (C, H, W)."""
     if module.padding == "same":
         return (*shape[:-3], module.out_channels, *shape[-2:])
     padding = (0, 0) if module.padding == "valid" else module.padding

@@ -1,6 +1,4 @@
-"""When the device works and when it waits, in a trace: spans in which a kernel runs, the idle share of a step, one step
-as rows to draw.
-"""
+"""Device time in a trace: spans in which kernels run, the idle share of the steps, one step as rows to draw."""
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
@@ -13,7 +11,7 @@ Spans = list[tuple[float, float]]
 
 
 def kernel_spans(trace: Trace) -> Spans:
-    """Spans in which a kernel runs on any stream, in order and apart. Copies and fills leave the device idle."""
+    """Spans in which a kernel runs on any stream, in order and disjoint. Copies and fills count as idle time."""
     spans: Spans = []
     for event in trace.device:
         if event.kind != KERNEL:
@@ -35,9 +33,8 @@ def covered(spans: Spans, begin: float, end: float) -> float:
 def device_windows(trace: Trace) -> Spans:
     """The steps on the device's own clock: from the first kernel that a step launched to the next step's first.
 
-    The host may run steps ahead of the device, so its steps don't tell what the device did in them. The last step has
-    no next one: it is left out, and where it is the only one it ends with its last kernel or on the host, whichever is
-    later.
+    The host may run steps ahead of the device, so the host's steps don't delimit the device's. The last step is left
+    out, as no next one ends it; a single step ends with its last kernel or on the host, whichever is later.
     """
     firsts: dict[int, float] = {}
     for event in trace.device:
@@ -53,19 +50,19 @@ def device_windows(trace: Trace) -> Spans:
 def device_idle_share(trace: Trace) -> float | None:
     """The share of the steps' time in which no kernel runs; None without a GPU.
 
-    All steps count, for what a loader delivers in bursts is waited for in one step of many. A profiler slows the host,
-    most of all with `with_stack=True`: take the share from a profile without it.
+    It is a mean over all steps, since a loader that delivers in bursts stalls only some of them. A profiler slows the
+    host, most of all with `with_stack=True`: take the share from a profile without it.
     """
     spans, windows = kernel_spans(trace), device_windows(trace)
-    whole = sum(end - begin for begin, end in windows)
-    return 1 - sum(covered(spans, begin, end) for begin, end in windows) / whole if whole else None
+    total = sum(end - begin for begin, end in windows)
+    return 1 - sum(covered(spans, begin, end) for begin, end in windows) / total if total else None
 
 
 def timeline(trace: Trace) -> pd.DataFrame:
-    """What ran in the last step, for drawing: rows of (track, name, begin_ms, end_ms), from the step's beginning.
+    """The last step as rows to draw: (track, name, begin_ms, end_ms), counted from the step's beginning.
 
-    Tracks are "annotations" (loader, optimizer, ranges of the user's), "host" and "backward thread" (outermost ops),
-    and "stream N". Device work is what the step launched, when it ran: that may be after the step's end.
+    Tracks are "annotations" (loader, optimizer, the user's ranges), "host" and "backward thread" (outermost ops),
+    and "stream N". Device work belongs to the step that launched it, so it may run after the step's end.
     """
     last = len(trace.steps) - 1
     start = trace.steps[last].begin

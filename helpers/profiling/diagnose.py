@@ -6,8 +6,8 @@
             prof.step()
     diagnose(prof)                  # or diagnose("trace.json.gz")
 
-`record_shapes` is needed for all that concerns sizes, `with_stack` for lines of source. Each row says how its cost was
-come by (`basis`): measured, an estimate, or a bound. Costs may overlap: a step that waits for a copy is not slow twice.
+Findings about sizes need `record_shapes`, source lines need `with_stack`. `basis` says whether a cost is measured,
+estimated or a bound. Costs may overlap, so they don't add up to the time that could be saved.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from .findings import needless, products, waiting
 from .read_trace import read_trace
 from .trace import Trace
 
-# What these report is there to be seen, in however little of a trace.
+# These report events that the trace holds, so an incomplete trace is enough.
 FROM_PRESENCE = (
     waiting.host_waits,
     waiting.pageable_copies,
@@ -31,7 +31,7 @@ FROM_PRESENCE = (
     products.deterministic_convolutions,
     products.unbenchmarked_convolutions,
 )
-# These conclude from something that did not happen, so they need all of it.
+# These conclude from the absence of events, so they need a complete trace.
 FROM_ABSENCE = (
     waiting.loader_waits,
     waiting.unfused_optimizer,
@@ -48,8 +48,8 @@ COLUMNS = ["finding", "where", "count", "cost_ms", "share", "basis", "advice"]
 def diagnose(profile: "Trace | torch.profiler.profile | str | Path") -> pd.DataFrame:
     """Findings in a live profile or a saved trace, most expensive first; none if the loop is clean.
 
-    `count` and `cost_ms` are means over the steps, `share` is `cost_ms` of the mean step. What the trace can't show,
-    or what of it couldn't be read, is said in `.attrs["notes"]`.
+    `count` and `cost_ms` are means over the steps, `share` is `cost_ms` as a fraction of the mean step.
+    `.attrs["notes"]` says what the trace can't show and what couldn't be read.
     """
     trace = read_trace(profile)
     rules = FROM_PRESENCE + FROM_ABSENCE if trace.complete else FROM_PRESENCE

@@ -1,8 +1,8 @@
-"""What a mark in a step holds: a time, taken without waiting and read later; and the bytes saved for backward so far.
+"""Clocks whose marks are taken without waiting and read later, and a count of the bytes saved for backward.
 
-On CUDA a mark is an event that the device passes when it has done all that was queued before it. Reading needs the
-event to be over, so marks are read when a step is known to be done. An event costs the host about 2 µs to record;
-making one costs more, so that events are used again.
+On CUDA a mark is an event that the device passes when it has finished the work queued before it. It can be read once
+the device has passed it, so marks are read when a step is known to be done. Recording an event costs the host about
+2 µs; making one costs more, so events are reused.
 """
 
 import time
@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class HostClock:
-    """The host's clock, which is right for work on the CPU."""
+    """The host's clock, for work on the CPU."""
 
     def __init__(self) -> None:
         self.mark = time.perf_counter_ns
@@ -28,14 +28,14 @@ class HostClock:
         pass
 
     def read(self, marks: Sequence[int]) -> np.ndarray:
-        """Nanoseconds of the marks since `unix_ns` after 1970, as integers."""
+        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time."""
         return np.array(marks, np.int64) - self._zero
 
 
 class DeviceClock:
     """The clock of a CUDA device, read through events on whichever stream is current.
 
-    Its zero is tied to the host's by one wait when it is made. From then on nothing waits until `wait`.
+    One wait at the start ties its zero to the host's clock. After that nothing waits until `wait`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class DeviceClock:
         torch.cuda.synchronize(self._device)
         self._anchor = self.mark()
         self.unix_ns = time.time_ns()
-        self._anchor_ns = 0  # of the anchor, since unix_ns
+        self._anchor_ns = 0  # the anchor's time, since unix_ns
         torch.cuda.synchronize(self._device)
 
     def mark(self) -> torch.cuda.Event:
@@ -61,13 +61,13 @@ class DeviceClock:
         torch.cuda.synchronize(self._device)
 
     def read(self, marks: Sequence[torch.cuda.Event]) -> np.ndarray:
-        """Nanoseconds of the marks since `unix_ns` after 1970, as integers; the marks are used up.
+        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time. The marks are used up.
 
-        Call it with marks in the order in which they were taken, all of them done. A mark on another stream that the
-        device passed before the mark ahead of it counts as passed together with that one.
+        The marks must be done, and in the order in which they were taken. A mark on another stream that the device
+        passed before the preceding mark gets that one's time.
 
-        An event is read against the first of its step and that one against the last of the step read before: the
-        driver gives differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
+        Each event is read relative to the first of its step, and that one relative to the last of the previous step:
+        the driver returns differences in fp32 milliseconds, which are exact to a microsecond for some seconds only.
         """
         start = self._anchor_ns + self._anchor.elapsed_time(marks[0]) * 1e6
         since = [0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])]
@@ -78,7 +78,10 @@ class DeviceClock:
         return times
 
     def _stream(self) -> torch.cuda.Stream:
-        """What `torch.cuda.current_stream` returns, without making a new object for it each time."""
+        """What `torch.cuda.current_stream` returns, without making a new object each time.
+
+        `_cuda_getCurrentStream` is the private function that it is built on: (stream id, device index, device type).
+        """
         key = torch._C._cuda_getCurrentStream(self._device)
         if key not in self._streams:
             stream, device, kind = key
@@ -87,10 +90,11 @@ class DeviceClock:
 
 
 class SavedBytes:
-    """Bytes that autograd saves for backward, by saved-tensor hooks between `open` and `close`; `level_bytes` is now.
+    """Bytes that autograd saves for backward, by saved-tensor hooks between `open` and `close`.
 
-    Each storage counts once, whole, for the call that saved it first; those of `without` don't. Hooks that the model
-    sets inside, as activation checkpointing does, take precedence: what they save is theirs and isn't counted.
+    `level_bytes` are those saved at the moment, `total_bytes` all so far. Each storage counts once and in full, for the
+    call that saved it first; storages of `without` don't count. Hooks that the model sets inside, as activation
+    checkpointing does, take precedence, and what they save isn't counted.
     """
 
     def __init__(self, without: Iterable[Tensor], modules: int) -> None:
@@ -101,7 +105,8 @@ class SavedBytes:
         self._stack: Sequence[int] = []
 
     def open(self, stack: Sequence[int]) -> None:
-        """Begin to count; `stack` holds, at any time, the modules that are running."""
+        """Begin to count; the caller keeps in `stack` the indices of the modules that are running."""
+        # A private query: hooks can't be entered where torch.autograd.graph.disable_saved_tensors_hooks is in force.
         if self._hooks is None and torch._C._autograd._saved_tensors_hooks_is_enabled():
             self._stack = stack
             self._hooks = saved_tensors_hooks(self._pack, _unpack)
@@ -131,7 +136,7 @@ class SavedBytes:
 
 
 class _Saved:
-    """A saved tensor. Its address can't be used again while this holds it; when autograd drops this, it is let go."""
+    """A saved tensor. Its address isn't reused while this holds it; autograd drops this object after use."""
 
     __slots__ = ("counter", "tensor")
 
@@ -147,7 +152,7 @@ def _unpack(saved: _Saved) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Address and bytes of what a tensor lies in. One without a storage of its own (sparse) counts as nothing."""
+    """Address and bytes of a tensor's storage; (-1, 0) for a tensor without one (sparse)."""
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes()

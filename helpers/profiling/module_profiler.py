@@ -10,26 +10,25 @@
     profiler.summary()
     profiler.to_perfetto("trace.json.gz")
 
-Times are the device's: from when it had done all that was queued before a module to when it had done the module. On
-CUDA they are taken with events, and nothing waits inside a step; on the CPU with the host's clock. Backward is timed
-as `recorder` says. A module called twice counts twice in a step. What activation checkpointing computes again within
-backward is `recompute`, and in nobody's backward time.
+Times are device times: from the end of the work queued before a module to the end of the module's work. On CUDA they
+are taken with events, and nothing waits inside a step; on the CPU with the host's clock. `recorder` explains how
+backward is timed. A module called twice in a step counts twice. What activation checkpointing recomputes within
+backward counts as `recompute`, not as backward.
 
-Memory is weighed in warm-up steps, whose times don't count: asking for it takes the host longer than most modules
-take. Without a warm-up step it is not known (NaN).
-    activation_mib      what autograd saves for a module's backward (and for what it calls), by saved-tensor hooks:
-                        each storage once, for the module that saved it first, parameters and buffers left out.
-    peak_mib            on CUDA: the most that was allocated during a forward call above what was allocated when it
-                        began, the highest of its calls. The CPU's allocator keeps no total, so there it is NaN.
-    backward_peak_mib   the same for its stretch of backward.
-Weighing resets `torch.cuda`'s peak statistics: `max_memory_allocated()` counts from the last warm-up step on.
+Memory is measured in warm-up steps, whose times don't count: a query takes the host longer than most modules take.
+Without a warm-up step it is not known (NaN).
+    activation_mib      what autograd saves for the backward of a module and of those it calls, by saved-tensor hooks:
+                        each storage once, for the module that saved it first, without parameters and buffers.
+    peak_mib            on CUDA: the peak of allocated memory during a forward call, above what was allocated when it
+                        began; the maximum over its calls. The CPU's allocator keeps no total, so there it is NaN.
+    backward_peak_mib   the same during its backward.
+A warm-up step resets `torch.cuda`'s peak statistics: `max_memory_allocated()` counts from the last one on.
 
-What it costs: 10 to 25 µs of the host's time for a module call with its backward, so under 5 % of a step of 20 ms in
-which 40 modules are called; nothing of a GPU's time as long as the host stays ahead of it; nothing in steps that the
-schedule leaves out.
+Cost: 10 to 25 µs of the host's time for a module call with its backward, so under 5 % of a step of 20 ms in which 40
+modules are called; no GPU time as long as the host stays ahead of it; nothing in steps that the schedule leaves out.
 
-Its limits: a compiled model runs without hooks, and is refused. Under `no_grad`, `nn.TransformerEncoderLayer` leaves
-its fused path while a module has hooks. What a side stream does counts when the current stream meets it.
+Limits: a compiled model runs without hooks, and is refused. Under `no_grad`, `nn.TransformerEncoderLayer` leaves its
+fused path while a module has hooks. Work on a side stream counts once the current stream waits for it.
 """
 
 import gzip
@@ -52,7 +51,7 @@ from .meters import DeviceClock, HostClock, SavedBytes
 from .recorder import Recorder
 from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step, summary
 
-# Steps whose marks are not read yet: when there are more, they are read between steps as the device has passed them.
+# If more steps than these are unread, the marks of the oldest are read between steps, once the device has passed them.
 UNREAD_STEPS = 32
 
 _profiled: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -60,7 +59,7 @@ _profiled: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 Schedule = Callable[[int], ProfilerAction]
 NONE, WARMUP, RECORD = ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD
 ALLOWED = (NONE, WARMUP, RECORD, ProfilerAction.RECORD_AND_SAVE)
-# The first step is special in most loops: libraries choose their kernels, and the optimizer makes its state.
+# The first step of most loops is slower: libraries choose their kernels, and the optimizer makes its state.
 DEFAULT_SCHEDULE = schedule(wait=1, warmup=1, active=20, repeat=1)
 
 # The trace of `to_perfetto`: one process, three tracks.
@@ -70,20 +69,15 @@ TRACK_NAMES = {1: "steps", 2: "forward", 3: "backward"}
 
 
 class ModuleProfiler:
-    """Watches the steps that the schedule chooses; `step()` ends one, and a step counts when it has been ended.
+    """Profiles the steps that the schedule chooses. `step()` ends a step; one that was not ended doesn't count.
 
     `schedule` is a function from a step's number to a `torch.profiler.ProfilerAction`, as `torch.profiler.schedule`
-    makes it. By default: one step left alone, one weighed, twenty recorded, the rest left alone. A recorded step of 100
+    makes it. By default: one step left out, one for memory, twenty recorded, the rest left out. A recorded step of 100
     module calls takes some 100 kB of the host's memory.
     `name` is what the model is called in the table and in the trace.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        name: str = "model",
-        schedule: Schedule | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, name: str = "model", schedule: Schedule | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
         schedule = DEFAULT_SCHEDULE if schedule is None else schedule
@@ -99,7 +93,7 @@ class ModuleProfiler:
         self._types = [type(module).__name__ for module in self._modules]
         self._recorder = Recorder(self._modules)
         self._inside = False
-        self._number = -1  # of the step that is running; −1 before the first `with`
+        self._number = -1  # of the running step; −1 before the first `with`
         self._running: Step | None = None
         self._steps: list[Step] = []
 
@@ -133,25 +127,25 @@ class ModuleProfiler:
         self._begin()
 
     def summary(self) -> pd.DataFrame:
-        """One row a module in the model's order, then what was "outside" of modules, then the whole "step".
+        """One row for each module in the model's order, then "outside" (of all modules), then the whole "step".
 
-        Milliseconds are sums over a module's calls in a step, and means over the middle steps: those not shorter than
-        the 20th percentile nor longer than the 80th. `forward_ms`, `backward_ms`, `recompute_ms` and their sum
-        `total_ms` count what a module calls. `self_ms` doesn't: it adds up to the step's. `share` is `total_ms` as a
-        fraction of the step. `.attrs` has the device, the number of steps, and the median, p20 and p80 of their times.
+        Milliseconds are sums over a module's calls in a step, and means over the steps between the 20th and the 80th
+        percentile. `forward_ms`, `backward_ms`, `recompute_ms` and their sum `total_ms` include the modules that a
+        module calls; `self_ms` doesn't, and adds up to the step. `share` is `total_ms` as a fraction of the step.
+        `.attrs` has the device, the number of steps, and the median, p20 and p80 of their times.
         """
         recorded = self._recorded()
-        weighed = [step for step in self._steps if step.saved is not None]
-        found = summary(recorded, weighed[-1] if weighed else None, self._paths, self._types)
-        found.attrs["device"] = str(self._device)
-        return found
+        warmups = [step for step in self._steps if step.saved is not None]
+        table = summary(recorded, warmups[-1] if warmups else None, self._paths, self._types)
+        table.attrs["device"] = str(self._device)
+        return table
 
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write the watched steps as a trace that ui.perfetto.dev and chrome://tracing open; gzipped if it ends in .gz.
+        """Write the profiled steps as a trace for ui.perfetto.dev and chrome://tracing; gzipped if `path` ends in .gz.
 
-        Chrome's trace-event format: three tracks (steps, forward, backward) of spans that lie properly in each other,
-        and the level of memory in the weighed step as a counter. What checkpointing computes again lies where it
-        happens, in the backward. The file is written whole, or not at all.
+        Chrome's trace-event format: three tracks (steps, forward, backward) of properly nested spans, and the memory of
+        warm-up steps as a counter. Recomputation by checkpointing is shown in the backward track. The file is written
+        completely or not at all.
         """
         path = Path(path)
         self._recorded()
@@ -163,7 +157,7 @@ class ModuleProfiler:
             for step in self._steps
             for event in _span_events(step, self._paths, self._types) + _level_events(step, f"{counter} (MiB)")
         ]
-        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # what lies around others before these
+        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # enclosing spans before those inside
         events = _track_names(f"{self.name} on {self._device}") + events
         trace = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self._clock.unix_ns, "traceEvents": events}
         data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
@@ -181,7 +175,7 @@ class ModuleProfiler:
         self._running = step = Step(self._number)
         if action is WARMUP:
             step.saved = SavedBytes(self._tensors(), len(self._modules))
-            self._recorder.start(self._weighing(step), step.saved)
+            self._recorder.start(self._memory_mark(step), step.saved)
         else:
             self._recorder.start(self._clock.mark)
 
@@ -197,8 +191,8 @@ class ModuleProfiler:
         for module in self._modules:
             _profiled.discard(module)
 
-    def _weighing(self, step: Step) -> Callable[[], Any]:
-        """What makes a mark and notes the level of memory at it."""
+    def _memory_mark(self, step: Step) -> Callable[[], Any]:
+        """A function that makes a mark and notes the memory at it."""
         mark, device, saved = self._clock.mark, self._device, step.saved
 
         def on_host() -> Any:
@@ -219,7 +213,7 @@ class ModuleProfiler:
         return [*self._model.parameters(), *self._model.buffers()]
 
     def _recorded(self) -> list[Step]:
-        """The recorded steps, read. If there are none, an error says what to do."""
+        """The recorded steps, with their times read; an error says what to do if there are none."""
         if self._number < 0:
             raise RuntimeError("nothing was profiled: run the loop inside `with ModuleProfiler(model) as profiler:`")
         if self._number == 0:
@@ -239,14 +233,14 @@ class ModuleProfiler:
 
 
 def _check_not_compiled(named: dict[str, nn.Module]) -> None:
-    dynamo = sys.modules.get("torch._dynamo")  # imported by whoever compiles
+    dynamo = sys.modules.get("torch._dynamo")  # slow to import, and loaded wherever something was compiled
     for path, module in named.items():
         if (dynamo and isinstance(module, dynamo.OptimizedModule)) or module._compiled_call_impl is not None:
             raise ValueError(f"{path!r} is compiled, and runs without hooks: profile the model before torch.compile")
 
 
 def _device(name: str, tensors: list[Tensor]) -> torch.device:
-    """The one device whose clock is right for the model."""
+    """The device whose clock times the model: the CPU or one CUDA device, else a ValueError."""
     devices = {tensor.device for tensor in tensors}
     accelerators = sorted(map(str, devices - {torch.device("cpu")}))
     if not accelerators:
@@ -258,16 +252,16 @@ def _device(name: str, tensors: list[Tensor]) -> torch.device:
 
 
 def _track_names(title: str) -> list[dict[str, Any]]:
-    named = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
+    events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
     for track, name in TRACK_NAMES.items():
-        at = {"ph": "M", "pid": PROCESS, "tid": track}
-        named.append(at | {"name": "thread_name", "args": {"name": name}})
-        named.append(at | {"name": "thread_sort_index", "args": {"sort_index": track}})
-    return named
+        common = {"ph": "M", "pid": PROCESS, "tid": track}
+        events.append(common | {"name": "thread_name", "args": {"name": name}})
+        events.append(common | {"name": "thread_sort_index", "args": {"sort_index": track}})
+    return events
 
 
 def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[str, Any]]:
-    found = []
+    events = []
     for span in step.spans:
         begin, end = int(step.times_ns[span.begin]), int(step.times_ns[span.end])
         if span.kind == STEP:
@@ -275,18 +269,18 @@ def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[st
         else:
             name = paths[span.module]
             args = {"step": step.number, "module": name, "type": types[span.module]}
-        at = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind]}
-        found.append(at | {"ts": _us(begin), "dur": _us(end - begin), "args": args})
-    return found
+        event = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind], "args": args}
+        events.append(event | {"ts": _us(begin), "dur": _us(end - begin)})
+    return events
 
 
 def _level_events(step: Step, name: str) -> list[dict[str, Any]]:
-    """The counter at each moment once, the last level that was seen there."""
+    """Events of the memory counter; of several levels at one time, the last."""
     levels = {int(time): level for time, (level, _) in zip(step.times_ns, step.levels, strict=False)}
-    at = {"ph": "C", "name": name, "pid": PROCESS, "tid": 0}
-    return [at | {"ts": _us(time), "args": {"mib": level / MIB}} for time, level in levels.items()]
+    common = {"ph": "C", "name": name, "pid": PROCESS, "tid": 0}
+    return [common | {"ts": _us(time), "args": {"mib": level / MIB}} for time, level in levels.items()]
 
 
 def _us(ns: int) -> float:
-    """Microseconds with three places: to the nanosecond."""
+    """Nanoseconds as microseconds, the unit of the trace format."""
     return ns / 1000

@@ -4,13 +4,13 @@
     trace = read_trace("trace.json.gz")      # what prof.export_chrome_trace wrote
     trace.notes                              # what could not be read or seen, in words
 
-A live profile is exported to a temporary file and read back, so that there is one way to read. It knows one thing
-more, which the export leaves out: the line in the caller of every Python call. Before torch 2.13 a profile can be
-exported only once, and this is that once: to keep it, export it and read the file.
+A live profile is exported to a temporary file and read back. The line of every Python call in its caller, which the
+export leaves out, is added from the profile. Before torch 2.13 a profile can be exported only once, and reading it here
+uses that up: to keep the trace, export it and read the file.
 
-A file may be plain or gzipped, whole or cut off. What is whole costs one JSON parse, about 5 s and 500 MB of memory for
-100 MB; `with_stack=True` makes a trace several times as large. What is not whole is read event by event up to where it
-breaks, and on from the next event that can be read.
+A file may be plain or gzipped, complete or cut off. A complete one costs one JSON parse, about 5 s and 500 MB of memory
+for 100 MB; `with_stack=True` makes a trace several times as large. A damaged one is read event by event, skipping what
+can't be parsed.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ _KINDS = {
 
 
 def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
-    """Read a live profile, a saved trace (.json or .json.gz), or hand on what is read already.
+    """Read a live profile or a saved trace (.json or .json.gz); a `Trace` is returned as it is.
 
-    What can't be read is left out and said in `notes`; a ValueError where nothing can be.
+    `notes` of the result say what could not be read; a ValueError if nothing could.
     """
     if isinstance(source, Trace):
         return source
@@ -62,7 +62,7 @@ def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
     return _read_profile(source)
 
 
-# A profile that has been read, its results then, and the trace: before torch 2.13 it can be read once only.
+# The results and the trace of each profile that was read: before torch 2.13 it can be exported only once.
 _READ: "WeakKeyDictionary[torch.profiler.profile, tuple[Any, Trace]]" = WeakKeyDictionary()
 
 
@@ -83,7 +83,7 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
 
 
 def _export(profile: torch.profiler.profile, path: str) -> None:
-    """Export without using the profile up, where torch can (2.13) and every name can still be read."""
+    """Export so that it can be exported again, where torch can (2.13) and every name can still be decoded."""
     if "use_python_export" in inspect.signature(profile.export_chrome_trace).parameters:
         with contextlib.suppress(UnicodeDecodeError):
             profile.export_chrome_trace(path, use_python_export=True)
@@ -101,13 +101,13 @@ def parse(events: list[dict[str, Any]], about: dict[str, Any], faults: list[str]
     host, device, unusable = [], [], 0
     for raw in events:
         kind = _KINDS.get(str(raw.get("cat", "")).lower())
-        args = _usable(raw.get("args"))
+        args = _checked_args(raw.get("args"))
         try:
             if kind is not None and raw.get("ph") == "X":
                 begin = float(raw["ts"])
                 end = begin + max(float(raw.get("dur", 0)), 0.0)
                 name, track = str(raw["name"]), (raw.get("pid"), raw.get("tid"))
-                if kind == OP and name.startswith(TORCHS_OWN):  # as older versions file them
+                if kind == OP and name.startswith(TORCHS_OWN):  # as older versions of torch do
                     kind = ANNOTATION
                 (device if kind in ON_DEVICE else host).append(Event(name, kind, begin, end, track, args))
         except (KeyError, TypeError, ValueError):
@@ -132,8 +132,8 @@ _NUMBERS = ("Sequence number", "correlation", "bytes")
 _LISTS = {"Input Dims": list, "Input type": str, "Concrete Inputs": str}
 
 
-def _usable(args: Any) -> dict[str, Any]:
-    """Arguments without those that are of another kind than torch.profiler's; so a missing one is all that can be."""
+def _checked_args(args: Any) -> dict[str, Any]:
+    """The arguments without those of an unexpected type, so that readers need to handle missing ones only."""
     if not isinstance(args, dict):
         return {}
     foreign = [key for key in _NUMBERS if key in args and not isinstance(args[key], int)]
@@ -145,7 +145,7 @@ def _usable(args: Any) -> dict[str, Any]:
 
 
 def _nest(host: list[Event]) -> None:
-    """What began while something of its thread was running, ran inside that."""
+    """Set parents and children: an event ran inside the one of its thread that was running when it began."""
     stacks: dict[Any, list[Event]] = defaultdict(list)
     for event in host:
         stack = stacks[event.track]
@@ -162,7 +162,7 @@ def _nest(host: list[Event]) -> None:
 
 
 def _link(host: list[Event], device: list[Event]) -> int:
-    """Hand device time to the calls that launched it and to all around them; returns how many have no launch."""
+    """Attribute device time to the launching calls and all around these; returns how many events have no launch."""
     launches = {e.args["correlation"]: e for e in host if e.kind == RUNTIME and "correlation" in e.args}
     lost = 0
     for event in device:
@@ -178,7 +178,7 @@ def _link(host: list[Event], device: list[Event]) -> int:
 
 
 def _unseen(trace: Trace, lost: int) -> Iterator[str]:
-    """What this trace can't show, in words."""
+    """Notes on what this trace can't show."""
     if trace.steps[0].name == "whole trace":
         yield "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
     if not trace.on_gpu:
@@ -195,13 +195,13 @@ _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the prof
 
 
 def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Write into every Python frame which line called it; only the live profile knows.
+    """Add the calling line, which only the live profile knows, to every Python frame.
 
-    Frames are found by their name and when they began. An exported time is a float of microseconds since the quarter of
-    the year began, which late in it is off by a nanosecond or two; no function is called twice within so few.
+    Frames are matched by name and start. An exported time is a float of microseconds since the quarter of the year
+    began, so it may be off by a nanosecond or two; no function is called twice within so little time.
 
-    The profile doesn't own its names. Those of code that is gone, as a line's at a prompt is once it has run, may be
-    bytes of something else by now.
+    The profile doesn't own its strings. Names of code that was freed, such as a line at a prompt, may be overwritten by
+    now and fail to decode.
     """
     base = int(about.get("baseTimeNanoseconds", 0))
     waiting = list(results.experimental_event_tree())
@@ -222,14 +222,14 @@ def _add_call_sites(results: Any, events: list[dict[str, Any]], about: dict[str,
                 raw.setdefault("args", {})["Called from"] = site
 
 
-# An event as torch.profiler writes it, at whatever place the last readable one left us.
+# The beginning of an event as torch.profiler writes it, to go on after one that can't be parsed.
 _EVENT_BEGINS = re.compile(r'\{\s*"(?:ph|name|cat)"\s*:')
 
 
 def load(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    """The events of a trace, what the file says besides them, and what could not be read (nothing, if it is whole).
+    """The events of a trace, the file's other contents, and notes on what could not be read.
 
-    A ValueError in one line says why nothing could be.
+    A ValueError in one line says why nothing could be read.
     """
     path = Path(path)
     try:
@@ -243,15 +243,15 @@ def load(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any], list[s
     if not text.strip():
         raise ValueError(f"{path} is empty; a Chrome trace of torch.profiler (.json or .json.gz) is needed")
     try:
-        whole = json.loads(text, strict=False)
+        content = json.loads(text, strict=False)
     except (json.JSONDecodeError, RecursionError):
-        whole = None
-    if isinstance(whole, list):  # the format allows a bare list of events
-        whole = {"traceEvents": whole}
-    if isinstance(whole, dict) and isinstance(whole.get("traceEvents"), list):
-        events, about = whole.pop("traceEvents"), whole
+        content = None
+    if isinstance(content, list):  # the format allows a bare list of events
+        content = {"traceEvents": content}
+    if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
+        events, about = content.pop("traceEvents"), content
     else:
-        events, about = _salvage(text, notes) if whole is None else ([], {})
+        events, about = _salvage(text, notes) if content is None else ([], {})
     events = [event for event in events if isinstance(event, dict)]
     if not events:
         raise ValueError(
@@ -261,7 +261,7 @@ def load(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any], list[s
 
 
 def _unzip(data: bytes, notes: list[str]) -> bytes:
-    """All that can be unpacked, a kilobyte at a time so that little is lost where the data breaks."""
+    """The data as far as it can be unpacked, a kilobyte at a time so that little is lost where it breaks."""
     parts, position = [], 0
     member = zlib.decompressobj(wbits=31)
     try:
@@ -279,27 +279,27 @@ def _unzip(data: bytes, notes: list[str]) -> bytes:
 
 
 def _salvage(text: str, notes: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The complete events of a JSON text that is not."""
+    """The complete events of an incomplete JSON text, and what precedes the list of events."""
     listed = text.find('"traceEvents"')
     position = text.find("[", max(listed, 0))
     if position < 0:
         return [], {}
     decode = json.JSONDecoder(strict=False).raw_decode
     events, unreadable = [], 0
-    while found := _EVENT_BEGINS.search(text, position):
+    while match := _EVENT_BEGINS.search(text, position):
         try:
-            event, position = decode(text, found.start())
+            event, position = decode(text, match.start())
             events.append(event)
         except (json.JSONDecodeError, RecursionError):
             unreadable += 1
-            position = found.end()
+            position = match.end()
     if events:
         notes.append(f"the JSON is cut off or damaged: {len(events)} complete events read, {unreadable} left out")
     return events, _head(text[: max(listed, 0)])
 
 
 def _head(text: str) -> dict[str, Any]:
-    """What stands before the events: the device, the profiler's settings, what the user noted."""
+    """What precedes the events: the device, the profiler's settings, the user's metadata."""
     try:
         return json.loads(text.rstrip().rstrip(",") + "}", strict=False)
     except json.JSONDecodeError:

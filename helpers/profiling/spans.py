@@ -1,9 +1,9 @@
-"""From a recorder's log to nested spans of time, from these to each module's times, and to the table of a profile.
+"""From a recorder's log to nested spans of time, to each module's times, and to the table of a profile.
 
-All that happened in a step happened one after another, so the spans of a step form a tree: the step; in it forward
-calls; backward stretches; in a backward, what activation checkpointing computes again. A span's own time is its
-duration less that of the spans in it. So the own times of all modules, and the step's own ("outside" of modules: loss,
-optimizer, data, what autograd does between), add up to the step by construction.
+Events of a step don't overlap, so its spans form a tree: the step; inside it forward and backward of calls; inside a
+backward, recomputation by activation checkpointing. A span's self time is its duration without that of the spans inside
+it. So the self times of all modules and of the step ("outside" of modules: loss, optimizer, data, autograd's own work)
+add up to the step by construction.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ MEMORY = ("activation_mib", "peak_mib", "backward_peak_mib")
 
 @dataclass
 class Span:
-    """From one entry of the log to another; `parent` is the index of the span around it (−1: none)."""
+    """`begin` and `end` are indices of log entries, `parent` is the index of the enclosing span (−1: none)."""
 
     kind: str
     module: int  # −1: the step
@@ -36,23 +36,23 @@ class Span:
 
 @dataclass
 class Step:
-    """A watched step. Spans and times are there once its marks have been read."""
+    """A profiled step. It has spans and times once its marks have been read."""
 
     number: int
-    saved: SavedBytes | None = None  # of a warm-up step, as are the levels
-    levels: list[tuple[float, float]] = field(default_factory=list)  # at each entry: now, the most since the one before
+    saved: SavedBytes | None = None  # of a warm-up step only, as are the levels
+    levels: list[tuple[float, float]] = field(default_factory=list)  # for each entry: now, peak since the last
     log: list[Entry] = field(default_factory=list)
     times_ns: np.ndarray | None = None  # of each entry
     spans: list[Span] = field(default_factory=list)
 
     def read(self, times_ns: np.ndarray) -> None:
-        """Make spans of the log, which is not needed any more then."""
+        """Make spans of the log, and drop it."""
         self.times_ns, self.spans, self.log = times_ns, spans(self.log), []
 
 
 @dataclass
 class _Open:
-    """A span that is open: its index, and the call and the run if it is one of backward."""
+    """A span that has not ended: its index, and the call and the run of a backward span."""
 
     index: int
     call: Call | None = None
@@ -63,15 +63,15 @@ class _Builder:
     def __init__(self, last: int) -> None:
         self.spans = [Span(STEP, -1, 0, last, -1)]
         self.open = [_Open(0)]  # outermost first
-        self.over: dict[Run, int] = {}  # runs whose last node has run, and the entry at which it had
+        self.finished: dict[Run, int] = {}  # runs whose last node has run, and the entry that says so
 
     def add(self, at: int, entry: Entry) -> None:
         what = entry[0]
         if what == END:
             if self.open[-1].run is entry[3]:
-                self.over[entry[3]] = at  # not closed yet: gradients may still be added up
+                self.finished[entry[3]] = at  # closed later: gradients may still be accumulated
             return
-        self.close_what_is_over()
+        self.close_finished()
         if what == SWITCH:
             self.switch(at, entry[3], entry[3].owner(entry[2]))
         elif what >= 0:
@@ -84,18 +84,18 @@ class _Builder:
         if backward is not None:
             kind = FORWARD if backward < 0 else RECOMPUTE
             while kind == FORWARD and self.top.kind in (BACKWARD, RECOMPUTE):
-                self.pop(at - 1)  # an exception ended that backward when it was last heard of
+                self.pop(at - 1)  # an exception ended that backward at its last entry
         self.push(kind, module, at)
 
     def leave(self, at: int, module: int) -> None:
-        if any(self.spans[one.index].module == module and one.run is None for one in self.open):
+        if any(self.spans[span.index].module == module and span.run is None for span in self.open):
             while self.top.module != module or self.open[-1].run is not None:
                 self.pop(at)
             self.pop(at)
 
     def switch(self, at: int, run: Run, call: Call | None) -> None:
-        """Close the backward spans of the run that the call doesn't lie in, and open those that it lies in."""
-        if any(one.run is run for one in self.open):
+        """Close the run's backward spans that don't enclose the call, and open those that do."""
+        if any(span.run is run for span in self.open):
             while self.open[-1].run is not run:
                 self.pop(at)
         path = []
@@ -105,8 +105,8 @@ class _Builder:
         while self.open[-1].run is run and self.open[-1].call not in path:
             self.pop(at)
         inside = path.index(self.open[-1].call) if self.open[-1].run is run else len(path)
-        for one in reversed(path[:inside]):
-            self.push(BACKWARD, one.module, at, one, run)
+        for missing in reversed(path[:inside]):
+            self.push(BACKWARD, missing.module, at, missing, run)
 
     @property
     def top(self) -> Span:
@@ -120,11 +120,11 @@ class _Builder:
         self.top.end = at
         self.open.pop()
 
-    def close_what_is_over(self) -> None:
-        while (run := self.open[-1].run) in self.over:
+    def close_finished(self) -> None:
+        while (run := self.open[-1].run) in self.finished:
             while self.open[-1].run is run:
-                self.pop(self.over[run])
-            del self.over[run]
+                self.pop(self.finished[run])
+            del self.finished[run]
 
 
 def spans(log: Sequence[Entry]) -> list[Span]:
@@ -133,7 +133,7 @@ def spans(log: Sequence[Entry]) -> list[Span]:
     builder = _Builder(last)
     for at in range(1, last):
         builder.add(at, log[at])
-    builder.close_what_is_over()
+    builder.close_finished()
     while len(builder.open) > 1:
         builder.pop(last - 1)
     return builder.spans
@@ -141,99 +141,96 @@ def spans(log: Sequence[Entry]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Tally:
-    """Milliseconds of one step by kind and module. `own` leaves out what was called; `whole` counts it.
+    """Milliseconds of one step by kind and module; `total_ms` includes the modules that a module calls.
 
-    `whole` counts a kind's time alone: what is computed again within a module's backward is `RECOMPUTE`'s.
+    Time within a module's backward that recomputes counts as `RECOMPUTE` only.
     """
 
     step_ms: float
     outside_ms: float
     calls: np.ndarray  # (modules,), in forward
-    own: dict[str, np.ndarray]  # (modules,) each
-    whole: dict[str, np.ndarray]
+    self_ms: dict[str, np.ndarray]  # by kind, (modules,) each
+    total_ms: dict[str, np.ndarray]
 
 
 def tally(step: Step, modules: int) -> Tally:
-    found = step.spans
-    durations = np.array([step.times_ns[span.end] - step.times_ns[span.begin] for span in found]) / 1e6
-    owns = durations.copy()
-    for span, duration in zip(found[1:], durations[1:], strict=True):
-        owns[span.parent] -= duration
+    durations = np.array([step.times_ns[span.end] - step.times_ns[span.begin] for span in step.spans]) / 1e6
+    exclusive = durations.copy()  # of each span, without the spans inside it
+    for span, duration in zip(step.spans[1:], durations[1:], strict=True):
+        exclusive[span.parent] -= duration
     calls = np.zeros(modules, int)
-    own = {kind: np.zeros(modules) for kind in KINDS}
-    whole = {kind: np.zeros(modules) for kind in KINDS}
-    for index, span in enumerate(found[1:], 1):
+    self_ms = {kind: np.zeros(modules) for kind in KINDS}
+    total_ms = {kind: np.zeros(modules) for kind in KINDS}
+    for index, span in enumerate(step.spans[1:], 1):
         calls[span.module] += span.kind == FORWARD
-        own[span.kind][span.module] += owns[index]
-        for module in _around(found, index):
-            whole[span.kind][module] += owns[index]
-    return Tally(float(durations[0]), float(owns[0]), calls, own, whole)
+        self_ms[span.kind][span.module] += exclusive[index]
+        for module in _enclosing_modules(step.spans, index):
+            total_ms[span.kind][module] += exclusive[index]
+    return Tally(float(durations[0]), float(exclusive[0]), calls, self_ms, total_ms)
 
 
-def _around(found: Sequence[Span], index: int) -> set[int]:
-    """The modules of the spans of its kind that a span lies in, its own too; once each, even one that calls itself."""
-    kind, modules = found[index].kind, set()
+def _enclosing_modules(tree: Sequence[Span], index: int) -> set[int]:
+    """The modules of a span and of the spans of its kind around it; once each, even if a module calls itself."""
+    kind, modules = tree[index].kind, set()
     while index > 0:
-        if found[index].kind == kind:
-            modules.add(found[index].module)
-        index = found[index].parent
+        if tree[index].kind == kind:
+            modules.add(tree[index].module)
+        index = tree[index].parent
     return modules
 
 
-def rises(found: Sequence[Span], levels: np.ndarray, peaks: np.ndarray, modules: int) -> dict[str, np.ndarray]:
-    """How far the level of memory rose in a span above where it began, by kind and module, the highest of its calls.
+def rises(tree: Sequence[Span], levels: np.ndarray, peaks: np.ndarray, modules: int) -> dict[str, np.ndarray]:
+    """Peak memory in a span above the level at its beginning, by kind and module: the maximum over its calls.
 
     `levels` are those at the log's entries, `peaks` the highest since the entry before.
     """
-    none = 0.0 * peaks[0]  # NaN where peaks are not known
-    highest = {kind: np.full(modules, none) for kind in (FORWARD, BACKWARD)}
-    for span in found[1:]:
+    unknown_or_0 = 0.0 * peaks[0]  # NaN where peaks are not known
+    highest = {kind: np.full(modules, unknown_or_0) for kind in (FORWARD, BACKWARD)}
+    for span in tree[1:]:
         if span.kind in highest and span.end > span.begin:
             rise = peaks[span.begin + 1 : span.end + 1].max() - levels[span.begin]
             highest[span.kind][span.module] = np.maximum(highest[span.kind][span.module], rise)
     return highest
 
 
-def summary(recorded: Sequence[Step], weighed: Step | None, paths: list[str], types: list[str]) -> pd.DataFrame:
-    """Times are means over the middle steps, those not shorter than the 20th nor longer than the 80th percentile.
+def summary(recorded: Sequence[Step], warmup: Step | None, paths: list[str], types: list[str]) -> pd.DataFrame:
+    """The table of a profile. Times are means over the steps between the 20th and the 80th percentile.
 
-    Means over the same steps add up; medians of parts don't add up to the median of the whole. Like a median, this
-    doesn't mind a few odd steps.
+    Means over the same steps add up, which medians of parts don't; like a median, this ignores a few odd steps.
     """
     tallies = [tally(step, len(paths)) for step in recorded]
-    durations = np.array([one.step_ms for one in tallies])
-    p20, median, p80 = np.percentile(durations, [20, 50, 80])
-    middle = [one for one in tallies if p20 <= one.step_ms <= p80] or tallies  # of two, both
+    p20, median, p80 = np.percentile([step.step_ms for step in tallies], [20, 50, 80])
+    middle = [step for step in tallies if p20 <= step.step_ms <= p80] or tallies  # of two, both
 
     def mean(of: Callable[[Tally], Any]) -> Any:
-        return np.mean([of(one) for one in middle], axis=0)
+        return np.mean([of(step) for step in middle], axis=0)
 
-    table = pd.DataFrame({"module": paths, "type": types, "calls": mean(lambda one: one.calls)})
+    table = pd.DataFrame({"module": paths, "type": types, "calls": mean(lambda step: step.calls)})
     for kind in KINDS:
-        table[f"{kind}_ms"] = mean(lambda one, kind=kind: one.whole[kind])
-    table["total_ms"] = mean(lambda one: sum(one.whole.values()))
-    table["self_ms"] = mean(lambda one: sum(one.own.values()))
-    step_ms, outside_ms = float(mean(lambda one: one.step_ms)), float(mean(lambda one: one.outside_ms))
-    inside = {f"{kind}_ms": float(mean(lambda one, kind=kind: one.own[kind].sum())) for kind in KINDS}
+        table[f"{kind}_ms"] = mean(lambda step, kind=kind: step.total_ms[kind])
+    table["total_ms"] = mean(lambda step: sum(step.total_ms.values()))
+    table["self_ms"] = mean(lambda step: sum(step.self_ms.values()))
+    step_ms, outside_ms = float(mean(lambda step: step.step_ms)), float(mean(lambda step: step.outside_ms))
+    inside = {f"{kind}_ms": float(mean(lambda step, kind=kind: step.self_ms[kind].sum())) for kind in KINDS}
     sums = [
         {"module": "outside", "type": "", "total_ms": outside_ms, "self_ms": outside_ms},
         {"module": "step", "type": "", **inside, "total_ms": step_ms, "self_ms": step_ms},
     ]
     table = pd.concat([table, pd.DataFrame(sums)], ignore_index=True)
     table["share"] = table["total_ms"] / step_ms
-    for column, values in _memory(weighed, len(paths)).items():
+    for column, values in _memory(warmup, len(paths)).items():
         table[column] = values
     table.attrs = {"steps": len(recorded), "median_ms": float(median), "p20_ms": float(p20), "p80_ms": float(p80)}
     return table
 
 
-def _memory(weighed: Step | None, modules: int) -> dict[str, list[float]]:
-    """The columns of memory, for the modules, outside and the step."""
-    if weighed is None:
+def _memory(warmup: Step | None, modules: int) -> dict[str, list[float]]:
+    """The columns of memory, for the modules, outside and the step; NaN without a warm-up step."""
+    if warmup is None:
         return {column: [np.nan] * (modules + 2) for column in MEMORY}
-    columns = {"activation_mib": [*weighed.saved.module_bytes, np.nan, weighed.saved.total_bytes]}
-    levels, peaks = np.array(weighed.levels, float).T
-    risen = rises(weighed.spans, levels, peaks, modules)
+    columns = {"activation_mib": [*warmup.saved.module_bytes, np.nan, warmup.saved.total_bytes]}
+    levels, peaks = np.array(warmup.levels, float).T
+    risen = rises(warmup.spans, levels, peaks, modules)
     columns["peak_mib"] = [*risen[FORWARD], np.nan, peaks[1:].max() - levels[0]]
     columns["backward_peak_mib"] = [*risen[BACKWARD], np.nan, np.nan]
     return {column: (np.array(values) / MIB).tolist() for column, values in columns.items()}

@@ -1,5 +1,6 @@
-"""What a trace holds: events that took time, what ran inside what, steps, which op made which autograd node, and where
-in the source an event comes from: a line, a module, or failing both the op and its shapes.
+"""A trace's events: their nesting, the steps, which op made which autograd node, and the source line of each event.
+
+Where no Python frames were recorded, the module or the op and its shapes stand in for the source line.
 """
 
 import re
@@ -24,7 +25,7 @@ STEP, LOADER, OPTIMIZER, ZERO_GRAD = (
 )
 TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 
-# A Python frame as the profiler names it, and what is not the user's own code.
+# A Python frame as the profiler names it, and paths that are not the user's code.
 _FRAME = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _MODULE = "nn.Module: "
 _LIBRARY = re.compile(r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<")
@@ -32,7 +33,7 @@ _LIBRARY = re.compile(r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """Something that took time. Times are in µs; `parent` is what it ran inside, or the call that launched it."""
+    """An event with a duration, in µs; `parent` is the event it ran inside, or the call that launched it."""
 
     name: str
     kind: str
@@ -42,7 +43,7 @@ class Event:
     args: dict[str, Any]
     parent: "Event | None" = field(default=None, repr=False)
     children: list["Event"] = field(default_factory=list, repr=False)
-    device_us: float = 0.0  # what the device did for it and for all that ran inside it
+    device_us: float = 0.0  # device time of what it and the events inside it launched
     backward: "Event | None" = field(default=None, repr=False)  # the autograd node whose backward it is part of
     scope: "Event | None" = field(default=None, repr=False)  # the innermost annotation around it
 
@@ -52,7 +53,7 @@ class Event:
 
     @property
     def dims(self) -> list[Any]:
-        """The shape of each input; () of what is no tensor, and a list of shapes of a list of tensors."""
+        """The shape of each input; () for what is no tensor, a list of shapes for a list of tensors."""
         return self.args.get("Input Dims", [])
 
     @property
@@ -70,18 +71,18 @@ class Event:
 
     @property
     def sequence(self) -> int | None:
-        """The number of the autograd node that the op would be the next to make; none where nothing is recorded."""
+        """The number of the next autograd node when the op ran; None where no graph is recorded."""
         return self.args.get("Sequence number")
 
     def outer(self) -> Iterator["Event"]:
-        """What it ran inside, innermost first."""
+        """The events that it ran inside, innermost first."""
         event = self.parent
         while event is not None:
             yield event
             event = event.parent
 
     def inner(self) -> Iterator["Event"]:
-        """All that ran inside it, and what that launched on the device."""
+        """All events that ran inside it, and what they launched on the device."""
         waiting = self.children[::-1]
         while waiting:
             event = waiting.pop()
@@ -89,7 +90,7 @@ class Event:
             waiting.extend(event.children[::-1])
 
     def within(self, prefix: str) -> bool:
-        """Whether it ran inside something of a name that begins so."""
+        """Whether it ran inside an event whose name begins with the prefix."""
         return any(event.name.startswith(prefix) for event in self.outer())
 
 
@@ -102,13 +103,13 @@ class Step:
 
 @dataclass
 class Trace:
-    """`host` and `device` are in the order in which they began."""
+    """Events of the host and of the device, each in the order in which they began."""
 
     host: list[Event]
     device: list[Event]
-    about: dict[str, Any]  # what the file says besides its events
+    about: dict[str, Any]  # what the file holds besides its events
     notes: list[str]
-    complete: bool = True  # whether all that was recorded was read, so that what is absent did not happen
+    complete: bool = True  # whether every recorded event was read, so that what is absent did not happen
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -129,7 +130,7 @@ class Trace:
 
     @cached_property
     def thread(self) -> tuple[Any, Any] | None:
-        """The thread that runs the loop: that of the steps, or the one with most ops."""
+        """The thread that runs the loop: that of the steps, or else the one with most ops."""
         counts: dict[Any, int] = defaultdict(int)
         for e in self.host:
             counts[e.track] += {OP: 1, ANNOTATION: 10**9 if e.name.startswith(STEP) else 1}.get(e.kind, 0)
@@ -138,14 +139,14 @@ class Trace:
     def step_of(self, event: Event) -> int | None:
         """The number of the step that an event belongs to; device work belongs to the step that launched it.
 
-        Where steps are marked, device work without a launch is that of steps before the first one.
+        Where steps are marked, device work without a launch belongs to none: it was launched before the first.
         """
         if event.kind in ON_DEVICE:
             if event.parent is None and self.steps[0].name.startswith(STEP):
                 return None
             event = event.parent or event
-        place = bisect_right(self._step_begins, event.begin) - 1
-        return place if place >= 0 and event.begin < self.steps[place].end else None
+        index = bisect_right(self._step_begins, event.begin) - 1
+        return index if index >= 0 and event.begin < self.steps[index].end else None
 
     @cached_property
     def _step_begins(self) -> list[float]:
@@ -174,14 +175,14 @@ class Trace:
         return total / len(self.steps)
 
     def ms(self, events: list[Event]) -> float:
-        """Milliseconds a step, on the device if there is one, of events that don't contain each other."""
+        """Milliseconds a step of events that don't contain each other: device time on a GPU, else the host's."""
         return self.per_step(sum(e.device_us if self.on_gpu else e.us for e in events)) / 1e3
 
     @cached_property
     def makers(self) -> dict[int, Event]:
-        """Which op of the forward pass made which autograd node, by the node's number.
+        """The op of the forward pass that made each autograd node, by the node's number.
 
-        The number that an op carries is that of the next node: a node is made by the last op that carries its number.
+        An op carries the number of the next node, so a node is made by the last op that carries its number.
         """
         recorded = [
             e
@@ -197,7 +198,7 @@ class Trace:
 
     @cached_property
     def executed(self) -> dict[int, list[Event]]:
-        """What ran in the backward pass, by the node's number."""
+        """The backward events of each autograd node, by the node's number."""
         ran = defaultdict(list)
         for event in self.host:
             if event.kind == OP and event.sequence is not None and event.name.startswith(BACKWARD):
@@ -212,24 +213,24 @@ class Trace:
         return numbers
 
     def nodes(self, op: Event) -> list[int]:
-        """The numbers of the autograd nodes that an op, or what ran inside it, made."""
+        """The numbers of the autograd nodes that an op, or an event inside it, made."""
         return [n for event in (op, *op.inner()) for n in self._made_by.get(event, ())]
 
-    def both_ways(self, ops: list[Event]) -> list[Event]:
-        """Ops of the forward pass, and what they cause in the backward pass."""
+    def with_backward(self, ops: list[Event]) -> list[Event]:
+        """Ops of the forward pass, and the backward events of their autograd nodes."""
         return ops + [ran for op in ops for n in self.nodes(op) for ran in self.executed.get(n, ())]
 
 
 def source_line(trace: Trace, event: Event) -> str:
-    """The line or function of the user's that an event comes from: the same text for the same line."""
-    return _where(trace, event)[0]
+    """The user's line or function that an event comes from: the same text for the same line."""
+    return _source(trace, event)[0]
 
 
 def user_frame(event: Event) -> Event | None:
-    """The innermost call of a function of the user's that an event ran in; a comprehension is part of its function."""
+    """The innermost call of a user's function that an event ran in; a comprehension is part of its function."""
     for outer in event.outer():
-        own = _parse(outer.name) if outer.kind == PYTHON else None
-        if own and _is_users(own[0]) and (own[2] == "<module>" or not own[2].startswith("<")):
+        frame = _parse(outer.name) if outer.kind == PYTHON else None
+        if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
             return outer
     return None
 
@@ -240,18 +241,18 @@ def module(event: Event) -> str | None:
 
 
 def source_lines(trace: Trace, events: list[Event]) -> str:
-    """Where events of one line come from, with the modules that they ran in."""
-    text, back = _where(trace, events[0])
+    """The source line of events that share one, with the modules that they ran in."""
+    text, back = _source(trace, events[0])
     names = list(dict.fromkeys(name for e in events if (name := module(_forward(trace, e)))))
     inside = f" [{', '.join(names[:3])}{', …' if len(names) > 3 else ''}]" if names else ""
     return text + inside + back
 
 
 def by_source_line(trace: Trace, events: list[Event]) -> dict[str, list[Event]]:
-    """Events grouped by where they come from, each group in the order in which they began."""
+    """Events grouped by source line; groups and their events in the given order."""
     groups: dict[str, list[Event]] = {}
     for event in events:
-        groups.setdefault("".join(_where(trace, event)), []).append(event)
+        groups.setdefault("".join(_source(trace, event)), []).append(event)
     return groups
 
 
@@ -260,33 +261,34 @@ def frames(event: Event) -> list[tuple[str, int, str]]:
     return [parsed for e in event.outer() if e.kind == PYTHON and (parsed := _parse(e.name))]
 
 
-def _where(trace: Trace, event: Event) -> tuple[str, str]:
-    """The line, and a remark if it is the backward pass of what stands there."""
-    source = _forward(trace, event)
-    back = " (backward)" if source is not event else ""
-    for outer in (source, *source.outer()):
+def _source(trace: Trace, event: Event) -> tuple[str, str]:
+    """The source line, and " (backward)" if the event is the backward pass of that line."""
+    forward = _forward(trace, event)
+    back = " (backward)" if forward is not event else ""
+    for outer in (forward, *forward.outer()):
         if outer.kind != PYTHON:
             continue
-        own, called = _parse(outer.name), _parse(outer.args.get("Called from", ""))
-        if own and _is_users(own[0]):
-            return f"{own[2]} in {own[0]}, from line {own[1]}", back
-        if called and _is_users(called[0]):
-            return f"{called[0]}:{called[1]} in {called[2]}", back
-    scope = source.scope
+        frame, caller = _parse(outer.name), _parse(outer.args.get("Called from", ""))
+        if frame and _is_users(frame[0]):
+            return f"{frame[2]} in {frame[0]}, from line {frame[1]}", back
+        if caller and _is_users(caller[0]):
+            return f"{caller[0]}:{caller[1]} in {caller[2]}", back
+    scope = forward.scope
     while scope is not None and "#" in scope.name:  # torch's own: steps, loaders, optimizers
         scope = scope.scope
-    named = _op(source)
-    return (f"{scope.name}: {named}" if scope is not None else named), back
+    op = _op(forward)
+    return (f"{scope.name}: {op}" if scope is not None else op), back
 
 
 def _forward(trace: Trace, event: Event) -> Event:
-    """For what ran in the backward pass, the op of the forward pass that it belongs to."""
+    """For an event of the backward pass, the op of the forward pass that it belongs to; else the event."""
     if event.backward is None:
         return event
     return trace.makers.get(event.backward.sequence, event)
 
 
 def _op(event: Event) -> str:
+    """The op that the event belongs to, with its shapes: "aten::mm [4×8, 8×2]"."""
     while event.kind != OP and event.parent is not None and event.parent.kind not in (ANNOTATION, PYTHON):
         event = event.parent
     shapes = ", ".join("×".join(map(str, dims)) for dims in event.dims if _is_shape(dims))
@@ -298,11 +300,11 @@ def _is_shape(dims: Any) -> bool:
 
 
 def _parse(frame: str) -> tuple[str, int, str] | None:
-    found = _FRAME.fullmatch(frame)
-    return (found["path"], int(found["line"]), found["function"]) if found else None
+    match = _FRAME.fullmatch(frame)
+    return (match["path"], int(match["line"]), match["function"]) if match else None
 
 
 def _is_users(path: str) -> bool:
-    """Neither torch's nor the standard library's; paths are recorded from the folder that sys.path names."""
+    """Whether a path is neither torch's nor the standard library's; paths are relative to an entry of sys.path."""
     top = path.split("/")[0].removesuffix(".py")
     return not _LIBRARY.search(path) and top not in sys.stdlib_module_names

@@ -131,11 +131,11 @@ def test_device_time_counts_for_all_that_launched_it():
     trace = parse(synthetic(1), {}, [])
     forward = next(op for op in trace.ops if op.name == "aten::mm")
     assert forward.device_us == 300
-    assert [e.name for e in trace.both_ways([forward])] == [
+    assert [e.name for e in trace.with_backward([forward])] == [
         "aten::mm",
         "autograd::engine::evaluate_function: MmBackward0",
     ]
-    assert sum(e.device_us for e in trace.both_ways([forward])) == 600
+    assert sum(e.device_us for e in trace.with_backward([forward])) == 600
     step = next(e for e in trace.host if e.name.startswith(kinds.STEP))
     assert step.device_us == 300 + 50 + 20 + 100  # the backward pass runs in another thread
 

@@ -1,11 +1,11 @@
-"""What `diagnose` looks for: a function for each finding, which takes a trace.
+"""The rules of `diagnose`: a function for each finding, from a trace to its `Finding`s.
 
-    waiting     who waits for whom: host, device, loader, copies; and work in too many pieces
-    products    matrix products and convolutions: sizes, types, settings, handmade attention
-    needless    work that nothing needs: graphs, results, constants built again, one input multiplied three times
+    waiting     the host waits for the device, the device for the loader, both for copies; work in too many kernels
+    products    matrix products and convolutions: sizes, types, settings, attention from separate ops
+    needless    graphs that no backward uses, unused results, constants rebuilt in each step, separate Q, K and V
 
-A rule is silent unless the trace proves what it says: what only slows a GPU is reported only of a GPU's trace, save
-where the host's trace shows it as plainly (a host that reads a tensor, a size, a loop over parameters).
+A rule reports only what the trace proves. What slows only a GPU is reported from a GPU's trace, except where the CPU's
+trace proves it too (a tensor read by the host, an unaligned size, a loop over parameters).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ UNBENCHMARKED = "unbenchmarked cuDNN"
 
 @dataclass(frozen=True)
 class Finding:
-    """`count` and `cost_ms` are means over the steps. A cost of NaN is one that no trace shows; `basis` says why."""
+    """`count` and `cost_ms` are means over the steps. A cost that no trace shows is NaN; `basis` says why."""
 
     finding: str
     where: str

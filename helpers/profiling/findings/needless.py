@@ -1,14 +1,14 @@
-"""Work that nothing needs: evaluation that records a graph, results that no backward pass reaches, constants built anew
-in every step, and one input multiplied by three weights in turn.
+"""Needless work: evaluation that records a graph, results that no backward pass reaches, constants rebuilt in every
+step, and one input multiplied by three weights in turn.
 
-An op that records carries the number of the node it makes; a node that ran backward carries it too. So a trace shows
-which nodes never ran. Of these only products and convolutions are looked at: they are what costs, and a metric's
-softmax under grad mode is not worth a line.
+An op that records a graph carries the sequence number of the autograd node that it makes, and so does the node's
+backward. So a trace shows which nodes never ran backward. Only products and convolutions are reported: other unused
+ops, such as a metric's softmax in grad mode, cost little.
 
-A trace names no tensors, so what feeds what is told from order and shapes. A chain of ops is taken for constant if it
-begins with a constructor (ones, full, arange, …), every input after that has a shape that the chain itself has made,
-nothing in it records a gradient, and it holds an op that shapes a mask or a table (triu, tril, sin, cos, exp, pow). It
-is reported if every step builds it alike.
+A trace names no tensors, so data flow is inferred from order and shapes. A chain of ops counts as constant if it begins
+with a constructor (ones, full, arange, …), every later input has a shape that the chain itself has made, no op in it
+records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is reported if
+every step builds the same chain.
 """
 
 import ast
@@ -64,7 +64,7 @@ def kept_graph(trace: Trace) -> Iterator[Finding]:
 
 
 def unused_results(trace: Trace) -> Iterator[Finding]:
-    """A product in a pass that did run backward, though not through it: nothing of the loss depends on its result."""
+    """A product that the backward pass did not reach, though it ran: the loss doesn't depend on its result."""
     unused = [
         op
         for stretch in _stretches(trace)
@@ -110,7 +110,7 @@ def _is_heavy(op: Event) -> bool:
 
 
 def constant_work(trace: Trace) -> Iterator[Finding]:
-    """Masks and tables of positions that are built anew in each step though nothing in them changes."""
+    """Masks and tables of positions that are rebuilt in each step though they don't change."""
     if len(trace.steps) < 2:
         return
     built: dict[tuple, dict[int, list[list[Event]]]] = defaultdict(lambda: defaultdict(list))
@@ -135,14 +135,14 @@ def constant_work(trace: Trace) -> Iterator[Finding]:
 
 
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
-    """Runs of outermost ops, in the loop's thread, that need nothing but themselves."""
+    """Runs of outermost ops, in the loop's thread, whose inputs are constants or made within the run."""
     chain: list[Event] = []
     shapes: set[tuple[int, ...]] = set()
-    recording = {op for op in trace.makers.values()}
+    recording = set(trace.makers.values())
     for op in _outermost(trace):
         inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims]
         if op.name in _CONSTRUCTORS:
-            shapes.add(_squeezed(_made(op)))
+            shapes.add(_squeezed(_constructed_shape(op)))
             chain.append(op)
         elif (
             chain
@@ -151,7 +151,7 @@ def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
             and inputs
             and all(shape in shapes or shape == () for shape in inputs)
         ):
-            shapes |= _results(op.name, inputs)
+            shapes |= _result_shapes(op.name, inputs)
             chain.append(op)
         else:
             if any(op.name in _SHAPING for op in chain):
@@ -169,7 +169,7 @@ def _outermost(trace: Trace) -> list[Event]:
     ]
 
 
-def _made(op: Event) -> list[int]:
+def _constructed_shape(op: Event) -> list[int]:
     """The shape that a constructor makes, from its arguments."""
     numbers = []
     for value in op.values:
@@ -187,11 +187,12 @@ def _made(op: Event) -> list[int]:
 
 
 def _squeezed(dims: list[int]) -> tuple[int, ...]:
+    """The shape without dimensions of size 1; (-1,), which matches no other, for a list of shapes."""
     return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else (-1,)
 
 
-def _results(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """The shapes that an op may return, without sizes of 1."""
+def _result_shapes(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """The shapes that an op may return, without dimensions of size 1."""
     made = set(inputs)
     if len(inputs) == 2 and inputs[0] != inputs[1]:
         made |= {inputs[0] + inputs[1], inputs[1] + inputs[0]}  # outer products by broadcasting
@@ -203,7 +204,8 @@ def _results(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
 def separate_projections(trace: Trace) -> Iterator[Finding]:
     """Three or more Linear layers in a row with inputs of one shape and nothing but views between them: Q, K and V.
 
-    Layers that follow each other with nothing between them would be one layer; so they share their input.
+    Consecutive linear layers of one input shape are taken to share their input: chained with nothing between them they
+    would be one layer.
     """
     rows: list[list[Event]] = []
     row: list[Event] = []
@@ -217,21 +219,21 @@ def separate_projections(trace: Trace) -> Iterator[Finding]:
             rows.append(row)
             row = []
     rows = [r for r in [*rows, row] if len(r) >= 3]
-    of = {r[0]: r for r in rows}
-    for group in by_source_line(trace, list(of)).values():
-        linears = [op for first in group for op in of[first]]
+    row_of = {r[0]: r for r in rows}
+    for group in by_source_line(trace, list(row_of)).values():
+        linears = [op for first in group for op in row_of[first]]
         yield Finding(
             SEPARATE,
             source_lines(trace, linears),
             trace.per_step(len(linears)),
-            trace.ms(trace.both_ways(linears)) * _spared(of[group[0]]),
+            trace.ms(trace.with_backward(linears)) * _saved_share(row_of[group[0]]),
             "estimate: the share of these products' traffic that goes into reading the input again",
             "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
         )
 
 
-def _spared(row: list[Event]) -> float:
-    """The share of a row's elements read and written that one joint product wouldn't read again."""
+def _saved_share(row: list[Event]) -> float:
+    """The share of a row's memory traffic that one joint product would save: input (m, k), weights (n, k)."""
     *rows, k = row[0].shape
     m = prod(rows)
     traffic = sum(m * k + k * op.dims[1][0] + m * op.dims[1][0] for op in row)

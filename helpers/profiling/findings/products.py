@@ -1,8 +1,8 @@
 """Matrix products and convolutions: their sizes, type and settings, and products that together are attention.
 
 A product of an (m × k) by a (k × n) matrix is read from the shapes that `record_shapes=True` records. m counts rows
-(batch × tokens) and may be anything; k and n are how far the rows of the operands and of the result lie apart, and so
-decide whether the tensor cores can load them in 16-byte pieces.
+(batch × tokens) and may be anything; k and n are the row strides of the operands and of the result, so they decide
+whether the tensor cores can load rows in 16-byte pieces.
 """
 
 import re
@@ -15,15 +15,15 @@ from ..trace import KERNEL, Event, Trace, by_source_line, source_lines
 from . import ATTENTION, DETERMINISTIC, FP32, UNALIGNED, UNBENCHMARKED, Finding
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
-SMALL = 16  # up to this a size is a matter of the task (classes, features)
-MATTERS = 0.05  # of the operations of all products, or of their time: less is not worth a line
+SMALL = 16  # sizes up to this are given by the task (classes, features)
+MATTERS = 0.05  # of the operations of all products, or of their time: less is not reported
 
 _MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_conv_depthwise2d"}
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
-SETTINGS_MATTER = 0.02  # of the kernels' time, for the convolutions of one line
+SETTINGS_MATTER = 0.02  # of the kernels' time, for the convolutions of one source line
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
 
@@ -44,45 +44,45 @@ class Product:
 
 def products(trace: Trace) -> list[Product]:
     """The products of the forward pass, in order."""
-    found = (_product(op) for op in trace.ops if op.name in _MATRICES and op.backward is None)
-    return [product for product in found if product is not None]
+    candidates = (_product(op) for op in trace.ops if op.name in _MATRICES and op.backward is None)
+    return [product for product in candidates if product is not None]
 
 
 def _product(op: Event) -> Product | None:
     """None where the shapes aren't recorded."""
-    places_of = _MATRICES[op.name]
-    if len(op.dims) <= max(places_of):
+    operands = _MATRICES[op.name]
+    if len(op.dims) <= max(operands):
         return None
-    left, right = (op.dims[i] for i in places_of)
+    left, right = (op.dims[i] for i in operands)
     if len(left) not in (2, 3) or len(left) != len(right) or not all(isinstance(d, int) for d in left + right):
         return None
-    dtype = op.types[places_of[0]] if len(op.types) > places_of[0] else ""
+    dtype = op.types[operands[0]] if len(op.types) > operands[0] else ""
     return Product(op, prod(left[:-2]), left[-2], left[-1], right[-1], dtype)
 
 
 def unaligned_sizes(trace: Trace) -> Iterator[Finding]:
     """Rows of 255 or 1023 elements don't begin at multiples of 16 bytes: the fast kernels can't be used."""
     attention = {op for trio in _attentions(trace) for op in trio}
-    everything = products(trace)
-    total = sum(p.operations for p in everything)
-    missed = [p for p in everything if _missed(p) and p.op not in attention]
-    of = {p.op: p for p in missed}
-    for group in by_source_line(trace, [p.op for p in missed]).values():
-        if sum(of[op].operations for op in group) < MATTERS * total:
+    all_products = products(trace)
+    total = sum(p.operations for p in all_products)
+    product_of = {p.op: p for p in all_products if _unaligned(p) and p.op not in attention}
+    for group in by_source_line(trace, list(product_of)).values():
+        if sum(product_of[op].operations for op in group) < MATTERS * total:
             continue
-        sizes = sorted({size for op in group for size in _missed(of[op])})
-        unit = max(ALIGNED_TO[of[op].dtype] for op in group)
+        sizes = sorted({size for op in group for size in _unaligned(product_of[op])})
+        unit = max(ALIGNED_TO[product_of[op].dtype] for op in group)
         yield Finding(
             UNALIGNED,
             f"{source_lines(trace, group)}: {', '.join(map(str, sizes))}",
             trace.per_step(len(group)),
-            trace.ms(trace.both_ways(group)) / 2,
+            trace.ms(trace.with_backward(group)) / 2,
             "estimate: half of these products' time, forward and backward; unaligned rows run at half the rate or less",
             f"make the size a multiple of {max(unit, 8)} ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes)})",
         )
 
 
-def _missed(product: Product) -> list[int]:
+def _unaligned(product: Product) -> list[int]:
+    """The sizes whose rows don't begin at multiples of 16 bytes."""
     unit = ALIGNED_TO.get(product.dtype)
     return [size for size in (product.k, product.n) if unit and size > SMALL and size % unit]
 
@@ -103,7 +103,7 @@ def fp32_products(trace: Trace) -> Iterator[Finding]:
             FP32,
             source_lines(trace, group),
             trace.per_step(len(group)),
-            trace.ms(trace.both_ways(group)) * (0.5 if tf32 else 0.75),
+            trace.ms(trace.with_backward(group)) * (0.5 if tf32 else 0.75),
             f"estimate: {'half' if tf32 else 'three quarters'} of their time, both ways; kernel {_short(kernels)}",
             "train under torch.autocast in bf16"
             + ("" if tf32 else '; for TF32 torch.set_float32_matmul_precision("high")'),
@@ -116,11 +116,11 @@ def _short(kernels: list[str]) -> str:
 
 def handmade_attention(trace: Trace) -> Iterator[Finding]:
     """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
-    found = {
+    products_of = {
         softmax: (first, last) for first, softmax, last in _attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
     }
-    for group in by_source_line(trace, list(found)).values():
-        ops = [op for softmax in group for op in _between(trace, *found[softmax])]
+    for group in by_source_line(trace, list(products_of)).values():
+        ops = [op for softmax in group for op in _between(trace, *products_of[softmax])]
         advice = (
             "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
             if any(map(_by_sdpa, group))
@@ -130,7 +130,7 @@ def handmade_attention(trace: Trace) -> Iterator[Finding]:
             ATTENTION,
             source_lines(trace, group),
             trace.per_step(len(group)),
-            trace.ms(trace.both_ways(ops)),
+            trace.ms(trace.with_backward(ops)),
             "estimate: all that runs between the two products, both ways; a fused kernel keeps it on the chip",
             advice,
         )
@@ -169,21 +169,21 @@ def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
 
 
 def deterministic_convolutions(trace: Trace) -> Iterator[Finding]:
-    """Deterministic algorithms are chosen from fewer, and slower ones, mostly for the backward pass."""
-    held = [op for op in _convolutions(trace) if _flag(op, _DETERMINISTIC)]
-    for group in by_source_line(trace, held).values():
+    """cuDNN has fewer deterministic algorithms, and slower ones, mostly for the backward pass."""
+    deterministic = [op for op in _convolutions(trace) if _flag(op, _DETERMINISTIC)]
+    for group in by_source_line(trace, deterministic).values():
         yield Finding(
             DETERMINISTIC,
             source_lines(trace, group),
             trace.per_step(len(group)),
-            trace.ms(trace.both_ways([_recorded(op) for op in group])),
+            trace.ms(trace.with_backward([_convolution_of(op) for op in group])),
             "at most: these convolutions, forward and backward; what other algorithms take, no trace shows",
             "torch.backends.cudnn.deterministic = False, unless equal bits are the aim",
         )
 
 
 def unbenchmarked_convolutions(trace: Trace) -> Iterator[Finding]:
-    """Algorithms are guessed though sizes repeat, so that trying them out once would pay. Reported of a GPU only."""
+    """cuDNN picks algorithms by heuristics though sizes repeat and one benchmark would pay. Only from a GPU's trace."""
     guessed = [
         op
         for op in _convolutions(trace)
@@ -191,7 +191,7 @@ def unbenchmarked_convolutions(trace: Trace) -> Iterator[Finding]:
     ]
     kernels = trace.per_step(sum(e.us for e in trace.device if e.kind == KERNEL)) / 1e3
     for group in by_source_line(trace, guessed).values():
-        cost = trace.ms(trace.both_ways([_recorded(op) for op in group]))
+        cost = trace.ms(trace.with_backward([_convolution_of(op) for op in group]))
         sizes = {str(op.dims[:2]) for op in group}
         if cost < SETTINGS_MATTER * kernels or not group[0].dims or len(sizes) * len(trace.steps) > len(group):
             continue
@@ -209,12 +209,12 @@ def _convolutions(trace: Trace) -> list[Event]:
     return [op for op in trace.ops if op.name == "aten::_convolution" and op.backward is None]
 
 
-def _recorded(op: Event) -> Event:
-    """The op around it that made the autograd node."""
+def _convolution_of(op: Event) -> Event:
+    """The enclosing op that made the autograd node."""
     return next((outer for outer in op.outer() if outer.name == "aten::convolution"), op)
 
 
 def _flag(op: Event, position: int, unknown: bool = False) -> bool:
-    """What the convolution was told; `unknown` if shapes, and so its arguments, were not recorded."""
-    told = op.values[position] if len(op.values) > position else ""
-    return told == "True" if told in ("True", "False") else unknown
+    """A boolean argument of the convolution; `unknown` if its arguments were not recorded."""
+    value = op.values[position] if len(op.values) > position else ""
+    return value == "True" if value in ("True", "False") else unknown

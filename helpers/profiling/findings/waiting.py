@@ -1,5 +1,5 @@
-"""Who waits for whom: the host for the device, the device for the loader, both for a copy. Work in too many pieces:
-loops over parameters, kernels shorter than their launch, memory asked for again.
+"""Waits: of the host for the device, of the device for the loader, of both for a copy. Work in too many pieces: loops
+over parameters, kernels shorter than their launch, memory returned to the driver and requested again.
 """
 
 import re
@@ -25,14 +25,13 @@ from ..trace import (
 )
 from . import HOST_WAITS, LOADER_WAITS, PAGEABLE, RETURNED, TINY_KERNELS, UNFUSED, ZEROED, Finding
 
-# What the loader may take of a step before it is reported.
-LOADER_SHARE = 0.1
+LOADER_SHARE = 0.1  # of a step: a loader that takes less is not reported
 
 _WAITS = re.compile(
     r"(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize(_\w+)?"
     r"|(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?"
 )
-# Ops whose result has a size that depends on values, or is a Python number: the host must know.
+# Ops whose result has a size that depends on values, or is a Python number, so the host must wait for them.
 _READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
 _READS_IN_PYTHON = re.compile(r"<built-in method (cpu|tolist) of (Tensor|Parameter) object")
 
@@ -44,29 +43,29 @@ _ADVICE = {
 }
 
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
-LOOP = 50  # ops in a step of an optimizer that we do not know
+LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
 LAUNCH_US = 8.0  # about what an op costs the host, from Python to the launch of its kernel
-MANY = 100  # kernels in a step
-IDLE = 0.2  # of the step, the loader's share left out
+MANY = 100  # kernels in a step, fewer are not reported
+IDLE = 0.2  # of the step, without the loader's share: less is not reported
 
 _RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
 
 
 def host_waits(trace: Trace) -> Iterator[Finding]:
-    """The host stops until the device has done all that was queued; then nothing is queued, and the device idles."""
+    """The host waits until all queued work is done; then the queue is empty, and the device idles."""
     events = _waits_on_gpu(trace) if trace.on_gpu else _waits_on_cpu(trace)
     basis = (
         "measured: the time that the host waits"
         if trace.on_gpu
         else "at least: the reading alone; on a GPU the host waits here until all queued work is done"
     )
-    for by in dict.fromkeys(map(_reader, events)):
-        for group in by_source_line(trace, [e for e in events if _reader(e) == by]).values():
+    for reader in dict.fromkeys(map(_reader, events)):
+        for group in by_source_line(trace, [e for e in events if _reader(e) == reader]).values():
             where = source_lines(trace, group)
             yield Finding(
                 HOST_WAITS,
-                where if by in where else f"{where}: {by}",
-                trace.per_step(len({_op_around(e) or e for e in group})),
+                where if reader in where else f"{where}: {reader}",
+                trace.per_step(len({_enclosing_op(e) or e for e in group})),
                 trace.per_step(sum(e.us for e in group)) / 1e3,
                 basis,
                 _ADVICE[_kind(group[0])],
@@ -74,29 +73,29 @@ def host_waits(trace: Trace) -> Iterator[Finding]:
 
 
 def _waits_on_gpu(trace: Trace) -> list[Event]:
-    """Calls that wait. What waits for a copy from pageable memory is reported as such a copy.
+    """Calls that wait. Waits for copies from pageable memory are left out: `pageable_copies` reports them.
 
-    A copy into pageable memory waits in the call that starts it: the synchronisation after it has nothing left to do.
+    A copy into pageable memory waits in the call that starts it, so the synchronisation after it takes no time.
     """
-    last_work = max((e.begin for e in trace.host if e.kind == OP), default=0.0)  # the profiler itself waits at its end
+    last_work = max((e.begin for e in trace.host if e.kind == OP), default=0.0)  # later waits are the profiler's own
     pageable = {_copying_op(e) for e in trace.device if _is_pageable(e)}
     return [
         call
         for call in trace.calls
         if (_WAITS.fullmatch(call.name) or any(map(_is_read_to_pageable, call.children)))
-        and (_op_around(call) or call.begin <= last_work)
-        and _op_around(call) not in pageable
+        and (_enclosing_op(call) or call.begin <= last_work)
+        and _enclosing_op(call) not in pageable
     ]
 
 
 def _waits_on_cpu(trace: Trace) -> list[Event]:
-    """Reads that would wait on a GPU, where the loop or the model asks for them and not torch for itself."""
+    """Reads by the loop or the model that would wait on a GPU, without those of torch's loader and optimizer."""
     reads = [e for e in trace.ops if e.name in _READS and not e.backward]
     reads = [e for e in reads if not any(o.name in _READS for o in e.outer())]
-    steps = {
+    methods = [
         e for e in trace.host if e.kind == PYTHON and _READS_IN_PYTHON.match(e.name) and trace.step_of(e) is not None
-    }
-    reads += [e for e in steps if not any(inner.name in _READS for inner in e.inner())]
+    ]
+    reads += [e for e in methods if not any(inner.name in _READS for inner in e.inner())]
     return sorted(
         (e for e in reads if not e.within(LOADER) and not e.within(OPTIMIZER) and not _is_torchs_bookkeeping(e)),
         key=lambda e: e.begin,
@@ -120,14 +119,14 @@ def _kind(event: Event) -> str:
 
 
 def _reader(event: Event) -> str:
-    """What it is that waits: the outermost op (aten::item), the method, or the call itself."""
+    """The name of what waits: the outermost op (aten::item), the method, or the call itself."""
     ops = [e.name for e in (event, *event.outer()) if e.kind == OP and not e.name.startswith("autograd::")]
     method = _READS_IN_PYTHON.match(event.name)
     return ops[-1] if ops else f".{method[1]}()" if method else event.name
 
 
 def loader_waits(trace: Trace) -> Iterator[Finding]:
-    """Data is made while the device has nothing to do: on a GPU the idle time, elsewhere all the time in the loader."""
+    """Time in the loader: on a GPU the part in which the device is idle, on a CPU all of it."""
     fetches = trace.fetches
     if not fetches:
         return
@@ -153,7 +152,7 @@ def loader_waits(trace: Trace) -> Iterator[Finding]:
 
 
 def pageable_copies(trace: Trace) -> Iterator[Finding]:
-    """The driver copies pageable memory into pinned memory first, and the host waits for both."""
+    """The driver first copies pageable memory into pinned memory, and the host waits for both copies."""
     groups = by_source_line(trace, [e for e in trace.device if _is_pageable(e) and trace.step_of(e) is not None])
     for group in groups.values():
         ops = dict.fromkeys(_copying_op(e) for e in group)
@@ -177,13 +176,13 @@ def _is_read_to_pageable(event: Event) -> bool:
     return event.kind == COPY and "DtoH" in event.name and "Pageable" in event.name
 
 
-def _op_around(event: Event) -> Event | None:
+def _enclosing_op(event: Event) -> Event | None:
     return next((outer for outer in event.outer() if outer.kind == OP), None)
 
 
 def _copying_op(event: Event) -> Event:
-    """The op that a copy belongs to, or failing that the call."""
-    return _op_around(event) or event.parent or event
+    """The op that a copy belongs to, or else the call."""
+    return _enclosing_op(event) or event.parent or event
 
 
 def unfused_optimizer(trace: Trace) -> Iterator[Finding]:
@@ -218,14 +217,14 @@ def _by_name(events: list[Event]) -> dict[str, list[Event]]:
 
 
 def launch_bound(trace: Trace) -> Iterator[Finding]:
-    """Kernels that last less, on average, than launching them costs the host; so the device waits for the host.
+    """Kernels that on average take less time than their launch costs the host, so that the device waits for the host.
 
-    The gaps in a trace alone don't prove it: with `with_stack=True` the profiler slows the host several times, and any
-    loop shows gaps. So the host's cost is taken as what it is without a profiler.
+    Gaps in a trace alone don't prove it: with `with_stack=True` the profiler slows the host several times, and any loop
+    shows gaps. So a launch is taken to cost `LAUNCH_US`, as it does without a profiler.
     """
     kernels = [e for e in trace.device if e.kind == KERNEL and trace.step_of(e) is not None]
-    busy = sum(e.us for e in kernels)
-    lacking = trace.per_step(len(kernels) * LAUNCH_US - busy)
+    device_us = sum(e.us for e in kernels)
+    lacking = trace.per_step(len(kernels) * LAUNCH_US - device_us)
     if trace.per_step(len(kernels)) < MANY or lacking <= 0:
         return
     spans, windows = kernel_spans(trace), device_windows(trace)
@@ -241,7 +240,7 @@ def launch_bound(trace: Trace) -> Iterator[Finding]:
         f"most of them by {name} ({trace.per_step(often):.0f} a step)",
         trace.per_step(len(tiny)),
         min(lacking, idle / len(windows)) / 1e3,
-        f"estimate: {LAUNCH_US:g} µs for each launch less the {busy / len(kernels):.1f} µs that a kernel runs",
+        f"estimate: {LAUNCH_US:g} µs for each launch less the {device_us / len(kernels):.1f} µs that a kernel runs",
         "torch.compile (mode='reduce-overhead' records CUDA graphs), larger batches, fused ops",
     )
 
@@ -251,22 +250,22 @@ def _op_name(kernel: Event) -> str:
 
 
 def zeroed_gradients(trace: Trace) -> Iterator[Finding]:
-    """Gradients filled with zeros are written, read and added to; dropped ones are just replaced."""
-    within = [e for e in trace.ops if e.name in ("aten::zero_", "aten::_foreach_zero_") and _in_zero_grad(e)]
-    within = [e for e in within if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
-    if not within:
+    """Gradients filled with zeros are written, then read and added to; dropped ones are only written."""
+    fills = [e for e in trace.ops if e.name in ("aten::zero_", "aten::_foreach_zero_") and _in_zero_grad(e)]
+    fills = [e for e in fills if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
+    if not fills:
         return
     adds = [
         e
         for e in trace.ops
         if e.name == "aten::add_" and e.parent and e.parent.name == "torch::autograd::AccumulateGrad"
     ]
-    tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in within)
+    tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
     yield Finding(
         ZEROED,
-        source_lines(trace, within),
+        source_lines(trace, fills),
         trace.per_step(tensors),
-        trace.ms(within + adds),
+        trace.ms(fills + adds),
         "measured: filling with zeros, and adding into them in the backward pass; count is of gradients",
         "zero_grad(set_to_none=True), which is the default",
     )
@@ -277,9 +276,9 @@ def _in_zero_grad(event: Event) -> bool:
 
 
 def returned_memory(trace: Trace) -> Iterator[Finding]:
-    """Memory that the allocator gives back to the driver and asks for again; each call stops the device.
+    """Memory that the allocator returns to the driver and requests again; each call stops the device.
 
-    Where the loop itself gives it back, what asks for it again is part of what that costs.
+    Where the loop itself calls `empty_cache`, its cost includes the requests that follow.
     """
     emptied = [
         e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
