@@ -1,7 +1,7 @@
-"""What chapter 5 measures: the ladder's parts one by one, the ladder on one GPU, and what many GPUs would need.
+"""Chapter 5's experiments: the ladder's parts one by one, the ladder on one GPU, and predictions for many GPUs.
 
-Tables are measured in their order here, and what takes seconds comes first: a rung of the large model takes minutes,
-most of them the compiler's.
+Tables are measured in the order of this file, the cheap ones first: a step of the large model's ladder takes minutes,
+mostly compilation.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
 TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
-BEST = "batch 8"  # the rung that the sweeps start from, and that the peers are compared with
+BEST = "batch 8"  # the ladder's step that `peers` and `loading` use
 SMALL = {"model": TINY, "sequence": 64}
 FULL = {"model": ONE_B, "sequence": 2048}
-FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # of a small preset
-WARM = BEFORE_CAPTURE + 1  # steps after which nothing is compiled or captured any more, where no loss is told
+FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
+WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
 
 @experiment(
@@ -43,9 +43,9 @@ WARM = BEFORE_CAPTURE + 1  # steps after which nothing is compiled or captured a
     version=2,
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
-    """Forward and backward of a norm in every variant, in turn in one process; the share is of the copy's bandwidth.
+    """Forward and backward of a norm in every variant, in turn in one process; shares are of the copy's bandwidth.
 
-    The host is a millisecond ahead, so the time is that of the kernels: their launches take longer than they do.
+    The host is a millisecond ahead of the GPU, so that kernels are timed and not their launches, which take longer.
     """
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
     x = torch.randn(rows, width, **factory, requires_grad=True)
@@ -77,9 +77,9 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 def adam(million_parameters: int) -> list[Row]:
     """A step of AdamW in every variant, in turn in one process, on 64 parameters of one size.
 
-    The host is a millisecond ahead, as it is in training, where the backward pass is still running. A variant that
-    needs longer than that for its launches, as the loop over small parameters does, is held up by them from then on,
-    and its time is the host's; the others' is the device's.
+    The host is a millisecond ahead of the GPU, as in training, where the backward pass is still running. A variant
+    whose launches take longer, such as the loop over small parameters, is launch-bound: its time is the host's. The
+    others' times are the device's.
     """
     elements = million_parameters * 10**6 // 64
     params = [torch.randn(elements, device=device()).requires_grad_() for _ in range(64)]
@@ -99,8 +99,8 @@ def _kernel_rows(
     moved: int,
     more: Callable[[str], Row] = lambda variant: {},
 ) -> list[Row]:
-    """A row for each variant: its time, the ratio to the baseline's, and its share of a copy's rate in moving so many
-    bytes; or why it can't run here."""
+    """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
+    share of a copy's; or why it can't run here."""
     gb_per_s = copy(4096 if device().type == "cuda" else 64)[1]
     rows = []
     for variant, reason in missing.items():
@@ -119,7 +119,7 @@ def _against(timed: Comparison, variant: str, baseline: str) -> Row:
     return {"variant": variant} | timed.timing(variant).row() | ratio
 
 
-# The lecture's two tables: a row's autocast type, norms and Adam.
+# The lecture's two tables: row -> autocast dtype, norm and optimizer.
 LECTURE = {
     "fp32": (None, fused_norms.TORCH, optimizers.FOR_LOOP),
     "AMP": (torch.bfloat16, fused_norms.TORCH, optimizers.FOR_LOOP),
@@ -134,7 +134,7 @@ LECTURE = {
     big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
-    """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, with their LayerNorms and Adam replaced."""
+    """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, and with LayerNorms and Adam replaced."""
     x = torch.randn(batch, 64, width, device=device())
     steps: dict[str, Callable[[], Tensor]] = {}
     rows = {}
@@ -150,7 +150,7 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
 
 
 def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
-    """A training step on x (B, T, C), which every layer also attends to, with the mean square as the loss."""
+    """A training step on x (B, T, C), which is also every layer's memory, with the mean square as the loss."""
     torch.manual_seed(0)
     width = x.shape[-1]
     blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
@@ -177,7 +177,7 @@ def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, 
     big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
 )
 def memory_alone(model: str, strategy: str) -> Row:
-    """One rank, which a GPU can be: its memory as simulated without any, as derived, and as the allocator has it."""
+    """Peak memory of a single rank: counted without a GPU, derived by formula, and measured by CUDA's allocator."""
     sequence = 64 if model == TINY else 2048
     job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
     counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
@@ -195,8 +195,8 @@ def _run(setup: Setup, **steps: int) -> Row:
     return run(setup, **(FEW if setup.model == TINY else steps))
 
 
-def _rung(name: str, model: str, sequence: int) -> Setup:
-    """A rung of the ladder; of the tiny model the nearest that runs here, not compiled, which takes longest."""
+def _ladder_setup(name: str, model: str, sequence: int) -> Setup:
+    """A step of the ladder; for the tiny model the nearest setup that runs here, uncompiled to save time."""
     setup = climb(Setup(model=model, sequence=sequence))[name]
     return replace(setup.possible(device()), compile="none") if model == TINY else setup
 
@@ -207,7 +207,7 @@ def _rung(name: str, model: str, sequence: int) -> Setup:
     version=2,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
-    """Each rung of the ladder: speed, memory, and the loss after as many steps on the same tokens."""
+    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same tokens."""
     return _run(climb(Setup(model=model, sequence=sequence))[step])
 
 
@@ -217,8 +217,8 @@ def ladder(model: str, sequence: int, step: str) -> Row:
     version=2,
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
-    """The same model of the same weights as transformers trains it, at the same batch."""
-    setup = _rung(BEST, model, sequence)
+    """The same model with the same weights and batch, trained by transformers."""
+    setup = _ladder_setup(BEST, model, sequence)
     if variant == "ours":
         return _run(setup)
     if reason := missing_because(*others.needs(variant)):
@@ -232,8 +232,8 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     version=2,
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
-    """Training steps on tokens from a `DataLoader`, and how long the host waits for each batch and in its copy."""
-    setup = _rung(BEST, model, sequence)
+    """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
+    setup = _ladder_setup(BEST, model, sequence)
     if reason := setup.missing_because(device()):
         return {STATUS: f"not here: {reason}"}
     return epoch(setup, 8 if model == TINY else 40, workers, pinned)
@@ -245,12 +245,12 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     version=2,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
-    """Batches that the ladder doesn't climb to, by the same setup; `story.batches` adds those that it does."""
-    return _run(replace(_rung("CUDA graph", model, sequence), batch=batch), loss_steps=WARM)
+    """Batch sizes beyond the ladder's, by the same setup; `story.batches` adds those of the ladder."""
+    return _run(replace(_ladder_setup("CUDA graph", model, sequence), batch=batch), loss_steps=WARM)
 
 
 CHECKPOINTING = ("none", "selective", "full", "memory budget")
-LENGTHS = (2**11, 2**13, 2**15, 2**16)  # of twice the last a step takes a quarter of a minute
+LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter of a minute
 
 
 @experiment(
@@ -261,8 +261,10 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # of twice the last a step takes a quart
     version=2,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
-    """One sequence, longer and longer: which fits with what is saved for backward, and how fast it is."""
-    return _run(replace(_rung("chunked cross-entropy", model, sequence), checkpointing=checkpointing), loss_steps=WARM)
+    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
+    return _run(
+        replace(_ladder_setup("chunked cross-entropy", model, sequence), checkpointing=checkpointing), loss_steps=WARM
+    )
 
 
 STRATEGIES = ("ddp", "zero2", "zero3", "tp")
@@ -273,9 +275,9 @@ STRATEGIES = ("ddp", "zero2", "zero3", "tp")
     cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
 )
 def distributed(ranks: int) -> list[Row]:
-    """The tiny model on real CPU processes, by each strategy: what a rank holds, and the loss after 20 steps.
+    """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
 
-    Processes on one CPU share its cores, so the time says nothing of many GPUs; the losses and the bytes do.
+    Processes on one CPU share its cores, so losses and bytes are valid for GPUs too, but times aren't.
     """
     rows, jobs = [], []
     for strategy in ("single",) if ranks == 1 else STRATEGIES:
@@ -301,7 +303,7 @@ def distributed(ranks: int) -> list[Row]:
     ],
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
-    """SIMULATED: what one rank of so many would hold, one sequence each; the other ranks do not exist."""
+    """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
     sequence = 64 if model == TINY else 4096
     job = Job(
         strategy=strategy, model=model, batch=ranks, sequence=sequence, precision="amp-bf16", checkpointing="full"
@@ -312,7 +314,7 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     return row | {"derived_gib": derived, "derived_ratio": derived / simulated["peak_gib"]}
 
 
-ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to measure it on
+ASSUMED_MFU = 0.5  # of the computation without communication
 
 
 @experiment(
@@ -320,11 +322,11 @@ ASSUMED_MFU = 0.5  # of the computation on its own, where there is no GPU to mea
     cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
 )
 def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
-    """PREDICTED: the time of a step on many GPUs, one sequence each, from the bytes that they exchange.
+    """PREDICTED: step time on many GPUs with one sequence each, from the bytes that they exchange.
 
-    The time of the computation is that of half the peak of an H100 or H200: an assumption, as everything here is.
+    Compute time assumes half the peak of an H100 or H200; nothing here is measured.
     """
-    chosen = next(one for one in CLUSTERS if one.name == cluster)
+    by_name = {known.name: known for known in CLUSTERS}
     compute_ms = flops_per_token(model, sequence) * sequence / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
     rows = []
     for strategy in ("ddp", "zero2", "zero3"):
@@ -337,5 +339,5 @@ def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
                 batch=ranks,
                 sequence=sequence,
             )
-            rows.append(predict(job, ranks, chosen, compute_ms))
+            rows.append(predict(job, ranks, by_name[cluster], compute_ms))
     return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]

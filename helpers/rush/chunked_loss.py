@@ -1,9 +1,9 @@
-"""The last product and the loss: from the hidden states (T, C) and the head's weight (V, C) to one number.
+"""The head's matrix product and the cross-entropy: from hidden states (T, C) and the head's weight (V, C) to a scalar.
 
 With V = 128256 the logits are the largest tensor of a small Llama's training: 0.25 MiB a token in bf16, and the
-plain loss holds them about three times, partly in fp32. The gradient of the cross-entropy is known as soon as the
-logits are, so `chunked` computes loss and gradients for some tokens at a time and never holds (T, V) numbers.
-The products are the same three as the plain loss's; nothing is computed twice.
+plain loss allocates them about three times, partly in fp32. The gradient of the cross-entropy follows directly from the
+logits, so `chunked` computes loss and gradients for a chunk of tokens at a time and never allocates (T, V) numbers.
+It computes the same three matrix products as the plain loss; nothing is recomputed.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from helpers.lab.precision import autocast_dtype, without_autocast
 
-IGNORED = -100  # the target of a token that doesn't count
-CHUNK_BYTES = 2**30  # of a chunk's logits at most
+IGNORED = -100  # the target of a token that is left out of the loss
+CHUNK_BYTES = 2**30  # upper bound on a chunk's logits
 
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x (T, C), weight (V, C), targets (T,)) -> mean loss
 # (logits (T, V), targets (T,)) -> losses (T,) in fp32 and their gradients (T, V), in the type of the logits
@@ -28,8 +28,8 @@ def full(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def torch_chunked(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """torch's own (2.13 and later). It wants one type, and adds the loss up in it: in bf16, a loss near 6
-    comes in steps of 1/32, and is off by one or two of them."""
+    """torch's chunked loss (2.13 and later). It needs all inputs in one dtype and sums the loss in it: in bf16, a loss
+    near 6 has a resolution of 1/32, and is off by one or two steps."""
     dtype = compute_dtype(x)
     with without_autocast(x):
         x, weight = x.to(dtype), weight.to(dtype)
@@ -42,8 +42,8 @@ def chunked(
 ) -> Tensor:
     """Cross-entropy of x @ weight.T, a chunk of tokens at a time, with the gradients computed in forward.
 
-    Holds a chunk's logits and their gradient, and from forward to backward the gradients of x and `weight`, the
-    latter summed in the type of the weight. `pieces` does the part between the products. Backward can run once.
+    Memory: one chunk's logits and their gradient, and, saved from forward to backward, the gradients of x and `weight`
+    (accumulated in the weight's dtype). `pieces` computes loss and gradient of a chunk's logits. Backward runs once.
     """
     x = x.flatten(0, -2)
     if chunk is None:
@@ -56,13 +56,16 @@ def chunked(
 
 
 def chunk_length(tokens: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """The largest power of two of tokens whose logits take at most `CHUNK_BYTES`; no more than there are."""
+    """The largest power of two of tokens whose logits take at most `CHUNK_BYTES`; at most `tokens`."""
     most = max(CHUNK_BYTES // (vocabulary * dtype.itemsize), 1)
     return max(min(2 ** (most.bit_length() - 1), tokens), 1)
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the summed cross-entropy, without the tokens to ignore. Compiled: two reads of the logits and one write."""
+    """Losses (T,) and the logits' gradient (T, V) of the summed cross-entropy; ignored tokens get 0.
+
+    Compiled, it costs two reads of the logits and one write.
+    """
     wide = logits.float()
     counts = targets != IGNORED
     normaliser = wide.logsumexp(dim=-1)  # (T,)
@@ -98,7 +101,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        # In place: autograd's own check of versions refuses a second backward, which would find them scaled already.
+        # Scaled in place; autograd's version check then raises on a second backward, which would scale them again.
         grad_x, grad_weight, count = ctx.saved_tensors
         scale = upstream / count
         grads = [None if grad is None else grad.mul_(scale) for grad in (grad_x, grad_weight)]
@@ -106,5 +109,5 @@ class _Chunked(torch.autograd.Function):
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type of the products: autocast's where it is on, else that of x."""
+    """The dtype of the matrix products: autocast's where it is on, else x's."""
     return autocast_dtype(x) or x.dtype

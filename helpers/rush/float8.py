@@ -1,25 +1,25 @@
-"""Linear layers whose three products are in float8, with one scale for each tensor, taken anew at every call.
+"""Linear layers whose three matrix products run in float8, with per-tensor scales computed at every call.
 
-Activations and weights are rounded to e4m3 (3 bits of mantissa, up to 448), gradients to e5m2 (2 bits, up to 57344).
-The scale makes a tensor's largest magnitude the largest number of its type. A product is up to twice as fast as in
-bf16; what it costs is a pass over each input for its largest magnitude and another to round it, which pays from
-widths of a few thousand on, and only where the compiler fuses those passes with what made the input.
+Activations and weights are rounded to e4m3 (3 mantissa bits, up to 448), gradients to e5m2 (2 bits, up to 57344).
+The scale maps a tensor's largest magnitude to the largest number of its dtype. A product is up to twice as fast as in
+bf16. The cost is one pass over each input for its largest magnitude and another to round it: it pays from widths of a
+few thousand on, and only where the compiler fuses those passes with the operation that produced the input.
 
-The matrix units want both factors stored along the dimension that is summed over, so backward copies what was rounded
-into the other layout.
+The tensor cores need both factors contiguous along the dimension that is summed over, so backward copies the rounded
+tensors into the other layout.
 """
 
 import torch
 from torch import Tensor, nn
 
-ALIGNED = 16  # all dimensions of a product must be multiples of it
+ALIGNED = 16  # `torch._scaled_mm` needs dimensions that are multiples of it
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
-Rounded = tuple[Tensor, Tensor]  # numbers in float8, and what to multiply them by
+Rounded = tuple[Tensor, Tensor]  # a float8 tensor and its scale: the product is the original tensor
 
 
 class Float8Linear(nn.Linear):
-    """nn.Linear without a bias, its products in float8, its output in bf16. The weight stays as it is."""
+    """nn.Linear without a bias, its products in float8, its output in bf16. The weight keeps its dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)  # (T, in)
@@ -27,7 +27,7 @@ class Float8Linear(nn.Linear):
 
 
 class _Products(torch.autograd.Function):
-    """y = x Wᵀ. Each of x, W and ∂L/∂y is rounded once; x and W are kept as they were rounded, a byte a number."""
+    """y = x Wᵀ. x, W and ∂L/∂y are rounded once each; x and W are saved in float8, a byte an element."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
@@ -46,11 +46,11 @@ class _Products(torch.autograd.Function):
 
 
 def multiply(left: Rounded, right: Rounded, *, fast: bool = False) -> Tensor:
-    """left (M, K) @ right (K, N) in bf16. Copies a factor whose numbers don't lie along K.
+    """left (M, K) @ right (K, N) in bf16. Copies a factor that isn't contiguous along K.
 
-    `fast` adds up with fewer bits, which is good enough for outputs and not for gradients.
+    `fast` accumulates with fewer bits, which is accurate enough for outputs but not for gradients.
     """
-    a, b = left[0].contiguous(), right[0].T.contiguous().T  # by rows, by columns
+    a, b = left[0].contiguous(), right[0].T.contiguous().T  # row-major, column-major, as `torch._scaled_mm` needs
     return torch._scaled_mm(a, b, scale_a=left[1], scale_b=right[1], out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
@@ -59,16 +59,16 @@ def transposed(x: Rounded) -> Rounded:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Rounded:
-    """x / scale in a float8 type, and the scale, which makes the largest magnitude the type's largest."""
+    """x / scale in a float8 dtype, and the scale, which maps the largest magnitude to the dtype's largest number."""
     largest = torch.finfo(dtype).max
     scale = x.abs().amax().float().clamp(min=1e-12) / largest
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
 
 
 def convert(model: nn.Module) -> None:
-    """Turn the Linears of a model without a bias into `Float8Linear`s, in place; their parameters stay the same.
+    """Turn a model's bias-free `nn.Linear`s into `Float8Linear`s, in place; their parameters stay the same.
 
-    Those whose sizes are no multiples of 16 stay.
+    Layers whose sizes aren't multiples of 16 are left alone.
     """
     for module in model.modules():
         fits = type(module) is nn.Linear and module.bias is None

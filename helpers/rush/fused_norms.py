@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm in six variants, to be compared, and to be swapped into any model.
+"""LayerNorm and RMSNorm in six variants, to compare, and to swap into any model.
 
     swap_norms(model, to="triton")    # every nn.LayerNorm and nn.RMSNorm of the model; `to="torch"` undoes it
 
-The bytes that a norm must at least move, forward and backward, are `least_bytes`.
+`least_bytes` is the lower bound on the bytes that a norm moves, forward and backward.
 """
 
 import types
@@ -25,15 +25,15 @@ VARIANTS = (WRITTEN_OUT, COMPILED, TORCH, OURS, APEX, LIGER)
 SWAPS = (TORCH, OURS, APEX, LIGER)
 NEEDS = {OURS: ("triton", "CUDA"), APEX: ("apex", "CUDA"), LIGER: ("liger-kernel", "CUDA")}
 
-# (x, weight, bias, eps) -> y; weight and bias may be None, eps too for RMSNorm, whose bias is never there
+# (x, weight, bias, eps) -> y; weight and bias may be None, and for RMSNorm eps too; RMSNorm has no bias
 Norm = Callable[[Tensor, Tensor | None, Tensor | None, float | None], Tensor]
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension by the fused kernels, or by the variant that `swap_norms` has chosen.
+    """`nn.LayerNorm` over the last dimension, computed by the variant that `swap_norms` set (default: our kernels).
 
-    Under autocast the output has autocast's type; `nn.LayerNorm` gives fp32, twice the bytes, all of them saved for
-    the next matrix product's backward unless that copies them to half precision again.
+    Under autocast the output has autocast's dtype. `nn.LayerNorm` returns fp32, twice the bytes, which the next matrix
+    product copies to half precision.
     """
 
     variant = OURS
@@ -44,7 +44,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` over the last dimension by the fused kernels, or by the variant that `swap_norms` has chosen."""
+    """`nn.RMSNorm` over the last dimension, computed by the variant that `swap_norms` set (default: our kernels)."""
 
     variant = OURS
 
@@ -54,43 +54,43 @@ class RMSNorm(nn.RMSNorm):
 
 
 def swap_norms(model: nn.Module, to: str = OURS) -> int:
-    """Make every LayerNorm and RMSNorm of a model compute by a variant of `SWAPS`; returns how many there are of them.
+    """Make every LayerNorm and RMSNorm of a model use a variant of `SWAPS`; returns how many norms were changed.
 
-    The modules stay what they are, with parameters, names and hooks, so optimizers and checkpoints notice nothing; only
-    their class changes. Norms over more than the last dimension, and subclasses of torch's, are left alone.
+    Only the modules' class changes; parameters, names and hooks stay, so optimizers and checkpoints keep working.
+    Norms over more than the last dimension, and subclasses of torch's norms, are left alone.
     """
     check_choice(SWAPS, to=to)
     if to in (APEX, LIGER) and (reason := missing_because(*NEEDS[to][:1])):
         raise ValueError(f"to is {to!r}; {reason}")
-    pairs = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
-    theirs = {ours: torchs for torchs, ours in pairs.items()}
+    replacements = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
+    originals = {replacement: original for original, replacement in replacements.items()}
     count = 0
     for module in model.modules():
-        kind = theirs.get(type(module), type(module))
-        if kind not in pairs or len(module.normalized_shape) != 1:
+        original = originals.get(type(module), type(module))
+        if original not in replacements or len(module.normalized_shape) != 1:
             continue
         count += 1
         module.__dict__.pop("variant", None)
-        module.__class__ = kind if to == TORCH else pairs[kind]
+        module.__class__ = original if to == TORCH else replacements[original]
         if to not in (TORCH, OURS):
             module.variant = to
     return count
 
 
 def norm(variant: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-    """The norm of a kind in a variant, as a function of x, weight and bias. What it needs is told by `needs`."""
+    """The norm of a kind in a variant, as a function of x, weight and bias; `needs` lists its requirements."""
     check_choice(KINDS, kind=kind)
     check_choice(VARIANTS, variant=variant)
     if variant == COMPILED:
-        # A copy of the code for each: torch.compile keeps what it compiled, and how often, with the code object.
+        # A copy of the code object each time: torch.compile's cache and its recompile limit belong to the code object.
         plain = NORMS[kind][WRITTEN_OUT]
-        own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-        chosen = torch.compile(own, dynamic=False)
+        copied = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+        compute = torch.compile(copied, dynamic=False)
     else:
-        chosen = NORMS[kind][variant]
+        compute = NORMS[kind][variant]
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return chosen(x, weight, bias, eps)
+        return compute(x, weight, bias, eps)
 
     return normalise
 
@@ -103,10 +103,9 @@ def needs(variant: str) -> tuple[str, ...]:
 
 
 def least_bytes(elements: int, itemsize: int) -> tuple[int, int]:
-    """What forward and backward of a norm must at least move: 2 and 3 tensors of x's size.
+    """Lower bound on the bytes that a norm's forward and backward move: 2 and 3 tensors of x's size.
 
-    Forward reads x and writes y; backward reads ∂L/∂y and x and writes ∂L/∂x. Left out are the weights and the
-    statistics.
+    Forward reads x and writes y; backward reads ∂L/∂y and x and writes ∂L/∂x. Weights and statistics are neglected.
     """
     return 2 * elements * itemsize, 3 * elements * itemsize
 
@@ -154,7 +153,7 @@ def _liger_rms(x: Tensor, weight: Tensor | None, bias: None, eps: float | None) 
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     weight = x.new_ones(x.shape[-1]) if weight is None else weight
-    # offset 0; "gemma" casts the result after the weight, as torch does; the gradient it is given stays as it is
+    # offset 0; casting mode "gemma": cast after the weight, as torch does; not in place, so the gradient is unchanged
     return LigerRMSNormFunction.apply(x, weight, _given(eps), 0.0, "gemma", False)
 
 
@@ -177,7 +176,7 @@ NORMS: dict[str, dict[str, Norm]] = {
 
 
 def _given(eps: float | None) -> float:
-    """What torch's RMSNorm takes if it is given nothing, for what is computed in fp32."""
+    """`eps`, or by default torch's RMSNorm epsilon for computation in fp32."""
     return torch.finfo(torch.float32).eps if eps is None else eps
 
 

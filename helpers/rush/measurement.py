@@ -1,9 +1,8 @@
-"""A setup's speed, memory and loss, as one row: `run`; and of training that a `DataLoader` feeds: `epoch`.
+"""Speed, memory and loss of a setup as one row: `run`; `epoch` measures training fed by a `DataLoader`.
 
-What a token's training costs at least in floating-point operations, by convention: 6 for each parameter (2 forward, 4
-backward; a tied embedding counts once, as it multiplies only as the head), and 6 · layers · heads · 2 · head_dim · T
-for attention, without a discount for the causal half that fast kernels skip. Recomputed activations don't count: MFU is
-about the model's operations, not the machine's.
+Model FLOPs a token, by convention: 6 for each parameter (2 forward, 4 backward; a tied embedding counts once, as the
+head), and 6 · layers · heads · 2 · head_dim · T for attention, including the causal half that fast kernels skip.
+Recomputed activations don't count: MFU is about the model's operations, not the hardware's.
 """
 
 import functools
@@ -30,10 +29,10 @@ from .setup import Setup
 from .trainer import BEFORE_CAPTURE, Trainer
 
 LOSS_STEPS = 8
-SEQUENCES = 4  # different ones that the loss is followed on; random tokens can only be learnt by heart
-LONGEST_S, LEAST = 40.0, 5  # timed steps fill no more seconds than that, though there are at least so many of them
+SEQUENCES = 4  # distinct random sequences for the loss curve; the model can only memorise them
+LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of timed steps
 
-# Dense bf16 operations a second that vendors state; the first name that a device's name contains is its own.
+# Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
 PEAKS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -47,7 +46,7 @@ PEAKS = {
 
 
 def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOSS_STEPS) -> dict[str, Any]:
-    """Train by a setup on `device()`, and return its row; what the row holds is said by `measure`."""
+    """Train by a setup on `device()` and return its row, as `measure` describes."""
     return measure(lambda: Trainer(setup).step, setup, steps=steps, warmup=warmup, loss_steps=loss_steps)
 
 
@@ -59,16 +58,14 @@ def measure(
     warmup: int = 1,
     loss_steps: int = LOSS_STEPS,
 ) -> dict[str, Any]:
-    """A row about the step that `build` makes, which trains on a batch of tokens (B, T + 1) and returns the loss:
-    speed, memory and the loss after `loss_steps` steps on fixed tokens.
+    """Speed, memory and loss of `build()`, a step that trains on tokens (B, T + 1) and returns the loss; one row.
 
-    Those steps come first, and warm up too; then `steps` steps on random tokens of full length are timed, the copy of
-    the tokens included. Where a step takes so long that they would fill more than 40 seconds (20 of them, if one takes
-    over 2), fewer are timed, at least 5: `n` says how many. `compile_s` is what the first step took more than a timed
-    one. The peak is over all steps but the first, whose compiling and tuning needs memory of its own, and counts what
-    was allocated since `build` was called.
+    The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on random tokens are
+    timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`).
+    `compile_s` is the excess of the first step over a timed one. The peak counts what was allocated since `build` was
+    called, over all steps but the first, as compiling and tuning take memory too.
     """
-    held = _held()
+    baseline_bytes = _allocated_bytes()
     step = build()
     curve, took_s = [], []
     for tokens in itertools.islice(fixed_tokens(setup), max(loss_steps, 1)):
@@ -76,7 +73,7 @@ def measure(
         curve.append(float(step(tokens)))
         took_s.append(time.perf_counter() - began)
         if len(curve) == 1:
-            _forget_peak()
+            _reset_peak()
     batches = itertools.cycle(random_tokens(setup, SEQUENCES))
     affordable = min(steps, max(int(LONGEST_S / min(took_s)), LEAST))
     timing = bench(lambda: step(next(batches)), repeat=affordable, warmup=warmup, seconds=0.0)
@@ -84,7 +81,7 @@ def measure(
     return {
         "tokens_per_s": tokens_per_s,
         **_spread(timing),
-        "peak_gib": _peak_gib(lambda: step(next(batches)), held),
+        "peak_gib": _peak_gib(lambda: step(next(batches)), baseline_bytes),
         **shares(setup.model, setup.sequence, tokens_per_s),
         "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0),
         "loss": statistics.fmean(curve[-SEQUENCES:]),  # over the last pass through the fixed sequences
@@ -98,15 +95,15 @@ def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
 
 
 def fixed_tokens(setup: Setup) -> Iterator[Tensor]:
-    """Four sequences in turn, without end, each filling its batch: the mean loss and its gradient don't depend on the
-    batch, so setups of any batch size walk the same curve."""
+    """Endless batches, each one of four sequences repeated: mean loss and gradient don't depend on the batch size, so
+    setups of any batch size have the same loss curve."""
     sequences = draw(setup, SEQUENCES, seed=setup.seed + 1).split(1)
     for sequence in itertools.cycle(sequences):
         yield sequence.expand(setup.batch, -1)
 
 
 def random_tokens(setup: Setup, batches: int) -> list[Tensor]:
-    """So many different batches (B, T + 1) on the device."""
+    """A list of `batches` different batches (B, T + 1) on the device."""
     return list(draw(setup, batches * setup.batch, seed=setup.seed + 2).split(setup.batch))
 
 
@@ -118,14 +115,14 @@ def draw(setup: Setup, rows: int, seed: int) -> Tensor:
 
 
 def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
-    """A row about so many training steps: their time, that of the epoch, and for each batch how long the host waits
-    for the loader (`wait_ms`), and in the copy to the device (`copy_ms`). The first quarter of the steps isn't told of.
+    """Time of `steps` training steps fed by a `DataLoader`, as a row: the step, the epoch (`epoch_s`), and the medians
+    of the host's wait for a batch (`wait_ms`) and in its copy to the device (`copy_ms`), without the first quarter.
 
-    A copy from pinned memory is queued at once. One from pageable memory waits its turn on the device, so its time is
-    mostly that of the step before, which the host would have waited for anyway, only later.
+    A copy from pinned memory is queued at once. One from pageable memory blocks the host until the device has reached
+    it, so its time is mostly that of the previous step.
 
-    What is compiled, tuned and captured is so before the loader exists: no worker's or pinning thread's calls fall into
-    the capture of a graph, and the epoch has none of it.
+    Compiling, tuning and graph capture happen before the loader starts: they aren't in the epoch's time, and no CUDA
+    call of a pinning thread can break the capture.
     """
     trainer = Trainer(setup)
     for tokens in itertools.islice(itertools.cycle(random_tokens(setup, 1)), BEFORE_CAPTURE + 1):
@@ -136,79 +133,79 @@ def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, flo
     copied_ms: list[float] = []
     batches = iter(loader)
 
-    def fed() -> Iterator[Tensor]:
+    def device_batches() -> Iterator[Tensor]:
         while True:
             began = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
                 return
-            came = time.perf_counter()
-            there = batch[0].to(device(), non_blocking=pinned)
-            waited_ms.append((came - began) * 1e3)
-            copied_ms.append((time.perf_counter() - came) * 1e3)
-            yield there
+            fetched = time.perf_counter()
+            tokens = batch[0].to(device(), non_blocking=pinned)
+            waited_ms.append((fetched - began) * 1e3)
+            copied_ms.append((time.perf_counter() - fetched) * 1e3)
+            yield tokens
 
     synchronize()
     began = time.perf_counter()
-    took_ms = each(fed(), trainer.step)
+    step_ms = each(device_batches(), trainer.step)
     epoch_s = time.perf_counter() - began
-    settled = len(took_ms) // 4
-    host = {"wait_ms": statistics.median(waited_ms[settled:]), "copy_ms": statistics.median(copied_ms[settled:])}
-    return _spread(Timing.of(took_ms[settled:])) | host | {"epoch_s": epoch_s}
+    first = len(step_ms) // 4
+    host = {"wait_ms": statistics.median(waited_ms[first:]), "copy_ms": statistics.median(copied_ms[first:])}
+    return _spread(Timing.of(step_ms[first:])) | host | {"epoch_s": epoch_s}
 
 
 @functools.cache
 def parameters(model: str) -> int:
-    """The parameters of a preset, a tied embedding once. Nothing is allocated."""
+    """Number of parameters of a preset, a tied embedding counted once. Allocates nothing."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Llama.from_name(model).parameters())
 
 
 def flops_per_token(model: str, sequence: int) -> int:
-    """Operations of training on one token of a sequence of this length."""
+    """Model FLOPs of training on one token of a sequence of this length."""
     size = preset(model)
     attended = size.get("head_dim", size["width"] // size["heads"]) * size["heads"]
-    # An embedding that isn't tied is looked up and multiplies nothing, yet it is among the parameters: as is usual.
+    # By convention an untied embedding counts too, although a look-up has no FLOPs.
     return 6 * parameters(model) + 6 * size["layers"] * 2 * attended * sequence
 
 
 @functools.cache
 def matmul_rate() -> float:
-    """Operations a second of a large bf16 product, measured here (on a CPU a small one in fp32)."""
+    """Measured operations a second of a large bf16 matrix product (on a CPU: a small fp32 one)."""
     size, dtype = (8192, torch.bfloat16) if device().type == "cuda" else (512, torch.float32)
     return matmul(size, dtype)[1] * 1e12
 
 
 def shares(model: str, sequence: int, tokens_per_s: float) -> dict[str, float | None]:
-    """`mfu` against the vendor's peak, and `matmul_share` against the product measured here; both are fractions."""
+    """`mfu` against the vendor's peak and `matmul_share` against the measured matrix product, as fractions."""
     rate = flops_per_token(model, sequence) * tokens_per_s
     name = device_name()
-    limit = next((peak for known, peak in PEAKS.items() if known in name), None)
-    return {"mfu": rate / limit if limit else None, "matmul_share": rate / matmul_rate()}
+    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    return {"mfu": rate / peak if peak else None, "matmul_share": rate / matmul_rate()}
 
 
 def _spread(timing: Timing) -> dict[str, float]:
     return {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 
 
-def _held() -> int:
-    """Bytes in use on the device now; 0 on a CPU, where `_peak_gib` counts from its call on."""
+def _allocated_bytes() -> int:
+    """Bytes allocated on the GPU; 0 on a CPU, where `_peak_gib` counts from its own call on."""
     if device().type != "cuda":
         return 0
-    gc.collect()  # what nobody can reach would be counted here, and be gone by the time of the peak
+    gc.collect()  # else unreachable tensors would be in the baseline but not in the peak
     return torch.cuda.memory_allocated()
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     if device().type == "cuda":
         synchronize()
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_gib(step: Callable[[], Tensor], held: int) -> float:
-    """On CUDA of all steps since `_forget_peak`, the capture of a graph included, less what was held before; on a CPU
-    of one more step, without what lasts between steps."""
+def _peak_gib(step: Callable[[], Tensor], baseline_bytes: int) -> float:
+    """On CUDA: the peak since `_reset_peak`, graph capture included, less `baseline_bytes`. On a CPU: what one more
+    step allocates on top of what stays allocated between steps."""
     if device().type == "cuda":
         synchronize()
-        return (torch.cuda.max_memory_allocated() - held) / GIB
+        return (torch.cuda.max_memory_allocated() - baseline_bytes) / GIB
     return peak_memory(step).peak_gib

@@ -1,29 +1,28 @@
-"""AdamW in seven variants: from a launch for each operation on each tensor to one for all, and with a smaller state.
+"""AdamW in seven variants: from one launch per operation and tensor to a single fused one, and with a smaller state.
 
-for-loop          torch.optim.AdamW, an operation at a time on a parameter at a time
-foreach           an operation at a time on all parameters
-fused             torch's kernel for all of it
+for-loop          torch.optim.AdamW, one operation on one parameter at a time
+foreach           one operation on all parameters at a time
+fused             torch's fused kernel
 apex              NVIDIA's FusedAdam
 triton            ours: `kernels.AdamW`
 bf16-state 8-bit  `SmallStateAdamW`
 
-The first five compute the same; what differs is how often a number is read and written, and how many launches that
-takes. The least is `LEAST_BYTES` a parameter.
+The first five compute the same; they differ in memory traffic and in the number of launches. The lower bound on the
+traffic is `LEAST_BYTES` a parameter.
 
 `SmallStateAdamW` has its two moments in bf16 (4 bytes a parameter) or in 8 bits (2.03) instead of fp32 (8).
 
 Bytes that a step must move for each parameter of an fp32 model (read and write the weight and both moments, read the
 gradient): 28 with fp32 moments, 20 with bf16, 16 with 8 bits. With weights and gradients in bf16 it is 14 and 10.
 
-Rounding is random (a number between two steps goes up as often as it is near the upper one), for a running mean with
-a decay of 0.999 moves by less than half a step of bf16, and rounded to nearest would not move at all. A weight in bf16
-is rounded in the same way. So runs differ in these bits unless the seed is the same.
+Rounding is stochastic: a running mean with a decay of 0.999 moves by less than half a step of bf16, so rounding to
+nearest would freeze it. A weight in bf16 is rounded in the same way. Runs are reproducible only with the same seed.
 
-In 8 bits, each 256 numbers share a scale, their largest magnitude. The first moment is stored as its signed square
-root in ±127 steps, the second as its fourth root in 255: both are fine near zero, where most numbers are. A second
-moment above zero is never stored as zero, which would divide by ε alone. The codes follow from a formula, so there is
-no table to look up, and the compiler makes one kernel of unpacking, update and packing: of all tensors as rows of 256,
-for only where it knows the length of a row does it keep a row on the chip between its scale and its codes.
+In 8 bits, blocks of 256 numbers share a scale, their largest magnitude. The first moment is stored as its signed square
+root in ±127 steps, the second as its fourth root in 255: both have a fine resolution near zero, where most numbers are.
+A second moment above zero is never stored as zero, as the update would then divide by ε alone. Codes follow from a
+formula, without a look-up table, so the compiler fuses unpacking, update and packing into one kernel. For this tensors
+are viewed as rows of 256: with a known row length, the compiler keeps a row on chip between its scale and its codes.
 """
 
 import functools
@@ -39,7 +38,7 @@ FOR_LOOP, FOREACH, FUSED, APEX, OURS = "for-loop", "foreach", "fused", "apex", "
 VARIANTS = (FOR_LOOP, FOREACH, FUSED, APEX, OURS)  # those that compute the same
 NEEDS = {APEX: ("apex", "CUDA"), OURS: ("triton", "CUDA")}
 FLAGS = {FOR_LOOP: {"foreach": False, "fused": False}, FOREACH: {"foreach": True}, FUSED: {"fused": True}}
-LEAST_BYTES = 28  # fp32: parameter and two moments in and out, gradient in
+LEAST_BYTES = 28  # a parameter, in fp32: read and write the parameter and two moments, read the gradient
 
 BLOCK = 256  # numbers that share a scale
 STATES = ("bf16", "8-bit")
@@ -56,7 +55,7 @@ def build(
     weight_decay: float = 1e-2,
     capturable: bool = False,
 ) -> torch.optim.Optimizer:
-    """An optimizer over parameters; what it needs is in `NEEDS`. `capturable` lets a CUDA graph capture torch's own."""
+    """An optimizer over parameters. `capturable` lets a CUDA graph capture torch's AdamW. Requirements: `NEEDS`."""
     check_choice((*VARIANTS, "bf16-state", "8-bit"), variant=variant)
     options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     if variant == OURS:
@@ -73,11 +72,11 @@ def build(
 
 
 class SmallStateAdamW(torch.optim.Optimizer):
-    """AdamW whose moments are kept in bf16 or in 8 bits, and computed with in fp32.
+    """AdamW whose moments are stored in bf16 or in 8 bits; the update is computed in fp32.
 
-    A parameter whose size isn't a multiple of 256 keeps bf16 moments, as 8 bits would split a block. On CUDA the update
-    of a parameter is one compiled kernel (compiled once for each kind of parameter, for any size). The step count is
-    on the device: nothing is read on the host, and a step can be captured in a CUDA graph.
+    A parameter whose size isn't a multiple of 256 has bf16 moments, as 8 bits need full blocks. On CUDA the update of a
+    parameter is one kernel, compiled once for each dtype and state, for any size. The step count is on the device, so a
+    step never synchronizes and can be captured in a CUDA graph.
     """
 
     def __init__(
@@ -118,15 +117,15 @@ class SmallStateAdamW(torch.optim.Optimizer):
             raise ValueError("a gradient is sparse; SmallStateAdamW needs dense ones")
         state = self.state[parameter]
         if not state:
-            state |= self._fresh(parameter)
+            state |= self._initial_state(parameter)
         state["step"] += 1
         update, shape = (_update_8bit, (-1, BLOCK)) if "scale1" in state else (_update_bf16, (-1,))
         run = _compiled(update) if parameter.is_cuda else update
         moments = [value if "scale" in name else value.view(shape) for name, value in state.items() if name != "step"]
         run(parameter.view(shape), parameter.grad.reshape(shape), *moments, state["step"], options)
 
-    def _fresh(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter that has not been updated yet, flat."""
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Zero moments, flat, and the step count 0."""
         zeros = functools.partial(torch.zeros, device=parameter.device)
         step, size = zeros(()), parameter.numel()
         if self.kind == "bf16" or size % BLOCK:
@@ -144,7 +143,7 @@ class SmallStateAdamW(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimizer's, but the moments keep their types, where torch casts them to the parameter's."""
+        """As any optimizer's, but moments keep their dtype; torch would cast them to the parameter's."""
         super().load_state_dict(state_dict)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, packed in state_dict["state"].items():
@@ -153,8 +152,8 @@ class SmallStateAdamW(torch.optim.Optimizer):
 
 
 def pack(x: Tensor, power: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes of numbers (blocks, 256) and the blocks' scales: |code| = steps · (|x| / scale)^(1/power), rounded at
-    random. With `torch.uint8`, for numbers that are not negative, what is above 0 gets a code of at least 1."""
+    """Codes of numbers (blocks, 256) and scales (blocks,): |code| = steps · (|x| / scale)^(1/power), rounded
+    stochastically. With `torch.uint8` (x ≥ 0), numbers above 0 get a code of at least 1."""
     scale = x.abs().amax(dim=1)  # (blocks,)
     share = x.abs() / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     for _ in range(power.bit_length() - 1):
@@ -165,7 +164,7 @@ def pack(x: Tensor, power: int, steps: int, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def unpack(codes: Tensor, scale: Tensor, power: int, steps: int) -> Tensor:
-    """The numbers (blocks, 256) that `pack` stored, in fp32."""
+    """The fp32 numbers (blocks, 256) of `pack`'s codes and scales."""
     share = codes.float() / steps
     magnitude = share.abs()
     for _ in range(power.bit_length() - 1):
@@ -174,14 +173,14 @@ def unpack(codes: Tensor, scale: Tensor, power: int, steps: int) -> Tensor:
 
 
 def round_at_random(x: Tensor) -> Tensor:
-    """fp32 to bf16, up or down with the odds that make the mean exact."""
-    bits = x.view(torch.int32)  # bf16 is the upper half: what is added to the lower half carries over now and then
+    """fp32 to bf16 by stochastic rounding: up or down with the probabilities that make the expectation exact."""
+    bits = x.view(torch.int32)  # bf16 is the upper half; noise added to the lower half carries over at random
     noise = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device)
     rounded = ((bits + noise) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x).to(torch.bfloat16)
 
 
-def _moved(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, options: Options) -> tuple[Tensor, ...]:
+def _updated(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, options: Options) -> tuple[Tensor, ...]:
     """AdamW in fp32: the new weight and moments."""
     lr, beta1, beta2, eps, decay = options
     m = m + (1 - beta1) * (grad - m)
@@ -190,13 +189,13 @@ def _moved(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, opt
     return weight * (1 - lr * decay) - lr * mean / (deviation + eps), m, v
 
 
-def _store(weight: Tensor, moved: Tensor) -> None:
-    weight.copy_(round_at_random(moved) if weight.dtype == torch.bfloat16 else moved)
+def _store(weight: Tensor, updated: Tensor) -> None:
+    weight.copy_(round_at_random(updated) if weight.dtype == torch.bfloat16 else updated)
 
 
 def _update_bf16(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, options: Options) -> None:
-    moved, *moments = _moved(weight.float(), grad.float(), m.float(), v.float(), step, options)
-    _store(weight, moved)
+    updated, *moments = _updated(weight.float(), grad.float(), m.float(), v.float(), step, options)
+    _store(weight, updated)
     m.copy_(round_at_random(moments[0]))
     v.copy_(round_at_random(moments[1]))
 
@@ -204,11 +203,11 @@ def _update_bf16(weight: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tenso
 def _update_8bit(
     weight: Tensor, grad: Tensor, codes1: Tensor, codes2: Tensor, scale1: Tensor, scale2: Tensor, step: Tensor, options
 ) -> None:
-    if weight.shape[1] != BLOCK:  # checked, it is known to the compiler, whatever the number of rows
+    if weight.shape[1] != BLOCK:  # this check makes the row length static for the compiler; the row count stays dynamic
         raise ValueError(f"rows are {weight.shape[1]} numbers long; they must be blocks of {BLOCK}")
     m, v = unpack(codes1, scale1, 2, 127), unpack(codes2, scale2, 4, 255)
-    moved, m, v = _moved(weight.float(), grad.float(), m, v, step, options)
-    _store(weight, moved)
+    updated, m, v = _updated(weight.float(), grad.float(), m, v, step, options)
+    _store(weight, updated)
     for value, codes, scale, power, steps in ((m, codes1, scale1, 2, 127), (v, codes2, scale2, 4, 255)):
         new_codes, new_scale = pack(value, power, steps, codes.dtype)
         codes.copy_(new_codes)

@@ -1,4 +1,4 @@
-"""The same model as others train it: transformers' Llama, as it is and with what its users add to make it fast."""
+"""Baselines: transformers' Llama, by default and with the usual additions (liger-kernel, FlashAttention-2, ...)."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from .setup import Setup
 
 FLASH = "flash_attention_2"
 
-# variant -> what differs from transformers as it comes, which is SDPA and AdamW as torch chooses (foreach on a GPU)
+# variant -> changes to transformers' defaults, which are SDPA and torch's default AdamW (foreach on a GPU)
 VARIANTS: dict[str, dict[str, Any]] = {
     "transformers, eager attention": {"attention": "eager"},
     "transformers": {},
@@ -42,13 +42,13 @@ def needs(variant: str) -> tuple[str, ...]:
 
 
 def run(variant: str, setup: Setup) -> dict[str, Any]:
-    """A variant's row, by the measure of our own. Of the setup count the model, precision, batch, sequence, learning
-    rate, and seed, from which our Llama draws the weights that both start from."""
+    """A variant's row, measured as our own trainer is. Of the setup it uses model, precision, batch, sequence, learning
+    rate and seed; the initial weights are those of our Llama."""
     return measure(functools.partial(build, variant, setup), setup)
 
 
 def build(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
-    """`step(tokens)`: one training step of a variant on tokens (B, T + 1); returns the loss, unread."""
+    """`step(tokens)`: one training step of a variant on tokens (B, T + 1); returns the loss without a sync."""
     if reason := missing_because(*needs(variant)):
         raise ValueError(reason)
     device, parts = this_device(), VARIANTS[variant]
@@ -74,7 +74,7 @@ def build(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
 
 
 def transformers_llama(setup: Setup, device: torch.device, attention: str) -> nn.Module:
-    """transformers' model of a setup's size, in training mode, with the weights that our own would start from."""
+    """transformers' model of a setup's size, in training mode, with the initial weights of our Llama."""
     from transformers import LlamaForCausalLM
 
     with torch.device(device):
@@ -114,9 +114,10 @@ def config(model: str, attention: str = "sdpa"):
 
 
 def apply_liger(model: nn.Module) -> dict[str, Any]:
-    """Put liger-kernel's parts into a model; returns what that replaced in transformers' module for everyone.
+    """Patch a model with liger-kernel; returns the names that liger replaced in transformers' module, with new values.
 
-    Those names are given back at once: a step of this model replaces them while it runs, and no other model meets them.
+    The module itself is restored at once, so that other models aren't patched; a step of this model patches it again
+    while it runs.
     """
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
@@ -131,7 +132,7 @@ def apply_liger(model: nn.Module) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def replaced(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
-    """Names of a module mean something else inside."""
+    """Set attributes of a module to `values` inside the block, and restore them after it."""
     before = {name: getattr(module, name) for name in values}
     for name, value in values.items():
         setattr(module, name, value)

@@ -1,5 +1,5 @@
-"""`Setup`: everything that the optimization rush varies, checked before anything is allocated; and `LADDER`: the rush
-step by step, each setup one change from the one it stands on."""
+"""`Setup`: all training options of the chapter, checked before anything is allocated. `LADDER`: setups step by step,
+each one change from its baseline."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.machine import missing_because
 from helpers.models.llama import PRESETS
 
-# field -> what it may be
+# field -> valid values
 CHOICES = {
     "model": tuple(PRESETS),
     # fp32 and tf32: how products of fp32 numbers are computed. amp-bf16: weights, gradients and optimizer in fp32,
-    # products and attention in bf16. bf16: weights and gradients are bf16 and there is no fp32 copy of them; torch's
-    # optimizers then lose updates below half a unit in the last place, ours round at random so that none is lost on
-    # average.
+    # products and attention in bf16. bf16: weights and gradients in bf16, without an fp32 copy; torch's optimizers
+    # then lose updates below half a unit in the last place, ours round stochastically, which is exact on average.
     "precision": ("fp32", "tf32", "amp-bf16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
     "attention": ("eager", "math", "flash", "cudnn"),
@@ -32,7 +31,7 @@ CHOICES = {
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
 
-# What a value needs on any device, and on one of a kind, for `lab.machine.missing_because`; the others need nothing.
+# Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
 NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("precision", "tf32"): ("CUDA",),
     ("attention", "cudnn"): ("CUDA",),
@@ -56,7 +55,7 @@ NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
     },
 }
 
-# What takes a value's place where a machine has no such thing: field -> value -> the next best.
+# Fallbacks for values that a machine doesn't support: field -> value -> the next best value.
 NEXT_BEST: dict[str, dict[Any, Any]] = {
     "precision": {"tf32": "fp32", "amp-bf16": "tf32", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
@@ -74,7 +73,7 @@ NEXT_BEST: dict[str, dict[Any, Any]] = {
 class Setup:
     """How to train a Llama on one GPU. The defaults are no optimisation at all.
 
-    A contradiction is a `ValueError`, here; what this machine lacks is told by `missing_because`, and refused by `run`.
+    Contradictory options raise a `ValueError` here; `missing_because` gives the reason why a device can't run a setup.
     """
 
     model: str = "llama-3.2-1b"
@@ -88,14 +87,14 @@ class Setup:
     head: str = "full"
     optimizer: str = "for-loop"
     compile: str = "none"
-    cuda_graph: bool = False  # the whole step, from the tokens to the new weights, is one launch
-    float8: str = "none"  # the products of the blocks; the head's stays as it is
+    cuda_graph: bool = False  # the full step, from the tokens to the new weights, is one launch
+    float8: str = "none"  # for the blocks' products; the head's isn't changed
     checkpointing: str = "none"
-    memory_budget: float = 0.5  # of "memory budget": the share of what the compiler would keep that it may keep
+    memory_budget: float = 0.5  # for "memory budget": share of the compiler's default saved activations
     batch: int = 1
     sequence: int = 2048
     learning_rate: float = 3e-4
-    clip: float | None = None  # the gradient norm at most; the task's loop has no clipping, so it is off
+    clip: float | None = None  # maximal gradient norm; None: no clipping
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -132,16 +131,16 @@ class Setup:
         return ""
 
     def differs(self, other: "Setup") -> dict[str, Any]:
-        """The fields in which this setup differs from another, with this one's values."""
+        """The fields in which this setup differs from another, with this setup's values."""
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in pairs if value != getattr(other, name)}
 
     def missing_because(self, device: torch.device) -> str:
-        """Why this setup can't run on a device, in a line for a table's status; "" if it can."""
+        """Why this setup can't run on a device, as one line; "" if it can."""
         return next(iter(self.missing(device).values()), "")
 
     def missing(self, device: torch.device) -> dict[str, str]:
-        """Each field that asks for what the device or the installation lacks, with the reason."""
+        """Fields that the device or the installation doesn't support -> the reason."""
         reasons = {}
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
@@ -157,7 +156,7 @@ class Setup:
         return reasons
 
     def possible(self, device: torch.device) -> "Setup":
-        """The nearest setup that the device can run: what it lacks is replaced by the next best thing."""
+        """The nearest setup that the device can run: unsupported values become their `NEXT_BEST`."""
         setup = self
         while missing := setup.missing(device):
             name = next(iter(missing))
@@ -172,7 +171,7 @@ class Setup:
 
 START = "no optimisation"
 
-# step -> what it changes; written in the order in which it is climbed
+# step -> what it changes, in order
 STEPS = {
     "TF32": {"precision": "tf32"},
     "mixed precision": {"precision": "amp-bf16"},
@@ -200,7 +199,7 @@ STEPS = {
     "Triton SwiGLU": {"mlp": "level 2"},
 }
 
-# Steps that the next one doesn't stand on, with the reason. A step that gains nothing stays in the table all the same.
+# Steps that aren't the baseline of the following ones, with the reason. They stay in the table all the same.
 LEFT = {
     "max-autotune": "each product is tuned anew for each shape, for a minute or more that every later step would pay",
     "F.linear_cross_entropy": "another way of doing what chunked cross-entropy does",
@@ -216,7 +215,7 @@ LEFT = {
 
 
 def stands_on(name: str) -> str:
-    """The step that a step is one change from: the last before it that isn't in `LEFT`."""
+    """The baseline of a step, which it is one change from: the last step before it that isn't in `LEFT`."""
     before = START
     for step in STEPS:
         if step == name:
@@ -227,7 +226,7 @@ def stands_on(name: str) -> str:
 
 
 def climb(start: Setup) -> dict[str, Setup]:
-    """The ladder from another start: another model, sequence or batch."""
+    """The ladder's setups by name, from another start: another model, sequence or batch."""
     setups = {START: start}
     for name, change in STEPS.items():
         setups[name] = dataclasses.replace(setups[stands_on(name)], **change)

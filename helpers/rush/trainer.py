@@ -1,11 +1,11 @@
-"""`Trainer`: a setup's model, loss and optimizer, and the training step that they make.
+"""`Trainer`: a setup's model, loss, optimizer and training step.
 
-Activation checkpointing (`checkpointing` of a setup): what the blocks save for backward, and what they compute again.
+Activation checkpointing (`checkpointing` of a setup): which activations a block saves for backward.
 
-none            all that autograd saves
-full            a block's input; backward runs the whole block again (a third more products)
-selective       what products and attention return; only the cheap things between them run again
-memory budget   the compiler saves the given share of what it would save, and chooses what
+none            everything that autograd saves
+full            the block's input; backward recomputes the block (a third more products)
+selective       results of products and attention; the cheap operations between them are recomputed
+memory budget   the given share of what the compiler saves by default; the compiler chooses which
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from helpers.swiglu import MemoryOptimizedSwigluMLP
 from . import chunked_loss, float8, optimizers
 from .setup import Setup
 
-BEFORE_CAPTURE = 3  # steps that run as usual before one is captured: they compile, allocate, and fill the optimizer
+BEFORE_CAPTURE = 3  # warm-up steps before the capture: they compile, allocate, and create the optimizer's state
 
 BACKENDS = {
-    "math": SDPBackend.MATH,  # torch's reference: products and a softmax, all scores in memory
-    "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2; on a CPU torch's own of the same idea
+    "math": SDPBackend.MATH,  # torch's reference: products and a softmax, with all scores in memory
+    "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2; on a CPU torch's flash kernel for CPUs
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
@@ -55,8 +55,8 @@ SAVED_OPERATORS = {
 class Trainer:
     """Trains on batches of tokens (B, T + 1), one `step` at a time.
 
-    With `cuda_graph` the first three steps run as usual, on another stream; the fourth is captured there, and from then
-    on a step is a copy of the tokens and one launch. The loss that such a step returns is overwritten by the next.
+    With `cuda_graph` three steps run eagerly on a side stream; the fourth is captured there, and from then on a step is
+    a copy of the tokens and one launch. The next step overwrites the loss that such a step returns.
     """
 
     def __init__(self, setup: Setup, device: torch.device | None = None) -> None:
@@ -68,7 +68,7 @@ class Trainer:
             setup.optimizer,
             self.model.parameters(),
             lr=setup.learning_rate,
-            betas=(0.9, 0.95),  # this and the decay are those that large models are trained with
+            betas=(0.9, 0.95),  # betas and decay as usual for large language models
             weight_decay=0.1,
             capturable=setup.cuda_graph,
         )
@@ -78,7 +78,7 @@ class Trainer:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Forward, loss, backward, clipping if asked for, optimizer, gradients freed. Returns the loss, unread."""
+        """One training step, gradients freed at its end. Returns the loss without a sync."""
         expected = (self.setup.batch, self.setup.sequence + 1)
         if tuple(tokens.shape) != expected:
             raise ValueError(
@@ -91,12 +91,12 @@ class Trainer:
             self.tokens.copy_(tokens)
             self.graph.replay()
             return self.captured_loss
-        return self._step_aside(tokens) if self.steps <= BEFORE_CAPTURE else self._capture(tokens)
+        return self._step_on_side_stream(tokens) if self.steps <= BEFORE_CAPTURE else self._capture(tokens)
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The mean cross-entropy of predicting each token of (B, T + 1) from those before it."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.setup.precision == "amp-bf16"):
-            x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would be compiled anew
+            x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
             return self.head(x.flatten(0, 1), self.model.head.weight, tokens[:, 1:].flatten())
 
     def _step(self, tokens: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _step_aside(self, tokens: Tensor) -> Tensor:
-        """On another stream, as capturing asks of whatever runs before it."""
+    def _step_on_side_stream(self, tokens: Tensor) -> Tensor:
+        """A warm-up step; CUDA graphs need warm-up on a side stream."""
         stream = side_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -122,7 +122,7 @@ class Trainer:
     def _capture(self, tokens: Tensor) -> Tensor:
         self.tokens = tokens.clone()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side_stream(self.device)):  # runs nothing
+        with torch.cuda.graph(graph, stream=side_stream(self.device)):  # records, doesn't run
             self.captured_loss = self._step(self.tokens)
         self.graph = graph
         graph.replay()
@@ -131,18 +131,20 @@ class Trainer:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream on which steps warm up and are captured.
+    """The stream on which steps warm up and are captured.
 
-    The allocator keeps freed memory for the stream that it was used on, and cuBLAS a workspace for each stream that it
-    has met: a new stream for every step would hold the activations of all of them.
+    It is shared because the allocator reuses freed memory only within a stream, and cuBLAS allocates a workspace for
+    each: a new stream for every step would hold all steps' activations.
     """
     return torch.cuda.Stream(device)
 
 
 def build_model(setup: Setup, device: torch.device) -> Llama:
-    """The network of a setup, with weights drawn on the device from the setup's seed: the same however its parts are
-    held. They are drawn twice, for what making the parts draws depends on how many they are."""
-    # Level N is chapter 4's layer, which on a GPU runs its own Triton kernels; None is the plain one.
+    """The network of a setup, its weights drawn on the device from the setup's seed.
+
+    Weights are drawn again after construction, so that they don't depend on the modules that a setup uses.
+    """
+    # Level N: chapter 4's layer, which on a GPU runs our Triton kernels. None: the plain one.
     level = None if setup.mlp == "plain" else int(setup.mlp.removeprefix("level "))
     with torch.device(device):
         network = Llama.from_name(
@@ -168,12 +170,12 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
 
 
 def attention(name: str) -> Callable[..., Tensor]:
-    """Of a setup's `attention`: q (B, heads, T, D), k, v (B, kv_heads, T, D) and perhaps a mask -> (B, heads, T, D)."""
+    """A setup's attention function: q (B, heads, T, D), k, v (B, kv_heads, T, D), optional mask -> (B, heads, T, D)."""
     return eager_attention if name == "eager" else functools.partial(fused_attention, backend=BACKENDS[name])
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, backend: SDPBackend) -> Tensor:
-    """`F.scaled_dot_product_attention` by one backend and no other; causal unless a mask is given."""
+    """`F.scaled_dot_product_attention` restricted to one backend; causal unless a mask is given."""
     if mask is not None:
         mask = mask.to(q.dtype)
     with sdpa_kernel(backend):
@@ -181,7 +183,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
 
 def norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Of a setup's `norm`: x (…, C), weight (C,) and epsilon -> the RMSNorm of x."""
+    """A setup's norm function: x (…, C), weight (C,) and epsilon -> the RMSNorm of x."""
     if name == "triton":
         from .kernels import rms_norm
 
@@ -190,12 +192,12 @@ def norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """torch's fused kernel, which wants x and the weight in one type."""
+    """torch's fused RMSNorm, which needs x and the weight in one dtype."""
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
 
 
 def rope(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Of a setup's `rope`: q and k (B, T, heads, D), cosines and sines (T, D/2) -> q and k, turned by their angles."""
+    """A setup's RoPE function: q and k (B, T, heads, D), cosines and sines (T, D/2) -> q and k, rotated."""
     if name == "triton":
         from .kernels import rotate
 
@@ -204,7 +206,7 @@ def rope(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def head(setup: Setup) -> chunked_loss.Head:
-    """The function from hidden states to the loss. Of a chunked one the compiler gets the part between the products."""
+    """The function from hidden states to the loss. Of a chunked head only the part between the products is compiled."""
     if setup.head == "full":
         return compiled(setup, chunked_loss.full)
     if setup.head == "torch":
@@ -217,9 +219,9 @@ def head(setup: Setup) -> chunked_loss.Head:
 
 
 def compiled(setup: Setup, fn: Callable) -> Callable:
-    """`fn` as the setup compiles it. CUDA graphs are left out of max-autotune, for they are a step of their own.
+    """`fn` compiled as the setup says. max-autotune runs without CUDA graphs, which are a separate step of the ladder.
 
-    torch keeps what it compiled with a function's code object, at most eight variants of it; so it gets a copy.
+    torch caches compiled variants with a function's code object, at most eight; each call here makes a new code object.
     """
     if setup.compile == "none":
         return fn
@@ -227,14 +229,14 @@ def compiled(setup: Setup, fn: Callable) -> Callable:
     def call(*arguments):
         return fn(*arguments)
 
-    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+    copied = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
     mode = "max-autotune-no-cudagraphs" if setup.compile == "max-autotune" else "default"
-    return torch.compile(own, mode=mode, dynamic=False)
+    return torch.compile(copied, mode=mode, dynamic=False)
 
 
 def checkpoint_with(checkpointing: str) -> Callable | None:
-    """What `Llama.checkpoint` is set to: runs a block with its arguments. None where blocks are simply called."""
-    # The state of random numbers isn't kept: there is no dropout, and it can't be read while a graph is captured.
+    """The value for `Llama.checkpoint`: a function that runs a block with its arguments; None calls it directly."""
+    # RNG state isn't preserved: there is no dropout, and it can't be read during graph capture.
     plain = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if checkpointing == "full":
         return plain
@@ -245,12 +247,12 @@ def checkpoint_with(checkpointing: str) -> Callable | None:
 
 
 def _save_products(context, operator, *args, **kwargs) -> CheckpointPolicy:
-    """Save what a product or an attention kernel returns; compute everything else again."""
+    """Save results of matrix products and attention; recompute everything else."""
     return CheckpointPolicy.MUST_SAVE if operator in SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def compiler_budget(setup: Setup) -> contextlib.AbstractContextManager:
-    """Within it, the compiler is held to the setup's share of the memory, wherever it may compile."""
+    """A context in which everything that is compiled observes the setup's memory budget."""
     if setup.checkpointing != "memory budget":
         return contextlib.nullcontext()
     import torch._functorch.config as compiler

@@ -1,4 +1,4 @@
-"""One training loop on many ranks: DDP, ZeRO-2, ZeRO-3, tensor parallelism; real ones, on GPUs (nccl) or CPUs (gloo).
+"""One training loop on many real ranks by DDP, ZeRO-2, ZeRO-3 or tensor parallelism, on GPUs (nccl) or CPUs (gloo).
 
 torchrun --nproc-per-node 8 -m helpers.rush.distributed --strategy zero3 --model llama-3.1-8b --backend nccl
 measure([Job(strategy="ddp"), Job(strategy="zero3")], ranks=2)
@@ -17,7 +17,7 @@ __all__ = ["STRATEGIES", "Job", "RankFailed", "joined", "launch", "measure", "tr
 def measure(jobs: Sequence[Job], ranks: int) -> list[dict[str, Any]]:
     """A row for each job, run one after another on the same `ranks` new processes of this machine.
 
-    All are checked before a process starts. The jobs share one process group, so their backends must be the same.
+    All jobs are checked before a process starts. They share one process group, so their backends must be the same.
     """
     for job in jobs:
         job.check(ranks)
@@ -27,6 +27,6 @@ def measure(jobs: Sequence[Job], ranks: int) -> list[dict[str, Any]]:
 
 
 def work(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """What one rank does: join, and train each job."""
+    """The work of one rank: join the process group and train each job."""
     with joined(jobs[0].backend, jobs[0].timeout_s) as device:
         return [train(job, device) for job in jobs]

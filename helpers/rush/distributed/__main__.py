@@ -1,7 +1,7 @@
 """`torchrun -m helpers.rush.distributed …`, or `python -m helpers.rush.distributed --ranks N …` on one machine.
 
-Rank 0 prints one line of JSON. What the user got wrong ends in one line on stderr and exit code 2, before anything is
-allocated; a rank that fails ends all, with its error and exit code 1.
+Rank 0 prints one line of JSON. A wrong option gives one line on stderr and exit code 2, before anything is allocated. A
+failing rank ends all ranks, with its error and exit code 1.
 """
 
 import argparse
@@ -89,7 +89,10 @@ def _as_a_rank(job: Job) -> int:
 
 
 def _refused(error: ValueError) -> int:
-    """Say what is wrong: once on each machine. The other ranks wait to be ended, for the first to end ends all."""
+    """Print the error once on each machine, and return exit code 2.
+
+    The first rank that exits ends all, so the other ranks wait here until local rank 0 has printed.
+    """
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
         time.sleep(30)
     else:

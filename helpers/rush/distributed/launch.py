@@ -1,6 +1,6 @@
 """Start ranks on this machine, and end them all when one fails; join the process group from inside a rank.
 
-`launch` costs a fresh interpreter and an import of torch for each rank: some seconds, once for any number of runs.
+`launch` costs an interpreter start and an import of torch for each rank: some seconds, once for any number of jobs.
 `torchrun` starts ranks too, on one machine or many; `joined` joins the group in both cases.
 """
 
@@ -21,15 +21,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-# How long a rank waits in a collective for one that will never come: for ranks on another machine, which see no process
-# end. On the same machine the others are ended at once.
+# Timeout of collectives. It matters for ranks on other machines; on the same machine a failure ends all ranks at once.
 TIMEOUT_S = 50
-SETTLE_S = 2.0  # after the first rank fails: long enough for another that failed before it to say so
+SETTLE_S = 2.0  # wait after the first reported failure for reports of earlier ones
 RENDEZVOUS = "RUSH_RENDEZVOUS"  # set by `launch`; torchrun sets MASTER_ADDR and MASTER_PORT
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, or died; says which, and why. `details` holds its traceback, if it raised."""
+    """A rank raised or died; the message names rank and reason. `details` is its traceback, if it raised."""
 
     def __init__(self, rank: int, reason: str, details: str = "") -> None:
         super().__init__(f"rank {rank}: {reason}")
@@ -42,9 +41,9 @@ def under_torchrun() -> bool:
 
 @contextlib.contextmanager
 def joined(backend: str, timeout_s: float = TIMEOUT_S) -> Iterator[torch.device]:
-    """Inside: a process group of all ranks, and this rank's device.
+    """A context with a process group of all ranks; yields this rank's device.
 
-    After an error the group is left as it is: taking it down would wait for ranks that are stuck because of it.
+    After an error the group isn't destroyed, as that would wait for ranks that are stuck because of the error.
     """
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if backend == "nccl" else torch.device("cpu")
@@ -63,10 +62,10 @@ def joined(backend: str, timeout_s: float = TIMEOUT_S) -> Iterator[torch.device]
 
 
 def end(code: int) -> NoReturn:
-    """End this rank's process now, with what it printed, and without the interpreter's own way of ending.
+    """Flush output and end this process without the interpreter's shutdown.
 
-    A device mesh keeps its group's threads alive past `destroy_process_group`. One that lets go of a tensor while the
-    interpreter is ending asks for a lock that is gone, and the process aborts: a run that succeeded would have failed.
+    A device mesh keeps its group's threads alive past `destroy_process_group`. If one frees a tensor during interpreter
+    shutdown, it takes a lock that no longer exists and the process aborts, although the run has succeeded.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,10 +73,10 @@ def end(code: int) -> NoReturn:
 
 
 def launch(worker: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
-    """What `worker(*arguments)` returned on each of `ranks` new processes of this machine, in their order.
+    """Results of `worker(*arguments)` on `ranks` new processes of this machine, by rank.
 
-    The worker is imported by name in each process and finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in
-    its environment. Raises `RankFailed` for the rank that failed first, when all the others are ended.
+    The worker is imported by name in each process and finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in its
+    environment. Raises `RankFailed` for the rank that failed first, after ending all others.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -85,19 +84,19 @@ def launch(worker: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]
         pipes, processes = [], []
         try:
             for rank in range(ranks):
-                ours, theirs = context.Pipe(duplex=False)
-                given = (rank, ranks, rendezvous, theirs, worker, arguments)
-                process = context.Process(target=_rank, args=given, daemon=True)
+                receiver, sender = context.Pipe(duplex=False)
+                inputs = (rank, ranks, rendezvous, sender, worker, arguments)
+                process = context.Process(target=_run_rank, args=inputs, daemon=True)
                 process.start()
-                theirs.close()
-                pipes.append(ours)
+                sender.close()
+                pipes.append(receiver)
                 processes.append(process)
             return _collect(processes, pipes)
         finally:
             _end(processes)
 
 
-def _rank(rank: int, ranks: int, rendezvous: str, pipe: Connection, worker: Callable, arguments: tuple) -> None:
+def _run_rank(rank: int, ranks: int, rendezvous: str, pipe: Connection, worker: Callable, arguments: tuple) -> None:
     """The main function of a process: sends ("done", result) or ("failed", when, reason, traceback)."""
     numbers = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
     os.environ.update({name: str(number) for name, number in numbers.items()} | {RENDEZVOUS: rendezvous})
@@ -106,7 +105,7 @@ def _rank(rank: int, ranks: int, rendezvous: str, pipe: Connection, worker: Call
         pipe.send(("done", worker(*arguments)))
     except BaseException as error:
         pipe.send(("failed", time.time(), f"{type(error).__name__}: {error}", traceback.format_exc()))
-        end(1)  # in order, it would wait for peers that are going to be ended
+        end(1)  # a regular shutdown would wait for peers that are about to be ended
     end(0)
 
 
@@ -134,7 +133,7 @@ def _collect(processes: list, pipes: list[Connection]) -> list[Any]:
 
 
 def _received(pipe: Connection, process: Any) -> tuple:
-    """A rank's message; of one that died without a word, how it died. That is first: others fail because of it."""
+    """A rank's message. A death without one counts as the first failure (time 0), as others fail because of it."""
     try:
         return pipe.recv()
     except EOFError:
@@ -145,11 +144,11 @@ def _received(pipe: Connection, process: Any) -> tuple:
 
 
 def _end(processes: list) -> None:
-    """Ask the processes that still run to end, then make them."""
-    for ask in ("terminate", "kill"):
+    """Terminate the processes that still run, then kill them."""
+    for method in ("terminate", "kill"):
         for process in processes:
             if process.is_alive():
-                getattr(process, ask)()
+                getattr(process, method)()
         deadline = time.time() + 5
         for process in processes:
             process.join(max(deadline - time.time(), 0.1))

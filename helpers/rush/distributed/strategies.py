@@ -1,10 +1,10 @@
-"""A `Job`, checked before anything is allocated, and its Llama spread over ranks by each strategy.
+"""A `Job`, checked before anything is allocated, and its Llama distributed over ranks by each strategy.
 
-What a rank holds of P parameters in fp32 with AdamW, over n ranks, and moves in a step (· (n−1)/n for each byte):
+Bytes a rank stores for P parameters in fp32 with AdamW over n ranks, and bytes it sends in a step (times (n−1)/n):
 
     ddp     16P                          8P       one all-reduce of the gradients (a scatter and a gather)
     zero2   16P/n + 2P in bf16           6P       one gather of bf16 parameters, one scatter of fp32 gradients
-    zero3   16P/n + two blocks of them   8P       the gather twice
+    zero3   16P/n + two blocks in bf16   8P       the gather twice
     tp      16P/n                        grows with tokens, not with P: see `tensor_parallel`
 """
 
@@ -39,9 +39,9 @@ from helpers.rush.trainer import checkpoint_with
 
 STRATEGIES = {
     "single": "one rank",
-    "ddp": "every rank has everything; gradients are averaged",
+    "ddp": "all ranks replicate everything; gradients are averaged",
     "zero2": "gradients and optimizer state are sharded; parameters are gathered once a pass",
-    "zero3": "parameters too: gathered before each use, freed after it",
+    "zero3": "parameters are sharded too: gathered before each use, freed after it",
     "tp": "each rank has a part of every layer's heads and channels",
 }
 CHOICES = {
@@ -52,7 +52,7 @@ CHOICES = {
 }
 SEQUENCE, CHANNELS = Shard(1), Shard(-1)  # of (B, T, C)
 
-# torch 2.13 renamed it
+# The parameter's name changed in torch 2.13.
 SYNC_BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -72,15 +72,15 @@ class Job:
     accumulate: int = 1  # micro-batches of a step
     steps: int = 5
     precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
-    checkpointing: str = "none"  # what blocks compute again in backward: as in `helpers.rush.trainer`
-    bucket_mib: float = 25.0  # ddp: gradients are averaged in pieces of so much
+    checkpointing: str = "none"  # as in `helpers.rush.trainer`
+    bucket_mib: float = 25.0  # ddp: size of the gradient buckets
     sync_each: bool = False  # average gradients after each micro-batch, not once a step
     learning_rate: float = 1e-3
-    clip: float = 1.0  # the gradient's norm at most
+    clip: float = 1.0  # maximal gradient norm
     seed: int = 0
     save: str | None = None  # a folder to write a checkpoint to, after the last step
     resume: str | None = None  # a folder to read one from; `steps` more are done
-    timeout_s: float = 50.0  # how long a rank waits for one that is gone
+    timeout_s: float = 50.0  # of collectives
 
     def check(self, ranks: int, ranks_here: int | None = None) -> None:
         """A `ValueError` for the first thing that can't work on so many ranks, `ranks_here` of them on this machine."""
@@ -117,7 +117,7 @@ class Job:
                 raise ValueError(f"backend 'nccl' needs a GPU for each rank: {here} ranks, {gpus} GPUs")
 
     def data_ranks(self, ranks: int) -> int:
-        """How many ranks see sequences of their own."""
+        """The number of data-parallel ranks, each with sequences of its own."""
         return 1 if self.strategy == "tp" else ranks
 
 
@@ -127,11 +127,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 
 def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on: str | None = "meta") -> nn.Module:
-    """The model of a job, spread over the mesh. No rank ever holds more of it than its share and one weight.
+    """The model of a job, distributed over the mesh. A rank allocates at most its shard plus one full weight.
 
-    It is laid out without memory, cut, and only then filled. Each rank draws every weight whole, from the same seed,
-    and keeps its part: so all strategies on all numbers of ranks start from the same weights, and none is sent.
-    `lay_out_on=None` lays it out on the device itself.
+    The model is created on the meta device, sharded, and only then initialised. Each rank draws every weight in full
+    from the same seed and keeps its shard: initial weights are the same for all strategies and numbers of ranks, and
+    nothing is sent. `lay_out_on=None` creates the model on `device` itself.
     """
     with torch.device(lay_out_on or device):
         model = Llama.from_name(job.model, attend=attention, residual=torch.bfloat16 if autocasts(job) else None)
@@ -143,12 +143,12 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
         shard(model, mesh, gather_again=job.strategy == "zero3", precision=job.precision)
     if lay_out_on:
         model.to_empty(device=device)
-    if tied:  # to_empty makes two weights of one
+    if tied:  # `to_empty` separates tied weights
         model.head.weight = model.embedding.weight
     with implicit_replication():
         model.reset_parameters(torch.Generator(device).manual_seed(job.seed))
     if job.strategy == "ddp":
-        # Weights and tables are equal already, so neither is sent; gradients live in the buckets, so they exist once.
+        # Weights and buffers are equal already, so neither is sent; gradients are views of the buckets, not copies.
         return DistributedDataParallel(
             model,
             bucket_cap_mb=job.bucket_mib,
@@ -160,11 +160,11 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
 
 
 def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str) -> nn.Module:
-    """FSDP2, which gathers and frees the parameters of a unit as one.
+    """FSDP2, in place; it gathers and frees the parameters of a unit together.
 
-    `gather_again` frees a unit's parameters after forward and gathers them once more for backward (ZeRO-3); without
-    it they stay (ZeRO-2). The head's stay in any case: backward begins with it. Parameters are cast, inputs are not:
-    the residual stream has the embedding's type, and the tables of positions stay in fp32.
+    `gather_again` frees a unit's parameters after forward and gathers them again for backward (ZeRO-3); without it they
+    stay gathered (ZeRO-2). The head's always stay, as backward begins with it. Parameters are cast, inputs aren't: the
+    residual stream has the embedding's dtype, and the RoPE tables stay in fp32.
     """
     compute = {"fp32": torch.float32, "amp-bf16": torch.bfloat16}[precision]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -178,9 +178,10 @@ def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str)
 
 
 def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
-    """What is gathered together: the embedding, each block, last what is around the head.
+    """Modules that are gathered together: the embedding, each block, and last the final norm with the head.
 
-    A tied head is the embedding, and is used from first to last: so the model itself is the last unit.
+    A tied head is also the embedding, needed from the first operation to the last: then the model itself is the last
+    unit.
     """
     if model.head.weight is model.embedding.weight:
         return [*model.layers, model]
@@ -188,17 +189,16 @@ def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
 
 
 def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
-    """Cut the model over the mesh by heads and channels, in place. Its logits are a DTensor split by words.
+    """Shard the model over the mesh by heads and channels, in place. Its logits are a DTensor sharded by vocabulary.
 
-    Within a block the q, k, v, gate and up products give each rank its own heads and channels; out and down add the
-    ranks' parts up. Between the blocks each rank holds a part of the sequence instead (Megatron's sequence
-    parallelism), so norms and residuals are not done n times over, and one sum over all ranks becomes a reduce-scatter
-    and, later, an all-gather: the same bytes. What it costs, for a residual stream of S bytes: per block two gathers
-    and two scatters in forward, four of each in both passes together with the gradients, each moving S·(n−1)/n; none of
-    it can hide behind a product that waits for it.
+    Within a block the q, k, v, gate and up products give each rank its own heads and channels; out and down sum over
+    the ranks. Between the blocks each rank has a part of the sequence instead (Megatron's sequence parallelism), so
+    norms and residuals aren't computed n times, and each all-reduce becomes a reduce-scatter and a later all-gather, of
+    the same bytes. Cost, for a residual stream of S bytes: per block two gathers and two scatters in forward, four of
+    each with backward, each moving S·(n−1)/n. None of it overlaps with computation, as products depend on it.
 
-    The embedding and the head are split by words. Tied, they are split alike, so that one shard serves both. The loss
-    is computed on split logits (`loss_parallel`), which are never gathered.
+    Embedding and head are sharded by vocabulary, in the same way if they are tied, so that they share one shard. The
+    loss is computed on sharded logits (`loss_parallel`), which are never gathered.
     """
     tied = model.head.weight is model.embedding.weight
     outside = {
@@ -210,7 +210,7 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
     for layer in model.layers:
         block = {
             "norm1": SequenceParallel(),
-            # x is gathered; cos, sin and the mask are whole on every rank
+            # x is gathered; cos, sin and the mask are replicated already
             "attention": PrepareModuleInput(
                 input_layouts=(SEQUENCE, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
             ),
@@ -228,7 +228,7 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
 
 
 def autocasts(job: Job) -> bool:
-    """Whether compute is in bf16 because of autocast; FSDP casts what it gathers."""
+    """Whether bf16 compute comes from autocast; FSDP casts the gathered parameters instead."""
     return job.precision == "amp-bf16" and job.strategy not in ("zero2", "zero3")
 
 
@@ -244,15 +244,15 @@ def loss_of(job: Job, model: nn.Module, device: torch.device) -> Callable[[Tenso
 
 
 def differentiating(job: Job) -> contextlib.AbstractContextManager:
-    """What loss and backward run in."""
+    """The context in which loss and backward run."""
     return loss_parallel() if job.strategy == "tp" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def synchronising(model: nn.Module, now: bool) -> Iterator[None]:
-    """Backward inside averages the gradients over the ranks, or (`now` false) keeps this rank's for a later one.
+    """A context in which backward averages gradients over the ranks, or (`now` false) accumulates them locally.
 
-    Keeping them costs zero2 and zero3 whole gradients, in the type of the parameters that they gather.
+    Local accumulation costs zero2 and zero3 unsharded gradients, in the dtype of the gathered parameters.
     """
     if isinstance(model, DistributedDataParallel) and not now:
         with model.no_sync():

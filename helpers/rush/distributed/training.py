@@ -1,8 +1,8 @@
-"""The loop that every strategy runs, the row it returns, and the checkpoints that it writes and goes on from.
+"""The training loop of all strategies, its row, and checkpoints to write and resume from.
 
-Each rank writes its part of a checkpoint, and any number of ranks reads it, by any strategy. Tensors are stored under
-the names of the plain model, cut as they are held; reading takes from each file what falls into a rank's own part. It
-costs one copy of parameters and optimizer state on disk, and no rank ever holds the whole.
+Each rank writes its shard of a checkpoint; any number of ranks can read it, by any strategy. Tensors are stored under
+the plain model's names, sharded as on the ranks; a rank reads from each file the part that falls into its own shard. It
+costs one copy of parameters and optimizer state on disk, and no rank ever assembles the full state.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from helpers.models.llama import preset
 from . import strategies
 from .strategies import Job
 
-# Optimizer state by parameter name, whatever groups and order the optimizer has them in.
+# Optimizer state by parameter name, independent of the optimizer's groups and order.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
@@ -35,7 +35,7 @@ Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the
 def train(job: Job, device: torch.device) -> dict[str, Any]:
     """Train on this rank, as one of the joined group; the row is the same on all ranks.
 
-    Times are of whole steps but the first, which allocates. Bytes and peaks are the largest of any rank.
+    Times are of full steps, without the first, which allocates. Bytes and peaks are maxima over the ranks.
     """
     ranks = dist.get_world_size()
     mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
@@ -63,12 +63,12 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
 
 
 def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
-    """AdamW, fused: one that isn't makes copies as large as its state."""
+    """AdamW, fused: the unfused one allocates temporary copies as large as its state."""
     return torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
 
 
 def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batches) -> tuple[Tensor, Tensor]:
-    """One step over the micro-batches: this rank's mean loss, and the norm of the whole gradient before clipping."""
+    """One step over the micro-batches: this rank's mean loss, and the global gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
     loss_of = strategies.loss_of(job, model, batches[0][0].device)
     total = torch.zeros((), device=batches[0][0].device)
@@ -77,34 +77,34 @@ def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batche
         with strategies.synchronising(model, now), strategies.differentiating(job):
             loss = loss_of(tokens, targets) / len(batches)
             loss.backward()
-        total += whole(loss.detach())
-    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip))
+        total += full(loss.detach())
+    norm = full(torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip))
     optimizer.step()
     return total, norm
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is spread over ranks, put together."""
+def full(tensor: Tensor) -> Tensor:
+    """A DTensor gathered from all ranks; a plain tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Batches:
-    """This rank's part of a step's random tokens."""
+    """This rank's part of a step's random tokens, as tokens and targets (B, T) for each micro-batch."""
     generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
     size = (job.batch, job.sequence + 1)
     tokens = torch.randint(preset(job.model)["vocab_size"], size, generator=generator).to(device)
     parts = job.data_ranks(ranks)
-    mine = tokens.chunk(parts)[rank % parts]
-    return [(part[:, :-1], part[:, 1:]) for part in mine.chunk(job.accumulate)]
+    local = tokens.chunk(parts)[rank % parts]
+    return [(part[:, :-1], part[:, 1:]) for part in local.chunk(job.accumulate)]
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Write what training needs to go on after `step` steps."""
+    """Write a checkpoint of training after `step` steps."""
     storage.save(_state(model, optimizer, step), checkpoint_id=str(folder))
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Put model and optimizer where they were when saved; how many steps were done then."""
+    """Restore model and optimizer from a checkpoint; returns the number of steps done."""
     state = _state(model, optimizer, 0)
     storage.load(state, checkpoint_id=str(folder))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=FLAT)
@@ -117,7 +117,7 @@ def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
 
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state that this rank holds."""
+    """Bytes of this rank's parameters, gradients and optimizer state."""
     parameters = list(model.parameters())
     state = [t for per in optimizer.state.values() for t in per.values() if isinstance(t, Tensor)]
     return {
@@ -158,7 +158,7 @@ def _row(job: Job, ranks: int, device: torch.device, step_ms: list[float]) -> di
 
 
 def _averaged(values: list[Tensor]) -> list[float]:
-    """Means over the ranks. One collective, after the loop: nothing waits for a number while it trains."""
+    """Means over the ranks, by one collective after the loop, so that training itself never synchronizes."""
     stacked = torch.stack(values).double()
     dist.all_reduce(stacked)
     return (stacked / dist.get_world_size()).tolist()

@@ -1,13 +1,13 @@
-"""Fused kernels of our own in Triton, each with the same in plain torch for where Triton or CUDA is missing.
+"""Our fused Triton kernels, each with a fallback in plain torch where Triton or CUDA is missing.
 
-What each must at least move, in bytes (b an element), which is what it does move:
+Bytes that each moves, which is also the lower bound (b = bytes an element):
 
     rms_norm, layer_norm    2b forward, 3b backward
     rotate                  2b forward, 2b backward
     loss_and_gradient       2b, forward and backward in one
     AdamW                   28 a parameter (fp32)
 
-In a compiled graph the norms and `rotate` are operators that the compiler doesn't look into, and fuses nothing into.
+In a compiled graph the norms and `rotate` are opaque operators, which the compiler doesn't fuse with others.
 """
 
 from .adamw import AdamW

@@ -1,13 +1,13 @@
-"""AdamW in fp32 that moves 28 bytes a parameter a step, with a loss scaler or without.
+"""AdamW in fp32 that moves 28 bytes a parameter a step, with or without a loss scaler.
 
-An optimizer like torch's: the same state under the same names (a checkpoint of `torch.optim.AdamW` loads, and the other
-way round), schedulers, parameter groups. With torch's `GradScaler` no step waits for the GPU. On a GPU all fp32
-parameters of a group are updated by two Triton kernels, one for the tensors' numbers and one for all their elements;
-elsewhere torch's fused AdamW does the work.
+A drop-in for torch's: same state under the same names (checkpoints of `torch.optim.AdamW` load, and vice versa),
+schedulers, parameter groups. With torch's `GradScaler` no step synchronizes with the GPU. On a GPU all fp32 parameters
+of a group are updated by two Triton kernels, one over tensors (step counts) and one over their elements; elsewhere
+torch's fused AdamW is used.
 
-28 bytes are the least there is in fp32: parameter and both moments in and out, gradient in. The gradient is divided by
-a loss scale in registers, not in memory (torch's fused AdamW writes it back, 32 bytes), and no step is taken where
-`found_inf` says so, without asking the GPU.
+28 bytes are the lower bound in fp32: parameter and both moments read and written, gradient read. The gradient is
+unscaled in registers, not in memory (torch's fused AdamW writes it back, 32 bytes), and the kernels themselves skip the
+step where `found_inf` is set.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw as torchs_adamw
 from .launch import launch, on_triton, tl, triton
 
 CHUNK = 1024  # elements a program; 8 a thread
-COLUMNS = 6  # of the table of tensors: addresses of p, g, m, v and the step, then the number of elements
+COLUMNS = 6  # of the table of tensors: addresses of p, g, m, v and the step count, then the number of elements
 AT_A_TIME = 256  # tensors a program of the first kernel
 
 
@@ -43,14 +43,14 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         _check(lr, betas, eps, weight_decay)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._step_supports_amp_scaling = True  # what GradScaler asks before it hands over scale and overflow
-        self._plans: dict[tuple[int, torch.device], _Plan] = {}
+        self._step_supports_amp_scaling = True  # makes GradScaler pass grad_scale and found_inf to `step`
+        self._tables: dict[tuple[int, torch.device], _TensorTable] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What a copy, a pickle or a checkpoint goes on from: torch keeps its own attributes, and these follow."""
+        """Restore a copy or a pickle: torch restores its own attributes only."""
         super().__setstate__(state)
         self._step_supports_amp_scaling = True
-        self._plans = {}
+        self._tables = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,25 +59,25 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for number, group in enumerate(self.param_groups):
-            here: dict[torch.device, list[tuple[Tensor, ...]]] = {}
-            elsewhere = []
+            for_kernels: dict[torch.device, list[tuple[Tensor, ...]]] = {}
+            for_torch = []
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 row = self._row(p)
                 if _fits(row):
-                    here.setdefault(p.device, []).append(row)
+                    for_kernels.setdefault(p.device, []).append(row)
                 else:
-                    elsewhere.append(row)
-            for device, rows in here.items():
-                plan = self._plans.setdefault((number, device), _Plan())
-                plan.step(rows, group, self._amp(device))
-            if elsewhere:
-                self._step_elsewhere(elsewhere, group)
+                    for_torch.append(row)
+            for device, rows in for_kernels.items():
+                table = self._tables.setdefault((number, device), _TensorTable())
+                table.step(rows, group, self._amp(device))
+            if for_torch:
+                self._step_by_torch(for_torch, group)
         return loss
 
     def _row(self, p: Tensor) -> tuple[Tensor, ...]:
-        """The parameter, its gradient, both moments and the step's number."""
+        """The parameter, its gradient, both moments and the step count."""
         if p.grad.is_sparse:
             raise RuntimeError("AdamW: a gradient is sparse, which isn't supported; use torch.optim.SparseAdam")
         state = self.state[p]
@@ -92,14 +92,14 @@ class AdamW(torch.optim.Optimizer):
         return p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
 
     def _amp(self, device: torch.device) -> list[Tensor | None]:
-        given = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
-        return [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in given]
+        tensors = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        return [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors]
 
-    def _step_elsewhere(self, rows: list[tuple[Tensor, ...]], group: dict[str, Any]) -> None:
+    def _step_by_torch(self, rows: list[tuple[Tensor, ...]], group: dict[str, Any]) -> None:
         params, grads, *state = map(list, zip(*rows, strict=True))
         grad_scale, found_inf = self._amp(params[0].device)
         if grad_scale is not None:
-            grads = [grad / grad_scale for grad in grads]  # torch's would divide them in place
+            grads = [grad / grad_scale for grad in grads]  # torch's AdamW would divide them in place
         torchs_adamw(
             params, grads, state[0], state[1], [], state[2],
             fused=True, found_inf=found_inf, amsgrad=False, maximize=False,
@@ -108,12 +108,12 @@ class AdamW(torch.optim.Optimizer):
         )  # fmt: skip
 
 
-class _Plan:
-    """What the kernels are told about a group's tensors on a device: where they are, and how they are cut up.
+class _TensorTable:
+    """The kernels' inputs for a group's tensors on a device: their addresses and sizes, and their chunks.
 
-    The table of addresses is written anew when a tensor has moved, which gradients do; the chunks when a size has
-    changed. A captured CUDA graph copies its table from the host at each replay, so it gets one of its own, in host
-    memory that was set aside before and is kept.
+    The table of addresses is rewritten when a tensor has moved, which gradients do; the chunks when a size has changed.
+    A captured CUDA graph copies its table from the host at each replay, so it gets its own pinned table, which was
+    allocated before the capture and stays alive.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Plan:
         written = [number for row in rows for number in (*(t.data_ptr() for t in row), row[0].numel())]
         if written != self.written:
             table = torch.tensor(written, dtype=torch.int64).view(-1, COLUMNS)
-            self._place(table, layout(table), p.device)
+            self._upload(table, layout(table), p.device)
             self.written = written
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.device != p.device:
@@ -135,7 +135,7 @@ class _Plan:
         options = (group["betas"], group["eps"], group["weight_decay"])
         _step_on_triton(self.table, self.chunks, self.factors, lr, *options, *amp)
 
-    def _place(self, table: Tensor, layout: Tensor, device: torch.device) -> None:
+    def _upload(self, table: Tensor, layout: Tensor, device: torch.device) -> None:
         same = self.layout is not None and torch.equal(layout, self.layout)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if not same or self.spare is None:
@@ -154,7 +154,7 @@ class _Plan:
 
 
 def _fits(row: tuple[Tensor, ...]) -> bool:
-    """Whether the kernels take these tensors: fp32 on a GPU, and laid out alike without gaps."""
+    """Whether the kernels support these tensors: fp32 on a GPU, with the same strides, without gaps."""
     p, moment = row[0], row[2]
     return on_triton(p) and all(t.dtype == torch.float32 for t in row) and moment.stride() == p.stride()
 
@@ -180,8 +180,8 @@ def _step_on_triton(
 ) -> None:
     """One step for the tensors of `table` (tensors, 6) int64.
 
-    `chunks[vector]` (chunks, 2) int32 names a tensor and a chunk within it; `vector` says that the chunks can be read
-    in 16 bytes: see `cut`. `factors` (tensors, 2) fp32 is space to work in.
+    `chunks[vector]` (chunks, 2) int32 holds the indices of a tensor and of a chunk within it; `vector`: the chunks
+    support 16-byte accesses, see `cut`. `factors` (tensors, 2) fp32 is workspace.
     """
     count, on_device = table.shape[0], isinstance(lr, Tensor)
     launch(
@@ -198,14 +198,14 @@ def _step_on_triton(
 
 
 def layout(table: Tensor) -> Tensor:
-    """What the chunks depend on, (tensors, 2): the number of elements, and whether all four begin at 16 bytes."""
+    """The chunks' inputs, (tensors, 2): number of elements, and whether all four addresses are 16-byte aligned."""
     return torch.stack((table[:, 5], (table[:, :4] % 16 == 0).all(1)), 1)
 
 
 def cut(layout: Tensor) -> dict[bool, Tensor]:
-    """The chunks of all tensors: those that can be read in 16 bytes (True), and those that cannot.
+    """The chunks (tensor, chunk) of all tensors: those for 16-byte accesses (True), and the others (False).
 
-    They can if the tensors begin at a multiple of 16 bytes, and the chunk is whole or ends at one.
+    16-byte accesses need aligned tensors, and a chunk that is full or ends at a multiple of 16 bytes.
     """
     elements, aligned = layout.unbind(1)
     counts = (elements + CHUNK - 1) // CHUNK
@@ -227,7 +227,7 @@ if triton is not None:
         table_at, factors_at, lr, found_inf_at, count, log2_beta1, log2_beta2,
         LR_ON_DEVICE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """Count the step, and find lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ) in fp64: at first β₂ᵗ is next to 1."""
+        """Increment step counts; compute lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ), in fp64 as β₂ᵗ is near 1 at first."""
         tensor = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = tensor < count
         step_at = tl.load(table_at + tensor * COLUMNS + 4, mask=inside, other=0).to(tl.pointer_type(tl.float32))
@@ -262,7 +262,7 @@ if triton is not None:
             v_at = tl.load(row_at + 3).to(tl.pointer_type(tl.float32))
             elements = tl.load(row_at + 5)
             if VECTOR:
-                elements = tl.multiple_of(elements, 4)  # or the chunk is whole, and where it ends doesn't matter
+                elements = tl.multiple_of(elements, 4)  # not true for full chunks, but their mask is true everywhere
                 p_at, g_at = tl.multiple_of(p_at, 16), tl.multiple_of(g_at, 16)
                 m_at, v_at = tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16)
             at = first + tl.arange(0, CHUNK)

@@ -1,13 +1,12 @@
-"""Cross-entropy of logits that leaves their gradient in their place, for layers that compute gradients in forward.
+"""Cross-entropy that overwrites the logits with their gradient, for layers that compute gradients in forward.
 
-At a large vocabulary the logits are the largest tensor of a training step: 16 GiB at 32,768 tokens and 128,256 words
-in fp32. Here neither their log-softmax nor their gradient is a second one.
+With a large vocabulary the logits are the largest tensor of a training step: 16 GiB at 32,768 tokens and 128,256 words
+in fp32. Here neither the log-softmax nor the gradient needs a second tensor of this size.
 
-A program of the Triton kernel takes one row. It walks over it once for the largest logit and the sum of exponentials
-(online softmax: both are corrected when a larger one turns up), and walks back writing softmax − one-hot. The walk back
-starts with what was read last, so that most of it comes from the cache. It costs 2b bytes a logit from memory (b =
-bytes an element) and no memory; torch's reads or writes a logit six times and allocates three tensors of the logits'
-size.
+A program of the Triton kernel takes one row. A first pass computes the largest logit and the sum of exponentials
+(online softmax: both are rescaled at a new maximum). A second pass, in reverse order so that most reads hit the cache,
+writes softmax − one-hot. The cost is 2b bytes of traffic a logit (b = bytes an element) and no extra memory; torch
+reads or writes a logit six times and allocates three tensors of the logits' size.
 """
 
 import torch
@@ -16,23 +15,23 @@ from torch import Tensor
 
 from .launch import launch, on_triton, stages, tl, triton
 
-IGNORED = -100  # the target of a token that doesn't count
-# Logits at a time at most, 16 a thread: 32 warps leave room for one row on a multiprocessor, and 132 rows of a large
-# vocabulary in bf16 are what the cache of an H200 holds.
+IGNORED = -100  # the target of a token that is left out of the loss
+# Most logits in registers at a time, 16 a thread: with 32 warps a multiprocessor takes one row at a time, and 132 rows
+# of a large vocabulary in bf16 fit in the L2 cache of an H200.
 BLOCK = 16384
 
 
 @torch.no_grad()
 def loss_and_gradient(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row of logits (N, V), in fp32 and 0 for the target -100, and the gradient of their sum.
+    """The fp32 loss (N,) of each row of logits (N, V), 0 for the target -100, and the gradient (N, V) of their sum.
 
-    The gradient lies where the logits lay: the second result is the first argument. No autograd node.
+    The gradient overwrites the logits: the second result is the first argument. No autograd node.
     """
     if logits.dim() != 2 or logits.shape[-1] == 0 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating-point (N, V), not {logits.dtype} of shape {tuple(logits.shape)}")
     if target.shape != logits.shape[:1] or target.dtype not in (torch.int32, torch.int64):
-        wanted = f"int64 or int32 of shape {tuple(logits.shape[:1])}"
-        raise ValueError(f"target must be {wanted}, not {target.dtype} of shape {tuple(target.shape)}")
+        expected = f"int64 or int32 of shape {tuple(logits.shape[:1])}"
+        raise ValueError(f"target must be {expected}, not {target.dtype} of shape {tuple(target.shape)}")
     if on_triton(logits) and logits.stride(1) == 1:
         count, vocabulary = logits.shape
         losses = torch.empty(count, dtype=torch.float32, device=logits.device)
@@ -46,7 +45,7 @@ def loss_and_gradient(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         losses = F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction="none")
         hit = torch.arange(wide.shape[1], device=wide.device) == target[:, None]  # (N, V)
         logits.copy_(torch.where((target != IGNORED)[:, None], wide.softmax(1) - hit.to(wide.dtype), 0))
-    torch.autograd.graph.increment_version(logits)  # what still needs the logits for its own backward fails there
+    torch.autograd.graph.increment_version(logits)  # a backward that saved the overwritten logits then raises
     return losses, logits
 
 
@@ -74,7 +73,7 @@ if triton is not None:
                 x = tl.load(logits_at + at, mask=at < V, other=float("-inf")).to(tl.float32)
                 before = largest
                 largest = tl.maximum(largest, tl.max(x, axis=0))
-                # A block of −∞ alone leaves the sums as they are, at zero.
+                # With only −∞ so far, the base is 0 and the sums stay 0, not NaN.
                 base = tl.where(largest == float("-inf"), 0.0, largest)
                 sums = sums * tl.exp(before - base) + tl.exp(x - base)
             log_sum = largest + tl.log(tl.sum(sums, axis=0))
@@ -82,7 +81,7 @@ if triton is not None:
             inside = (target >= 0) & (target < V)
             loss = log_sum - tl.load(logits_at + target, mask=inside, other=float("nan")).to(tl.float32)
             tl.store(losses_at + row, loss)
-            tl.debug_barrier()  # the target's logit is read before it is written over
+            tl.debug_barrier()  # the target's logit must be read before it is overwritten
             for back in tl.range(0, V, BLOCK, num_stages=STAGES):
                 at = (V - 1) // BLOCK * BLOCK - back + column
                 x = tl.load(logits_at + at, mask=at < V, other=float("-inf")).to(tl.float32)

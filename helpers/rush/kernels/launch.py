@@ -1,6 +1,6 @@
-"""Where a kernel runs: on a GPU that Triton compiles for. Elsewhere plain torch computes the same.
+"""Launching Triton kernels, and the check whether tensors can use them; otherwise plain torch computes the same.
 
-`triton` and `tl` are None where Triton isn't installed (torch's builds for CUDA bring it, but not on Windows), so the
+`triton` and `tl` are None where Triton isn't installed (torch's CUDA builds include it, except on Windows), so the
 other files define their kernels under `if triton is not None`.
 """
 
@@ -14,11 +14,11 @@ except ImportError:
     triton = tl = None
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-AHEAD = 2**16  # bytes of shared memory in which a program may keep what it will need next
+AHEAD = 2**16  # bytes of shared memory that a program may use for prefetched blocks
 
 
 def on_triton(*tensors: Tensor | None) -> bool:
-    """Whether the Triton kernels take all of these tensors: on a GPU, in fp32 or half precision."""
+    """Whether the Triton kernels support all of these tensors: on a GPU, in fp32 or half precision."""
     return triton is not None and all(t is None or (t.is_cuda and t.dtype in DTYPES) for t in tensors)
 
 
@@ -30,5 +30,5 @@ def launch(kernel, programs: int, *arguments, **constants) -> None:
 
 
 def stages(block_bytes: int) -> int:
-    """How far a loop's pipeline reaches: 3 is two blocks on their way while one is worked on, 1 is no pipeline."""
+    """Triton's `num_stages` for a loop over blocks: 3 prefetches two blocks while one is processed, 1 none."""
     return 1 + min(2, AHEAD // block_bytes)

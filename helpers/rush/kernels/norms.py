@@ -1,15 +1,15 @@
 """RMSNorm and LayerNorm over the last dimension, each an autograd node of one Triton kernel forward and two backward.
 
-A row is read once, held in registers, and written once. For b bytes an element that costs 2b forward (x in, y out) and
-3b backward (∂L/∂y and x in, ∂L/∂x out), 10 bytes together in bf16; to that come 4 bytes a row for each statistic, and
-the shares of the weight's gradient. Plain torch, where the kernels don't run, makes a dozen passes.
+A row is read once, kept in registers, and written once. At b bytes an element that moves 2b forward (x in, y out) and
+3b backward (∂L/∂y and x in, ∂L/∂x out), together 10 bytes in bf16; in addition 4 bytes a row for each statistic, and
+the partial sums of the weight's gradient. The fallback in plain torch makes a dozen passes.
 
-Backward runs as many programs as fit on the GPU at once. Each walks over its rows, the next two of them already on
-their way to shared memory, with its share of the weight's gradient in registers. It writes that share once, and a
-second kernel adds the shares up in a fixed order: the same gradient on every run, and no element read again for it.
+Backward runs as many programs as fit on the GPU at once. Each loops over its rows, prefetching two of them to shared
+memory, and accumulates a partial sum of the weight's gradient in registers. It writes that once, and a second kernel
+adds the partial sums in a fixed order: the gradient is deterministic, and no element is read twice.
 
-Saved for backward are x and one fp32 number a row (LayerNorm: two). Under autocast the result has autocast's type, and
-x is read in its own: torch's norms return fp32 there, which the next matrix product copies to half precision and saves.
+Saved for backward are x and one fp32 number a row (LayerNorm: two). Under autocast the result has autocast's dtype, and
+x is read in its own; torch's norms return fp32 there, which the next matrix product copies to half precision and saves.
 Double backward isn't supported.
 """
 
@@ -21,14 +21,14 @@ from helpers.lab.precision import autocast_dtype
 
 from .launch import launch, on_triton, stages, tl, triton
 
-WIDEST = 16384  # elements a row: beyond that a row no longer fits in the registers of a program
-TILE = 1024  # elements a program holds at a time, in whole rows; wider rows are held alone
-RESIDENT, REGISTERS = 1024, 64  # threads of backward on each multiprocessor; what each may use so that they all fit
-SHARES, COLUMNS = 64, 32  # the tile in which the shares of the weight's gradient are added up
+WIDEST = 16384  # elements a row: a wider row doesn't fit in the registers of a program
+TILE = 1024  # elements that a program processes at a time, in full rows; a wider row is a tile of its own
+RESIDENT, REGISTERS = 1024, 64  # backward: threads on each multiprocessor, and registers a thread, so that they all fit
+SHARES, COLUMNS = 64, 32  # the tile of the kernel that adds the partial sums of the weight's gradient
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """x / √(mean(x²) + eps) · weight; `eps` as `F.rms_norm` takes it: by default that of the type computed in."""
+    """x / √(mean(x²) + eps) · weight; the default `eps` is the compute dtype's machine epsilon, as in `F.rms_norm`."""
     _check(x, weight, None)
     eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
     return _Norm.apply(x, weight, None, eps, False, autocast_dtype(x) or x.dtype)
@@ -66,7 +66,7 @@ class _Norm(torch.autograd.Function):
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, out: torch.dtype
 ) -> list[Tensor]:
-    """y, then for each row 1/√(variance + eps), and of a LayerNorm the mean."""
+    """y, for each row 1/√(variance + eps), and for LayerNorm each row's mean."""
     rows = _rows(x)  # (N, width)
     if on_triton(x, weight, bias) and x.shape[-1] <= WIDEST:
         y, *statistics = _forward_on_triton(rows, _contiguous(weight), _contiguous(bias), eps, centred, out)
@@ -91,7 +91,7 @@ def _backward(
     need_weight: bool,
     need_bias: bool,
 ) -> list[Tensor]:
-    """The gradient of x, then those of weight and bias that are needed, in the weight's type."""
+    """The gradient of x, then those of weight and bias if needed, in the weight's dtype."""
     out = torch.float32 if weight is None else weight.dtype
     rows, upstream = _rows(x), _rows(dy)
     if on_triton(dy, x, weight) and x.shape[-1] <= WIDEST:
@@ -109,7 +109,7 @@ def _backward(
     return [dx.view(x.shape), *sums]
 
 
-# What a compiled graph calls: an operator that the compiler doesn't look into, with the shapes of its results.
+# Opaque operators for compiled graphs; the fake versions give the compiler the results' shapes.
 forward_opaque = torch.library.custom_op("helpers_rush::norm_forward", _forward, mutates_args=())
 backward_opaque = torch.library.custom_op("helpers_rush::norm_backward", _backward, mutates_args=())
 
@@ -150,7 +150,7 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
 
 
 def tile(width: int, elements_per_thread: int) -> tuple[int, int, int]:
-    """Rows and columns (powers of two) that a program holds, and its warps."""
+    """Rows and columns (powers of two) of a program's tile, and its warps."""
     block = triton.next_power_of_2(width)
     rows = max(1, TILE // block)
     return rows, block, min(32, rows * block // (32 * elements_per_thread))
@@ -185,7 +185,7 @@ def _backward_on_triton(
     count, width = x.shape
     dx = torch.empty((count, width), dtype=x.dtype, device=x.device)
     rows, block, warps = tile(width, 8)
-    # On the CPU, in Triton's interpreter, programs take turns: two of them.
+    # Triton's interpreter, on the CPU, counts as two processors.
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     resident = max(1, RESIDENT // (32 * warps)) * processors
     programs = max(1, min(resident, triton.cdiv(count, rows)))
@@ -205,7 +205,7 @@ def _backward_on_triton(
         _sum_kernel, triton.cdiv(learned * width, COLUMNS), shares, sums, programs,
         WIDTH=learned * width, ROWS=SHARES, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
-    # An operator's results are tensors of their own; of two halves of one the second is copied.
+    # Results of a custom operator must not share memory, so the second half is copied.
     return [dx, sums] if learned == 1 else [dx, sums[:width], sums[width:].clone()]
 
 
@@ -255,7 +255,7 @@ if triton is not None:
             rstd = tl.load(rstd_at + row, mask=in_row, other=0.0)[:, None]
             if mean_at is not None:
                 x -= tl.load(mean_at + row, mask=in_row, other=0.0)[:, None]
-            x *= rstd  # normalised; where outside the row, dy is zero
+            x *= rstd  # normalised; outside the row dy is zero
             if WEIGHT:
                 dweight += dy * x
             if BIAS:

@@ -1,9 +1,9 @@
 """Rotary position embedding of queries and keys, an autograd node of one kernel forward and one backward.
 
-Channels i and i + D/2 of a head are turned by the angle of their position and i; the gradient is turned back by the
-same angle, so nothing is saved for backward but the cosines and sines.
+Channels i and i + D/2 of a head are rotated by an angle that depends on the position and i; the gradient is rotated
+back by the same angle, so only the cosines and sines are saved for backward.
 
-A program of the Triton kernel turns all heads of one token. It costs 2b bytes an element of q and k (b = bytes an
+A program of the Triton kernel rotates all heads of one token. It moves 2b bytes an element of q and k (b = bytes an
 element). The cosines and sines of a position are read once for each sequence, 4 · head_dim bytes in fp32, mostly from
 the cache.
 """
@@ -16,9 +16,9 @@ from .launch import launch, on_triton, tl, triton
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k, each (batch, token, heads, head_dim), with their positions turned in; the numbers of heads may differ.
+    """q and k, each (batch, token, heads, head_dim), rotated by position; their numbers of heads may differ.
 
-    `cos` and `sin` are (token, head_dim/2), or with the batch before, for positions that start anew in each document.
+    `cos` and `sin` are (token, head_dim/2), or (batch, token, head_dim/2) for positions that restart in each document.
     """
     _check(q, k, cos, sin)
     return _Rope.apply(q, k, cos, sin)
@@ -28,34 +28,34 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        run = turned_opaque if torch.compiler.is_compiling() else _turned
+        run = rotated_opaque if torch.compiler.is_compiling() else _rotated
         return tuple(run(q, k, cos, sin, False))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
-        run = turned_opaque if torch.compiler.is_compiling() else _turned
+        run = rotated_opaque if torch.compiler.is_compiling() else _rotated
         return *run(dq, dk, *ctx.saved_tensors, True), None, None
 
 
-def _turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> list[Tensor]:
-    """The turned q and k as new tensors, contiguous."""
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> list[Tensor]:
+    """The rotated q and k as new contiguous tensors; `inverse` rotates back."""
     if on_triton(q, k, cos, sin):
-        return _turned_on_triton(*(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, cos, sin)), inverse)
+        return _rotated_on_triton(*(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, cos, sin)), inverse)
     cos, sin = cos.unsqueeze(-2), (-sin if inverse else sin).unsqueeze(-2)  # (…, token, 1, head_dim/2)
-    turned = []
+    rotated = []
     for x in (q, k):
         left, right = x.chunk(2, dim=-1)
         halves = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-        turned.append(halves.to(x.dtype).contiguous())
-    return turned
+        rotated.append(halves.to(x.dtype).contiguous())
+    return rotated
 
 
-# What a compiled graph calls: an operator that the compiler doesn't look into, with the shapes of its results.
-turned_opaque = torch.library.custom_op("helpers_rush::rope", _turned, mutates_args=())
+# An opaque operator for compiled graphs; the fake version gives the compiler the results' shapes.
+rotated_opaque = torch.library.custom_op("helpers_rush::rope", _rotated, mutates_args=())
 
 
-@turned_opaque.register_fake
+@rotated_opaque.register_fake
 def _(q, k, cos, sin, inverse):
     return [q.new_empty(q.shape), k.new_empty(k.shape)]
 
@@ -76,9 +76,9 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise ValueError("cos and sin must be laid out alike")
 
 
-def _turned_on_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> list[Tensor]:
+def _rotated_on_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> list[Tensor]:
     batch, tokens, heads, width = q.shape
-    q_out, k_out = turned = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k)]
+    q_out, k_out = rotated = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k)]
     block = triton.next_power_of_2(width // 2)
     blocks = [triton.next_power_of_2(t.shape[2]) for t in (q, k)]
     launch(
@@ -90,7 +90,7 @@ def _turned_on_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: b
         BLOCK_Q=blocks[0], BLOCK_K=blocks[1], BLOCK=block,
         num_warps=max(1, min(8, blocks[0] * block // 1024)),
     )  # fmt: skip
-    return turned
+    return rotated
 
 
 if triton is not None:
@@ -111,17 +111,17 @@ if triton is not None:
         sin = tl.load(sin_at + at, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
         if INVERSE:
             sin = -sin
-        _turn(
+        _rotate_heads(
             q_at + batch * q_batch + token * q_token, q_head,
             q_out_at + batch * q_out_batch + token * q_out_token, q_out_head, cos, sin, HEADS_Q, HALF, BLOCK_Q, BLOCK,
         )  # fmt: skip
-        _turn(
+        _rotate_heads(
             k_at + batch * k_batch + token * k_token, k_head,
             k_out_at + batch * k_out_batch + token * k_out_token, k_out_head, cos, sin, HEADS_K, HALF, BLOCK_K, BLOCK,
         )  # fmt: skip
 
     @triton.jit
-    def _turn(
+    def _rotate_heads(
         from_at, from_head, to_at, to_head, cos, sin,
         HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip

@@ -1,13 +1,12 @@
-"""SIMULATION: one rank of many, alone, on a machine with one GPU or none; and the memory that it takes.
+"""SIMULATION: memory of one rank of many, without the other ranks, on a machine with one GPU or none.
 
-The code that runs is that of training; the other ranks don't exist. A fake process group's collectives return at once
-and move nothing, so values are nonsense, while shapes, shards, the order of operations and of collectives are those of
-a real cluster.
+It runs the training code in a fake process group, whose collectives return at once and move nothing: values are
+meaningless, but shapes, shards and the order of operations and collectives are those of a real cluster.
 
-What is allocated, and when, is as on a real cluster, too, but for the buffers that NCCL keeps for itself, outside
-torch's count (some 100 MiB to a few GiB). On CUDA the allocator's peak is measured, and the time of a step, which is
-that of the computation alone. On the CPU the same code runs on tensors without memory, and a `Ledger` counts what they
-would take; the scratch space of kernels (cuBLAS: 32 MiB and more) is not in it.
+Allocations are those of a real cluster too, except for NCCL's own buffers, which torch doesn't count (some 100 MiB to a
+few GiB). On CUDA the allocator's peak is measured, and the time of a step without communication. On the CPU the same
+code runs on fake tensors, and a `Ledger` counts the bytes they would take; kernels' workspaces (cuBLAS: 32 MiB and
+more) are not counted.
 """
 
 import contextlib
@@ -33,18 +32,18 @@ from helpers.lab.timing import Timing, each
 from helpers.rush.distributed import Job, strategies
 from helpers.rush.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 
-BLOCK = 512  # bytes: the CUDA allocator hands out multiples of it
-# The method by which DTensor learns the shape of a result, by its name in torch 2.11 and 2.13.
+BLOCK = 512  # bytes: the CUDA allocator's sizes are multiples of it
+# The method by which DTensor infers a result's shape, as named in torch 2.11 and 2.13.
 INFERS = "_propagate_tensor_meta_non_cached"
 
 Rank = tuple[nn.Module, Optimizer, Batches]
 
 
 def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str, Any]:
-    """One row: what a rank of `ranks` holds and its peak, in any step but the first, which makes the optimizer's state.
+    """State and peak memory of a rank of `ranks` in a step after the first (which creates optimizer state), as a row.
 
-    `job.batch` is of all ranks, as in training; `job.backend` doesn't matter. `how` says whether the peak was measured
-    or counted: on a GPU it is measured, but for `count=True`, and `job.steps` steps are timed.
+    `job.batch` is that of all ranks, as in training; `job.backend` is ignored. `how` is "measured" or "counted": on a
+    GPU the peak is measured and `job.steps` steps are timed, unless `count=True`.
     """
     job.check(ranks)
     count = this_device().type != "cuda" if count is None else count
@@ -88,7 +87,7 @@ def _row(how: str, state: dict[str, int], peak_bytes: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fake_group(ranks: int) -> Iterator[None]:
-    """Inside, this process is rank 0 of `ranks`."""
+    """A context in which this process is rank 0 of `ranks`, in torch's fake process group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
@@ -109,12 +108,12 @@ def real(job: Job, ranks: int, device: torch.device) -> Iterator[Rank]:
 
 @contextlib.contextmanager
 def weightless(job: Job, ranks: int, watch: contextlib.AbstractContextManager) -> Iterator[Rank]:
-    """The rank with tensors that have shapes and no memory: nothing is computed, so a model of any size runs anywhere.
+    """The rank with fake tensors: nothing is computed or allocated, so a model of any size runs on any machine.
 
-    `watch` sees all that is done, from the first weight on. DDP does one step only: after its first it sends the order
-    of its buckets, which takes real numbers.
+    All operations run within `watch`, from the creation of the weights on. DDP can do only one step: after the first it
+    broadcasts the order of its buckets, which needs real values.
     """
-    import torch.distributed._tools.fake_collectives  # teaches torch the collectives of such tensors
+    import torch.distributed._tools.fake_collectives  # registers collectives for fake tensors
 
     if job.strategy == "ddp" and job.sync_each and job.accumulate > 1:
         raise ValueError("ddp with sync_each and accumulate above 1 needs real tensors, for DDP sends real numbers")
@@ -133,7 +132,7 @@ def _rank(job: Job, ranks: int, device: torch.device, mesh: Any, lay_out_on: str
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does with a bucket, in Python: its own code wants a result, of which a fake group gives none."""
+    """DDP's reduction of a bucket, in Python: its C++ code needs a result, which a fake group doesn't return."""
     gradients = bucket.buffer()
     dist.all_reduce(gradients)
     done = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else [])
@@ -142,11 +141,10 @@ def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[t
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes that tensors hold, as a caching allocator would, without there being any memory.
+    """Counts the bytes of all live tensor storages, in multiples of `BLOCK`, as the CUDA allocator would.
 
-    Each storage is counted once, from the operation that makes it until nothing holds it. It sees every operation,
-    some 20 µs for each; under `FakeTensorMode` nothing is computed and nothing allocated: the 8B model is counted on a
-    laptop.
+    Each storage is counted once, from the operation that creates it until it is freed. The cost is some 20 µs an
+    operation. Under `FakeTensorMode` nothing is computed or allocated: the 8B model can be counted on a laptop.
     """
 
     # torch.distributed._tools.MemTracker counts the same to 0.01 %, but in 4 times the time, 8 % too much of tensor
@@ -164,14 +162,13 @@ class Ledger(TorchDispatchMode):
         self.peak_bytes = self.bytes
 
     def __enter__(self) -> "Ledger":
-        # FSDP frees what it gathered by resizing the storage to nothing, which is no operation on tensors.
+        # FSDP frees gathered parameters by resizing their storage to 0, which `__torch_dispatch__` doesn't see.
         def resize_(storage: torch.UntypedStorage, size: int) -> None:
             self._resize(storage, size)
             if storage._cdata in self._sizes:
                 self._set(storage._cdata, storage.nbytes())
 
-        # DTensor tries operations on tensors of the global shapes, to learn the shape of what comes out: in training,
-        # too, those have no memory.
+        # DTensor infers result shapes by running operations on fake tensors of the global shapes; they must not count.
         def infer(*args: Any, **kwargs: Any) -> Any:
             self._inferring = True
             try:
@@ -190,16 +187,16 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor goes first, and its operations on local tensors come here
+            return NotImplemented  # let DTensor dispatch; its operations on local tensors come back here
         result = function(*args, **(kwargs or {}))
         if self._inferring:
             return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf.untyped_storage())
+                self._count(leaf.untyped_storage())
         return result
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key not in self._sizes:
             self._sizes[key] = 0

@@ -1,11 +1,10 @@
-"""PREDICTION: the time of a step on many GPUs, from the time that one takes to compute and the bytes that all exchange.
+"""PREDICTION: the time of a step on many GPUs, from one GPU's compute time and the bytes that the ranks exchange.
 
     predict(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=64, sequence=2048), ranks=64,
             cluster=CLUSTERS[2], compute_ms=900.0)
 
-Nothing of it is measured but `compute_ms`, which `rank.rank_memory` measures on one GPU, the other ranks left out. How
-fast GPUs exchange bytes is data: each figure with where it is from, for others to doubt and to replace. All that the
-predictions take for granted is listed by `assumptions()`.
+Only `compute_ms` is measured, by `rank.rank_memory` on one GPU. Bandwidths and latencies are data with their sources,
+so that they can be checked and replaced. `assumptions()` lists all assumptions.
 """
 
 import math
@@ -21,7 +20,7 @@ NCCL_LATENCY = "NCCL src/graph/tuning.cc, hwLat of Ring and Tree, Simple: what N
 
 @dataclass(frozen=True)
 class Link:
-    """What a GPU sends in one direction, and receives at the same time. GB are 1e9 bytes."""
+    """Bandwidth (each direction, full duplex) and latency of a GPU's connection. GB are 1e9 bytes."""
 
     name: str
     line_gb_s: float
@@ -44,7 +43,7 @@ LINKS = (
 )  # fmt: skip
 PCIE4, PCIE5, NVLINK4, NDR = LINKS
 
-START_US = 8.4  # of a ring, beside its hops
+START_US = 8.4  # base latency of a ring, without its hops
 START_SOURCE = "NCCL src/graph/tuning.cc, baseLat of Ring/Simple"
 TREE_SHARE = 0.9  # of a ring's bandwidth
 TREE_SOURCE = "NCCL src/graph/tuning.cc: busBw*.9 of Tree"
@@ -52,7 +51,7 @@ TREE_SOURCE = "NCCL src/graph/tuning.cc: busBw*.9 of Tree"
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Machines of `gpus` each. `between` is a GPU's share of the network: an adapter of its own, unless said."""
+    """Machines of `gpus` GPUs. `between` is a GPU's share of the network: by default one adapter for each GPU."""
 
     name: str
     inside: Link
@@ -66,7 +65,7 @@ CLUSTERS = (
     Cluster(name="NVLink 4", inside=NVLINK4),
 )
 
-# What `predict` takes for granted, beside the figures above.
+# Simplifications of `predict`, in addition to the figures above: (what, value, source).
 ASSUMPTIONS = (
     ("rings", "a rank sends (n−1)/n of the bytes, twice for an all-reduce", "nccl-tests doc/PERFORMANCE.md"),
     ("trees", "an all-reduce takes a tree over the machines where that is faster: fewer hops, a lower rate",
@@ -87,9 +86,9 @@ FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the com
 
 
 def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overlapped: bool = True) -> dict[str, Any]:
-    """A row: communication, what of it is not hidden, the step, and how much of the GPUs' time is computation.
+    """A row: communication time, its exposed part (not overlapped), the step time, and compute efficiency.
 
-    `compute_ms` is a step of one rank of `ranks` without communication.
+    `compute_ms` is the time of a step of one of `ranks` ranks without communication.
     """
     check(ranks, cluster, compute_ms)
     times = {transfer: transfer_ms(transfer, ranks, cluster) for transfer in transfers(job, ranks)}
@@ -115,26 +114,26 @@ def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overla
 
 
 def transfer_ms(transfer: Transfer, ranks: int, cluster: Cluster) -> float:
-    """How long the collectives of a transfer take, one after another, with nothing beside them.
+    """Time of a transfer's collectives, one after another, without overlap or contention.
 
-    Within a machine each rank sends (n−1)/n of the bytes over its own link. To the next machine go as many rings (or
-    trees) as there are GPUs in one, each with a part of the bytes; the slower kind of link sets the pace.
+    Within a machine each rank sends (n−1)/n of the bytes over its own link. Between machines there are as many rings
+    (or trees) as GPUs in a machine, each with a part of the bytes; the slower kind of link is the bottleneck.
     """
     inside, between = cluster.inside, cluster.between
-    here, machines = min(ranks, cluster.gpus), nodes(ranks, cluster)
+    gpus, machines = min(ranks, cluster.gpus), nodes(ranks, cluster)  # GPUs in use in each machine
     rounds = ROUNDS[transfer.kind]
-    leaving = rounds * transfer.bytes / here * (machines - 1) / machines
-    ms = max(transfer.sent(ranks) / inside.gb_s if here > 1 else 0.0, leaving / between.gb_s) / 1e6
+    leaving = rounds * transfer.bytes / gpus * (machines - 1) / machines
+    ms = max(transfer.sent(ranks) / inside.gb_s if gpus > 1 else 0.0, leaving / between.gb_s) / 1e6
     hops_us = (ranks - machines) * inside.hop_us + (machines - 1) * between.hop_us
     ring = ms + transfer.count * (START_US + rounds * hops_us) / 1e3
     if transfer.kind != REDUCE:
         return ring
-    hops_us = (here - 1) * inside.tree_hop_us + math.ceil(math.log2(machines)) * between.tree_hop_us
+    hops_us = (gpus - 1) * inside.tree_hop_us + math.ceil(math.log2(machines)) * between.tree_hop_us
     return min(ring, ms / TREE_SHARE + transfer.count * rounds * hops_us / 1e3)
 
 
 def exposed_ms(times: dict[Transfer, float], compute_ms: float, forward_share: float) -> float:
-    """Communication that no computation hides: what must be waited for, and what is longer than its pass."""
+    """Communication that isn't overlapped: collectives that nothing can hide, and what exceeds its pass's compute."""
     exposed = sum(time for transfer, time in times.items() if transfer.phase == AFTER)
     for phase, window in ((FORWARD, forward_share * compute_ms), (BACKWARD, (1 - forward_share) * compute_ms)):
         hidden = 0.0

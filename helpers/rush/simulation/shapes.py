@@ -1,7 +1,7 @@
-"""Sizes of a Llama preset's weights, and bytes of what its blocks, norms and head make of T tokens, by formula.
+"""Shapes of a Llama preset's weights, and bytes of activations for T tokens, by formula.
 
-The formulas are for the plain parts that `helpers.rush.distributed` trains with: attention that forms no scores, norms
-and rotation in single operations. d is the width, I the feed-forward's, s the bytes of a number in the type of compute.
+The formulas are for the modules that `helpers.rush.distributed` trains: attention without scores in memory, unfused
+norms and rotation. d is the width, I the feed-forward's width.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Shapes:
 
     @property
     def outside(self) -> list[tuple[int, int]]:
-        """What is in no block."""
+        """Weights outside the blocks."""
         return [self.table, (self.width, 1), *([] if self.tied else [self.table])]
 
     @property
@@ -67,7 +67,7 @@ def elements(weights: list[tuple[int, int]]) -> int:
 
 
 def share(weights: list[tuple[int, int]], ranks: int) -> int:
-    """Elements of the largest part when each weight's rows are cut over ranks: parts are padded to be equal."""
+    """Elements of a rank's shard when each weight's rows are divided over ranks, padded to equal shards."""
     return sum(-(-rows // ranks) * columns for rows, columns in weights)
 
 
@@ -78,7 +78,7 @@ def largest(weights: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of what `tokens` tokens of a rank make, `itemsize` bytes a number in the type of compute."""
+    """Bytes of a rank's activations for `tokens` tokens, with `itemsize` bytes a number in the compute dtype."""
 
     shapes: Shapes
     tokens: int
@@ -86,12 +86,12 @@ class Activations:
 
     @property
     def stream(self) -> int:
-        """One copy of the residual stream (T, d) in the type of compute."""
+        """One copy of the residual stream (T, d) in the compute dtype."""
         return self.tokens * self.shapes.width * self.itemsize
 
     @property
     def wide(self) -> int:
-        """One copy of it in fp32."""
+        """One copy of the residual stream in fp32."""
         return self.tokens * self.shapes.width * FP32
 
     @property
@@ -101,12 +101,12 @@ class Activations:
 
     @property
     def norm(self) -> int:
-        """What a norm saves for backward: its input and x̂ in fp32, a number a row, and its result, for products."""
+        """Saved by a norm for backward: its input and x̂ in fp32, a number a row, and its result, for products."""
         return 2 * self.wide + self.tokens * FP32 + self.stream
 
     @property
     def block(self) -> int:
-        """What a block saves for backward: two norms; rotated q and k, v, attention's result, a number for each row and
+        """Saved by a block for backward: two norms; rotated q and k, v, attention's result, a number for each row and
         head; gate, SiLU(gate), up and their product. In bf16 24d + 4·kv + 8I + 4·heads + 8 bytes a token."""
         s = self.shapes
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -115,32 +115,30 @@ class Activations:
 
     @property
     def block_forward(self) -> int:
-        """The most that a block's forward holds beside what it saves: its input, the stream between, the last product,
-        the sum."""
+        """Peak of a block's forward on top of what it saves: input, stream after attention, last product, sum."""
         return 4 * self.stream
 
     @property
     def block_forward_unsaved(self) -> int:
-        """The most that the forward of a block that saves nothing holds: the feed-forward's four tensors, input and
-        output."""
+        """Peak of the forward of a block that saves nothing: the feed-forward's four tensors, input and output."""
         return 4 * self.hidden + 3 * self.stream
 
     @property
     def feed_forward_backward(self) -> int:
-        """The most that the feed-forward's backward makes beside what the block saved: two of (T, I)."""
+        """Peak of the feed-forward's backward on top of what the block saved: two (T, I) and a stream."""
         return 2 * self.hidden + self.stream
 
     @property
     def norm_backward(self) -> int:
-        """The most that a norm's backward holds, with what it saved."""
+        """Peak of a norm's backward, including what the norm saved."""
         return 5 * self.wide + 2 * self.stream
 
     @property
     def logits(self) -> int:
-        """(T, V) in the type of compute."""
+        """(T, V) in the compute dtype."""
         return self.tokens * self.shapes.vocab * self.itemsize
 
     @property
     def loss(self) -> int:
-        """The loss at its worst, in backward: log-probabilities, their gradient and the logits', in fp32."""
+        """Peak of the loss, in backward: log-probabilities, their gradient and the logits' gradient, in fp32."""
         return 3 * self.tokens * self.shapes.vocab * FP32

@@ -1,9 +1,9 @@
-"""The bytes that ranks exchange in a training step, derived.
+"""The bytes that ranks exchange in a training step, by formula.
 
     transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16"), ranks=8)
 
-Of S bytes over n ranks, a gather or a scatter makes each rank send S·(n−1)/n, an all-reduce twice that, by any
-algorithm that lets no rank send more than another.
+An all-gather or reduce-scatter of S bytes over n ranks makes each rank send S·(n−1)/n, an all-reduce twice that, by any
+algorithm that balances the ranks.
 """
 
 import math
@@ -20,23 +20,23 @@ ROUNDS = {GATHER: 1, SCATTER: 1, REDUCE: 2}  # how often (n−1)/n of the bytes 
 
 @dataclass(frozen=True)
 class Transfer:
-    """`count` collectives of the same kind and purpose, of `bytes` together, each counted whole."""
+    """`count` collectives of one kind and purpose; `bytes` is the sum of their unsharded sizes."""
 
     what: str
     kind: str
     bytes: int
     count: int
     phase: str
-    # Whether computation goes on meanwhile: all of it may hide, or none, or all but the first or last collective.
+    # What may overlap with computation: "all", "none", or all but the first or last collective.
     hides: str = "none"
 
     def sent(self, ranks: int) -> float:
-        """Bytes that each rank sends, and receives."""
+        """Bytes that each rank sends and receives."""
         return ROUNDS[self.kind] * self.bytes * (ranks - 1) / ranks
 
 
 def transfers(job: Job, ranks: int) -> list[Transfer]:
-    """All that is exchanged in a step of `ranks`, in its order but for what is of one purpose."""
+    """All transfers of a step over `ranks` ranks, in the order of the step, collectives of one purpose together."""
     job.check(ranks)
     if ranks == 1:
         return []
@@ -58,7 +58,7 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     body = table + [shapes.block] * shapes.layers
     itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
 
-    def whole(units: list, itemsize: int) -> int:
+    def unsharded(units: list, itemsize: int) -> int:
         return itemsize * ranks * sum(share(unit, ranks) for unit in units)
 
     passes = job.accumulate
@@ -67,16 +67,16 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     every = [*body, last]
     return [
         Transfer(
-            "parameters", GATHER, passes * whole(every, itemsize), passes * len(every), FORWARD, "all but the first"
+            "parameters", GATHER, passes * unsharded(every, itemsize), passes * len(every), FORWARD, "all but the first"
         ),
-        Transfer("parameters again", GATHER, again * whole(body, itemsize), again * len(body), BACKWARD, "all"),
-        Transfer("gradients", SCATTER, sums * whole(every, FP32), sums * len(every), BACKWARD, "all but the last"),
+        Transfer("parameters again", GATHER, again * unsharded(body, itemsize), again * len(body), BACKWARD, "all"),
+        Transfer("gradients", SCATTER, sums * unsharded(every, FP32), sums * len(every), BACKWARD, "all but the last"),
         Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
     ]
 
 
 def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
-    """Two gathers and two scatters of the residual stream in a block and a pass, in recomputation all but the last."""
+    """Two gathers and two scatters of the residual stream a block and pass; recomputation skips the last scatter."""
     if job.checkpointing == "selective":
         raise ValueError(
             "checkpointing is 'selective'; with tensor parallelism bytes are derived for 'none' and 'full'"
@@ -101,7 +101,7 @@ def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
         *pair("stream, recomputed", 2 * again, again, BACKWARD),
         *pair("gradient of the stream", 2 * layers, 2 * layers + 1, BACKWARD),
         Transfer("gradient of the embedding", GATHER, wide, passes, BACKWARD),
-        # A rank's share of the sequence gives a part of the norms' gradients; both readers, clip and step, add them up.
+        # Each rank has partial gradients of the norms' weights; clipping and the step each reduce them.
         Transfer("gradients of the norms", REDUCE, 2 * norms, 2 * (2 * layers + 1), AFTER),
         Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
     ]
