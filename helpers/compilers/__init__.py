@@ -1,4 +1,4 @@
-"""Chapter 7: compilers: what they capture, what they fuse, and how fast what they make of a model is."""
+"""Chapter 7: compilers: what they capture, what they fuse, and the latency of the compiled models."""
 
 from .backends import BACKENDS, build, missing_because
 from .capture import show

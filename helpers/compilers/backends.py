@@ -1,13 +1,12 @@
-"""One model by several backends: each a function of the same inputs that returns what the model returns.
+"""One model by several backends, each a function with the model's inputs and outputs.
 
     run = build("ONNX Runtime", model, (images,), folder)
     logits = run(images)
 
-Each is built for the sizes of its example and no others, so a batch of another size is another build. That is what
-each of them does best, TensorRT and CUDA graphs take nothing else, and a program for any size that is faster at one of
-them would be compared with a slower build of itself. The price is a build for each size; its time is in the row.
+Each is built for the shapes of its example only, and another batch size needs another build: static shapes are the
+fastest for every backend, and TensorRT and CUDA graphs take nothing else. The build time is in the row.
 
-All use as many threads as torch does at the time of building, and compute in the model's dtype.
+All use torch's number of threads at the time of building, and compute in the model's dtype.
 """
 
 import contextlib
@@ -38,41 +37,43 @@ AOT, ONNX, OPENVINO, TENSORRT = "export + AOTInductor", "ONNX Runtime", "OpenVIN
 # backend -> mode of torch.compile
 COMPILE_MODES = {COMPILE: "default", OVERHEAD: "reduce-overhead", AUTOTUNE: "max-autotune"}
 
-# Calls until a backend is as fast as it gets. The first compiles, but on CUDA TorchScript fuses in the second, by what
-# it saw in the first, and what goes into a CUDA graph runs once as it is, is recorded next, and only then replayed.
+# Calls until a backend has reached its full speed. The first compiles; on CUDA TorchScript fuses in the second, from
+# types profiled in the first, and CUDA graphs run eagerly first, are recorded next, and replayed from the third on.
 FIRST_RUNS = 3
 
-# Tolerances in fp32. SAME_SUMS: the same products, added in another order. FOLDED: a batch norm's scale is multiplied
-# into weights first, which rounds them once more, and a convolution may be transformed (Winograd), whose additions
-# cancel. TACTICS: TensorRT takes whichever kernel is fastest, among them some that keep fewer bits.
+# Tolerances in fp32. SAME_SUMS: the same products, added in another order. FOLDED: batch norms are folded into weights,
+# which rounds these once more, and convolutions may use Winograd's transform, whose additions cancel digits. TACTICS:
+# TensorRT takes the fastest kernel, among them some of lower precision.
 SAME_SUMS, FOLDED, TACTICS = 1e-5, 1e-4, 1e-3
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How a backend is prepared, how far from eager it may be in fp32, as ‖a − b‖ / ‖b‖, and what it needs.
+    """How a backend is prepared, its tolerance against eager in fp32 as ‖a − b‖ / ‖b‖, and its requirements.
 
-    `prepare(model, example, folder, tf32)` returns a function of inputs. Needs are those of `lab.machine`.
+    `prepare(model, example, folder, tf32)` returns a function of inputs. `needs` are those of `lab.machine`.
     """
 
     prepare: Callable[[nn.Module, Example, Path, bool], Run]
     tolerance: float
     needs: tuple[str, ...] = ()
-    needs_on_cuda: tuple[str, ...] = ()  # there, and in addition
-    packages: tuple[str, ...] = ()  # needed too, and imported before building is timed; the last has its release
-    instead: tuple[str, ...] = ()  # what serves in place of all of those
+    needs_on_cuda: tuple[str, ...] = ()  # additional requirements on CUDA
+    packages: tuple[
+        str, ...
+    ] = ()  # required, and imported before the build is timed; the last one's version is recorded
+    instead: tuple[str, ...] = ()  # alternative requirements, in place of all others
     by_inductor: bool = False
     pictures_only: bool = False
 
 
 def _channels_last(model: nn.Module) -> Run:
-    """The weights of the given model are laid out anew once, and each picture at each call, within its time."""
+    """The model's weights are converted once; inputs at each call, as part of the measured time."""
     model = model.to(memory_format=torch.channels_last)
     return lambda images: model(images.contiguous(memory_format=torch.channels_last))
 
 
 def _inductor(prepare: Callable[[nn.Module, Example, Path, bool], Run], *needs: str) -> Backend:
-    """Both the C++ for a CPU and what Triton launches its kernels with are compiled against Python's header."""
+    """An Inductor backend. C++ code for CPUs and Triton's kernel launchers are both compiled against Python.h."""
     return Backend(prepare, SAME_SUMS, (*needs, "C++ compiler", "Python.h"), ("triton",), by_inductor=True)
 
 
@@ -82,7 +83,7 @@ BACKENDS: dict[str, Backend] = {
     TRACE: Backend(lambda model, example, folder, tf32: runtimes.frozen(runtimes.traced(model, example)), FOLDED),
     SCRIPT: Backend(lambda model, example, folder, tf32: runtimes.frozen(runtimes.scripted(model)), FOLDED),
     COMPILE: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model)),
-    # It records CUDA graphs; elsewhere it is the default mode.
+    # It records CUDA graphs; on a CPU it is the same as the default mode.
     OVERHEAD: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
     AUTOTUNE: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model, "max-autotune")),
     AOT: _inductor(lambda model, example, folder, tf32: runtimes.ahead_of_time(model, example, folder)),
@@ -109,7 +110,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def missing_because(backend: str, device: torch.device | None = None) -> str:
-    """Why a backend can't run on a device (by default the machine's), in a line for a table's status; "" if it can."""
+    """Why a backend can't run on a device (by default the machine's), as one line; "" if it can."""
     chosen, device = _named(backend), device or machine.device()
     needs = (*chosen.needs, *chosen.packages, *(chosen.needs_on_cuda if device.type == "cuda" else ()))
     reason = machine.missing_because(*needs, device=device)
@@ -119,10 +120,10 @@ def missing_because(backend: str, device: torch.device | None = None) -> str:
 
 
 def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str, *, tf32: bool = False) -> Run:
-    """A function of inputs with the example's sizes; compilers that work when it is first called have not worked yet.
+    """A function of inputs with the example's shapes; just-in-time compilers compile only in its first calls.
 
-    `folder` takes the files that a backend writes, and must outlive the function. TF32 counts for the runtimes that
-    don't follow torch's settings. Raises `ExportFailed`, or a ValueError with the reason of `missing_because`.
+    `folder` receives the files that a backend writes, and must outlive the function. `tf32` is for runtimes that ignore
+    torch's settings. Raises `ExportFailed`, or a ValueError with the reason of `missing_because`.
     """
     if reason := missing_because(backend, example[0].device):
         raise ValueError(f"{backend}: {reason}")
@@ -141,7 +142,7 @@ def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str
 def build(
     backend: str, model: nn.Module, example: Example, folder: Path | str, *, tf32: bool = False, cold: bool = True
 ) -> Run:
-    """Like `prepare`, and the first calls are done: whatever is compiled is compiled, from an empty cache if `cold`."""
+    """`prepare`, and the first calls, so that all compilation is done, from an empty cache if `cold`."""
     with compile_cache(backend, folder, cold):
         run = prepare(backend, model, example, folder, tf32=tf32)
         with first_runs(backend):
@@ -152,20 +153,20 @@ def build(
 
 
 def first_runs(backend: str) -> contextlib.AbstractContextManager[None]:
-    """A failure in a backend's first calls is an `ExportFailed`: torch.compile compiles in them."""
+    """A context for a backend's first calls, in which errors become `ExportFailed`: torch.compile compiles in them."""
     return failures_named("compile" if backend in COMPILE_MODES else "first runs")
 
 
 @contextlib.contextmanager
 def compile_cache(backend: str, folder: Path | str, cold: bool = True) -> Iterator[None]:
-    """If `cold`, a backend that Inductor compiles for finds nothing inside that was compiled before."""
+    """A context in which, if `cold`, Inductor's cache is empty; other backends have no cache."""
     cold = cold and _named(backend).by_inductor
     with runtimes.empty_cache(Path(folder)) if cold else contextlib.nullcontext():
         yield
 
 
 def start(backend: str) -> None:
-    """Import what a backend needs, so that the time of building it doesn't include what is paid once in a process."""
+    """Import a backend's packages and start Inductor, so that build times exclude these one-off costs of a process."""
     chosen = _named(backend)
     for package in chosen.packages:
         if machine.installed(package) is not None:
@@ -176,22 +177,22 @@ def start(backend: str) -> None:
 
 
 def agree_within(backend: str, dtype: torch.dtype, *, tf32: bool = False) -> float:
-    """How far a backend's outputs may be from eager's: its own bound in fp32, at least the dtype's elsewhere.
+    """A backend's tolerance against eager: its own in fp32, at least the dtype's in other precisions.
 
-    TF32 keeps as many bits of a factor as fp16 does.
+    TF32 has as many mantissa bits as fp16, and the same tolerance.
     """
     least = TOLERANCE[torch.float16] if tf32 and dtype == torch.float32 else 0.0
     return max(_named(backend).tolerance, least if dtype == torch.float32 else TOLERANCE[dtype])
 
 
-def largest_difference(found: Any, reference: Any) -> float:
+def largest_difference(outputs: Any, reference: Any) -> float:
     """The largest absolute difference of two results, over all of their tensors."""
-    pairs = zip(tensors(found), tensors(reference), strict=True)
+    pairs = zip(tensors(outputs), tensors(reference), strict=True)
     return max(float((ours.double() - theirs.double()).abs().max()) for ours, theirs in pairs)
 
 
 def version(backend: str) -> str:
-    """The release of torch, or of the package, that a row about a backend depends on."""
+    """The version of torch, or of the package, that a backend's results depend on."""
     *_, package = ("", *_named(backend).packages)
     release = machine.installed(package) if package else None
     return f"{package} {release}" if release else f"torch {torch.__version__}"

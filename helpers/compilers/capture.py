@@ -5,9 +5,9 @@
     print(show("torch.compile", fn, x))             # every graph that Dynamo broke the function into
     print(show("torch.compile, inductor", fn, x))   # C++ on the CPU, Triton on a GPU
 
-A tracer runs the function and writes down what it does; TorchScript's `script` compiles its source; fx runs it on
-proxies that have no values; Dynamo reads its bytecode, guards what it relies on, and leaves to Python what it can't
-take; export takes all of it, or refuses.
+A tracer runs the function and records its operations; TorchScript's `script` compiles its source; fx runs it on proxies
+without values; Dynamo analyses its bytecode, guards its assumptions, and leaves unsupported code to Python (a graph
+break); export captures all of it in one graph, or raises.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ BY_DYNAMO = (COMPILE, FULLGRAPH, INDUCTOR)
 def exported(
     fn: Function, example: Example, *, strict: bool = False, dynamic: tuple[Any, ...] | None = None
 ) -> torch.export.ExportedProgram:
-    """torch.export of a function or a module; `dynamic` says which sizes may differ, one entry an argument."""
+    """torch.export of a function or a module; `dynamic` are its dynamic_shapes, one entry an argument."""
     return torch.export.export(as_module(fn), example, strict=strict, dynamic_shapes=dynamic)
 
 
 def as_module(fn: Function) -> nn.Module:
-    """A function as a module, which torch.export wants, with the function's own signature."""
+    """A function wrapped in a module with the function's signature, as torch.export needs; modules are returned."""
     if isinstance(fn, nn.Module):
         return fn
 
@@ -58,8 +58,8 @@ def as_module(fn: Function) -> nn.Module:
     return module
 
 
-# torch.compile captures when it is first called, and again when a guard fails; the others once, here. With the backend
-# "eager" its graphs are run by torch's own operations, so that only the capture can be wrong.
+# torch.compile captures at its first call, and again when a guard fails; the others once, here. With the backend
+# "eager" graphs are run by torch's own operations, so that only the capture can be wrong.
 VARIANTS: dict[str, Callable[[Function, Example], Function]] = {
     TRACE: lambda fn, example: torch.jit.trace(fn, example),
     SCRIPT: lambda fn, example: torch.jit.script(fn),
@@ -74,7 +74,7 @@ VARIANTS: dict[str, Callable[[Function, Example], Function]] = {
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Nothing is printed or logged within: torch.export prints the graph as far as it got before it refuses."""
+    """A context without output and logs: torch.export prints a partial graph before it raises."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -86,9 +86,9 @@ def silent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Start without what torch.compile has compiled so far, keep nothing of what it compiles within, and be silent.
+    """A silent context with an empty torch.compile cache before and after.
 
-    Its cache belongs to the process: what was compiled before is compiled again when it is next called.
+    The cache belongs to the process, so functions compiled earlier are compiled again at their next call.
     """
     forget_compiled()
     try:
@@ -99,7 +99,7 @@ def isolated() -> Iterator[None]:
 
 
 def forget_compiled() -> None:
-    """Forget all that torch.compile has compiled in this process, and its records of it."""
+    """Clear torch.compile's cache and compilation metrics in this process."""
     from torch._dynamo.utils import clear_compilation_metrics
 
     torch._dynamo.reset()
@@ -109,8 +109,8 @@ def forget_compiled() -> None:
 def show(variant: str, fn: Function, *example: Any) -> str:
     """What a variant captures of `fn(*example)`: its graph, or the code that inductor generates from it.
 
-    The text is the same on every run: addresses, paths and counters of the process are left out. Raises what capturing
-    raises, and costs what it costs; with inductor some seconds, for kernels are compiled (from no cache) and run.
+    The text is reproducible: addresses, paths and process-wide counters are removed. Raises what capturing raises. It
+    costs a capture; with inductor some seconds, as kernels are compiled without a cache and run.
     """
     check_choice(VARIANTS, variant=variant)
     with isolated(), warnings.catch_warnings():
@@ -121,20 +121,20 @@ def show(variant: str, fn: Function, *example: Any) -> str:
 
 
 def generated_code(fn: Function, *example: Any) -> list[str]:
-    """The kernels that inductor generates for `fn(*example)`, without gradients, whole as it wrote them.
+    """The unabridged code of the kernels that inductor generates for `fn(*example)`, without gradients.
 
-    Not what it calls from a library, as a matrix product: such a call has no code of its own.
+    Library calls, such as matrix products, have no generated code.
     """
     from torch._inductor.utils import run_and_get_code
 
-    # From a cache of graphs the code would be loaded, not written.
+    # With the graph cache, code would be loaded and not generated.
     with isolated(), torch.compiler.config.patch(force_disable_caches=True), torch.no_grad():
         _, modules = run_and_get_code(torch.compile(fn), *example)
     return [kernel for module in modules for kernel in _QUOTED.findall(module)]
 
 
 def kernel_body(code: str) -> str:
-    """A generated kernel from its signature on, without the lines that every kernel has alike."""
+    """A generated kernel from its signature on, without boilerplate lines."""
     lines = code.splitlines()
     begin = next((n for n, line in enumerate(lines) if line.startswith(('extern "C"', "def "))), 0)
     body = [line for line in lines[begin:] if not any(word in line for word in _BOOKKEEPING)]

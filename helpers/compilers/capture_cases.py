@@ -1,10 +1,10 @@
 """Small functions that are hard to capture, each for one reason.
 
     case = CASES["branch on data"]()
-    case.fn(*case.example)                # what a variant of capturing sees
-    case.fn(*case.other)                  # what it has to be right about
+    case.fn(*case.example)                # the call that is captured
+    case.fn(*case.other)                  # the call on which the captured function is tested
 
-Every call makes a case of its own, with its own state, so that nothing that one variant does is seen by the next.
+Each call makes a new case with its own state, so that variants don't affect each other.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function, the arguments it is captured with, and those that take it elsewhere."""
+    """A function, the arguments that it is captured with, and others that lead to another path through it."""
 
     fn: Callable[..., Any]
     example: tuple[Any, ...]
     other: tuple[Any, ...]
-    between: Callable[[Any], Any] = lambda captured: None  # what happens between the two calls, to what is called
-    log: list[str] = dataclasses.field(default_factory=list)  # what the function appends to, outside of its outputs
-    # How torch.export captures all of it: the same function rewritten, or sizes declared as dynamic, or both.
+    between: Callable[[Any], Any] = lambda captured: None  # runs between the two calls, on the captured function
+    log: list[str] = dataclasses.field(default_factory=list)  # a list that the function may append to
+    # For torch.export: the function rewritten so that it can be captured, or sizes declared as dynamic, or both.
     repaired: Callable[..., Any] | None = None
     dynamic: tuple[Any, ...] | None = None  # dynamic_shapes, one entry an argument
 

@@ -1,10 +1,10 @@
-"""Vertical and horizontal fusion: what becomes one kernel, what that saves in memory traffic, and in time.
+"""Vertical and horizontal fusion: number of kernels, memory traffic and time of each variant.
 
     measure_fusion("layer norm", "torch.compile", 2**20)
 
 Vertical: one operation's result is the next one's input, and stays in registers instead of memory. Horizontal:
-operations that don't depend on each other share a kernel; each moves as many bytes as before (less, where they read
-the same input), but kernels are launched once, not once for each.
+independent operations share a kernel; they move as many bytes as before (fewer if they share an input), but with one
+launch instead of one for each.
 """
 
 import functools
@@ -32,14 +32,14 @@ WIDTH, MANY = 1024, 16
 
 @dataclass
 class Job:
-    """The variants of doing one thing, each a call that returns its outputs, and the tensors that it must read."""
+    """The variants of one computation, each a call that returns its outputs, and the tensors that it must read."""
 
     variants: dict[str, Callable[[], Any]]
     reads: list[Tensor]
-    before: Callable[[], Any] = lambda: None  # restores what a call changes
-    compiles: Callable[[], Any] | None = None  # what torch.compile is given, where it isn't the eager variant
+    before: Callable[[], Any] = lambda: None  # restores the tensors that a call changes
+    compiles: Callable[[], Any] | None = None  # the function for torch.compile; None: the eager variant
     options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})  # of torch.compile
-    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of a variant, as `lab.machine` knows them
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # variant -> requirements, see `lab.machine`
 
 
 def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -103,7 +103,7 @@ def layer_norm(size: int) -> Job:
 
 
 def many_pointwise(size: int) -> Job:
-    """tanh(x)·2 of sixteen tensors that have nothing to do with each other."""
+    """tanh(x)·2 of sixteen independent tensors."""
     xs = _tensors(*[(size // MANY,)] * MANY)
     variants = {
         EAGER: lambda: [torch.tanh(x) * 2 for x in xs],
@@ -113,7 +113,7 @@ def many_pointwise(size: int) -> Job:
 
 
 def three_linears(size: int) -> Job:
-    """Queries, keys and values: three products of one input; by hand one product with the weights side by side."""
+    """Queries, keys and values: three products of one input; by hand one product with concatenated weights."""
     width = WIDTH // 4
     x, *weights = _tensors((size // width, width), *[(width, width)] * 3)
     together = torch.cat(weights)  # (3·width, width), once, before
@@ -125,16 +125,16 @@ def three_linears(size: int) -> Job:
 
 
 def adamw(size: int) -> Job:
-    """A step of AdamW over sixteen fp32 parameters: one after the other, by lists, by torch's fused kernel."""
+    """A step of AdamW over sixteen fp32 parameters: for-loop, foreach, torch's fused kernel, compiled."""
     generator = torch.Generator(device()).manual_seed(0)
     random = functools.partial(torch.randn, size // MANY, generator=generator, device=device())
     values, gradients = [random() for _ in range(MANY)], [random() for _ in range(MANY)]
     on_gpu = device().type == "cuda"
     variants, states = {}, []
-    for variant, how in _ADAMW.items():
+    for variant, flags in _ADAMW.items():
         parameters = [torch.nn.Parameter(value.clone()) for value in values]
-        # capturable: the count of steps is kept on the GPU, so that no variant waits for the host
-        optimizer = torch.optim.AdamW(parameters, capturable=on_gpu, **how)
+        # capturable: the step count is on the GPU, so that no variant synchronizes
+        optimizer = torch.optim.AdamW(parameters, capturable=on_gpu, **flags)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
@@ -151,7 +151,7 @@ def adamw(size: int) -> Job:
     return Job(variants, states[0] + gradients, before, compiles=variants.pop(COMPILED))
 
 
-# torch.compile is given the lists: from the loop it would make a kernel for each parameter.
+# torch.compile gets the foreach variant: from the for-loop it would generate a kernel for each parameter.
 _ADAMW = {EAGER: {"foreach": False}, FOREACH: {"foreach": True}, FUSED: {"fused": True}, COMPILED: {"foreach": True}}
 
 
@@ -187,13 +187,13 @@ def _job(case: str, size: int) -> Job:
 
 @torch.no_grad()
 def measure_fusion(case: str, variant: str, size: int, rounds: int = 20) -> dict[str, Any]:
-    """One row about a variant of a case on `size` elements: kernels, bytes moved, time against separate operations.
+    """Kernels, bytes moved and time of a variant of a case on `size` elements, as a row.
 
-    `kernels` and `bytes_moved` are counted as `kernels.py` says; `bytes_least` is every input read once and every
-    output written once; `share_of_least` is the least over what was moved, 1 where no byte is moved twice. The times
-    are of runs in turn with the eager variant, whose outputs must agree within `helpers.lab.compare`'s tolerance for
-    their dtype (`error` is the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds,
-    of the optimizer 20 on a CPU; what the process had compiled before is forgotten.
+    `kernels` and `bytes_moved` are counted as in `kernels.py`; `bytes_least` is the lower bound: every input read once
+    and every output written once; `share_of_least` is their ratio, 1 where no byte is moved twice. The variant is timed
+    in turn with eager, whose outputs must agree within `helpers.lab.compare`'s tolerance for their dtype (`error` is
+    the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the optimizer 20 on
+    a CPU, and clears torch.compile's cache.
     """
     job = _job(case, size)
     check_choice([*job.variants, *job.options], variant=variant)
@@ -225,7 +225,7 @@ def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
     names = kernels.kernel_names(run)
     job.before()
     moved = kernels.eager_bytes(run)
-    if variant == BY_HAND and not moved:  # a Triton kernel of its own: every argument once, every result once
+    if variant == BY_HAND and not moved:  # our Triton kernel, which torch doesn't see: inputs and outputs once each
         moved = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
     return run, names, moved
 

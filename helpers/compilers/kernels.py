@@ -1,21 +1,21 @@
-"""How many kernels a call runs, by torch's profiler, and how many bytes those kernels move, by their arguments.
+"""Number of kernels that a call runs, from torch's profiler, and the bytes that they move, from their arguments.
 
-A kernel is a pass over memory. On CUDA it is what the profiler files as one: copies and fills by the driver don't
-count. On the CPU there is no such event, so a kernel is
+A kernel is a pass over memory. On CUDA these are the profiler's kernel events, without the driver's copies and fills.
+On the CPU there is no such event, so a kernel is
 
-- a function that inductor generated: it is in the profile as `cpp_fused_…` where it was compiled within
+- a function that inductor generated: it is in the profile as `cpp_fused_…` if it was compiled within
   `inductor_schedule()`;
-- an operation of torch's that does work and has no such operation inside: by its schema it returns a new tensor or
-  writes into an argument, and isn't an allocation. Views, `item` and their like don't count; `aten::mean` doesn't, for
-  the `aten::sum` and `aten::div_` inside of it do. Fills and copies inside of an operation are its own, as that of the
-  sum's result by zeros.
+- a torch operation that does work and contains no such operation: by its schema it returns a new tensor or writes into
+  an argument, and isn't an allocation. Views and `item` don't count; `aten::mean` doesn't either, but the `aten::sum`
+  and `aten::div_` inside of it do. Fills and copies inside of an operation, such as zeroing a sum's result, are part of
+  it.
 
-Counts that may surprise: a `_foreach` operation is one kernel a list on CUDA (a few, where the list is long), and on
-the CPU a loop over the plain operation, hence one a tensor. A generated C++ function may hold several loops, one after
-the other, and counts as one; so does a fused optimizer on the CPU, with its loop over tensors.
+Note: a `_foreach` operation is one kernel on CUDA (a few for a long list), but on the CPU a loop over the plain
+operation, so one kernel a tensor. A generated C++ function with several loops counts as one kernel; so does a fused
+optimizer on the CPU, with its loop over tensors.
 
-Bytes are counted by what each kernel reads and writes at least: every argument once, every result once, whatever the
-cache makes of it. A matrix product that reads a tile several times counts its operands once.
+Bytes are lower bounds for each kernel: every argument read once, every result written once, regardless of caches. A
+matrix product that reads a tile several times counts its operands once.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from helpers.lab.timing import synchronize
 from . import capture
 
 GENERATED = "cpp_fused_"
-_FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocate, or view without saying so
+_FREE = ("empty", "new_empty", "resize", "set_", "_unsafe_view")  # allocations, and a view whose schema hides it
 _PREPARE = {f"aten::{op}" for op in ("copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "ones", "full")}
 _WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
 
 
 def kernel_names(fn: Callable[[], Any]) -> list[str]:
-    """The names of the kernels that `fn()` runs, in order. Run `fn` before: a first call compiles and chooses."""
+    """The names of the kernels that `fn()` runs, in order. Call `fn` once before: a first call compiles and tunes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -57,18 +57,18 @@ def kernel_names(fn: Callable[[], Any]) -> list[str]:
 
 
 def _is_device_kernel(event: FunctionEvent) -> bool:
-    """Also on the device's line are the driver's copies and fills, and the spans of `record_function`."""
+    """Whether an event is a CUDA kernel, and not a driver's copy or fill, or a `record_function` range."""
     on_device = event.device_type == torch.autograd.DeviceType.CUDA
     return on_device and not event.is_user_annotation and not event.name.startswith(("Memcpy ", "Memset "))
 
 
 def _without_graph(name: str) -> str:
-    """`graph_7_cpp_fused_add_0` without the number of graphs that the process had compiled before."""
+    """`graph_7_cpp_fused_add_0` without its prefix, the process-wide number of the graph."""
     return name[name.index(GENERATED) :] if GENERATED in name else name
 
 
 def _passes(event: FunctionEvent) -> list[str]:
-    """The kernels of a host event: those inside of it, or itself."""
+    """The kernels of a CPU event: those inside of it, or itself."""
     inside = [name for child in event.cpu_children for name in _passes(child)]
     if not (GENERATED in event.name or _works(event.name)):
         return inside
@@ -77,7 +77,7 @@ def _passes(event: FunctionEvent) -> list[str]:
 
 @functools.cache
 def _works(name: str) -> bool:
-    """Whether an operation of this name, `aten::add` say, does work by its schemas."""
+    """Whether an operation (e.g. `aten::add`) does work, according to the schemas of its overloads."""
     space, _, operation = name.partition("::")
     if not operation or operation.startswith(_FREE):
         return False
@@ -96,7 +96,7 @@ def _writes(schema: Any) -> bool:
 
 
 class _Traffic(TorchDispatchMode):
-    """Adds up what each operation below autograd reads and writes."""
+    """Adds up the bytes that each operation below autograd reads and writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,12 +105,12 @@ class _Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         schema = func._schema
-        if not _works(schema.name) or not _writes(schema):  # of the operation's other overloads one may
+        if not _works(schema.name) or not _writes(schema):  # `_works` is true if any overload writes; check this one
             return result
         operation = schema.name.partition("::")[2]
         read, written = [], []
-        given = list(args) + [None] * (len(schema.arguments) - len(args))
-        for argument, value in zip(schema.arguments, given, strict=True):
+        values = list(args) + [None] * (len(schema.arguments) - len(args))
+        for argument, value in zip(schema.arguments, values, strict=True):
             value = (kwargs or {}).get(argument.name, value)
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if argument.name == "grads" and operation.startswith("_fused_"):
@@ -128,7 +128,7 @@ def _as_tuple(result: Any, count: int) -> tuple[Any, ...]:
 
 
 def nbytes(tensors: list[Any]) -> int:
-    """Bytes of the tensors in a list, each once; of an expanded one what is there. What is no tensor counts nothing."""
+    """Bytes of the distinct tensors in a list; of an expanded tensor, of its memory. Other objects count 0."""
     different = {(t.data_ptr(), t.shape, t.stride()): t for t in tensors if isinstance(t, Tensor)}
     return sum(t.element_size() * _elements(t) for t in different.values())
 
@@ -140,7 +140,7 @@ def _elements(tensor: Tensor) -> int:
 def eager_bytes(fn: Callable[[], Any]) -> int:
     """Bytes that the operations of `fn()` move: arguments read, results written. Views and allocations are free.
 
-    What isn't an operation of torch's, as a Triton kernel that is launched by hand, isn't seen.
+    Triton kernels that are launched directly aren't torch operations, and aren't counted.
     """
     with _Traffic() as traffic:
         fn()
@@ -149,11 +149,10 @@ def eager_bytes(fn: Callable[[], Any]) -> int:
 
 @contextlib.contextmanager
 def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
-    """Within it inductor generates code anew, whose kernels have names in a profile on the CPU too.
+    """A context in which inductor generates all code anew, with kernels that have names in CPU profiles too.
 
-    Yields a list that each generated kernel, or call of a library's, is appended to: the names of its parts, and the
-    bytes that it moves as inductor's scheduler counts them: each buffer that is read or written once, at most its
-    size; what stays inside of a kernel counts nothing.
+    Yields a list to which each scheduled kernel or library call is appended as (name, bytes), as inductor's scheduler
+    counts them: each buffer that is read or written once, at most its size; buffers inside of a kernel count 0.
     """
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -167,7 +166,7 @@ def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
         return code
 
     capture.forget_compiled()
-    # From a cache the code would come without its schedule.
+    # Code from the cache would come without its schedule.
     with (
         capture.silent(),
         torch.compiler.config.patch(force_disable_caches=True),
@@ -180,8 +179,8 @@ def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
 def _scheduled_bytes(node: Any) -> int:
     """The bytes of a scheduled kernel, by the scheduler.
 
-    A kernel of a list holds a part for each tensor, often fused ones, and each part runs in blocks of its own: theirs
-    are added up. The scheduler's sum for the whole takes for written what stays inside of a fused part.
+    A foreach kernel has a part for each tensor, and the parts' bytes are added up: the scheduler's count for the full
+    kernel would include buffers that are internal to a fused part.
     """
     from torch._inductor.scheduler import ForeachKernelSchedulerNode
 

@@ -1,7 +1,7 @@
-"""How long a model takes to answer, by each backend; and the same by a timing that is wrong, for comparison.
+"""Inference latency of a model by each backend, and the lecture's flawed timing of the same, for comparison.
 
-A latency is what a caller waits for: from the call until the result is there. So every run ends in a synchronise, and
-begins with an idle device. The inputs are on the device already.
+A latency is the time from the call until the result is complete: every run starts with an idle device and ends with a
+synchronize. The inputs are on the device already.
 """
 
 import copy
@@ -36,14 +36,14 @@ from .backends import (
 )
 from .messages import ExportFailed
 
-# The least number of runs of each backend, by how long one takes, and the most.
+# Least number of runs of a backend, least number if a run takes over SLOW_MS, and most runs.
 LEAST_RUNS, LEAST_SLOW_RUNS, MOST_RUNS, SLOW_MS = 20, 5, 200, 1000.0
 
-FLAWED_EAGER_RUNS, FLAWED_RUNS, FLAWED_MOST_MS = 10, 100, 20e3  # the lecture's, and a limit of ours
+FLAWED_EAGER_RUNS, FLAWED_RUNS, FLAWED_MOST_MS = 10, 100, 20e3  # the lecture's numbers of runs; our time limit
 
 
 def backends_for(model: str) -> list[str]:
-    """The backends that are meant for a model; tokens have no channels to put last."""
+    """The backends for a model; channels last is for pictures only."""
     return [backend for backend in BACKENDS if backend != CHANNELS_LAST or model in models.RESNET_MODELS]
 
 
@@ -57,26 +57,26 @@ def measure_latency(
     seconds: float = 10.0,
     cold: bool = True,
 ) -> Row:
-    """One row: milliseconds of a backend and of eager, in turn in this process, once their outputs agree.
+    """Latency of a backend and of eager, timed in turn in this process after their outputs were compared, as a row.
 
     `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `baseline_ms` of eager and `speedup`, the
-    ratio of the two medians, with the spread of the rounds' ratios; `build_s`, which is export, compilation and the
-    first three runs, as the second and third may still compile or record; `max_difference`, the largest absolute one
-    from eager, and `error`, ‖a − b‖ / ‖b‖. Both get `seconds` of runs together, but at least 20 runs each, and at least
-    5 where one takes more than a second; with fewer than 100, p99 is next to the slowest. `cold` compiles from an empty
-    cache. A backend that can't run here, that fails, or that disagrees, is a row that says so.
+    ratio of the two medians, with the spread of the rounds' ratios; `build_s`: export, compilation and the first three
+    runs, as the second and third may still compile or record; `max_difference`, the largest absolute difference from
+    eager, and `error`, ‖a − b‖ / ‖b‖. Together they run for `seconds`, but at least 20 times each, or 5 times if a run
+    takes more than a second; with fewer than 100 runs, p99 is near the maximum. `cold` compiles from an empty cache. If
+    a backend can't run here, fails, or disagrees, the row's status says so.
     """
     with models.products(precision):
         if reason := missing_because(backend):
             return {STATUS: reason}
-        net, data = _placed(model, batch, precision, length)
+        net, data = _on_device(model, batch, precision, length)
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             eager = waited(build(EAGER, net, data, folder), *data)
             try:
                 start(backend)
-                own = copy.deepcopy(net)  # what changes a model's layout must not change eager's
+                copied = copy.deepcopy(net)  # a backend may change its model's memory layout
                 began = time.perf_counter()
-                run = build(backend, own, data, folder, tf32=precision == "tf32", cold=cold)
+                run = build(backend, copied, data, folder, tf32=precision == "tf32", cold=cold)
                 build_s = time.perf_counter() - began
                 row = _timed(backend, waited(run, *data), eager, batch, precision, seconds)
             except (Disagreement, ExportFailed) as error:
@@ -94,18 +94,17 @@ def measure_flawed(
     seconds: float = 10.0,
     cold: bool = True,
 ) -> Row:
-    """`measure_latency`'s row, and what the lecture's timing says of the same two backends.
+    """`measure_latency`'s row, and the lecture's flawed timing of the same two backends.
 
-    `flawed_ms` and `flawed_eager_ms` are means over runs that begin with the very first one, nothing waits for the
-    device, and the copy of the input to the device is in one of the two only: 10 runs of eager, 100 of the other (10 at
-    least, and none after 20 s). `flawed_speedup` is their ratio. On the CPU the copy costs nothing and there is nothing
-    to wait for; what is left is the first runs, with what is compiled in them. They come before the right timing, but
-    after whatever the process did earlier: eager's first run is dearest in a fresh one.
+    `flawed_ms` and `flawed_eager_ms` are means that include the first runs, without synchronizing, and only the
+    backend's includes the input's copy to the device: 10 runs of eager, 100 of the backend (at least 10, and none after
+    20 s). `flawed_speedup` is their ratio. On the CPU the copy is free and nothing is asynchronous; only the first
+    runs' compilation distorts. The flawed timing comes first, but eager's first run is slowest in a fresh process.
     """
     if reason := missing_because(backend):
         return {STATUS: reason}
     with models.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        net, data = _placed(model, batch, precision, length)
+        net, data = _on_device(model, batch, precision, length)
         on_host = tuple(tensor.cpu() for tensor in data)
         eager = prepare(EAGER, net, data, folder)
         eager_ms, _ = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
@@ -126,7 +125,7 @@ def measure_flawed(
 
 
 def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
-    """The mean milliseconds of the first runs by the host's clock, whether the device is done or not; and how many."""
+    """Mean milliseconds of the first runs by the host's clock, without waiting for the device; and their number."""
     taken: list[float] = []
     while len(taken) < runs and (len(taken) < FLAWED_EAGER_RUNS or sum(taken) < FLAWED_MOST_MS):
         began = time.perf_counter()
@@ -136,7 +135,7 @@ def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
 
 
 def waited(run: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:
-    """A call of `run` on the inputs that returns when the device is done."""
+    """A function that calls `run` on the inputs and returns when the device is done."""
 
     def call() -> Any:
         outputs = run(*inputs)
@@ -161,7 +160,7 @@ def speeds(compared: Comparison, backend: str, batch: int) -> Row:
 
 
 def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> tuple[int, int]:
-    """How many rounds fill the seconds, within bounds, and how many runs warm up. Costs two runs of each."""
+    """The number of rounds that fill the seconds, within bounds, and of warm-up runs. Costs two runs of each."""
     taken = []
     for fn in runs.values():
         fn()
@@ -173,8 +172,8 @@ def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> tuple[int,
     return min(max(int(1e3 * seconds / sum(taken)), least), MOST_RUNS), 1 if slow else 3
 
 
-def _placed(model: str, batch: int, precision: str, length: int | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model in evaluation and its inputs, on the device, in the precision's dtype."""
+def _on_device(model: str, batch: int, precision: str, length: int | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model in evaluation mode and its inputs, on the device, in the precision's dtype."""
     dtype = models.PRECISIONS[precision]
     data = models.example(model, batch, length=length)
     data = tuple(tensor.to(device(), dtype if tensor.is_floating_point() else None) for tensor in data)

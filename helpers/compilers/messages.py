@@ -1,8 +1,8 @@
-"""What torch and the runtimes say when they refuse code, in one line that is the same on every run and machine.
+"""Error messages of torch and the runtimes, shortened to one line that is the same on every run and machine.
 
-Each reports in its own words, and most in many lines: `torch.export` quotes the line of Python that asked for a value,
-the ONNX exporter names the `OpOverload` that it has no function for, Inductor the `target` that it could not lower,
-TorchScript points with an arrow, and a runtime that reads ONNX names the operator that it lacks.
+Each has its own format, mostly of many lines: `torch.export` quotes the line of Python that needed a value, the ONNX
+exporter names the `OpOverload` that it can't translate, Inductor the `target` that it can't lower, TorchScript points
+with an arrow, and ONNX runtimes name the missing operator.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ _NOISE = (
     (re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}"), ""),
     (re.compile(r"(?:/[\w.+-]+)+/([\w.+-]+)"), r"\1"),  # a path's last part
     (re.compile(r"(\w+\.py):\d+(?::\d+)?"), r"\1"),
-    (re.compile(r"\bgraph_\d+_"), ""),  # how many graphs the process had compiled before
+    (re.compile(r"\bgraph_\d+_"), ""),  # process-wide number of the graph
 )
-# How an operation is named in a message, the most telling first.
+# Patterns that name an operation in a message, the most specific first.
 _OPERATION = (
     re.compile(r"OpOverload\(op='([\w.:]+)', overload='(\w+)'\)"),  # the ONNX exporter
     re.compile(r"target: (\w+\.\w+\.\w+)"),  # Inductor's lowering
@@ -40,14 +40,14 @@ _ARROW = re.compile(r'File "([^"]+)", line (\d+)\n((?:[^\n]*\n)*?)[^\n]*~+[ ~]*<
 
 
 class ExportFailed(Exception):
-    """A model that a backend could not take; one line that names the operation, or the line of code, that stops it."""
+    """A backend failed on a model; one line that names the operation or the line of code."""
 
 
 @contextlib.contextmanager
 def failures_named(step: str) -> Iterator[None]:
-    """What fails inside is an `ExportFailed`: `export failed at mylib::odd: No ONNX function found for …`.
+    """A context that turns errors into `ExportFailed`: `export failed at mylib::odd: No ONNX function found for …`.
 
-    Out of memory stays what it is.
+    Out-of-memory errors are not converted.
     """
     try:
         yield
@@ -60,22 +60,23 @@ def failures_named(step: str) -> Iterator[None]:
 
 
 def failure_line(step: str, error: Exception) -> str:
-    """The step, where it stopped, and the first line of the innermost cause: what wraps it says how to report a bug."""
+    """The step, the operation or line of code, and the first line of the innermost cause (outer ones are generic)."""
     messages = [_COLOURS.sub("", str(each)).strip() for each in _causes(error)]
-    where = next((found for find in (_operation, _user_line) for found in map(find, messages) if found), None)
-    said = next((message.splitlines()[0].strip() for message in reversed(messages) if message), type(error).__name__)
-    return _shortened(f"{step} failed at {where}: {said}" if where else f"{step} failed: {said}")
+    names = (name for find in (_operation, _user_line) for name in map(find, messages) if name)
+    where = next(names, None)
+    reason = next((text.splitlines()[0].strip() for text in reversed(messages) if text), type(error).__name__)
+    return _shortened(f"{step} failed at {where}: {reason}" if where else f"{step} failed: {reason}")
 
 
 def clean(text: str) -> str:
-    """Text of any length without what differs from run to run: addresses, folders, line numbers, counters."""
-    for pattern, stays in _NOISE:
-        text = pattern.sub(stays, text)
+    """Text without what differs from run to run: addresses, folders, line numbers, counters."""
+    for pattern, replacement in _NOISE:
+        text = pattern.sub(replacement, text)
     return text
 
 
 def first_line(text: str) -> str:
-    """The first line that isn't empty, cleaned, without a trailing remark on where it is."""
+    """The first line that isn't empty, cleaned, without a trailing comment on its location."""
     lines = (line.strip() for line in clean(text).splitlines())
     return _shortened(re.sub(r"\s{2,}#.*$", "", next(filter(None, lines), "")))
 
@@ -89,10 +90,10 @@ def of_warning(warning: warnings.WarningMessage) -> str:
 
 
 def source_line(error: BaseException, files: Iterable[str]) -> str:
-    """The innermost line of code, in one of the files, that an error is about; empty where it names none.
+    """The innermost line of code in one of the files that an error refers to; "" if there is none.
 
-    TorchScript quotes the line over an arrow; Dynamo and torch.export write a stack into their text; others leave
-    Python's traceback.
+    TorchScript quotes the line above an arrow; Dynamo and torch.export include a stack in their message; for others it
+    is in Python's traceback.
     """
     files, message = set(files), str(error)
     if arrow := _ARROW.search(message):
@@ -107,7 +108,7 @@ def source_line(error: BaseException, files: Iterable[str]) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from, what that was raised from, and so on."""
+    """An error and the chain of its causes."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

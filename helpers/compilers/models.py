@@ -24,12 +24,12 @@ MODELS: dict[str, tuple[str, int]] = {
 }
 RESNET_MODELS = (TINY_RESNET, RESNET_18)
 
-# How numbers are held in inference, and how products of fp32 numbers are computed.
+# precision -> dtype in inference; tf32: fp32 tensors, products in TF32
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def network(model: str, **changes: Any) -> nn.Module:
-    """A model by its name, in fp32 on the CPU, always with the same weights."""
+    """A model by its name, in fp32 on the CPU, with fixed weights."""
     preset, size = _named(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -44,7 +44,7 @@ def network(model: str, **changes: Any) -> nn.Module:
 
 
 def example(model: str, batch: int, *, length: int | None = None, seed: int = 1) -> tuple[Tensor, ...]:
-    """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T), of `length` tokens where that is given."""
+    """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T) with T = `length` or the model's default."""
     preset, size = _named(model)
     check_positive(batch=batch)
     generator = torch.Generator().manual_seed(seed)
@@ -67,12 +67,12 @@ def labels(classes: int, batch: int) -> Tensor:
 
 
 def classes_of(model: str) -> int:
-    """How many classes a model's logits tell apart: those of pictures, or of pairs of sentences."""
+    """The number of classes of a model's logits: pictures' classes, or 2 for pairs of sentences."""
     return RESNETS[_named(model)[0]]["classes"] if model in RESNET_MODELS else 2
 
 
 def products(precision: str) -> contextlib.AbstractContextManager[None]:
-    """Inside, products and convolutions on a GPU are of that precision. The CPU has no TF32."""
+    """A context that sets the precision of fp32 products and convolutions on a GPU. The CPU has no TF32."""
     check_choice(PRECISIONS, precision=precision)
     if precision == "tf32" and device().type != "cuda":
         raise ValueError("precision is 'tf32', which needs CUDA; valid on the CPU: 'fp32', 'fp16', 'bf16'")
@@ -80,7 +80,7 @@ def products(precision: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _randomise_norms(net: nn.Module) -> None:
-    """Norms get weights other than 1 and biases other than 0: as they start, a backend could drop them unnoticed."""
+    """Randomise norms' weights and biases: with the initial 1 and 0, a backend that drops them would go unnoticed."""
     for module in net.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
             nn.init.uniform_(module.weight, 0.8, 1.2)
@@ -88,11 +88,11 @@ def _randomise_norms(net: nn.Module) -> None:
 
 
 def _set_running_statistics(net: ResNet, size: int) -> None:
-    """Batch norms learn the means of random pictures, for the same reason."""
+    """Set batch norms' running statistics from random pictures, for the same reason."""
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     with torch.no_grad():
         for norm in norms:
-            norm.momentum = None  # the plain mean of what is seen
+            norm.momentum = None  # cumulative mean
         net.train()(torch.rand(4, 3, size, size))
         for norm in norms:
             norm.momentum = 0.1

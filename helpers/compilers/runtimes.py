@@ -1,13 +1,13 @@
-"""What makes a model faster to run, each a function of a model and an example that returns a function of inputs.
+"""Compilers and runtimes, each a function of a model and an example that returns a function of inputs.
 
 - TorchScript: a graph in a language of its own, run without Python. Deprecated since torch 2.10 or so; measured because
-  models in production still run in it, and because the lecture does. Building costs a second or so.
-- Inductor, by `torch.compile` while the program runs, or ahead of it (AOTInductor): C++ for the CPU, Triton for a GPU;
-  products and convolutions mostly stay those of the libraries. Compiling costs 10 to 60 s for the models here, more for
+  models in production still use it, and because the lecture does. Building costs about a second.
+- Inductor, by `torch.compile` just in time, or ahead of time (AOTInductor): C++ for the CPU, Triton for a GPU; matrix
+  products and convolutions mostly remain library calls. Compiling costs 10 to 60 s for the models here, more with
   `max-autotune`, which times candidates.
-- ONNX Runtime, OpenVINO and TensorRT read what `torch.export` captured: one graph of ATen operations for one set of
-  sizes, or an error. Exporting costs a run over fake tensors, 1 to 5 s for the models here; writing ONNX as much again,
-  and the size of the weights on disk; optimising the graph a second or more; TensorRT times its kernels, for minutes.
+- ONNX Runtime, OpenVINO and TensorRT read the graph of `torch.export`: ATen operations for fixed shapes. Exporting
+  costs a run over fake tensors, 1 to 5 s for the models here; writing ONNX as much again, and the size of the weights
+  on disk; optimising the graph a second or more; TensorRT times its kernels for minutes.
 """
 
 import contextlib
@@ -38,26 +38,26 @@ CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tensorrt
 
 
 def traced(model: nn.Module, example: Example) -> torch.jit.ScriptModule:
-    """The operations that the model runs on the example, as a module: of a branch, the one that the example took.
+    """The operations that the model runs on the example, as a module; only the branches that the example took.
 
-    torch would run it a second time to see that it does the same; in training mode dropout and running means don't.
+    torch's check by a second run is on in evaluation mode only: in training, dropout and running means differ.
     """
     with without_deprecation(), failures_named("trace"):
-        # Batch norm in training mode asks for the batch's size, for nothing but an error of its own.
+        # Batch norm in training mode reads the batch's size, only to check it: the warning is harmless.
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"torch\.nn\.functional$")
         return torch.jit.trace(model, example, check_trace=not model.training)
 
 
 def scripted(model: nn.Module) -> torch.jit.ScriptModule:
-    """The model's source, compiled; what the language lacks is an `ExportFailed` that names the line."""
+    """The model's source, compiled; unsupported code raises an `ExportFailed` that names the line."""
     with without_deprecation(), failures_named("script"):
         return torch.jit.script(model)
 
 
 def frozen(module: torch.jit.ScriptModule) -> nn.Module:
-    """The module for inference alone: weights become constants, batch norms go into the convolutions.
+    """The module for inference only: weights become constants, batch norms are folded into convolutions.
 
-    The first two runs watch types and compile, so they are slow; warm up with three.
+    The first two runs profile types and compile; warm up with three.
     """
     with without_deprecation():
         return torch.jit.optimize_for_inference(torch.jit.freeze(module))
@@ -65,7 +65,7 @@ def frozen(module: torch.jit.ScriptModule) -> nn.Module:
 
 @contextlib.contextmanager
 def without_deprecation() -> Iterator[None]:
-    """TorchScript's own deprecation warnings are not shown inside; every other is, as that of a trace gone wrong."""
+    """A context that hides TorchScript's deprecation warnings, but no others, such as the tracer's."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
         yield
@@ -75,22 +75,22 @@ def without_deprecation() -> Iterator[None]:
 
 
 def compiled(model: Callable, mode: str = "default") -> Callable:
-    """A function that compiles the model when it is first called, for the sizes that it is called with.
+    """A function that compiles the model at its first call, for the shapes of that call.
 
-    torch.compile keeps what it made with the code object of the function, eight variants at most, after which it runs
-    eagerly and says so in a log. Models that are measured one after another share their class's `forward`; so the
-    function gets code of its own, which also goes when the function does.
+    torch.compile caches compiled variants with the function's code object, at most eight, and then falls back to eager
+    with a log message. Models measured one after another share their class's `forward`; so the function gets a code
+    object of its own, which is freed with it.
     """
 
     def call(*inputs: Tensor):
         return model(*inputs)
 
-    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-    return torch.compile(own, mode=mode, dynamic=False, fullgraph=True)
+    copied = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+    return torch.compile(copied, mode=mode, dynamic=False, fullgraph=True)
 
 
 def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:
-    """Export, compile to a shared library in a `.pt2` package, and load that: it runs without Python, too."""
+    """Export, compile to a shared library in a `.pt2` package, and load it; it can also run without Python."""
     program = export(model, example)
     with failures_named("compile"), torch.no_grad(), _without_treespec_warning():
         package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
@@ -99,13 +99,13 @@ def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:
 
 @functools.cache
 def start_inductor() -> None:
-    """Compile something trivial: importing Inductor and asking for the processor's abilities take seconds, once."""
+    """Compile a trivial function: importing Inductor and detecting the processor's features take seconds, once."""
     torch.compile(lambda x: x + 1, dynamic=False)(torch.zeros(2, device=device()))
 
 
 @contextlib.contextmanager
 def empty_cache(folder: Path) -> Iterator[None]:
-    """Inductor finds nothing compiled before inside; what it compiles is written under the folder, where it stays."""
+    """A context with an empty Inductor cache under the folder, which isn't deleted afterwards."""
     from torch._inductor.utils import fresh_cache
 
     with fresh_cache(dir=str(folder), delete=False):
@@ -116,16 +116,16 @@ def empty_cache(folder: Path) -> Iterator[None]:
 
 
 def export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
-    """The graph of a model for inputs of these sizes; `ExportFailed` names what it stopped at."""
+    """The graph of a model for inputs of these shapes, or an `ExportFailed`."""
     with failures_named("export"), torch.no_grad():
         return torch.export.export(model, example)
 
 
 def to_onnx(model: nn.Module, example: Example, folder: Path) -> Path:
-    """Write `model.onnx` into the folder, with its weights beside it, and return its path.
+    """Write `model.onnx` and a file of its weights into the folder; returns the path of the former.
 
-    In two steps, so that a failure is either the export's or the translation's; `torch.onnx.export` of a module would
-    try the first a second time and report both.
+    In two steps, so that an error is either of the export or of the translation; `torch.onnx.export` of a module would
+    retry the first and report both.
     """
     path = folder / "model.onnx"
     program = export(model, example)
@@ -136,7 +136,7 @@ def to_onnx(model: nn.Module, example: Example, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _without_torchvision_notes() -> Iterator[None]:
-    """The exporter logs each of torchvision's operations that it will not know, whether a model has one or not."""
+    """A context without the exporter's logs about torchvision's operations, which no model here uses."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
 
     def relevant(record: logging.LogRecord) -> bool:
@@ -151,7 +151,7 @@ def _without_torchvision_notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_treespec_warning() -> Iterator[None]:
-    """torch warns of a class that torch itself uses, when a program is copied."""
+    """A context without torch's warning, on copying a program, about a class that torch itself uses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         yield
@@ -163,21 +163,21 @@ def _without_treespec_warning() -> Iterator[None]:
 def onnx_session(
     model: nn.Module, example: Example, folder: Path, provider: str | None = None, *, tf32: bool = False
 ) -> Callable[..., Outputs]:
-    """A session of ONNX Runtime; the provider is CUDA's for inputs there, else the CPU's.
+    """A session of ONNX Runtime, by default with CUDA's provider for inputs on CUDA, else with the CPU's.
 
-    On the CPU tensors are handed over as NumPy views, without a copy; on CUDA by their addresses, results into tensors
-    that torch allocated, on the stream that torch uses.
+    On the CPU tensors are passed as NumPy views, without a copy; on CUDA by their addresses, with outputs allocated by
+    torch, on torch's stream.
     """
     import onnxruntime
 
     on_cuda = example[0].is_cuda
     provider = provider or (CUDA if on_cuda else CPU)
     file = to_onnx(model, example, folder)
-    wanted = [(provider, _provider_options(provider, tf32))]
-    wanted += [(CUDA, _provider_options(CUDA, tf32))] if provider == TENSORRT else []  # for what it lacks
+    providers = [(provider, _provider_options(provider, tf32))]
+    providers += [(CUDA, _provider_options(CUDA, tf32))] if provider == TENSORRT else []  # for unsupported operations
     with failures_named("ONNX Runtime"):
-        session = onnxruntime.InferenceSession(str(file), session_options(), providers=wanted)
-        if provider not in session.get_providers():  # it falls back with a line in a log
+        session = onnxruntime.InferenceSession(str(file), session_options(), providers=providers)
+        if provider not in session.get_providers():  # its fallback to another provider is only logged
             raise RuntimeError(f"{provider} could not be loaded; it took {', '.join(session.get_providers())}")
     if on_cuda:
         return _bound(session, model, example)
@@ -191,19 +191,19 @@ def onnx_session(
 
 
 def session_options():
-    """As many threads as torch has, and none that spins on after a run, on a core that the next backend needs."""
+    """Torch's number of threads, which don't spin after a run on cores that the next backend needs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # errors; it warns of operations that it puts on the CPU on purpose
+    options.log_severity_level = 3  # errors only; it warns of operations that are on the CPU on purpose
     return options
 
 
 def _provider_options(provider: str, tf32: bool) -> dict[str, str]:
-    """CUDA's provider would round products of fp32 to TF32 if it were not told otherwise."""
+    """Options of a provider; CUDA's would use TF32 by default."""
     if provider == CPU:
         return {}
     options = {"device_id": str(torch.cuda.current_device())}
@@ -212,7 +212,7 @@ def _provider_options(provider: str, tf32: bool) -> dict[str, str]:
 
 
 def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Outputs]:
-    """Inputs and outputs stay on the device. The outputs' sizes are those of the model's on the example."""
+    """A run with inputs and outputs bound on the device; output shapes are taken from the model on the example."""
     from onnx import TensorProto
 
     kinds = {
@@ -232,8 +232,8 @@ def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Ou
         binding = session.io_binding()
         inputs = [tensor.contiguous() for tensor in inputs]
         outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
-        for bind, names, given in ((binding.bind_input, sources, inputs), (binding.bind_output, sinks, outputs)):
-            for name, x in zip(names, given, strict=True):
+        for bind, names, values in ((binding.bind_input, sources, inputs), (binding.bind_output, sinks, outputs)):
+            for name, x in zip(names, values, strict=True):
                 bind(name, "cuda", x.device.index or 0, kinds[x.dtype], tuple(x.shape), x.data_ptr())
         session.run_with_iobinding(binding)
         return _one_or_all(outputs)
@@ -242,7 +242,7 @@ def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Ou
 
 
 def _one_or_all(outputs: list[Tensor]) -> Outputs:
-    """What the model would return: a tensor, or a tuple if there are several."""
+    """Outputs as the model returns them: a tensor, or a tuple if there are several."""
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -250,7 +250,7 @@ def _one_or_all(outputs: list[Tensor]) -> Outputs:
 
 
 def openvino_request(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
-    """A request of OpenVINO, compiled for this processor; inputs are not copied."""
+    """The model compiled by OpenVINO for this processor; inputs are not copied."""
     import openvino
 
     file = to_onnx(model, example, folder)
@@ -266,10 +266,9 @@ def openvino_request(model: nn.Module, example: Example, folder: Path) -> Callab
 
 
 def openvino_settings() -> dict[str, str]:
-    """One stream, for latency, on as many threads as torch has, in fp32: by default it is bf16 where there is AMX.
+    """One stream, for latency, on torch's number of threads, in fp32 (the default is bf16 on processors with AMX).
 
-    Its threads may share a core, as torch's may, and are not pinned to one, which would bind them to cores that others
-    use too.
+    Hyper-threads are used, as torch does, and threads aren't pinned, as other processes may use the same cores.
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
@@ -285,7 +284,7 @@ def openvino_settings() -> dict[str, str]:
 
 
 def tensorrt_engine(model: nn.Module, example: Example, folder: Path, *, tf32: bool = False) -> Callable[..., Outputs]:
-    """Engines by torch_tensorrt where it is installed, else by ONNX Runtime; what TensorRT lacks is run by those."""
+    """Engines by torch_tensorrt if installed, else by ONNX Runtime; these run operations that TensorRT lacks."""
     if installed(TORCH_TENSORRT) is None:
         return onnx_session(model, example, folder, TENSORRT, tf32=tf32)
     import torch_tensorrt

@@ -1,12 +1,12 @@
-"""Whether what was captured does what the function does; and what torch says of TorchScript's end, with its successor.
+"""Whether captured functions behave as the originals; and TorchScript's deprecation warnings, with its successors.
 
     measure_semantics("branch on data", "torch.jit.trace")
     {"case": "branch on data", "variant": "torch.jit.trace", "outcome": "wrong, with a warning", …}
 
-A case is captured with its example, then called with it, then with arguments (or in a mode, or with a setting) that
-take the function along another path. What is compared is all that a caller can see of a call: what it returns or that
-it raises, what it prints, what it appends to a list, what its arguments are afterwards. Each call is made after the
-same seed, and compared with the same call of the plain function.
+A case is captured with its example, then called with it, then with other arguments (or in another mode, or with another
+setting) that lead to another path through the function. Compared is everything that a caller can observe: output or
+exception, printed text, appended list items, and the arguments after the call. Each call has the same seed as the
+corresponding call of the plain function.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ RIGHT, SILENT, WARNED = "right", "silently wrong", "wrong, with a warning"
 REFUSES, BREAKS, RECOMPILES = "refuses", "breaks the graph", "recompiles"
 OUTCOMES = (RIGHT, RECOMPILES, BREAKS, REFUSES, WARNED, SILENT)
 
-CPU = torch.device("cpu")  # where all cases' tensors lie
+CPU = torch.device("cpu")  # of all cases' tensors
 SEED = 20
-_FILES = (capture_cases.__file__,)  # whose lines of code a row may quote
+_FILES = (capture_cases.__file__,)  # rows quote lines of code from these files only
 
-# What replaces each call, by torch's documentation. `freeze` and its kind optimise a graph, which a compiler does.
+# The replacement of each call, by torch's documentation. `freeze` and `optimize_for_inference` become compilation.
 SUCCESSORS = {
     "torch.jit.trace": "torch.export.export",
     "torch.jit.script": "torch.export.export, with torch.cond and while_loop",
@@ -49,7 +49,7 @@ _ANNOUNCE = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
 
 @dataclasses.dataclass
 class Observed:
-    """What a caller sees of a call."""
+    """Everything that a caller can observe of a call."""
 
     output: Any
     raised: Exception | None
@@ -64,18 +64,17 @@ class Observed:
 
 
 def variants(case: str) -> list[str]:
-    """The variants that a case can be captured by: only some cases have a repaired version."""
+    """The variants for a case; `capture.REPAIRED` only for cases with a repaired function."""
     return list(capture.VARIANTS) + [capture.REPAIRED] * (_make(case).repaired is not None)
 
 
 def measure_semantics(case: str, variant: str) -> dict[str, Any]:
     """Capture a case by a variant, call it, and return one row about the result.
 
-    `outcome` is one of `OUTCOMES`; `when` is where it refused, at capture or at a later call; `message` is what torch
-    said in a line, and `line` the line of code that it names; `graphs`, `breaks` and `recompiles` count: breaks in the
-    example's call, recompilations because of a guard that failed later. Costs some milliseconds (a second where
-    torch.export is strict; some seconds where inductor compiles). Where a machine lacks what inductor compiles with,
-    the row has a `status` in place of an outcome.
+    `outcome` is one of `OUTCOMES`; `when` is "capture" or "call" if it was refused; `message` is torch's error or
+    warning in one line, and `line` the line of code that it names; `graphs`, `breaks` (graph breaks in the example's
+    call) and `recompiles` (after failed guards) are counts. Costs some milliseconds (a second for torch.export's strict
+    mode, some seconds for inductor). If inductor can't compile on this machine, the row has a `status` and no outcome.
     """
     check_choice(variants(case), variant=variant)
     if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, CPU)):
@@ -97,40 +96,40 @@ def _measure(name: str, variant: str) -> dict[str, Any]:
         except Exception as error:
             return row | {"outcome": REFUSES, "when": "capture"} | _about_error(error) | {"warnings": 0}
         calls = _calls(case, captured)
-        # That a whole variant is deprecated says nothing about the case.
-        heard = [warning for warning in caught if "deprecated" not in str(warning.message)]
+        # A variant's deprecation warning isn't about the case.
+        relevant = [warning for warning in caught if "deprecated" not in str(warning.message)]
         row |= {"graphs": 1} | (_dynamo_counts(name, variant) if by_dynamo else {})
-    row["warnings"] = len(heard)
+    row["warnings"] = len(relevant)
     refused = next((c.raised for c, e in zip(calls, expected, strict=True) if c.raised and not e.raised), None)
     if refused is not None:
         at_capture = by_dynamo and calls[0].raised is refused
         row |= {"outcome": REFUSES, "when": "capture" if at_capture else "call"} | _about_error(refused)
         return row | ({"graphs": 0} if at_capture else {})
     if not all(map(Observed.same, calls, expected)):
-        if not heard:
+        if not relevant:
             return row | {"outcome": SILENT, "message": "", "line": ""}
-        return row | {"outcome": WARNED} | _about_warning(heard[0])
+        return row | {"outcome": WARNED} | _about_warning(relevant[0])
     return row | {"outcome": BREAKS if row["breaks"] else RECOMPILES if row["recompiles"] else RIGHT}
 
 
-def same(found: Any, expected: Any) -> bool:
-    """Whether two nested values are of the same kind and hold the same, tensors to within rounding."""
+def same(result: Any, expected: Any) -> bool:
+    """Whether two nested values have the same types and contents, tensors to within rounding."""
     if isinstance(expected, Tensor):
         return (
-            isinstance(found, Tensor)
-            and found.shape == expected.shape
-            and found.dtype == expected.dtype
-            and torch.allclose(found, expected, rtol=1e-5, atol=1e-7, equal_nan=True)
+            isinstance(result, Tensor)
+            and result.shape == expected.shape
+            and result.dtype == expected.dtype
+            and torch.allclose(result, expected, rtol=1e-5, atol=1e-7, equal_nan=True)
         )
     if dataclasses.is_dataclass(expected):
-        return type(found) is type(expected) and same(vars(found), vars(expected))
+        return type(result) is type(expected) and same(vars(result), vars(expected))
     if isinstance(expected, dict):
-        if not isinstance(found, dict) or found.keys() != expected.keys():
+        if not isinstance(result, dict) or result.keys() != expected.keys():
             return False
-        return all(same(found[key], expected[key]) for key in expected)
+        return all(same(result[key], expected[key]) for key in expected)
     if isinstance(expected, (tuple, list)):
-        return type(found) is type(expected) and len(found) == len(expected) and all(map(same, found, expected))
-    return bool(found == expected)
+        return type(result) is type(expected) and len(result) == len(expected) and all(map(same, result, expected))
+    return bool(result == expected)
 
 
 def _make(case: str) -> Case:
@@ -139,7 +138,7 @@ def _make(case: str) -> Case:
 
 
 def _capture(case: Case, variant: str) -> Callable[..., Any]:
-    """What a variant makes of a case's function; what capturing left in the list is forgotten."""
+    """A case's function, captured by a variant; clears the list that the function may have appended to."""
     example = copy.deepcopy(case.example)
     if variant == capture.REPAIRED:
         captured = capture.exported(case.repaired, example, dynamic=case.dynamic).module()
@@ -150,11 +149,11 @@ def _capture(case: Case, variant: str) -> Callable[..., Any]:
 
 
 def _calls(case: Case, fn: Callable[..., Any]) -> list[Observed]:
-    """A call with the example, what happens between, a call with the other arguments."""
+    """A call with the example, then `case.between`, then a call with the other arguments."""
     first = _call(case, fn, case.example)
     try:
         case.between(fn)
-    except Exception as error:  # what was captured may not have another mode
+    except Exception as error:  # a captured module may not support switching its mode
         return [first, dataclasses.replace(first, raised=error)]
     return [first, _call(case, fn, case.other)]
 
@@ -173,14 +172,14 @@ def _call(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Obs
 
 
 def _dynamo_counts(name: str, variant: str) -> dict[str, Any]:
-    """How often Dynamo compiled again in the calls so far, and where it breaks the function in the example's call."""
+    """Recompilations in the calls so far, and graphs and graph breaks of the example's call, by Dynamo's metrics."""
     from torch._dynamo.utils import get_compilation_metrics
 
     reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
     row: dict[str, Any] = {"recompiles": len(reasons)}
     if reasons:
         row["message"] = messages.first_line(reasons[0].partition(": ")[2])
-    if variant == capture.FULLGRAPH:  # which breaks nowhere, or refuses
+    if variant == capture.FULLGRAPH:  # has no breaks: it raises instead
         return row
     case = _make(name)
     explained = torch._dynamo.explain(case.fn)(*case.example)
@@ -193,7 +192,7 @@ def _dynamo_counts(name: str, variant: str) -> dict[str, Any]:
 
 
 def _refusal(name: str) -> str:
-    """What Dynamo says when it may not break the graph: more than the reason that it keeps of a break."""
+    """Dynamo's error with fullgraph=True, which is more informative than its reason for a graph break."""
     torch._dynamo.reset()
     case = _make(name)
     refused = _call(case, capture.VARIANTS[capture.FULLGRAPH](case.fn, case.example), case.example).raised
@@ -210,9 +209,9 @@ def _about_warning(warning: warnings.WarningMessage) -> dict[str, str]:
 
 
 def deprecations() -> list[dict[str, str]]:
-    """Call each part of TorchScript, and return a row a call: what it warned of, if it did, and its successor.
+    """Call each function of TorchScript; a row for each with its deprecation warning, if any, and its successor.
 
-    `deprecated` is whether a warning of the kind that announces a removal was caught in this call, now.
+    `deprecated` is "yes" if this call issued a deprecation warning that names the function.
     """
     module, x, saved = nn.Linear(2, 2).eval(), torch.zeros(1, 2), io.BytesIO()
     with warnings.catch_warnings():
@@ -232,15 +231,15 @@ def deprecations() -> list[dict[str, str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
-        about = [w for w in caught if name in str(w.message) and issubclass(w.category, _ANNOUNCE)]
-        message = messages.of_warning(about[0]) if about else ""
-        row = {"call": name, "deprecated": "yes" if about else "no", "message": message}
+        announced = [w for w in caught if name in str(w.message) and issubclass(w.category, _ANNOUNCE)]
+        message = messages.of_warning(announced[0]) if announced else ""
+        row = {"call": name, "deprecated": "yes" if announced else "no", "message": message}
         rows.append(row | {"successor": SUCCESSORS[name], "torch": torch.__version__})
     return rows
 
 
 class Gated(nn.Module):
-    """A small network with a branch on its data, written so that torch.export captures all of it."""
+    """A small network with a data-dependent branch by `torch.cond`, which torch.export can capture."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -252,10 +251,9 @@ class Gated(nn.Module):
 
 
 def round_trip(batches: tuple[int, ...] = (1, 3, 64), width: int = 8) -> list[dict[str, Any]]:
-    """torch.export in TorchScript's place: exported with a batch of any size, saved, loaded, and run.
+    """Export `Gated` with a dynamic batch size, save it, load it, and run it: TorchScript's use case by torch.export.
 
-    A row for each batch and each branch: whether the program loaded from its bytes (in memory, no file is written)
-    agrees with the module.
+    A row for each batch and branch: whether the loaded program agrees with the module. No file is written.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

@@ -1,7 +1,7 @@
-"""Steps of training by compiled models against eager ones: forward, loss, backward, optimizer.
+"""Training steps (forward, loss, backward, optimizer) of compiled models against eager ones.
 
-What is compiled is the model; the loss and the optimizer are torch's with every backend. Backward comes with it:
-torch.compile makes a graph of it at the first call, TorchScript lets autograd record what its operations do.
+Only the model is compiled, with its backward; loss and optimizer are torch's with every backend. torch.compile captures
+the backward graph at the first call; with TorchScript autograd records the operations.
 """
 
 import copy
@@ -45,14 +45,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=2e-5),
 }
 
-# How far from eager's the loss of each step may be, as a share of it, and the gradient of the first, as ‖a − b‖ / ‖b‖.
-# Rounding differs from the first step on, and steps make more of it; batch norms do, too: ResNet-18's gradient over 16
-# pictures in eager fp32 is itself 0.3 % from that in fp64, and 1.2 % with channels last.
+# Relative tolerances against eager, for each step's loss and for the first step's gradient, as ‖a − b‖ / ‖b‖. Rounding
+# differences are amplified by steps and by batch norms: ResNet-18's gradient over 16 pictures in eager fp32 itself
+# differs by 0.3 % from fp64's, and by 1.2 % with channels last.
 TOLERANCE = {"fp32": 1e-2, "tf32": 3e-2, "bf16": 1e-1}
 
-# In bf16 that would be too much to ask of the gradient: that network's by eager is a third of its norm from fp32's, and
-# nearly as far from eager's own where the pictures are only in another order. So what counts there is the distance
-# from fp32's, which may be this many times that of eager's, plus a margin.
+# In bf16 the gradient needs another criterion: eager's differs by a third of its norm from fp32's, and nearly as much
+# from its own with the pictures in another order. So the distance from fp32's gradient may be this many times
+# eager's distance, plus a margin.
 BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
 
 
@@ -66,17 +66,16 @@ def measure_training(
     seconds: float = 10.0,
     cold: bool = True,
 ) -> Row:
-    """One row: milliseconds of a step by a backend and by eager, in turn, once both have learned alike for `steps`.
+    """Time of a training step by a backend and by eager, in turn, after comparing `steps` steps of both; one row.
 
-    `precision` is bf16 autocast on CUDA and fp32 on the CPU if nothing else is said; the optimizer is SGD with momentum
-    for pictures, AdamW for text. Both start from the same weights and learn one batch of random labels, without
-    dropout, whose random numbers would differ. `build_s` is tracing, scripting, compiling of forward and backward, and
-    the first three steps, as the second and third may still compile or record. `loss` and `eager_loss` are those of
-    step number `steps`; the gradient's error is of the first, as `same_gradient` has it. Times are as in
-    `latency.measure_latency`. A backend that can't run here, that fails, or that learns something else, says so in its
-    row.
+    By default `precision` is bf16 autocast on CUDA and fp32 on the CPU; the optimizer is SGD with momentum for
+    pictures, AdamW for text. Both start from the same weights and train on one batch with random labels, without
+    dropout, whose random numbers would differ. `build_s`: tracing, scripting or compiling of forward and backward, and
+    the first three steps, as the second and third may still compile or record. `loss` and `eager_loss` are those of the
+    last of the `steps`; gradient errors are of the first, see `same_gradient`. Times are as in
+    `latency.measure_latency`. If a backend can't run here, fails, or disagrees, the row's status says so.
 
-    A second copy of the model learns with the backend; in bf16 a third takes a step in fp32 before, and goes.
+    Memory: a second copy of the model for the backend; in bf16, before it, temporarily one for the fp32 gradient.
     """
     precision = precision or ("bf16" if device().type == "cuda" else "fp32")
     optimizer = "sgd" if model in models.RESNET_MODELS else "adamw"
@@ -100,13 +99,13 @@ def measure_training(
             began = time.perf_counter()
             with compile_cache(backend, folder, cold), failures_named("compile"):
                 step = training_step(backend, twin, data, targets, optimizer, precision)
-                losses, own_gradient = [float(step())], gradients(twin)
+                losses, twin_gradient = [float(step())], gradients(twin)
                 losses += [float(step()) for _ in range(min(FIRST_RUNS, steps) - 1)]
                 build_s = time.perf_counter() - began
                 losses += [float(step()) for _ in range(steps - len(losses))]
-            facts = same_gradient(backend, own_gradient, gradient, exact, precision)
+            facts = same_gradient(backend, twin_gradient, gradient, exact, precision)
             facts |= same_losses(backend, losses, expected, TOLERANCE[precision])
-            del own_gradient, gradient, exact
+            del twin_gradient, gradient, exact
         except (Disagreement, ExportFailed) as error:
             return settings | {STATUS: f"{FAILED}{error}"}
         both = {EAGER: waited(eager)} | ({} if backend == EAGER else {backend: waited(step)})
@@ -116,7 +115,7 @@ def measure_training(
 
 
 def trainable(model: str) -> nn.Module:
-    """A model that ends in logits, in training mode and without dropout."""
+    """A model with a classifier's logits as outputs, in training mode and without dropout."""
     if model in models.RESNET_MODELS:
         return models.network(model).train()
     encoder = models.network(model, dropout=0.0)
@@ -128,11 +127,11 @@ def trainable(model: str) -> nn.Module:
 def training_step(
     backend: str, net: nn.Module, data: tuple[Tensor, ...], targets: Tensor, optimizer: str, precision: str
 ) -> Callable[[], Tensor]:
-    """A function that makes one step on the batch and returns the loss before it, unread. Its gradients stay until the
-    next."""
+    """A function that makes one step on the batch and returns the loss before it, without a sync. Gradients remain
+    until its next call."""
     autocast = {"device_type": targets.device.type, "dtype": torch.bfloat16, "enabled": precision == "bf16"}
     rule = OPTIMIZERS[optimizer](net.parameters())
-    with torch.autocast(**autocast, cache_enabled=False):  # a trace would keep the casts that the cache holds
+    with torch.autocast(**autocast, cache_enabled=False):  # else a trace would contain cached casts as constants
         forward = _forward(backend, net, data)
 
     def step() -> Tensor:
@@ -153,23 +152,23 @@ def gradients(net: nn.Module) -> Tensor:
 
 
 def gradient_in_fp32(net: nn.Module, data: tuple[Tensor, ...], targets: Tensor) -> Tensor:
-    """The first step's gradient without autocast, by a copy of the model, which is left as it is."""
-    own = copy.deepcopy(net)
-    F.cross_entropy(own(*data), targets).backward()
-    return gradients(own)
+    """The first step's gradient without autocast, computed on a copy of the model."""
+    copied = copy.deepcopy(net)
+    F.cross_entropy(copied(*data), targets).backward()
+    return gradients(copied)
 
 
-def same_gradient(backend: str, found: Tensor, eager: Tensor, exact: Tensor | None, precision: str) -> Row:
-    """What a row says of the gradient; a `Disagreement` if it is too far off.
+def same_gradient(backend: str, gradient: Tensor, eager: Tensor, exact: Tensor | None, precision: str) -> Row:
+    """The row's columns about the gradient; raises a `Disagreement` if it is outside the tolerance.
 
-    `gradient_error` is its distance from eager's, or, where there is an exact one, from that, with eager's own as
-    `eager_gradient_error`; `gradient_tolerance` is the bound that follows.
+    `gradient_error` is the distance from `exact` if given, with eager's distance as `eager_gradient_error`, else from
+    eager's; `gradient_tolerance` is the bound.
     """
-    row = {"gradient_error": relative_error(found, eager if exact is None else exact)}
+    row = {"gradient_error": relative_error(gradient, eager if exact is None else exact)}
     bound, of, more = TOLERANCE[precision], "eager's", ""
     if exact is not None:
-        row["eager_gradient_error"] = own = relative_error(eager, exact)
-        bound, of, more = BF16_FACTOR * own + BF16_MARGIN, "fp32's", f", eager's by {own:.3g}"
+        row["eager_gradient_error"] = eager_error = relative_error(eager, exact)
+        bound, of, more = BF16_FACTOR * eager_error + BF16_MARGIN, "fp32's", f", eager's by {eager_error:.3g}"
     if not row["gradient_error"] <= bound:  # a NaN is never within bounds
         raise Disagreement(
             f"{backend!r} has a gradient that differs by {row['gradient_error']:.3g} of {of} norm{more}; "
@@ -179,7 +178,7 @@ def same_gradient(backend: str, found: Tensor, eager: Tensor, exact: Tensor | No
 
 
 def same_losses(backend: str, losses: list[float], expected: list[float], tolerance: float) -> Row:
-    """What a row says of the losses; a `Disagreement` names the first step whose loss is too far from eager's."""
+    """The row's columns about the losses; raises a `Disagreement` that names the first step outside the tolerance."""
     shares = [abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses, expected, strict=True)]
     for number, (share, ours, theirs) in enumerate(zip(shares, losses, expected, strict=True), 1):
         if not share <= tolerance:
@@ -198,7 +197,7 @@ def same_losses(backend: str, losses: list[float], expected: list[float], tolera
 
 def _forward(backend: str, net: nn.Module, data: tuple[Tensor, ...]) -> Callable[..., Tensor]:
     if backend == TRACE:
-        # A trace in training mode moves the running means of the batch norms; they are put back.
+        # Tracing in training mode updates the batch norms' running statistics; they are restored.
         buffers = {name: tensor.clone() for name, tensor in net.named_buffers()}
         traced = runtimes.traced(net, data)
         for name, tensor in net.named_buffers():

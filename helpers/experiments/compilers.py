@@ -1,7 +1,7 @@
-"""What chapter 7 measures: what each variant of capturing gets wrong, what fusion saves, how fast each backend is.
+"""Chapter 7's experiments: correctness of each capture variant, savings by fusion, speed of each backend.
 
-The tables stand in the order in which they are measured: on a GPU whose time is short those of a GPU come first, and
-what is captured wrongly, which takes minutes of a C++ compiler and says the same on every machine, comes last.
+Tables are measured in this order: those for a GPU first, as GPU time is scarce, and capture last, as it takes minutes
+of a C++ compiler and has the same result on every machine.
 """
 
 from helpers.compilers import fusion as fused
@@ -21,7 +21,7 @@ from helpers.lab.records import Row
     version=2,
 )
 def fusion(case: str, size: int) -> list[Row]:
-    """Kernels and bytes moved by each variant of doing the same, and its time against that of separate operations."""
+    """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
     names = fused.variants(case) if size > 2**14 else [fused.EAGER]
     return [fused.measure_fusion(case, variant, size) for variant in names]
 
@@ -39,7 +39,7 @@ def _trainings(*shapes: tuple[str, int]) -> list[Row]:
     version=2,
 )
 def training(model: str, batch: int, backend: str) -> Row:
-    """Steps of training under each compiler, in turn with eager's, once the losses agree; bf16 on a GPU."""
+    """Training steps by each compiler, in turn with eager's, after their losses were compared; bf16 on a GPU."""
     small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {"seconds": 5.0}
     return trained.measure_training(model, backend, batch, **small)
 
@@ -54,15 +54,15 @@ def training(model: str, batch: int, backend: str) -> Row:
     version=2,
 )
 def flawed(model: str, backend: str, length: int | None) -> Row:
-    """The lecture's timing, and the right one, of the same models in the same process."""
+    """The lecture's timing and the correct one, of the same models in the same process."""
     return latencies.measure_flawed(model, backend, length=length, seconds=1.0 if model == TINY_RESNET else 5.0)
 
 
 def _latencies(*precisions: str) -> list[Row]:
-    """What the goal is about comes first, for a GPU's time may be short.
+    """Configurations in order of importance, as GPU time may run out.
 
-    That is ONNX Runtime and compile in fp32, at two batches, of both models; then the same backends at the other
-    shapes; then the other backends, and `max-autotune`, which takes longest to build, at the very end.
+    First ONNX Runtime and compile in fp32, at two batches, of both models (the chapter's goal); then the same backends
+    at the other shapes; then the other backends, and last `max-autotune`, which takes longest to build.
     """
     shapes = [("fp32", model, batch) for batch in (1, 8) for model in (RESNET_18, BERT_BASE)]
     shapes += [("fp16", model, batch) for batch in (1, 8, 64) for model in (RESNET_18, BERT_BASE)]
@@ -85,19 +85,19 @@ def _latencies(*precisions: str) -> list[Row]:
         for backend in (EAGER, ONNX)
     ],
     cpu=_latencies("fp32"),
-    # max-autotune times dozens of kernels for each product and convolution, minutes a build: for batch 1 alone.
+    # max-autotune times dozens of kernels for each product and convolution, minutes a build: only for batch 1.
     gpu=[c for c in _latencies("fp32", "fp16") if c["backend"] != AUTOTUNE or c["batch"] == 1],
     version=2,
 )
 def latency(model: str, batch: int, precision: str, backend: str) -> Row:
-    """A model's answer to a batch by each backend, in turn with eager's, once the outputs agree."""
+    """Latency of a model by each backend, in turn with eager's, after their outputs were compared."""
     seconds = 1.0 if model in (TINY_RESNET, TINY_BERT) else 5.0
     return latencies.measure_latency(model, backend, batch, precision=precision, seconds=seconds)
 
 
 @experiment(small=[{"of": "TorchScript"}], cpu=[{"of": "TorchScript"}])
 def deprecations(of: str) -> list[Row]:
-    """What torch itself says of each call that TorchScript consists of, and what there is instead."""
+    """Torch's deprecation warning for each function of TorchScript, and its successor."""
     return captured.deprecations()
 
 
@@ -106,5 +106,5 @@ def deprecations(of: str) -> list[Row]:
     cpu=[{"case": name} for name in CASES],
 )
 def semantics(case: str) -> list[Row]:
-    """A function captured by each variant, then called so that it takes another path than its example: the outcome."""
+    """Outcome of capturing a function by each variant, and calling it along another path than its example's."""
     return [captured.measure_semantics(case, variant) for variant in captured.variants(case)]
