@@ -105,11 +105,11 @@ def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _pack(values: Tensor, packed: Tensor, scale: Tensor) -> None:
-    rows = _grouped(values).float()
+    rows = _grouped(values).to(torch.float32, copy=True)
     largest = rows.abs().amax(dim=1)
     scale[: len(rows)] = largest / 127
     steps = torch.where(largest > 0, 127 / largest, 0.0)
-    packed.copy_((rows * steps[:, None]).add_(0.5).floor_().view(-1)[: len(values)])
+    packed.copy_(rows.mul_(steps[:, None]).round_().view(-1)[: len(values)])
 
 
 def _unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
