@@ -105,7 +105,7 @@ def doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
-    parser = Parser(prog="python -m helpers", description="Measure a GPU, and print what was measured.")
+    parser = Parser(prog="python -m helpers", description="Measure this machine, train, and build the report.")
     commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | report")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
