@@ -28,15 +28,13 @@ def build(
     figures: Path | str | None = None,
     results: Path | str | None = None,
     save_notebooks: bool = False,
-    live: bool = True,
     progress: bool = True,
 ) -> Path:
     """Build the report from `notebooks/*.ipynb` and return the path of the PDF.
 
     With `execute` the notebooks are run first, each in a fresh kernel, and that takes as long as they take.
     Without it their committed outputs are used, which takes seconds. `output` is `report.pdf` and `figures`
-    is `figures/` of the project unless given; `results` is where the kernels find and keep records. Without
-    `live` a machine without a GPU leaves out the small presets, which are no part of the PDF.
+    is `figures/` of the project unless given; `results` is where the kernels find records.
 
     The PDF, the figures and (with `save_notebooks`) the notebooks are written after everything has
     succeeded. A full build, of all notebooks and with execution, also removes SVG figures that no notebook
@@ -59,7 +57,7 @@ def build(
         drawn.mkdir()
         pages.mkdir()
         if execute:
-            _execute_all(contents, paths, _environment(Path(temporary), drawn, results, live), progress)
+            _execute_all(contents, paths, _environment(Path(temporary), drawn, results), progress)
         else:
             for content, path in zip(contents, paths, strict=True):
                 check_executed(content, path)
@@ -94,11 +92,9 @@ def _project_root() -> Path:
     return project_root()
 
 
-def _environment(temporary: Path, drawn: Path, results: Path | str | None, live: bool) -> dict[str, str]:
+def _environment(temporary: Path, drawn: Path, results: Path | str | None) -> dict[str, str]:
     """What a kernel is told. Its own IPython folder keeps a user's startup files and history out of it."""
     environment = {"HELPERS_FIGURES": str(drawn), "IPYTHONDIR": str(temporary / "ipython")}
-    if not live:
-        environment["HELPERS_LIVE"] = "no"
     if results is not None:
         environment["HELPERS_RESULTS"] = str(Path(results).resolve())
     return environment
