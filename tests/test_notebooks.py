@@ -1,4 +1,4 @@
-"""Every notebook runs on the small preset, and the report says what the records say: no more, no less."""
+"""Every notebook runs top to bottom, its cells are short, and the report is a function of notebooks and records."""
 
 import ast
 import filecmp
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import torch
 from pdf_text import first_differences, pages_of
 
 from helpers.lab.report import build
@@ -20,7 +19,6 @@ from helpers.lab.report import build
 ROOT = Path(__file__).parents[1]
 REWRITTEN = ("04_swiglu_checkpointing",)  # in which the story is told; the others follow
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU a notebook measures the full preset")
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +34,6 @@ def built(tmp_path_factory) -> Path:
     return folder / "report.pdf"
 
 
-@on_cpu
 def test_the_committed_report_says_what_a_new_one_says(built):
     committed = ROOT / "report.pdf"
     if built.read_bytes() != committed.read_bytes():
@@ -44,7 +41,6 @@ def test_the_committed_report_says_what_a_new_one_says(built):
         assert not apart, f"run `make notebooks` and commit what it writes: {apart}"
 
 
-@on_cpu
 def test_the_committed_outputs_give_the_same_report_byte_for_byte(built, tmp_path):
     again = build(execute=False, output=tmp_path / "report.pdf", figures=tmp_path / "figures", progress=False)
     assert filecmp.cmp(again, built, shallow=False)
