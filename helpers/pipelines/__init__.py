@@ -1,10 +1,10 @@
-"""Chapter 6: how data reaches a model, and which of it is needed.
+"""Chapter 6: input pipelines, data selection, and the speed of Python loops.
 
-formats/, format_speed    samples on disk in five formats: written, read, shared out; and how fast each is
-samples, decoders         the JPEGs and texts that are measured; JPEG to pixels by several libraries
-loader, metric_cost       does the device wait for data? for the metric?
-forgetting, selection     which samples a network forgets; what leaving some out costs
-jit, jit_loops            loops of Python by an interpreter and by compilers
+formats/, format_speed    samples on disk in five formats: writing, reading, sharding; and their speed
+samples, decoders         generated JPEGs and texts; JPEG decoding by several libraries
+loader, metric_cost       idle time of the device because of the loader, and because of metrics
+forgetting, selection     which samples a network forgets; accuracy after leaving some out
+jit, jit_loops            Python loops by interpreters and compilers
 """
 
 from .forgetting import ForgettingTracker

@@ -1,14 +1,14 @@
-"""JPEG to pixels by several libraries: what it costs, what they agree on, what they say to a broken file.
+"""JPEG decoding by several libraries: speed, differences between their pixels, and behaviour on broken files.
 
     pixels = decode("simplejpeg", data)         # (H, W, 3) uint8, RGB, as it is stored: no EXIF rotation
 
 A JPEG takes 5 to 10 ms a megapixel on one core, most of it in libjpeg-turbo, which all of these libraries but nvJPEG
-contain; they differ in what they do around it. Decoding at half the size skips most of the inverse transform, so it
-pays where a photo is made smaller afterwards.
+use; they differ in their overhead. Decoding at half size skips most of the inverse transform, so it pays if a photo is
+resized to a smaller one afterwards.
 
-Some libraries answer a broken file with None, or with grey pixels where the data ended. `decode` looks at the first
-and the last bytes itself (some µs), and raises `ImageError`, which names the library and the fault. What it can't see
-is a hole in the middle: simplejpeg and PyTurboJPEG refuse that, Pillow and OpenCV go on (`faults` shows who does what).
+For a broken file some libraries return None, or grey pixels where data is missing. `decode` checks the first and last
+bytes itself (some µs), and raises `ImageError`, which names the library and the fault. It doesn't detect a hole in the
+middle: simplejpeg and PyTurboJPEG raise, Pillow and OpenCV return pixels (`faults` lists all cases).
 """
 
 import functools
@@ -29,19 +29,19 @@ from helpers.lab.timing import Disagreement, Timing, compare
 REFERENCE = "Pillow"
 START, END = b"\xff\xd8\xff", b"\xff\xd9"
 
-# How far pixels may lie from Pillow's, in levels of 256, on average over an image. The builds of libjpeg-turbo differ
-# by 0 or 1; another upsampling of colour (nvJPEG) or averaging before it (half size) shows at edges, where single
-# pixels are far off. Red and blue in the other order is tens of levels.
+# Mean difference from Pillow's pixels over an image, in levels of 256. Builds of libjpeg-turbo differ by 0 or 1;
+# another chroma upsampling (nvJPEG) or averaging before it (half size) shows at edges, where single pixels are far
+# off. Swapped red and blue would be tens of levels.
 MEAN_TOLERANCE = 2.0
 
 
 class ImageError(ValueError):
-    """A JPEG that a library doesn't decode: one line that names the library and the fault."""
+    """A library can't decode a JPEG; one line that names the library and the fault."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How many images are decoded: to arrays (H, W, 3), or tensors (3, H, W) on the GPU; and what that needs."""
+    """A function from JPEGs to arrays (H, W, 3), or tensors (3, H, W) on the GPU; its requirements and scale."""
 
     decode: Callable[[Sequence[bytes]], Sequence[np.ndarray | Tensor]]
     needs: tuple[str, ...]  # see `lab.machine.missing_because`
@@ -54,7 +54,7 @@ def decode(variant: str, data: bytes) -> np.ndarray:
 
 
 def decode_all(variant: str, images: Sequence[bytes]) -> Sequence[np.ndarray | Tensor]:
-    """Many JPEGs. Those of nvJPEG come as tensors (3, H, W) and stay on the GPU. One broken image refuses them all."""
+    """Pixels of many JPEGs; nvJPEG's are tensors (3, H, W) on the GPU. One broken image raises for all of them."""
     decoder = _decoder(variant)
     for data in images:
         if fault := visible_fault(data):
@@ -74,10 +74,10 @@ def decode_all(variant: str, images: Sequence[bytes]) -> Sequence[np.ndarray | T
 
 
 def visible_fault(data: bytes) -> str:
-    """What the first and last bytes tell: "" for a JPEG that begins and ends as one.
+    """A fault that the first and last bytes show; "" for a JPEG with a valid start and an end mark.
 
-    Behind the end of some photos lies more (a video, a maker's notes), so the end mark need not be last. A thumbnail in
-    the header has one of its own, so it has to come after the header.
+    Some photos have more data after the image (a video, a maker's notes), so the end mark need not be last. It must
+    come after the header, as a thumbnail there has its own.
     """
     if not data:
         return "the data is empty"
@@ -93,11 +93,10 @@ def measure_decoders(
 ) -> list[dict[str, Any]]:
     """A row a variant, timed in turn in one thread of this process on the same images, after a check against Pillow.
 
-    `images_per_s` and `mb_per_s` (of compressed bytes) follow from the median; the times are a mean over the images of
-    a round, in milliseconds. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which
-    at half size are averaged two by two. A variant that can't run, that fails, or whose pixels are too far off has a
-    row whose `status` says so; the others are timed without it. An image that is
-    visibly broken is the caller's fault, and an `ImageError`.
+    `images_per_s` and `mb_per_s` (of compressed bytes) follow from the median; times are milliseconds an image, means
+    over the images of a round. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which at
+    half size are averaged two by two. If a variant can't run, fails, or differs too much, its row's `status` says so. A
+    visibly broken image raises an `ImageError`.
     """
     if not images:
         raise ValueError("images is empty; it must hold one JPEG or more")
@@ -114,8 +113,8 @@ def measure_decoders(
                 differences[variant] = difference(variant, images)
             except (Disagreement, ImageError) as error:
                 reasons[variant] = f"{FAILED}{error}"
-    work = {variant: functools.partial(decode_all, variant, images) for variant in differences}
-    timed = compare(work, rounds=rounds, warmup=1, check=False) if work else None
+    calls = {variant: functools.partial(decode_all, variant, images) for variant in differences}
+    timed = compare(calls, rounds=rounds, warmup=1, check=False) if calls else None
     rows = []
     for variant in variants:
         if reasons[variant]:
@@ -132,7 +131,7 @@ def measure_decoders(
 
 
 def difference(variant: str, images: Sequence[bytes]) -> dict[str, float]:
-    """How far pixels are from Pillow's, in levels. `Disagreement` if that is too far, or the shape differs."""
+    """Differences from Pillow's pixels, in levels; a `Disagreement` if too large, or if the shape differs."""
     largest, means = 0, []
     for number, data in enumerate(images):
         pixels, expected = decode(variant, data), _reference(data, VARIANTS[variant].scale)  # (H, W, 3) each
@@ -149,9 +148,9 @@ def difference(variant: str, images: Sequence[bytes]) -> dict[str, float]:
 
 
 def faults(image: bytes) -> list[dict[str, str]]:
-    """What each library does by itself with files that are broken, and what `decode` says. Rows of variant and fault.
+    """What each library does with broken files, and `decode`'s message; a row for each variant and fault.
 
-    `library` is "raises", "returns None" or "returns pixels". The last is what spoils a training silently.
+    `library` is "raises", "returns None" or "returns pixels"; the last silently corrupts training data.
     """
     middle, start = len(image) // 2, image.find(b"\xff\xda")
     broken = {
@@ -174,7 +173,7 @@ def _pillow(data: bytes, scale: int = 1) -> np.ndarray:
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-        if scale > 1:  # asks for the smallest of 1, 1/2, 1/4, 1/8 that is no smaller than this
+        if scale > 1:  # `draft` chooses the smallest of 1, 1/2, 1/4, 1/8 that is at least as large as this
             image.draft("RGB", tuple(max(side // scale, 1) for side in image.size))
         return np.asarray(image.convert("RGB"))
 
@@ -182,7 +181,7 @@ def _pillow(data: bytes, scale: int = 1) -> np.ndarray:
 def _opencv(data: bytes) -> np.ndarray | None:
     import cv2
 
-    # In OpenCV's own order, BGR, and turned here: IMREAD_COLOR_RGB is new in 4.11.
+    # Decoded as BGR and converted, as IMREAD_COLOR_RGB exists only since 4.11.
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
@@ -202,7 +201,7 @@ def _pyturbojpeg(data: bytes) -> np.ndarray:
 
 @functools.cache
 def _turbojpeg() -> tuple[Any, int]:
-    """The library's handle, and the flag that makes an error of what is otherwise a Python warning."""
+    """The library's handle, and the flag that turns its warnings into errors."""
     import turbojpeg
 
     return turbojpeg.TurboJPEG(), getattr(turbojpeg, "TJFLAG_STOPONWARNING", 0)
@@ -250,7 +249,7 @@ def _reference(data: bytes, scale: int) -> np.ndarray:
 
 
 def _scan_start(data: bytes) -> int:
-    """Where the header ends and compressed data begin. Its segments are walked; a thumbnail lies inside of one."""
+    """The offset at which the header ends and compressed data begin; a thumbnail is inside of a header segment."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -282,5 +281,5 @@ def _png() -> bytes:
 
 
 def _line(error: Exception) -> str:
-    """An error's kind, and the first line of what it says."""
+    """An error's type and the first line of its message."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

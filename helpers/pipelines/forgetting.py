@@ -1,4 +1,4 @@
-"""Example forgetting: which samples a network learns and loses again, counted while it trains.
+"""Example forgetting: which samples a network learns and forgets again, counted while it trains.
 
     tracker = ForgettingTracker(len(dataset), device)
     for indices, images, labels in loader:
@@ -11,10 +11,10 @@ A sample is presented each time it is in a batch. It is forgotten when it was ri
 its next one; it is unforgettable when it was right at some presentation and was never forgotten (Toneva et al., "An
 empirical study of example forgetting during deep neural network learning", 2019).
 
-What it costs: 16 bytes a sample on the device, 32 once ranks have been merged (20 MB for the 1.28 million of
-ImageNet), and at each step about twenty small kernels whatever the batch: a sort of its indices, four gathers, a
-scattered addition, and arithmetic on as many elements as it has samples. The host waits for nothing, so the step can be
-captured in a CUDA graph. Whatever reads (`counts`, `ranking`, `keep`, …) waits, and returns tensors on the CPU.
+Cost: 16 bytes a sample on the device, 32 once ranks have been merged (20 MB for ImageNet's 1.28 million), and at each
+step about twenty small kernels for any batch size: a sort of its indices, four gathers, a scattered addition, and
+arithmetic on (B,) tensors. `update` doesn't synchronize, so the step can be captured in a CUDA graph. Methods that read
+(`counts`, `ranking`, `keep`, …) synchronize, and return tensors on the CPU.
 """
 
 import math
@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Columns of the state, int32. Each step only adds to them, so what ranks have added can be added up as well.
+# Columns of the state, int32. Each step only adds to them, so the ranks' additions can be summed.
 LAST = 0  # 1 if the sample was right when it was last presented
-FORGOTTEN = 1  # how often it was
+FORGOTTEN = 1  # number of times it was forgotten
 WAITED = 2  # presentations before the first at which it was right
 PRESENTED = 3
 COLUMNS = 4
@@ -38,15 +38,15 @@ class ForgettingTracker:
 
     An index that is twice in a batch counts as two presentations, in the order of the batch.
 
-    An index out of range is refused at once if it can be seen without waiting for a GPU: if the indices lie on the
-    CPU. On a GPU such presentations are set aside, and the next method that reads raises a ValueError.
+    An index out of range raises a ValueError: at once if the indices are on the CPU; for indices on a GPU, where the
+    check would synchronize, at the next method that reads.
     """
 
     def __init__(self, samples: int, device: torch.device | str | None = None) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples < 2**31:
             raise ValueError(f"samples is {samples!r}; it must be a whole number from 1 to 2³¹ − 1")
         self.samples = samples
-        # One row more than samples: there go presentations with an index out of range.
+        # One extra row, for presentations with an index out of range.
         self._state = torch.zeros(samples + 1, COLUMNS, dtype=torch.int32, device=device)
         self._base: Tensor | None = None  # the state when ranks were last merged; None: all zeros
         self._changes = _changes().to(self._state.device)
@@ -64,10 +64,10 @@ class ForgettingTracker:
         logits: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> None:
-        """A batch was presented: `indices` (B,), and `correct` (B,) bool, or `logits` (B, C) with `labels` (B,).
+        """Count a batch: `indices` (B,), and `correct` (B,) bool, or `logits` (B, C) with `labels` (B,).
 
-        `correct` must be what the network said before it learned from this batch. Doesn't wait for a GPU, if what is
-        passed lies there (or in pinned memory) already.
+        `correct` must come from the network before its update on this batch. Doesn't synchronize if the tensors are on
+        the GPU (or in pinned memory).
         """
         if (correct is None) == (logits is None) or (logits is None) != (labels is None):
             raise ValueError("update takes either correct, or logits and labels")
@@ -83,9 +83,9 @@ class ForgettingTracker:
         before = torch.where(repeated, correct.roll(1), state[:, LAST])
         rights = correct.cumsum(0) - correct  # right answers of all samples, earlier in the sorted batch
         learned = (state[:, WAITED] < state[:, PRESENTED]) | (rights > rights[first])
-        which = correct.add(before, alpha=2).add_(learned, alpha=4)  # (B,), a row of `_changes`
+        rows = correct.add(before, alpha=2).add_(learned, alpha=4)  # (B,), rows of `_changes`
         # Each presentation adds its changes; for repeated samples the changes of LAST add up to the last value.
-        self._state.index_add_(0, indices, self._changes[which])
+        self._state.index_add_(0, indices, self._changes[rows])
 
     def counts(self) -> Tensor:
         """How often each sample was forgotten, (N,); 0 for one that was never learned."""
@@ -114,29 +114,27 @@ class ForgettingTracker:
     def ranking(self, seed: int = 0) -> Tensor:
         """All indices, from the least to the most forgotten, (N,).
 
-        Samples that were never learned count as forgotten more often than any other; so do those that were never
-        presented, of which nothing is known. Among equals chance decides, by `seed` and alike on every device: most
-        counts are 0, and an order by index would choose by whatever the data set is sorted by.
+        Samples that were never learned, or never presented, rank as most forgotten. Ties are broken at random, by
+        `seed`, in the same way on every device: most counts are 0, and an order by index would follow the data set's.
         """
         counts = torch.where(self.learned(), self.counts(), torch.iinfo(torch.int32).max)
         shuffled = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
         return shuffled[counts[shuffled].argsort(stable=True)]
 
     def drop(self, share: float, seed: int = 0) -> Tensor:
-        """The indices of that share of the samples which is forgotten least: what can be left out."""
+        """The indices of the least forgotten samples, a share of all: candidates to leave out."""
         return self.ranking(seed)[: _part(_share(share), self.samples)]
 
     def keep(self, share: float, seed: int = 0) -> Tensor:
-        """The indices of that share of the samples which is forgotten most. With `drop(1 - share)` it is everything."""
+        """The indices of the most forgotten samples, a share of all: the complement of `drop(1 - share)`."""
         return self.ranking(seed)[_part(1 - _share(share), self.samples) :]
 
     def merge(self, *others: "ForgettingTracker") -> int:
-        """Take over what `others` have counted since the last merge, or since they were made; they stay as they are.
+        """Add the counts of `others` since the last merge, or since their creation; `others` aren't changed.
 
-        Exact for each sample that only one tracker has seen since then, whoever saw it earlier. Of several trackers
-        that saw the same sample it isn't known who saw it first: then what each counted is added up, and it was right
-        last if it was so on all of them. Returns how many samples that is true of. To go on, load this one's
-        `state_dict` into the others: the next merge is from there.
+        Exact for samples that only one tracker has seen since then. For samples that several trackers have seen the
+        order is unknown: their counts are added, and the sample was right last if it was so on all of them. Returns the
+        number of such samples. To continue, load this tracker's `state_dict` into the others.
         """
         base = self._base_or_zeros()
         added = self._added()
@@ -149,13 +147,13 @@ class ForgettingTracker:
         return self._take(base, added)
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> int:
-        """`merge` across ranks, after which all of them hold the same. One all-reduce of 20 bytes a sample.
+        """`merge` across ranks, after which all have the same counts. One all-reduce of 20 bytes a sample.
 
-        Samples change ranks from epoch to epoch, and whether one was forgotten depends on what another rank saw of
-        it: so call this after every epoch. Counts are then those of one process that saw the same presentations. With
-        rarer calls they are wrong, in either direction. Returns how many samples more than one rank has seen since the
-        last call, for which there is no order to be exact about: a `DistributedSampler` that fills up its last batch
-        repeats that many. Without a process group there is one rank, and nothing is sent.
+        Call it after every epoch: samples change ranks between epochs, and whether one was forgotten depends on its
+        previous presentation on another rank. Counts are then those of one process with the same presentations; with
+        rarer calls they are wrong. Returns the number of samples that more than one rank has seen since the last call,
+        such as those that a `DistributedSampler` repeats to fill its last batch; they aren't exact. Without a process
+        group nothing is sent.
         """
         added = self._added()
         if dist.is_available() and dist.is_initialized():
@@ -163,7 +161,7 @@ class ForgettingTracker:
         return self._take(self._base_or_zeros(), added)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on from here, on any device: copies on the CPU."""
+        """The state for `load_state_dict`, on any device: copies on the CPU."""
         base = None if self._base is None else self._base.cpu().clone()
         return {"state": self._state.cpu().clone(), "base": base}
 
@@ -203,9 +201,9 @@ class ForgettingTracker:
         return torch.zeros_like(self._state) if self._base is None else self._base
 
     def _added(self) -> Tensor:
-        """What was counted since the last merge, (N + 1, 5); last column: 1 if the sample was seen.
+        """Counts since the last merge, (N + 1, 5); the last column is 1 if the sample was seen.
 
-        LAST isn't the change here but the value, of samples that were seen.
+        Column LAST is not a change but the value, for samples that were seen.
         """
         added = self._state.clone() if self._base is None else self._state - self._base
         seen = (added[:, PRESENTED] > 0).int()
@@ -213,7 +211,7 @@ class ForgettingTracker:
         return torch.cat([added, seen[:, None]], dim=1)
 
     def _take(self, base: Tensor, added: Tensor) -> int:
-        """Add what all have counted to the base. Returns how many samples more than one tracker has seen."""
+        """Add the summed counts of all trackers to the base. Returns the number of samples that several have seen."""
         added, seen = added[:, :COLUMNS], added[:, COLUMNS]
         state = base + added
         state[:, LAST] = torch.where(seen > 0, added[:, LAST] == seen, base[:, LAST])
@@ -231,7 +229,7 @@ def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _changes() -> Tensor:
-    """What a presentation adds to each column, (8, COLUMNS), at 4·learned + 2·right before + right now."""
+    """Changes of the columns by a presentation, (8, COLUMNS); row 4·learned + 2·right before + right now."""
     rows = [(bool(n & 4), bool(n & 2), bool(n & 1)) for n in range(8)]
     changes = [(now - before, before and not now, not learned and not now, 1) for learned, before, now in rows]
     return torch.tensor(changes, dtype=torch.int32)

@@ -1,13 +1,13 @@
-"""How fast each format is: samples a second by order, workers and cache; what it takes on disk, to build, to look up.
+"""Speed of each format: samples a second by order, workers and cache; disk space; time to build and to look up.
 
     row = measure_format("image", "webdataset", count=8000, workers=2, order="sequential", cold=True)
 
-What is read is touched, byte by byte (crc32, about 1 GB/s), and not decoded, so that storage is measured and not JPEG.
-Every epoch is checked to have touched what was written, all of it, once.
+Every byte is read (crc32, about 1 GB/s) but not decoded, to measure storage and not JPEG decoding. Each epoch is
+checked to have read every sample exactly once.
 
-A cold read begins with files that are out of the page cache, as `evict` sees to and looks. What the disk itself, its
-controller or a host below a virtual machine keeps cannot be dropped from here: cold means that this kernel has to ask
-the disk. On a file system in memory (tmpfs) and on some network ones nothing lets go.
+A cold read starts with files outside of the page cache; `evict` drops them and checks it. Caches of the disk, its
+controller or a virtual machine's host can't be dropped: cold means that the kernel has to read from the disk. On a file
+system in memory (tmpfs) and on some network file systems files can't be dropped at all.
 """
 
 import ctypes
@@ -37,12 +37,12 @@ from .samples import image_samples, token_samples
 
 BATCH = 64
 BY_INDEX = "webdataset by index"
-# what is measured -> the format that is written, and how it is opened
+# variant -> the format that is written, and options for opening it
 VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in FORMATS} | {
     BY_INDEX: ("webdataset", {"by_index": True})
 }
-SHARDS = 16  # twice the workers that are measured at most: each then has whole shards
-LOOKUPS = 200  # how many samples are looked up, and timed each
+SHARDS = 16  # twice the most workers that are measured, so that each worker has full shards
+LOOKUPS = 200  # number of single samples that are looked up and timed
 SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
 
@@ -58,14 +58,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A data set on disk, and what it took."""
+    """A data set on disk, the time to build it, and its size."""
 
     folder: Path
     build_s: float
     bytes_on_disk: int  # lengths of the files
-    bytes_allocated: int  # blocks of files and folders, which is what the disk has less
+    bytes_allocated: int  # blocks of files and folders: the disk space that is used
     files: list[Path]
-    touched: tuple[int, int, int]  # samples, bytes of data, sum of crc32s: what an epoch must come to
+    touched: tuple[int, int, int]  # samples, bytes of data, sum of crc32s: expected of an epoch
 
 
 def measure_format(
@@ -82,13 +82,13 @@ def measure_format(
 ) -> dict:
     """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
 
-    Worker processes are started, and the data set is opened, before time is taken. `cold` drops its files from the
-    page cache before each epoch, and the row's `cache` says how far that went; if the file system doesn't let go, the
-    row has no speed and its status says so. `folder` is where data is written (a temporary folder below it).
+    Starting the workers and opening the data set isn't timed. `cold` drops the files from the page cache before each
+    epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
+    its status says so. Data is written to a temporary folder in `folder`.
 
-    Measured once for a format and cache, in one process, and the same in all rows about it: `raw_s`, to read the bare
-    files from end to end, which is the limit that a reader in order has; `lookup_us`, the median of single samples by
-    index; `subset_s`, to fetch a random 1 % of all; `find_s`, to open the data set and find the samples of a label.
+    Measured once for a format and cache, in one process, and repeated in all its rows: `raw_s`, to read the files from
+    end to end, the lower bound for a sequential reader; `lookup_us`, the median of single samples by index; `subset_s`,
+    to fetch a random 1 %; `find_s`, to open the data set and find the samples of a label.
     """
     check_choice(SUFFIXES, kind=kind)
     check_choice(VARIANTS, format=format)
@@ -110,8 +110,8 @@ def measure_format(
         reader = FORMATS[written].open_(data.folder, verify=False, **options)
         took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
         if touched != data.touched:
-            said = f"{touched} (samples, bytes, sum of crc32), written was {data.touched}"
-            raise Disagreement(f"{format} gave {said}")
+            counts = f"{touched} (samples, bytes, sum of crc32), written was {data.touched}"
+            raise Disagreement(f"{format} gave {counts}")
         if cache.startswith("warm:"):
             return row | {STATUS: f"not cold: {cache.removeprefix('warm: ')}", "cache": cache}
         seconds.append(took)
@@ -124,7 +124,7 @@ def measure_format(
 
 @functools.lru_cache(maxsize=1)
 def samples_of(source: Source) -> list[Sample]:
-    """The samples that are written in every format; kept until others are asked for."""
+    """The samples that are written in every format; cached for the latest source."""
     if source.kind == "image":
         return image_samples(source.count, size=source.size)
     return token_samples(source.count)
@@ -132,7 +132,7 @@ def samples_of(source: Source) -> list[Sample]:
 
 @functools.cache
 def prepared(source: Source, format: str, folder: str | None = None) -> Prepared:
-    """The data set on disk, written at the first call and flushed; it stays until this process ends."""
+    """The data set on disk, written and flushed at the first call, and deleted when the process ends."""
     samples = samples_of(source)
     home = Path(tempfile.mkdtemp(prefix=f"{source.kind}-{format}-", dir=_home(folder).name)) / "data"
     sharded = {"per_shard": -(-source.count // SHARDS)} if format in ("webdataset", "tfrecord") else {}
@@ -158,7 +158,7 @@ def _home(folder: str | None) -> tempfile.TemporaryDirectory:
 
 
 class _Gated(IterableDataset):
-    """A stream that gives one empty item until it is let go: the pass before time is taken starts the workers."""
+    """A stream with one empty item until `open` is set, so that a first, untimed pass starts the workers."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -169,7 +169,7 @@ class _Gated(IterableDataset):
 
 
 def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[float, tuple[int, ...], str]:
-    """Seconds of an epoch, what it touched, and how cold it began."""
+    """Seconds of an epoch, the counts of what was read, and the cache's state at its start."""
     gated = _Gated(stream)
     loader = DataLoader(gated, BATCH, num_workers=workers, persistent_workers=workers > 0, collate_fn=_sum)
     for _ in loader:
@@ -187,15 +187,15 @@ def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[fl
 
 @functools.cache
 def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[str, float]:
-    """What doesn't depend on order and workers: one sample, 1 % of all, finding a label, the bare files."""
+    """Times that don't depend on order and workers: one sample, 1 % of all, finding a label, the raw files."""
     data, module = prepared(source, format, folder), FORMATS[format]
     label = samples_of(source)[0].label
     positions = np.random.default_rng(0).permutation(source.count).tolist()
     subset = sorted(positions[: max(int(SHARE * source.count), 1)])
     reader = module.open_(data.folder, verify=False)
 
-    def seconds(run: Callable[[], object], settle: bool = True) -> float:
-        if settle:
+    def seconds(run: Callable[[], object], prepare_cache: bool = True) -> float:
+        if prepare_cache:
             reader.close()
             _set_cache(data, cold)
         began = time.perf_counter()
@@ -205,13 +205,13 @@ def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[s
     row = {"raw_s": float(np.median([seconds(lambda: _read_all(data.files)) for _ in range(5)]))}
     row["subset_s"] = seconds(lambda: [_touch(reader[at]) for at in subset])
     row["find_s"] = seconds(lambda: module.open_(data.folder, verify=False).find(label))
-    seconds(lambda: None)
-    lookups = [seconds(lambda at=at: _touch(reader[at]), settle=False) for at in positions[-LOOKUPS:]]
+    seconds(lambda: None)  # prepares the cache for all look-ups
+    lookups = [seconds(lambda at=at: _touch(reader[at]), prepare_cache=False) for at in positions[-LOOKUPS:]]
     return row | {"lookup_us": float(np.median(lookups)) * 1e6}
 
 
 def _set_cache(data: Prepared, cold: bool) -> str:
-    """Bring a data set's files into the page cache, or out of it; says what they are."""
+    """Bring a data set's files into the page cache, or drop them from it; returns the resulting state."""
     if cold:
         return evict(data.files)
     _read_all(data.files)
@@ -219,7 +219,7 @@ def _set_cache(data: Prepared, cold: bool) -> str:
 
 
 def _read_all(files: list[Path]) -> None:
-    """Every byte, file after file, into one buffer: the least that a reader of all must do."""
+    """Read every byte, file after file, into one buffer: the lower bound for any reader."""
     buffer = bytearray(1 << 20)
     for file in files:
         with open(file, "rb", buffering=0) as stream:
@@ -228,7 +228,7 @@ def _read_all(files: list[Path]) -> None:
 
 
 def _touch(sample: Sample) -> tuple[int, int, int]:
-    """1, its bytes, and their crc32: every byte is read."""
+    """(1, number of bytes, crc32) of a sample; reads every byte."""
     return 1, sample.data.nbytes, zlib.crc32(sample.data)
 
 
@@ -237,7 +237,7 @@ def _sum(items: list[tuple[int, int, int]]) -> Tensor:
 
 
 def flush(folder: str | Path) -> None:
-    """Write changed pages of a folder's file system to the disk: only clean ones can be dropped. One call for all."""
+    """Write all dirty pages of a folder's file system to the disk, as only clean pages can be dropped."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(handle):
@@ -247,10 +247,10 @@ def flush(folder: str | Path) -> None:
 
 
 def evict(files: Iterable[Path]) -> str:
-    """Drop files from the page cache, and say how cold they are: `data and inodes`, `data`, or `warm: …` if not.
+    """Drop files from the page cache; returns what was dropped (`data and inodes`, `data`), or `warm: …` with a reason.
 
-    The files must be flushed, and not mapped by anyone. Inodes and folders are dropped for the whole machine, where
-    that is permitted (root). Costs about 30 µs a file, most of it for looking afterwards.
+    The files must be flushed, and not mapped. Inodes and folders are dropped for the entire machine, if permitted
+    (root). Costs about 30 µs a file, most of it for the check.
     """
     if not hasattr(os, "posix_fadvise"):
         return "warm: this system has no posix_fadvise"
@@ -271,17 +271,17 @@ def evict(files: Iterable[Path]) -> str:
 
 
 def cached_pages(file: Path) -> tuple[int, int]:
-    """How many pages of a file the cache holds, and how many it has. Touches none of them."""
+    """A file's number of pages in the page cache, and of all its pages. Reads none of them."""
     size = os.stat(file).st_size
     if not size:
         return 0, 0
     pages = -(-size // mmap.PAGESIZE)
-    held = (ctypes.c_ubyte * pages)()
+    residency = (ctypes.c_ubyte * pages)()  # one byte a page; its lowest bit is set if the page is cached
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
         view = ctypes.c_char.from_buffer(mapped)
         libc = ctypes.CDLL(None, use_errno=True)
-        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size), held)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size), residency)
         del view  # else the map cannot be closed
     if failed:
         raise OSError(ctypes.get_errno(), f"mincore of {file}")
-    return sum(byte & 1 for byte in held), pages
+    return sum(byte & 1 for byte in residency), pages

@@ -1,17 +1,16 @@
-"""Python's speed: loops by an interpreter and by what compiles them, and the size from which compiling pays.
+"""Speed of Python loops by an interpreter and by compilers, and the size from which compiling pays.
 
-The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each. That is the start of a process, an
-import, the compiler at work and a loop, all in one number. Here each has its own: `measure_jit` times the loop alone,
-repeated, after a check that all variants return the same, and the first call separately; `process_start` times the
-rest.
+The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each: one number for process start,
+import, compilation and loop. Here they are separate: `measure_jit` times the loop alone, repeatedly, after checking
+that all variants return the same, and the first call separately; `process_start` times the rest.
 
-The lecture's own loop grows a text by one piece a turn. CPython does that in place when nobody else holds the text,
-which is no promise of the language; numba and PyPy copy it, O(n²) over the loop. So the lecture's PyPy loses, 0.897 s
-to 0.044 s, for its compiler's sake least of all: without the text (`integers`) it wins.
+The lecture's loop appends to a string. CPython does that in place if there is no other reference to the string, an
+optimisation that the language doesn't guarantee; numba and PyPy copy it, O(n²) over the loop. This is why the lecture's
+PyPy loses, 0.897 s to 0.044 s: without the string (`integers`) it wins.
 
-numba compiles a function for the types of its arguments when it is first called: 0.1 to 1 s for these, once a process,
-or once for all if it may keep the machine code on disk. numpy needs the loop to be thought anew. `torch.compile` isn't
-among them: it unrolls a loop over numbers into a graph of as many nodes, to be compiled for each length again.
+numba compiles a function for its argument types at the first call: 0.1 to 1 s here, once a process, or only once if it
+may cache the machine code on disk. numpy needs a vectorised algorithm. `torch.compile` isn't measured: it unrolls a
+loop over numbers into a graph with a node for each turn, compiled again for each length.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ from . import jit_loops
 from .jit_loops import LOOPS, add
 
 INTERPRETER, NUMBA, CACHED, NUMPY, PYPY = "CPython", "numba", "numba, kept on disk", "numpy", "PyPy"
-VARIANTS: dict[str, tuple[str, ...]] = {  # what each needs
+VARIANTS: dict[str, tuple[str, ...]] = {  # variant -> requirements
     INTERPRETER: (),
     NUMBA: ("numba",),
     CACHED: ("numba",),
@@ -47,8 +46,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {  # what each needs
 }
 
 REPEAT = 20
-MOST = 1000  # calls of a variant, however short
-SECONDS = 0.2  # a variant's calls take so long at least, or `MOST` of them do
+MOST = 1000  # most calls of a variant
+SECONDS = 0.2  # least time of a variant's calls, unless there are `MOST`
 EPOCHS = 20  # of a history for `forgetting`
 
 SCRIPT = Path(jit_loops.__file__)
@@ -57,14 +56,14 @@ SCRIPT = Path(jit_loops.__file__)
 def measure_jit(
     program: str, size: int, variants: Sequence[str] = tuple(VARIANTS), *, seconds: float = SECONDS
 ) -> list[dict[str, Any]]:
-    """A row a variant about a loop of `size` turns: the times of a call, and what the first call took beyond that.
+    """A row a variant for a loop of `size` turns: times of a call, and the excess time of the first call.
 
-    The variants take turns in this process, each on its own kind of container, but for PyPy, which has a process of its
-    own. `compile_s` is what compiling took (for code kept on disk: reading it), 0 for what compiles nothing; a JIT that
-    compiles a piece at a time, as PyPy does, is faster after the first call too, and `compile_s` is less than all of
-    it. Where the interpreter is among them, `speedup` is against it, and `turns` how many turns of the loop it takes
-    until compiling has paid, if it ever does. Every result must be the interpreter's, or it is a `Disagreement`. A
-    variant is called 21 times or more: `strings` of 100,000 turns take PyPy 20 s, and of more turns the square of that.
+    The variants are timed in turn in this process, with lists for the interpreter and arrays for the others; PyPy has
+    its own process. `compile_s` is the time of compiling (with a disk cache: of loading), 0 for CPython and numpy; PyPy
+    goes on compiling after the first call, so its `compile_s` is an underestimate. If the interpreter is among the
+    variants, `speedup` is against it, and `turns` the number of loop turns after which compiling pays, if it does.
+    Another result than the interpreter's raises a `Disagreement`. A variant is called at least 21 times: `strings` with
+    100,000 turns takes PyPy 20 s, growing quadratically.
     """
     check_choice(LOOPS, program=program)
     for variant in variants:
@@ -73,17 +72,17 @@ def measure_jit(
     reasons = {variant: missing_because(*VARIANTS[variant]) for variant in variants}
     numbers = draw(program, size)
     expected = plain(LOOPS[program](numbers.tolist()))
-    taken = _in_turn(program, numbers, [v for v in variants if not reasons[v] and v != PYPY], expected, seconds)
+    call_ms = _in_turn(program, numbers, [v for v in variants if not reasons[v] and v != PYPY], expected, seconds)
     if PYPY in variants and not reasons[PYPY]:
-        taken[PYPY] = _in_pypy(program, numbers, expected, seconds)
-    timings = {variant: Timing.of(ms[1:]) for variant, ms in taken.items()}
+        call_ms[PYPY] = _in_pypy(program, numbers, expected, seconds)
+    timings = {variant: Timing.of(ms[1:]) for variant, ms in call_ms.items()}
     interpreted = timings.get(INTERPRETER)
     rows = []
     for variant in variants:
         row = {"program": program, "variant": variant, "size": size, "status": reasons[variant] or "ok"}
         if not reasons[variant]:
             timing, compiles = timings[variant], variant not in (INTERPRETER, NUMPY)
-            compile_s = max(taken[variant][0] - timing.median_ms, 0.0) / 1e3 if compiles else 0.0
+            compile_s = max(call_ms[variant][0] - timing.median_ms, 0.0) / 1e3 if compiles else 0.0
             row |= {"compile_s": compile_s} | timing.row()
             if interpreted and compile_s:
                 row["speedup"] = interpreted.median_ms / timing.median_ms
@@ -94,20 +93,19 @@ def measure_jit(
 
 
 def break_even_turns(interpreted_ms: float, compiled_ms: float, compile_s: float, size: int) -> float:
-    """Turns of the loop after which the time that was saved is what compiling took.
+    """Turns of the loop after which the time saved equals the compile time.
 
-    Infinite where nothing is saved, or less than the noise. Where a variant's cost a turn grows with the size, so does
-    this: read it along the sizes.
+    Infinite if nothing is saved, or less than the noise. It depends on the size if a variant's cost a turn does.
     """
     gain_ms = interpreted_ms - compiled_ms  # a call of `size` turns
     return size * compile_s * 1e3 / gain_ms if gain_ms > NO_DIFFERENCE * interpreted_ms else math.inf
 
 
 def process_start(exponent: int = 5, *, repeat: int = REPEAT) -> list[dict[str, Any]]:
-    """What the lecture's one number holds, a row for each interpreter and part of it; milliseconds of whole processes.
+    """The parts of the lecture's single timing, a row for each interpreter and part; milliseconds of a full process.
 
     `start` runs nothing, `start, import random` that import, `demo` the lecture's program with 10^exponent turns, and
-    `demo, its loop` what of that the program itself sees. The processes take turns.
+    `demo, its loop` is the time of the loop as measured by the program. The processes are timed in turn.
     """
     check_at_least(0, exponent=exponent)
     check_positive(repeat=repeat)
@@ -124,16 +122,16 @@ def process_start(exponent: int = 5, *, repeat: int = REPEAT) -> list[dict[str, 
     for _ in range(repeat):
         for name, path in interpreters.items():
             for part, arguments in parts.items():
-                said, ms = _timed(lambda command=(path, *arguments): _output(command))
+                printed, ms = _timed(lambda command=(path, *arguments): _output(command))
                 taken.setdefault((name, part), []).append(ms)
                 if part == "demo":
-                    taken.setdefault((name, "demo, its loop"), []).append(float(said) * 1e3)
+                    taken.setdefault((name, "demo, its loop"), []).append(float(printed) * 1e3)
     rows = [{"variant": name, "part": part} | Timing.of(ms).row() for (name, part), ms in taken.items()]
     return rows + ([{"variant": PYPY, "status": pypy_missing}] if pypy_missing else [])
 
 
 def draw(program: str, size: int, seed: int = 0) -> np.ndarray:
-    """A program's input of about `size` turns of its innermost loop."""
+    """Random input of a program, for about `size` turns of its innermost loop."""
     rng = np.random.default_rng([seed, size])
     if program == "forgetting":
         return rng.random((EPOCHS, max(size // (EPOCHS - 1), 1))) < 0.7  # (epochs, samples)
@@ -144,7 +142,7 @@ def draw(program: str, size: int, seed: int = 0) -> np.ndarray:
 
 @contextlib.contextmanager
 def prepared(variant: str, program: str, numbers: np.ndarray) -> Iterator[Callable[[Any], Any]]:
-    """A variant's function, not compiled yet: its first call compiles it."""
+    """A context with a variant's function, which is compiled at its first call."""
     if variant == INTERPRETER:
         yield LOOPS[program]
     elif variant == NUMPY:
@@ -153,12 +151,12 @@ def prepared(variant: str, program: str, numbers: np.ndarray) -> Iterator[Callab
         yield _jitted(program)
     else:
         with _cache_folder():
-            _jitted(program, cache=True)(numbers)  # writes what the next one reads
+            _jitted(program, cache=True)(numbers)  # fills the cache for the next one
             yield _jitted(program, cache=True)
 
 
 def plain(result: Any) -> Any:
-    """A result in Python's own types, to be compared."""
+    """A result converted to Python's types, for comparison."""
     if isinstance(result, (tuple, list)):
         return [plain(part) for part in result]
     return result.item() if isinstance(result, np.generic) else result
@@ -167,7 +165,7 @@ def plain(result: Any) -> Any:
 def _in_turn(
     program: str, numbers: np.ndarray, variants: list[str], expected: Any, seconds: float
 ) -> dict[str, list[float]]:
-    """Milliseconds of each variant's calls, the first in front; in this process, A B A B."""
+    """Milliseconds of each variant's calls, including the first; in this process, in turn (A B A B)."""
     with contextlib.ExitStack() as stack:
         calls: dict[str, Callable[[], Any]] = {}
         taken: dict[str, list[float]] = {}
@@ -198,14 +196,14 @@ def _check(variant: str, program: str, result: Any, expected: Any) -> None:
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and its milliseconds on the host's clock: no device takes part."""
+    """A call's result and its milliseconds."""
     began = time.perf_counter()
     result = call()
     return result, (time.perf_counter() - began) * 1e3
 
 
-def _output(command: Sequence[str], given: str = "") -> str:
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+def _output(command: Sequence[str], stdin: str = "") -> str:
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
 
 
 def _strings(numbers: np.ndarray) -> tuple[int, str]:
@@ -223,7 +221,7 @@ def _forgetting(right: np.ndarray) -> int:
 
 
 def _packing(lengths: np.ndarray) -> tuple[int, int]:
-    """One search a window instead of one turn a document; in order it stays."""
+    """One binary search a window instead of one turn a document; windows are still filled one after another."""
     ends = np.cumsum(lengths)
     windows, start, filled = 0, 0, 0
     while start < len(lengths):
@@ -244,15 +242,15 @@ def _jitted(program: str, cache: bool = False) -> Callable[[Any], Any]:
     import numba
 
     _start_numba()
-    # Compiled code calls compiled code, so `add` has to mean another thing. As a global, not in a closure: what is kept
-    # on disk is found by what a closure holds, and that is new in every process.
+    # The loop must call a compiled `add`. It is a global and not in a closure, as numba's disk cache is keyed by the
+    # contents of closures, which are new objects in every process.
     loop = LOOPS[program]
     return numba.njit(cache=cache)(types.FunctionType(loop.__code__, {"add": numba.njit(add)}, loop.__name__))
 
 
 @functools.cache
 def _start_numba() -> None:
-    """The first compilation of a process sets up the compiler, which is no program's price."""
+    """Compile a trivial function: the first compilation of a process also initialises the compiler."""
     import numba
 
     numba.njit(lambda numbers: numbers.sum())(np.zeros(2))
@@ -260,7 +258,7 @@ def _start_numba() -> None:
 
 @contextlib.contextmanager
 def _cache_folder() -> Iterator[None]:
-    """numba keeps its machine code in a folder of ours meanwhile, which is removed."""
+    """A context in which numba's disk cache is a temporary folder."""
     import numba
 
     before = numba.config.CACHE_DIR

@@ -1,10 +1,10 @@
-"""Loops in plain Python, for whatever interpreter or compiler takes them. Nothing is imported, so that any can run it.
+"""Loops in plain Python, for any interpreter or compiler; only the standard library is used.
 
     pypy3 jit_loops.py run NAME SECONDS < input.json        calls a loop again and again: times and result, as JSON
     python3 jit_loops.py demo 5                             the lecture's demo, 10⁵ turns; prints its loop's seconds
 
-`strings` is the lecture's: one function adds now strings, now numbers. `integers` is the same without strings. The
-other two are what a training needs such loops for; `packing` cannot be written without going through in order.
+`strings` is the lecture's: `add` gets strings or numbers. `integers` is the same without strings. The other two are
+loops from training; `packing` is inherently sequential.
 """
 
 
@@ -35,7 +35,7 @@ def integers(numbers):
 
 
 def forgetting(right):
-    """How often a sample was answered rightly, then wrongly an epoch later; of (epochs, samples) right or not."""
+    """Number of times that a sample was right and an epoch later wrong; input (epochs, samples), right or not."""
     events = 0
     for epoch in range(1, len(right)):
         before = right[epoch - 1]
@@ -47,7 +47,7 @@ def forgetting(right):
 
 
 def packing(lengths):
-    """Documents go into windows of 2,048 in turn; how many windows that takes, and how much of them stays empty."""
+    """Documents are packed in order into windows of 2,048 tokens; returns the windows and the empty tokens."""
     windows = 1
     left = 2048
     empty = 0
@@ -64,7 +64,7 @@ LOOPS = {"strings": strings, "integers": integers, "forgetting": forgetting, "pa
 
 
 def run(name, given, seconds, least=20, most=1000):
-    """Milliseconds of each call, the first in front, and what it returns."""
+    """Milliseconds of each call, including the first, and the result."""
     import time
 
     loop, taken, result = LOOPS[name], [], None
@@ -77,7 +77,7 @@ def run(name, given, seconds, least=20, most=1000):
 
 
 def demo(exponent):
-    """Seconds of the lecture's loop alone, which draws its numbers itself. Not so what it imports and how it starts."""
+    """Seconds of the lecture's loop, which draws its numbers itself; without imports and process start."""
     import random
     import time
 

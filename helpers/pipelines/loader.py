@@ -1,14 +1,14 @@
-"""Where the loader is the bottleneck and where it isn't: how long the device waits for data, measured and predicted.
+"""Is the loader the bottleneck? The device's idle time while it waits for data, measured and predicted.
 
-A batch takes the device `step_ms`, and one core `batch · sample_ms` to decode, cut and collate. W workers do that side
-by side, so the loop turns every `max(step_ms, batch · sample_ms / W)`, and the device is idle for the rest: workers
-help until the two are equal, and no further. `predict` says so with what else counts (cores, a loss that is read).
+A batch takes the device `step_ms`, and one core `batch · sample_ms` to decode, crop and collate. With W workers in
+parallel an iteration takes `max(step_ms, batch · sample_ms / W)`, and the device is idle for the rest: more workers
+help until the two are equal. `predict` also takes cores and synchronization into account.
 
-What computes is one of three devices:
+Three devices:
 
-    simulated   a clock that is busy for `step_ms` a batch and uses no core, as a GPU does; the host sleeps
+    simulated   a timer of `step_ms` a batch that uses no core, like a GPU; the host sleeps
     cpu         a model trained on the CPU: workers and model compete for the same cores
-    cuda        a model trained on the GPU; its idle share is taken between CUDA events around each step
+    cuda        a model trained on the GPU; idle time is measured by CUDA events around each step
 """
 
 import time
@@ -40,15 +40,15 @@ CLASSES = 10
 # Plain stacks of convolutions; `full` takes 6 GFLOP (multiply and add as one) forward for a picture of 224×224.
 MODELS = {"small": {"width": 8, "depth": 1}, "full": {"width": 64, "depth": 4}}
 
-# How many steps the host may be ahead of a simulated device. A real one's queue holds about as much.
+# Number of steps that the host may be ahead of the simulated device.
 AHEAD = 2
 
 
 class JpegCrops(Dataset):
-    """Item i: a JPEG, decoded; a random part of it, resized to (3, side, side) uint8; its label.
+    """Item i: a random crop of a decoded JPEG, resized to (3, side, side) uint8, and its label.
 
-    The images stay in memory, compressed, so that no disk is measured. Item i is image i modulo their number, and its
-    cut follows from `seed` and i alone, whoever loads it.
+    The compressed images are in memory, so that no disk is measured. Item i is image i modulo their number, and its
+    crop depends on `seed` and i only, not on the worker.
     """
 
     def __init__(self, images: Sequence[bytes], count: int, side: int, decoder: str, seed: int = 0) -> None:
@@ -78,7 +78,7 @@ class JpegCrops(Dataset):
 
 
 def needs(device: str = "simulated", decode: str = decoders.REFERENCE, pin_memory: bool = False) -> tuple[str, ...]:
-    """What such a loop needs, for `missing_because`. Memory is pinned for copies to a GPU."""
+    """Requirements of such a loop, for `missing_because`; pinned memory needs CUDA."""
     return (("CUDA",) if device == "cuda" or pin_memory else ()) + decoders.VARIANTS[decode].needs
 
 
@@ -97,18 +97,17 @@ def measure_loader(
     side: int = 64,
     images: Sequence[bytes] | None = None,
 ) -> dict[str, Any]:
-    """A row about a training loop that is fed by a `DataLoader`.
+    """Measure a training loop fed by a `DataLoader`; one row.
 
-    `step_ms` is what a step of the simulated device takes; of a real one it is measured, on a batch that is already
-    there, and `model` names what trains. `read_loss` makes the host wait for the device after each step; otherwise the
-    device works on while the host fetches the next batch. Copies to the GPU are asynchronous if memory is pinned; if
-    not, the host waits at each for all steps before it, loss read or not.
+    `step_ms` is the step time of the simulated device; a real one's is measured, with the batch already on the device,
+    and `model` is trained. With `read_loss` the host waits for the device after each step; otherwise the device works
+    while the host fetches the next batch. Copies to the GPU are asynchronous from pinned memory; otherwise each copy
+    waits for all previous steps.
 
-    `idle_share` is the share of the loop's time in which the device has no step to do, `predicted_idle_share` what
-    `predict` makes of `step_ms` and `sample_ms`, the time of one sample in this process, before the loop and after it,
-    when no worker competes. `wait_ms` is how long the host waits for a batch (median), `startup_s` how long for the
-    first one, with starting the workers. The times are of one turn of the loop, `steps` of them, after as many to warm
-    up as it takes to empty what the workers fetch in advance.
+    `idle_share` is the share of the loop's time in which the device is idle; `predicted_idle_share` is `predict`'s,
+    from `step_ms` and `sample_ms`, the time to load one sample in this process, without competing workers. `wait_ms` is
+    the median of the host's wait for a batch, `startup_s` the wait for the first one, including the workers' start.
+    Times are of `steps` iterations, after a warm-up that uses up the prefetched batches.
     """
     check_at_least(0, workers=workers)
     check_positive(prefetch_factor=prefetch_factor, batch=batch, steps=steps, side=side)
@@ -122,58 +121,59 @@ def measure_loader(
     if reason := missing_because(*needs(device, decode, pin_memory)):
         raise ValueError(reason)
     warmup = 3 + prefetch_factor * workers
-    count = (2 * warmup + steps) * batch  # the workers are still at it when the last step is timed
+    count = (2 * warmup + steps) * batch  # enough that workers are still loading during the last timed step
     dataset = JpegCrops(example_jpegs(16) if images is None else images, count, side, decode)
-    loads = _load_ms(dataset, batch)
+    load_ms = _load_ms(dataset, batch)
     if device == "simulated":
-        work = _SimulatedDevice(step_ms, ahead=0 if read_loss else AHEAD)
+        train_step = _SimulatedDevice(step_ms, ahead=0 if read_loss else AHEAD)
     else:
-        work = _Training(convnet(**MODELS[model]), torch.device(device), pin_memory, read_loss)
-        step_ms = work.alone(_batch(dataset, batch))
+        train_step = _Training(convnet(**MODELS[model]), torch.device(device), pin_memory, read_loss)
+        step_ms = train_step.without_loading(_batch(dataset, batch))
     batches = _batches(dataset, batch, workers, pin_memory, prefetch_factor)
-    startup_s, wait_ms = _loop(batches, work, warmup + steps)
+    startup_s, wait_ms = _loop(batches, train_step, warmup + steps)
     waits = read_loss or (device == "cuda" and not pin_memory)
-    sample_ms = Timing.of(loads + _load_ms(dataset, batch)).median_ms / batch
+    sample_ms = Timing.of(load_ms + _load_ms(dataset, batch)).median_ms / batch
     return (
         {"workers": workers, "device": device, "decode": decode, "batch": batch, "pin_memory": pin_memory}
         | {"prefetch_factor": prefetch_factor, "read_loss": read_loss, "model": "" if device == "simulated" else model}
         | {"cores": cores(), "shares_cores": device == "cpu", "step_ms": step_ms, "sample_ms": sample_ms}
-        | _summary(work.spans(), warmup, batch)
+        | _summary(train_step.spans(), warmup, batch)
         | {"predicted_idle_share": predict(step_ms, batch * sample_ms, workers, device=device, waits=waits)}
         | {"wait_ms": Timing.of(wait_ms[warmup:]).median_ms, "startup_s": startup_s}
     )
 
 
 def predict(step_ms: float, load_ms: float, workers: int, *, device: str = "simulated", waits: bool = False) -> float:
-    """The share of time in which the device idles, from what a batch takes it and what loading one takes a core.
+    """The predicted idle share of the device, from its time for a batch and one core's time to load a batch.
 
-    Without workers the process that feeds the device loads, which overlaps with the device's work unless the host
-    `waits` for each step's end. There are no more hands than cores. On the CPU the model needs its threads' share of
-    them too: what is left is a bound from above, as there a step gets slower with the competition.
+    Without workers the main process loads, which overlaps with the device's work unless the host `waits` for each
+    step's end. Loading uses at most as many processes as there are cores. On the CPU the model's threads need cores
+    too; the result is then an upper bound, as competition also makes steps slower.
     """
-    hands = min(max(workers, 1), cores())
+    loaders = min(max(workers, 1), cores())
     overlap = workers > 0 or not (waits or device == "cpu")
-    turn = max(step_ms, load_ms / hands) if overlap else step_ms + load_ms
+    iteration_ms = max(step_ms, load_ms / loaders) if overlap else step_ms + load_ms
     if device == "cpu":
-        turn = max(turn, (step_ms * min(torch.get_num_threads(), cores()) + load_ms) / cores())
-    return 1 - step_ms / turn
+        iteration_ms = max(iteration_ms, (step_ms * min(torch.get_num_threads(), cores()) + load_ms) / cores())
+    return 1 - step_ms / iteration_ms
 
 
 def convnet(width: int, depth: int, classes: int = CLASSES) -> nn.Sequential:
-    """Pictures (B, 3, S, S) to logits: four stages of `depth` convolutions, half as large and twice as wide each."""
+    """Pictures (B, 3, S, S) to logits (B, classes): four stages of `depth` convolutions, each halving the sides and
+    doubling the channels."""
     layers: list[nn.Module] = []
     channels = 3
     for stage in range(4):
         for at in range(depth):
-            wide = width * 2**stage
-            layers.append(nn.Conv2d(channels, wide, 3, stride=2 if at == 0 else 1, padding=1, bias=False))
-            layers += [nn.BatchNorm2d(wide), nn.ReLU(inplace=True)]
-            channels = wide
+            out = width * 2**stage
+            layers.append(nn.Conv2d(channels, out, 3, stride=2 if at == 0 else 1, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+            channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
 class _SimulatedDevice:
-    """Is busy for `step_ms` a batch, one after another. The host goes on until it is `ahead` steps ahead."""
+    """A device that takes `step_ms` a batch, one after another. The host may be `ahead` steps ahead."""
 
     def __init__(self, step_ms: float, ahead: int) -> None:
         self.step_ms, self.ahead = step_ms, ahead
@@ -193,7 +193,7 @@ class _SimulatedDevice:
 
 
 class _Training:
-    """Steps of a model on a real device, each between two moments of its clock."""
+    """Training steps of a model on a real device, timed by the device's clock."""
 
     def __init__(self, model: nn.Module, device: torch.device, pinned: bool, read_loss: bool) -> None:
         self.model, self.device, self.pinned, self.read_loss = model.to(device), device, pinned, read_loss
@@ -210,11 +210,11 @@ class _Training:
         if self.read_loss:
             loss.item()
 
-    def alone(self, batch: tuple[Tensor, Tensor]) -> float:
-        """Milliseconds of a step when the batch is already there."""
+    def without_loading(self, batch: tuple[Tensor, Tensor]) -> float:
+        """Milliseconds of a step with the batch already on the device."""
         images, labels = (part.to(self.device) for part in batch)
-        taken = each(range(10), lambda _: self._step(images, labels))
-        return Timing.of(taken[3:]).median_ms
+        step_ms = each(range(10), lambda _: self._step(images, labels))
+        return Timing.of(step_ms[3:]).median_ms
 
     def spans(self) -> list[tuple[float, float]]:
         """Begin and end of each step on the device's clock, in milliseconds. Waits for the device."""
@@ -233,20 +233,20 @@ class _Training:
         return loss.detach()
 
 
-def _loop(batches: Iterator, work: "_SimulatedDevice | _Training", steps: int) -> tuple[float, list[float]]:
-    """Seconds until the first batch is there, and milliseconds of waiting for each."""
+def _loop(batches: Iterator, train_step: "_SimulatedDevice | _Training", steps: int) -> tuple[float, list[float]]:
+    """Seconds of waiting for the first batch, and milliseconds of waiting for each."""
     waits = []
     for _ in range(steps):
         began = time.perf_counter()
         batch = next(batches)
         waits.append((time.perf_counter() - began) * 1e3)
-        work(batch)
+        train_step(batch)
     return waits[0] / 1e3, waits
 
 
 def _batches(dataset: Dataset, batch: int, workers: int, pin_memory: bool, prefetch_factor: int) -> Iterator:
     """A `DataLoader`'s batches in order; the workers start with the first one."""
-    with warnings.catch_warnings():  # more workers than cores are what we want to see
+    with warnings.catch_warnings():  # measuring more workers than cores is intended
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         loader = DataLoader(
             dataset,
@@ -260,12 +260,13 @@ def _batches(dataset: Dataset, batch: int, workers: int, pin_memory: bool, prefe
 
 
 def _summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> dict[str, float]:
-    """What the device's steps tell, from the end of the last one that warms up."""
+    """Throughput, idle share and iteration times, from the begins and ends of the device's steps after warm-up."""
     ends = [end for _, end in spans[warmup - 1 :]]
-    turns = Timing.of([end - before for before, end in pairwise(ends)])
-    wall = ends[-1] - ends[0]
-    busy = sum(end - begin for begin, end in spans[warmup:])
-    return {"samples_per_s": 1e3 * turns.n * batch / wall, "idle_share": max(1 - busy / wall, 0.0)} | turns.row()
+    iterations = Timing.of([end - before for before, end in pairwise(ends)])
+    wall_ms = ends[-1] - ends[0]
+    device_ms = sum(end - begin for begin, end in spans[warmup:])
+    speed = {"samples_per_s": 1e3 * iterations.n * batch / wall_ms, "idle_share": max(1 - device_ms / wall_ms, 0.0)}
+    return speed | iterations.row()
 
 
 def _batch(dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
@@ -273,7 +274,7 @@ def _batch(dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _load_ms(dataset: Dataset, batch: int, repeat: int = 3) -> list[float]:
-    """Milliseconds that loading a batch takes this process, collating included; some times, after one to warm up."""
+    """Milliseconds of loading and collating a batch in this process, `repeat` times after a warm-up."""
     taken = []
     for _ in range(repeat + 1):
         began = time.perf_counter()

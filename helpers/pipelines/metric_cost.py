@@ -1,12 +1,12 @@
-"""What accuracy and macro F1 cost when a loop asks for them at every step of an epoch.
+"""Cost of computing accuracy and macro F1 at every step of an epoch.
 
-A metric of scikit-learn takes arrays, so a loop that wants it at each step copies the answers to the CPU, which waits
-for the device, and computes over everything since the epoch began: O(n) at step n, O(n²) over the epoch. Counts grow
-with nothing: torchmetrics and our confusion matrix add a batch on the device, whatever the step.
+scikit-learn's metrics take arrays, so a loop that computes them at each step copies predictions to the CPU, which
+synchronizes, and computes over all samples of the epoch so far: O(n) at step n, O(n²) over the epoch. torchmetrics and
+our confusion matrix add a batch's counts on the device, at a constant cost.
 
-What grows is not the library but what is asked of it: scikit-learn once, at the epoch's end, costs a copy a step.
-torchmetrics' `forward` also computes the batch's own value; and as it comes it checks labels first, which on a GPU
-waits for it. Its accuracy is the mean over classes unless `average="micro"` is said.
+scikit-learn called only at the epoch's end costs a copy a step. torchmetrics' `forward` also computes the batch's own
+value, and by default it validates labels first, which synchronizes with a GPU. Its accuracy is the mean over classes by
+default, so `average="micro"` is set.
 """
 
 import time
@@ -27,16 +27,16 @@ from helpers.metrics import StreamingMetrics
 
 Scores = dict[str, float]
 
-# How far scores may be apart: torchmetrics divides in fp32.
+# Tolerance of scores: torchmetrics divides in fp32.
 TOLERANCE = 1e-6
 
 WARMUP = 3
-POOL = 16  # so many batches are drawn, and come again and again
+POOL = 16  # distinct random batches, used in a cycle
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`step(logits, labels)` is what the loop calls for a batch, `compute()` gives `accuracy` and `macro_f1` so far."""
+    """`step(logits, labels)` is called for each batch; `compute()` returns `accuracy` and `macro_f1` so far."""
 
     step: Callable[[Tensor, Tensor], Any]
     compute: Callable[[], Scores]
@@ -44,7 +44,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a metric is made, for so many classes on a device; and what that needs."""
+    """A function from a number of classes and a device to a metric, and its requirements."""
 
     make: Callable[[int, torch.device], Metric]
     needs: tuple[str, ...] = ()
@@ -64,9 +64,8 @@ def measure_metrics(
 ) -> list[dict[str, Any]]:
     """Milliseconds of the metric alone at each step of an epoch: rows of `step`, `variant`, `ms`.
 
-    The variants take turns at every step on the same random batch, which is on the device before the clock starts; each
-    is waited for. At the end all must have the same scores, or it is a `Disagreement`. Variants that can't run are left
-    out.
+    The variants are timed in turn at every step, each with a synchronize, on the same random batch, which is on the
+    device already. Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
     """
     check_positive(steps=steps, batch=batch)
     for variant in variants or ():
@@ -94,12 +93,11 @@ def measure_metrics(
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a variant about `measure_metrics`' rows: cost at the beginning and at the end of the epoch, and the slope.
+    """A row a variant from `measure_metrics`' rows: cost at the start and at the end of the epoch, and the slope.
 
-    `first_ms` and `last_ms` are medians over the first and the last tenth of the steps, `slope_us_per_step` is by how
-    much a step gets slower with each step: the median of the slopes between all pairs of steps that lie half an epoch
-    apart, with the 20th and 80th percentile; single slow steps don't bend it. `n` is the number of steps, the
-    times are over all of them.
+    `first_ms` and `last_ms` are medians over the first and the last tenth of the steps. `slope_us_per_step`, the growth
+    of the cost with each step, is the median (with 20th and 80th percentile) of the slopes between all pairs of steps
+    that are half an epoch apart, which is robust against outliers. `n` is the number of steps; times are over all.
     """
     grown = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
@@ -118,7 +116,7 @@ def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_scores(scores: dict[str, Scores]) -> None:
-    """A `Disagreement` that names the first variant whose scores aren't those of the first."""
+    """Raise a `Disagreement` that names the first variant whose scores differ from those of the first one."""
     reference = next(iter(scores), None)
     for variant, computed in scores.items():
         for name, expected in scores[reference].items():
@@ -129,7 +127,7 @@ def check_scores(scores: dict[str, Scores]) -> None:
 def random_batches(
     count: int, batch: int, classes: int, *, seed: int = 0, device: torch.device | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Logits (B, classes) that are right more often than a random guess, and labels (B,), rare classes among them."""
+    """Logits (B, classes), better than random guesses, and labels (B,) of imbalanced classes."""
     generator = torch.Generator().manual_seed(seed)
     frequent = 1 / torch.arange(1, classes + 1)
     drawn = []
@@ -142,23 +140,23 @@ def random_batches(
 
 
 class _Collected:
-    """Answers and labels on the CPU, 16 bytes a sample, for functions that want all of them."""
+    """Predictions and labels on the CPU, 16 bytes a sample, for functions that take all of them at once."""
 
     def __init__(self) -> None:
-        self.answers: list[np.ndarray] = []
+        self.predictions: list[np.ndarray] = []
         self.labels: list[np.ndarray] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        self.answers.append(logits.argmax(dim=1).cpu().numpy())
+        self.predictions.append(logits.argmax(dim=1).cpu().numpy())
         self.labels.append(labels.cpu().numpy())
 
     def compute(self) -> Scores:
         from sklearn.metrics import accuracy_score, f1_score
 
-        labels, answers = np.concatenate(self.labels), np.concatenate(self.answers)
+        labels, predictions = np.concatenate(self.labels), np.concatenate(self.predictions)
         return {
-            "accuracy": float(accuracy_score(labels, answers)),
-            "macro_f1": float(f1_score(labels, answers, average="macro")),
+            "accuracy": float(accuracy_score(labels, predictions)),
+            "macro_f1": float(f1_score(labels, predictions, average="macro")),
         }
 
 

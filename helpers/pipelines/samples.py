@@ -1,4 +1,4 @@
-"""What this chapter reads: JPEGs and token arrays, as samples of a key, a label and a 1-D array; and JPEGs alone."""
+"""The chapter's generated data: JPEGs and token arrays as samples (key, label, 1-D array), and plain JPEGs."""
 
 import functools
 import io
@@ -12,17 +12,16 @@ from helpers.text import SyntheticText
 
 from .formats import Sample
 
-DRAWINGS = 64  # distinct drawings, of which every sample is another cut
-ROOM = 1.25  # a drawing is so much larger than what is cut from it
+DRAWINGS = 64  # distinct drawings; each sample is a crop of one
+ROOM = 1.25  # size of a drawing, relative to its crops
 QUALITIES = range(70, 95)
 
 
 def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213)) -> list[Sample]:
-    """`count` JPEGs of width × height: parts of drawn garments.
+    """`count` JPEGs of width × height: crops of drawn garments.
 
-    There are 64 distinct drawings; a sample is a part of one, with a position and a quality of its own, and with its
-    number in the file's comment, so that no two are alike. At 160×213, of about 7 kB each, that costs 1 s and about
-    2 ms a sample.
+    There are 64 distinct drawings; samples differ in crop, quality and the number in the file's comment. At 160×213
+    (about 7 kB each) it costs 1 s, and about 2 ms a sample.
     """
     check_positive(count=count)
     if min(size) < 16:
@@ -41,7 +40,7 @@ def token_samples(count: int, seed: int = 0) -> list[Sample]:
 
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
-    """Generated pictures of garments of so many pixels, width and height; 60 ms each for the default size."""
+    """`count` JPEGs of drawn garments, of a size (width, height); 60 ms each for the default size."""
     check_positive(count=count, width=size[0], height=size[1])
     files = []
     for _, picture in _drawings(count, seed, size):
@@ -53,7 +52,7 @@ def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int =
 
 @functools.lru_cache(maxsize=2)
 def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, Any]]:
-    """So many pictures with the names of what they show, in turn."""
+    """`count` pictures with the names of their garments, which alternate."""
     from helpers.pictures import GARMENTS, draw_garment
 
     names = itertools.islice(itertools.cycle(GARMENTS), count)
@@ -61,7 +60,7 @@ def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, A
 
 
 def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[int, int]) -> Sample:
-    """Sample `position`: it follows from seed and position alone."""
+    """Sample `position`, a crop that depends on seed and position only."""
     from helpers.pictures import GARMENTS
 
     (name, image), rng = drawings[position % len(drawings)], np.random.default_rng([seed, position, 1])
