@@ -38,7 +38,7 @@ from helpers.training.text_batches import DATA, balanced_batches, packed_batches
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
 FEEDS = {
-    "BRAIN": partial(random_batches, whole=True),
+    "BRAIN": partial(random_batches, to_maximum=True),
     "BIG BRAIN": random_batches,
     **{f"k = {k}": partial(balanced_batches, k=k) for k in SPREADS},
     "packed": packed_batches,

@@ -30,14 +30,14 @@ from helpers.training.switched import Switched
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]
 SLOW, ALONE, CUMULATIVE = "slow", "alone", "cumulative"
-TIMED_STEPS, BURSTS = 20, 4  # of a fix, settled; with workers at least so many batches of each
-PATIENCE_S = 20.0  # for steps so slow that fewer have to do
+TIMED_STEPS, BURSTS = 20, 4  # after warm-up; with workers at least so many batches of each worker
+PATIENCE_S = 20.0  # after which fewer timed steps suffice
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
-TINY = {  # so that on a CPU, too, the metric's time shows beside the model's
+TINY = {  # so small that the metric's time shows on a CPU, too
     "batch_size": 256,
     "model": {"image_size": 16, "patch_size": 16, "depth": 1, "heads": 2, "head_dim": 16, "mlp_size": 32},
 }
-DRAWN = 400  # rows of a timeline: the longest ones
+DRAWN = 400  # rows of a timeline, the longest
 
 
 def _preset() -> str:
@@ -51,11 +51,11 @@ def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
 @experiment(small=BOTH, cpu=BOTH)
 def diagnose(pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the most expensive first."""
-    found = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
-    if not len(found):
+    findings = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
+    if not len(findings):
         return [{"rank": 0, "finding": "nothing"}]
-    found["where"] = found["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
-    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    findings["where"] = findings["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
+    rows = findings.astype(object).where(findings.notna(), None).to_dict("records")
     return [{"rank": rank} | row for rank, row in enumerate(rows)]
 
 
@@ -74,23 +74,23 @@ def modules(pipeline: str, variant: str) -> list[Row]:
     The lower bound is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth,
     whichever is more; for all calls of a step, forward and backward.
     """
-    watched: list[_Watched] = []
+    profiled: list[_ProfiledModel] = []
 
-    def watch(model: nn.Module) -> ModuleProfiler:
-        watched.append(_Watched(model, pipeline))
-        return watched[-1].profiler
+    def profile_model(model: nn.Module) -> ModuleProfiler:
+        profiled.append(_ProfiledModel(model, pipeline))
+        return profiled[-1].profiler
 
     fixes = fixes_of(pipeline, variant)
-    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=Excerpt(10), profile=watch)
-    table = watched[0].profiler.summary()
-    bounds = watched[0].lower_bounds(torch.bfloat16 if "bf16" in fixes else torch.float32)
+    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=Excerpt(10), profile=profile_model)
+    table = profiled[0].profiler.summary()
+    bounds = profiled[0].lower_bounds(torch.bfloat16 if "bf16" in fixes else torch.float32)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
     names += ["activation_mib", "peak_mib"]
     rows = table[names].astype(object).where(table[names].notna(), None).to_dict("records")
     return [row | bounds.get(row["module"], {}) for row in rows]
 
 
-class _Watched:
+class _ProfiledModel:
     """A model's profiler, and the shapes that its layers were called with in one step."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -105,22 +105,22 @@ class _Watched:
             self.called[path] = module, tuple(inputs[0].shape)
 
     def lower_bounds(self, dtype: torch.dtype) -> dict[str, Row]:
-        """Operations, bytes and the least time of each layer that `costs` knows."""
+        """Operations, bytes and the lower bound on the time of each layer that `costs` knows."""
         on_gpu = device().type == "cuda"
         _, tflops = matmul(8192 if on_gpu else 256, dtype)
         _, gb_per_s = copy(2048 if on_gpu else 16)
-        found = {}
+        bounds = {}
         for path, (module, shape) in self.called.items():
             costs = cost(module, shape, dtype.itemsize)
             if costs is not None:
                 both = Cost(sum(c.flop for c in costs), sum(c.bytes for c in costs))
                 lower_bound_ms = sum(c.lower_bound_ms(tflops, gb_per_s) for c in costs)
-                found[path] = {
+                bounds[path] = {
                     "gflop": both.flop / 1e9,
                     "moved_mib": both.bytes / 2**20,
                     "lower_bound_ms": lower_bound_ms,
                 }
-        return found
+        return bounds
 
 
 def _fix_configurations(pipeline: Switched) -> list[Row]:
@@ -130,40 +130,40 @@ def _fix_configurations(pipeline: Switched) -> list[Row]:
     ]
 
 
-def _few(pipeline: Switched) -> list[Row]:
+def _small_configurations(pipeline: Switched) -> list[Row]:
     names = [switch.name for switch in pipeline.switches if not switch.optional]
     ends = [{"variant": ALONE, "fix": names[-1]}, {"variant": CUMULATIVE, "fix": names[-1]}]
     return [{"variant": SLOW, "fix": "none"}, *ends]
 
 
-@experiment(small=_few(CLOTHES), big_gpu=_fix_configurations(CLOTHES))
+@experiment(small=_small_configurations(CLOTHES), big_gpu=_fix_configurations(CLOTHES))
 def vit_fixes(variant: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and one more at a time."""
     return _fixed(CLOTHES, variant, fix)
 
 
-@experiment(small=_few(LANGUAGE), big_gpu=_fix_configurations(LANGUAGE))
+@experiment(small=_small_configurations(LANGUAGE), big_gpu=_fix_configurations(LANGUAGE))
 def gpt_fixes(variant: str, fix: str) -> Row:
     """The language model: each fix alone, and one more at a time."""
     return _fixed(LANGUAGE, variant, fix)
 
 
 def _fixed(pipeline: Switched, variant: str, fix: str) -> Row:
-    """Settled steps within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
+    """Time steps after warm-up within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
 
-    Workers deliver in bursts, one batch each, so a few whole bursts are timed, and none of what they made before the
-    first step. The idle share comes from a profile of its own, of what is shown with all fixes before it.
+    Workers deliver in bursts, one batch each, so a few complete bursts are timed, without the batches made before the
+    first step. The idle share comes from a separate profile, of the slow and the cumulative variants only.
     """
     names = [switch.name for switch in pipeline.switches]
     chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[variant]
     fixes = frozenset(chosen)
-    part = Excerpt(4)
+    excerpt = Excerpt(4)
     if _preset() == "full":
         workers = _workers(pipeline, fixes)
         settling = max(SETTLING, workers)
-        part = Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
-    found = pipeline.run(fixes, preset=_preset(), steps=part, **_within_an_epoch(pipeline, part.steps))
-    kept = (
+        excerpt = Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
+    row = pipeline.run(fixes, preset=_preset(), steps=excerpt, **_within_an_epoch(pipeline, excerpt.steps))
+    columns = (
         "iteration_ms",
         "iteration_p20_ms",
         "iteration_p80_ms",
@@ -175,7 +175,7 @@ def _fixed(pipeline: Switched, variant: str, fix: str) -> Row:
     )
     profiled = device().type == "cuda" and variant != ALONE
     idle = device_idle_share(_trace(pipeline, fixes)) if profiled else None
-    return {name: found[name] for name in kept} | {"device_idle_share": idle}
+    return {name: row[name] for name in columns} | {"device_idle_share": idle}
 
 
 @experiment(
@@ -189,9 +189,9 @@ def _fixed(pipeline: Switched, variant: str, fix: str) -> Row:
 )
 def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
     """Training for whole epochs: seconds of the last one with its validation, and what was learned."""
-    found = PIPELINES[pipeline].run(fixes_of(pipeline, variant), preset=_preset(), epochs=epochs, seed=seed)
+    row = PIPELINES[pipeline].run(fixes_of(pipeline, variant), preset=_preset(), epochs=epochs, seed=seed)
     names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
-    return {name: found[name] for name in names}
+    return {name: row[name] for name in names}
 
 
 @experiment(small=[{"steps": 40}], cpu=[{"steps": 2000}])
@@ -222,38 +222,38 @@ def metrics_cost(steps: int) -> list[Row]:
             if step >= 0:
                 chunks.setdefault((variant, step // every), []).append((time.perf_counter() - began) * 1e3)
     return [
-        {"variant": variant, "step": chunk * every, "ms": median(taken)} for (variant, chunk), taken in chunks.items()
+        {"variant": variant, "step": chunk * every, "ms": median(times)} for (variant, chunk), times in chunks.items()
     ]
 
 
 def _repeated(batch: Batch, size: int) -> Batch:
-    """A batch of this size out of a smaller one's photos."""
+    """A batch of this size, by repeating the photos of a smaller one."""
     times = -(-size // len(batch.targets))
     images, labels = batch.inputs.repeat(times, 1, 1, 1)[:size], batch.targets.repeat(times)[:size]
     return replace(batch, inputs=images, targets=labels, real=size)
 
 
 def _trace(pipeline: Switched, fixes: frozenset[str], detailed: bool = False) -> Any:
-    """A profile of a few steps within one epoch. `detailed` has shapes and lines of source, and slows the host."""
-    held: list[profile] = []
+    """The trace of a few steps within one epoch. `detailed` adds shapes and source lines, and slows the host."""
+    profiles: list[profile] = []
     on_gpu = device().type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     workers = _workers(pipeline, fixes) if on_gpu else 0
-    wait, active = max(workers, 1), max(workers, 4 if on_gpu else 2)  # of workers, a burst after the first
+    wait, active = max(workers, 1), max(workers, 4 if on_gpu else 2)  # with workers a complete burst, after the first
 
-    def watch(_model: nn.Module) -> profile:
+    def profile_steps(_model: nn.Module) -> profile:
         steps = schedule(wait=wait, warmup=2, active=active, repeat=1)
-        held.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
-        return held[0]
+        profiles.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
+        return profiles[0]
 
     steps = wait + active + 3
     longer = _within_an_epoch(pipeline, steps)
-    pipeline.run(fixes, preset=_preset(), steps=Excerpt(steps), profile=watch, **longer)
-    return read_trace(held[0])
+    pipeline.run(fixes, preset=_preset(), steps=Excerpt(steps), profile=profile_steps, **longer)
+    return read_trace(profiles[0])
 
 
 def _within_an_epoch(pipeline: Switched, steps: int) -> dict[str, int]:
-    """What to change of the preset so that an epoch has so many steps: where one ends, workers start anew."""
+    """Changes of the preset that make an epoch have so many steps: workers start anew in the next."""
     preset = pipeline.sizes[_preset()]
     needed = preset["batch_size"] * (steps + 2)
     if "passes" in preset:
@@ -262,6 +262,6 @@ def _within_an_epoch(pipeline: Switched, steps: int) -> dict[str, int]:
 
 
 def _workers(pipeline: Switched, fixes: frozenset[str]) -> int:
-    """How many processes make batches."""
+    """How many worker processes make batches."""
     makes = "workers" in fixes and "photos_on_device" not in fixes
     return min(pipeline.sizes[_preset()]["workers"], cores()) if makes else 0

@@ -1,4 +1,4 @@
-"""What chapter 0 measures: whole trainings, a stage more each time, and with each stage alone."""
+"""What chapter 0 measures: complete trainings with the stages accumulated, and with each stage alone."""
 
 import functools
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from helpers.lab.records import Row
 from helpers.training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, run
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
-SAMPLES = 3072  # 48 steps, for most is told by the slowest: some 31 TFLOP a step in fp32, outside of matrix units
+SAMPLES = 3072  # 48 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores
 ONE_STEP = {"samples": 64, "validation_samples": 64}
 SEEDS = range(3)
 ON_GPU = list(STAGES)
-ON_CPU = [name for name in STAGES if name != MIXED]  # which has no fast products in fp16
+ON_CPU = [name for name in STAGES if name != MIXED]  # a CPU has no fast matrix products in fp16
 
 
 def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
-    """The stages that a configuration switches on, of those that are gone through."""
+    """The stages that a configuration switches on, out of `stages` in their order."""
     up_to = stages[: stages.index(stage) + 1] if stage in stages else []
     return {START: [], ALONE: [stage], CUMULATIVE: list(up_to)}[way]
 
 
 def _configurations(stages: Sequence[str]) -> list[Row]:
-    """The first stage alone is what is cumulative up to it, so it is run once."""
+    """The first stage alone equals the stages up to it, so it is run once."""
     runs = [{"way": START, "stage": "none"}]
     runs += [{"way": CUMULATIVE, "stage": name} for name in stages]
     runs += [{"way": ALONE, "stage": name} for name in stages[1:]]
@@ -31,15 +31,15 @@ def _configurations(stages: Sequence[str]) -> list[Row]:
 
 @functools.cache
 def _settle() -> None:
-    """What a process does once, at its first training: the device's start, imports, libraries. No run pays it."""
+    """A training that absorbs what a process does once: start of the device, imports, choice of kernels."""
     run([MIXED] if device().type == "cuda" else [], preset="small")
 
 
 @functools.cache
 def _settle_norms(stages: frozenset[str], preset: str) -> None:
-    """Compile our norms' kernels, once in a process, for the widths and types that they get beside these stages.
+    """Compile our norms' kernels, once in a process, for the widths and types that they get with these stages.
 
-    That takes seconds, which would fall on the first seed alone.
+    Otherwise only the first seed would include these seconds.
     """
     run(stages, preset=preset, **ONE_STEP)
 

@@ -1,10 +1,10 @@
-"""The one trainer: its loop, precision, the tasks (language model, cars, clothes), what is slow on purpose, the stages.
+"""The trainer: its loop, precision, the tasks (language model, cars, clothes), deliberately slow variants, the stages.
 
-trainer, loop      what a step and a validation do; epochs, the clock, a profiler around them
+trainer, loop      a step and a validation; epochs, timing, a profiler around them
 precision, setup   fp32 to fp16 with a scaler; a plain training by a setup, with checkpoints
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
-switches, slow_parts, switched    what is slow on purpose and what mends it; the planted parts; trainings of any subset
-stages             chapter 0: the language model's training with one chapter's remedies after another
+switches, slow_parts, switched    inefficiencies and their fixes; slow modules; trainings with any subset of fixes
+stages             chapter 0: the language model's training with the fixes of one chapter after another
 """
 
 from .loop import Excerpt, Step, fit

@@ -15,7 +15,7 @@ from helpers.pictures import cores, preload, segmentation
 from .text_batches import shuffled
 from .trainer import Batch, Task
 
-# Sizes as plain data; `small` is for tests, `reduced` shows on a CPU, in minutes, what fp16 does to training.
+# `small` is for tests; `reduced` takes a CPU minutes to show what fp16 does to training.
 SIZES = {
     "small": {"size": 16, "samples": 32, "validation_samples": 16, "width": 4, "depth": 1, "batch_size": 8},
     "reduced": {"size": 64, "samples": 1024, "validation_samples": 64, "width": 8, "depth": 3, "batch_size": 32},
@@ -25,30 +25,30 @@ LEARNING_RATE = {"small": 3e-3, "reduced": 1e-2, "full": 1e-3}
 
 
 def segmentation_task(preset: str, path: Path | None, device: torch.device, seed: int) -> Task:
-    """U-Net on pictures of cars; the data set lies on the device as a whole, and the order of an epoch beside it.
+    """U-Net on pictures of cars. The data set and the order of an epoch are on the device.
 
-    So a step copies nothing from the host, which would wait for the GPU to have done all before it.
+    So a step copies nothing from the host, which would make the host wait until all queued work is done.
     """
     source, pictures = _pictures(preset, path, device)
-    chosen = SIZES[preset]
-    size = chosen["batch_size"]
+    sizes = SIZES[preset]
+    batch_size = sizes["batch_size"]
     torch.manual_seed(seed)
 
     def batches(epoch: int, start: int) -> Iterator[Batch]:
-        order = shuffled(len(pictures["train"][0]), seed, epoch).to(device).split(size)
+        order = shuffled(len(pictures["train"][0]), seed, epoch).to(device).split(batch_size)
         return (_take(pictures["train"], indices) for indices in order[start:])
 
     def validation() -> Iterator[Batch]:
-        order = torch.arange(len(pictures["validation"][0]), device=device).split(size)
+        order = torch.arange(len(pictures["validation"][0]), device=device).split(batch_size)
         return (_take(pictures["validation"], indices) for indices in order)
 
     return Task(
         source=source,
-        model=UNet(width=chosen["width"], depth=chosen["depth"]).to(device),
+        model=UNet(width=sizes["width"], depth=sizes["depth"]).to(device),
         loss=lambda logits, batch: binary_cross_entropy_with_logits(logits, batch.targets),
         validation_metric=PixelAccuracy(),
         batches=batches,
-        steps=lambda epoch: -(-len(pictures["train"][0]) // size),
+        steps=lambda epoch: -(-len(pictures["train"][0]) // batch_size),
         validation=validation,
         learning_rate=LEARNING_RATE[preset],
     )
@@ -61,8 +61,8 @@ def _take(pictures: tuple[Tensor, Tensor], indices: Tensor) -> Batch:
 
 @functools.lru_cache(maxsize=1)
 def _pictures(preset: str, path: Path | None, device: torch.device) -> tuple[str, dict[str, tuple[Tensor, Tensor]]]:
-    """Kept for the next run: making or reading the pictures takes longer than training on them for an epoch."""
-    sizes = {name: SIZES[preset][name] for name in ("size", "samples", "validation_samples")}
-    splits = dict(zip(("train", "validation"), segmentation(path, **sizes), strict=True))
+    """Cached for the next run: making or reading the pictures takes longer than an epoch of training."""
+    options = {name: SIZES[preset][name] for name in ("size", "samples", "validation_samples")}
+    splits = dict(zip(("train", "validation"), segmentation(path, **options), strict=True))
     workers = 0 if path is None else cores()
     return splits["train"].source, {name: preload(dataset, device, workers) for name, dataset in splits.items()}

@@ -1,7 +1,7 @@
-"""Photos of clothes: a Vision Transformer that names the garment. Batches come by a `DataLoader` or lie on the device.
+"""Classification of clothes by a Vision Transformer. Photos are loaded by a `DataLoader` or kept on the device.
 
-Images are normalised fp32 (B, 3, S, S), labels (B,). Training batches are all of one size, but for files that are
-broken; the rest of an epoch that fills none is left out.
+Images are normalised fp32 (B, 3, S, S), labels (B,). Training batches have one size, except for broken files; the last
+incomplete batch of an epoch is dropped.
 """
 
 import functools
@@ -34,8 +34,8 @@ from helpers.pictures.transforms import (
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .trainer import Batch, Task
 
-# Sizes as plain data; `small` is for a CPU and for tests. `classes` and the three below are of generated photos. An
-# epoch goes over all photos `passes` times. `decoded_side` is that of photos kept in memory.
+# `small` is for a CPU and for tests. `classes` and the three below describe generated photos. An epoch goes over all
+# photos `passes` times. `decoded_side` is the side of photos kept in memory, in pixels.
 SWITCHED_SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "classes": 4,
@@ -71,57 +71,57 @@ Constants = tuple[Tensor, Tensor]
 
 
 def switched_clothes_task(
-    chosen: dict[str, Any],
+    sizes: dict[str, Any],
     path: str | Path | None,
     device: torch.device,
     seed: int,
     dtype: torch.dtype,
     slow: frozenset[str],
 ) -> Task:
-    """The model and its photos, with what `slow` names slow on purpose; see `switches.CLOTHES`.
+    """The ViT and its photos, with the inefficiencies that `slow` names; see `switches.CLOTHES`.
 
-    `path` is the folder of the clothing dataset; without it the photos are generated. Decodes everything first if that
-    is fixed.
+    `path` is the folder of the clothing dataset; without it the photos are generated. Unless "decode_once" is slow, all
+    photos are decoded here.
     """
-    counts = {name: chosen[name] for name in ("classes", "samples", "validation_samples")}
-    splits = photo_files(path, **counts, size=chosen["photo_size"], seed=seed)
+    counts = {name: sizes[name] for name in ("classes", "samples", "validation_samples")}
+    splits = photo_files(path, **counts, size=sizes["photo_size"], seed=seed)
     classes = len(splits[0].classes)
     constants = functools.partial(channel_constants, device)
     weights = functools.partial(class_weights, splits[0].labels, classes, device)
     if "constants_once" not in slow:
         constants, weights = functools.cache(constants), functools.cache(weights)
-    feed = Feed(chosen, seed, device, constants, weights)
+    feed = Feed(sizes, seed, device, constants, weights)
     kind = LoadedBatches if "photos_on_device" in slow else PreloadedBatches
     batches = kind(feed, splits, slow)
     metric = CollectedMetrics if "streaming_metrics" in slow else StreamingMetrics
     return Task(
         source=splits[0].source,
-        model=build_model(chosen, classes, seed, slow).to(device),
+        model=build_model(sizes, classes, seed, slow).to(device),
         loss=lambda logits, batch: F.cross_entropy(logits.float(), batch.targets, batch.weights),
         metric=metric(classes),
         validation_metric=metric(classes),
         batches=lambda epoch, start: itertools.islice(batches.train(epoch), start, None),
         steps=lambda epoch: len(batches.order) // batches.batch_size,
         validation=batches.validation,
-        learning_rate=chosen["learning_rate"],
+        learning_rate=sizes["learning_rate"],
         weight_decay=0.05,
         prepare_s=batches.prepare_s,
         skipped=batches.skipped,
     )
 
 
-def build_model(chosen: dict[str, Any], classes: int, seed: int, slow: frozenset[str] = frozenset()) -> ViT:
-    """The ViT of a size; its weights follow from the seed."""
+def build_model(sizes: dict[str, Any], classes: int, seed: int, slow: frozenset[str] = frozenset()) -> ViT:
+    """The ViT of these sizes; its weights follow from the seed."""
     torch.manual_seed(seed)
-    width = chosen["width"]["width_256" not in slow]
-    return with_slow_vit_parts(ViT(classes, width=width, dropout=chosen["dropout"], **chosen["model"]), slow)
+    width = sizes["width"]["width_256" not in slow]
+    return with_slow_vit_parts(ViT(classes, width=width, dropout=sizes["dropout"], **sizes["model"]), slow)
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What batches are made of: a size, chance, the place, and what is asked for with each batch."""
+    """What both kinds of batches need. `constants` and `weights` are called for each batch."""
 
-    chosen: dict[str, Any]
+    sizes: dict[str, Any]
     seed: int
     device: torch.device
     constants: Callable[[], Constants]  # mean and deviation of the channels
@@ -129,24 +129,24 @@ class Feed:
 
     @property
     def side(self) -> int:
-        return self.chosen["model"]["image_size"]
+        return self.sizes["model"]["image_size"]
 
 
 class LoadedBatches:
-    """Photos are cut on the CPU, by this process or by workers, and copied to the device batch by batch."""
+    """Photos are cropped on the CPU, by this process or by workers, and copied to the device batch by batch."""
 
     def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
-        self.feed, chosen = feed, feed.chosen
-        once = "decode_once" not in slow
-        decoded = [decode_photos(split, chosen["decoded_side"]) if once else None for split in splits]
+        self.feed, sizes = feed, feed.sizes
+        decode_once = "decode_once" not in slow
+        decoded = [decode_photos(split, sizes["decoded_side"]) if decode_once else None for split in splits]
         self.prepare_s = sum(split.seconds for split in decoded if split is not None)
         self.skipped = dict(fault for split in decoded if split is not None for fault in split.skipped)
         train, validation = splits
-        self.order = EpochOrder(len(train), feed.seed, decoded[0].usable if once else None, chosen["passes"])
-        self.batch_size = min(chosen["batch_size"], len(self.order))
-        in_turn = decoded[1].usable if once else np.arange(len(validation))
+        self.order = EpochOrder(len(train), feed.seed, decoded[0].usable if decode_once else None, sizes["passes"])
+        self.batch_size = min(sizes["batch_size"], len(self.order))
+        validation_order = decoded[1].usable if decode_once else np.arange(len(validation))
         self.pinned = "pinned" not in slow and feed.device.type == "cuda"
-        workers = 0 if "workers" in slow else chosen["workers"]
+        workers = 0 if "workers" in slow else sizes["workers"]
         options = {
             "batch_size": self.batch_size,
             "collate_fn": collate,
@@ -154,13 +154,13 @@ class LoadedBatches:
             "pin_memory": self.pinned,
             "persistent_workers": workers > 0,
             "prefetch_factor": 2 if workers else None,
-            "generator": torch.Generator(),  # else each epoch would draw from what dropout draws from
+            "generator": torch.Generator(),  # else each epoch would advance the generator that dropout uses
         }
         as_float = "uint8_transfer" in slow
         photos = Photos(train, feed.side, decoded=decoded[0], middle_first="single_cut" in slow, as_float=as_float)
         self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
         photos = Photos(validation, feed.side, decoded=decoded[1], as_float=as_float)
-        self._validation = DataLoader(photos, sampler=[(int(index), None) for index in in_turn], **options)
+        self._validation = DataLoader(photos, sampler=[(int(index), None) for index in validation_order], **options)
 
     def train(self, epoch: int) -> Iterator[Batch]:
         self.order.epoch = epoch
@@ -185,21 +185,21 @@ class LoadedBatches:
 
 
 class PreloadedBatches:
-    """All photos lie on the device, decoded; a batch is gathered, cut and normalised there. Nothing is copied to it.
+    """All decoded photos are on the device; a batch is gathered, cropped and normalised there, without a copy.
 
-    An epoch's order and boxes follow from the same chance as with a loader. They are copied once an epoch.
+    An epoch's order and crops are drawn as with a loader, and copied once an epoch.
     """
 
     def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
-        self.feed, chosen = feed, feed.chosen
+        self.feed, sizes = feed, feed.sizes
         self.middle_first = "single_cut" in slow
-        decoded = [decode_photos(split, chosen["decoded_side"]) for split in splits]
+        decoded = [decode_photos(split, sizes["decoded_side"]) for split in splits]
         self.prepare_s = sum(split.seconds for split in decoded)
         self.skipped = dict(fault for split in decoded for fault in split.skipped)
         self.sizes = [split.sizes for split in decoded]
         self.usable = [split.usable for split in decoded]
-        self.order = EpochOrder(len(splits[0]), feed.seed, self.usable[0], chosen["passes"])
-        self.batch_size = min(chosen["batch_size"], len(self.order))
+        self.order = EpochOrder(len(splits[0]), feed.seed, self.usable[0], sizes["passes"])
+        self.batch_size = min(sizes["batch_size"], len(self.order))
         self.pixels = [split.pixels.to(feed.device) for split in decoded]  # (N, s, s, 3) each
         self.labels = [torch.from_numpy(split.labels).to(feed.device) for split in splits]
 
@@ -211,8 +211,8 @@ class PreloadedBatches:
             boxes = boxes_within(random_boxes(cuts, np.ones((len(order), 2))), middle_boxes(self.sizes[0][order]))
         else:
             boxes = random_boxes(cuts, self.sizes[0][order])
-        whole = len(order) // self.batch_size * self.batch_size
-        return self._batches(0, order[:whole], boxes, cuts[:, 4] > 0)
+        complete = len(order) // self.batch_size * self.batch_size
+        return self._batches(0, order[:complete], boxes, cuts[:, 4] > 0)
 
     def validation(self) -> Iterator[Batch]:
         order = self.usable[1]
@@ -232,9 +232,9 @@ class PreloadedBatches:
 
 
 def class_weights(labels: np.ndarray, classes: int, device: torch.device) -> Tensor:
-    """Weights of the loss, (classes,), that make up for rare classes: 1 on average over the photos.
+    """Weights of the loss, (classes,), inverse to each class's frequency: 1 on average over the photos.
 
-    Counts all labels, and on a GPU the host waits for the copy.
+    Counts all labels; on a GPU the host waits for the copy.
     """
     counts = np.bincount(labels, minlength=classes)
     weights = len(labels) / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))

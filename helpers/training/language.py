@@ -19,9 +19,9 @@ from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 from .trainer import Batch, Task
 
-# Sizes as plain data, for chapters 1 and 2. `small` is for tests, `reduced` is what a CPU trains in minutes. `shape` is
-# that of the model while its width is slow on purpose, and that of the fixed one; here they are the same.
-# `validation_samples` and `vocab_size` are of made-up text.
+# Sizes for chapters 1 and 2. `small` is for tests, `reduced` takes a CPU minutes. `shape` is a pair, for
+# `SWITCHED_SIZES`: the model's while its width is slow, and after the fix; here they are the same. `validation_samples`
+# and `vocab_size` are those of generated text.
 SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "samples": 64,
@@ -57,8 +57,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-4,
     },
 }
-# The same for chapters 0 and 3, whose training is slow on purpose. Of WikiText, `samples` and `validation_samples` are
-# the most that are taken. `full` takes some 50 GiB while nothing is fixed.
+# Sizes for chapters 0 and 3, whose training is slow on purpose. `samples` and `validation_samples` also limit what is
+# taken of WikiText. `full` needs about 50 GiB while nothing is fixed.
 SWITCHED_SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "samples": 24,
@@ -97,7 +97,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-4,
     },
 }
-MULTIPLE = 64  # of a pack's tokens, for the kernels of the switched training
+MULTIPLE = 64  # a pack's length is a multiple of it, for the kernels of chapters 0 and 3
 
 
 def language_task(
@@ -108,16 +108,16 @@ def language_task(
     data: str = "standard",
     dtype: torch.dtype = torch.float32,
 ) -> Task:
-    """The model and its text, with nothing slow on purpose. `dtype` is what attention will compute in.
+    """The language model and its text, with nothing slow on purpose. `dtype` is the one that attention will compute in.
 
-    WikiText's validation split is learned from and its test split judges.
+    The model is trained on WikiText's validation split and evaluated on its test split.
     """
-    chosen = SIZES[preset]
-    texts = _kept_texts(path, chosen["samples"], chosen["validation_samples"], chosen["vocab_size"])
-    pad_id, size = texts[0].vocab.pad_id, chosen["batch_size"]
-    model = build_model(chosen, len(texts[0].vocab), pad_id, seed).to(device)
-    learned, judged = (StandardDataset(text, chosen["max_length"] + 1, pad_id=pad_id) for text in texts)
-    batches, steps = FEEDS[data](learned, size, device, dtype, seed)
+    sizes = SIZES[preset]
+    texts = _cached_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
+    pad_id, batch_size = texts[0].vocab.pad_id, sizes["batch_size"]
+    model = build_model(sizes, len(texts[0].vocab), pad_id, seed).to(device)
+    trained, evaluated = (StandardDataset(text, sizes["max_length"] + 1, pad_id=pad_id) for text in texts)
+    batches, steps = FEEDS[data](trained, batch_size, device, dtype, seed)
     return Task(
         source=texts[0].source,
         model=model,
@@ -125,41 +125,41 @@ def language_task(
         validation_metric=LMAccuracy(pad_id),
         batches=batches,
         steps=steps,
-        validation=batches_in_order(judged, size, device),
-        learning_rate=chosen["learning_rate"],
+        validation=batches_in_order(evaluated, batch_size, device),
+        learning_rate=sizes["learning_rate"],
     )
 
 
 def switched_language_task(
-    chosen: dict[str, Any],
+    sizes: dict[str, Any],
     path: str | Path | None,
     device: torch.device,
     seed: int,
     dtype: torch.dtype,
     slow: frozenset[str],
 ) -> Task:
-    """The same from lines of text, with what `slow` names slow on purpose; see `switches.LANGUAGE`."""
-    texts = open_texts(path, chosen["samples"], chosen["validation_samples"], chosen["vocab_size"])
-    pad_id, longest, size = texts[0].vocab.pad_id, chosen["max_length"] + 1, chosen["batch_size"]
+    """The language model and lines of text, with the inefficiencies that `slow` names; see `switches.LANGUAGE`."""
+    texts = open_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
+    pad_id, longest, batch_size = texts[0].vocab.pad_id, sizes["max_length"] + 1, sizes["batch_size"]
     lines: list[Any] = [Lines(text) for text in texts]
     began = time.perf_counter()
     if "token_cache" not in slow:
         lines = [list(split) for split in lines]
     prepare_s = 0.0 if "token_cache" in slow else time.perf_counter() - began
     words = len(texts[0].vocab) if "vocabulary_64" in slow else -(-len(texts[0].vocab) // 64) * 64
-    model = with_slow_gpt_parts(build_model(chosen, words, pad_id, seed, slow), slow).to(device)
-    loading = {"workers": 0 if "workers" in slow else chosen["workers"], "pinned": "pinned" not in slow}
+    model = with_slow_gpt_parts(build_model(sizes, words, pad_id, seed, slow), slow).to(device)
+    loading = {"workers": 0 if "workers" in slow else sizes["workers"], "pinned": "pinned" not in slow}
     loading["materialised"] = "fused_attention" in slow
-    learned, judged = (StandardDataset(split, longest, pad_id=pad_id) for split in lines)
-    whole = "short_padding" in slow
+    trained, evaluated = (StandardDataset(split, longest, pad_id=pad_id) for split in lines)
+    to_maximum = "short_padding" in slow
     if "packed" in slow:
-        batches, steps = random_batches(learned, size, device, dtype, seed, whole, **loading)
+        batches, steps = random_batches(trained, batch_size, device, dtype, seed, to_maximum, **loading)
     else:
-        # FlashAttention's kernel takes halves and heads of a multiple of 8; a mask of all pairs goes with anything.
-        shape = chosen["shape"]["width_1024" not in slow]
-        fits = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
-        variant = packed_variant(device, dtype) if fits else "dense"
-        batches, steps = packed_batches(learned, size, device, dtype, seed, variant, MULTIPLE, **loading)
+        # FlashAttention needs 16-bit types and a head size that is a multiple of 8; a dense mask works with any.
+        shape = sizes["shape"]["width_1024" not in slow]
+        flash = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
+        variant = packed_variant(device, dtype) if flash else "dense"
+        batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, MULTIPLE, **loading)
     metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
     return Task(
         source=texts[0].source,
@@ -169,24 +169,24 @@ def switched_language_task(
         validation_metric=metric(pad_id),
         batches=batches,
         steps=steps,
-        validation=batches_in_order(judged, size, device, whole, **loading),
-        learning_rate=chosen["learning_rate"],
+        validation=batches_in_order(evaluated, batch_size, device, to_maximum, **loading),
+        learning_rate=sizes["learning_rate"],
         weight_decay=0.1,
         prepare_s=prepare_s,
     )
 
 
 def build_model(
-    chosen: dict[str, Any], words: int, pad_id: int, seed: int, slow: frozenset[str] = frozenset()
+    sizes: dict[str, Any], words: int, pad_id: int, seed: int, slow: frozenset[str] = frozenset()
 ) -> GPT2LikeModel:
-    """The model of a size; its weights follow from the seed."""
+    """The model of these sizes; its weights follow from the seed."""
     torch.manual_seed(seed)
     return GPT2LikeModel(
         words,
-        **chosen["shape"]["width_1024" not in slow],
-        num_layers=chosen["layers"],
-        max_length=chosen["max_length"] + 1,  # a packed sample keeps its last token, which has no target
-        dropout=chosen["dropout"],
+        **sizes["shape"]["width_1024" not in slow],
+        num_layers=sizes["layers"],
+        max_length=sizes["max_length"] + 1,  # a packed sample keeps its last token, which has no target
+        dropout=sizes["dropout"],
         attention_dropout=0.0,  # kernels for packed samples have none
         pad_id=pad_id,
     )
@@ -198,33 +198,33 @@ def build_model(
 def open_texts(
     path: str | Path | None, samples: int, validation_samples: int, vocab_size: int | None, limited: bool = True
 ) -> tuple[Samples, Samples]:
-    """Training and validation text: made up, or WikiText's validation split to learn from and its test split to judge.
+    """Training and validation text: generated without a `path`, else WikiText's validation and test split.
 
-    `vocab_size` is of made-up text; that of WikiText follows from what is learned from. `limited` takes no more samples
-    of WikiText than are asked for.
+    `vocab_size` is that of generated text; WikiText's is that of its training text. If `limited`, the numbers of
+    samples limit what is taken of WikiText, too.
     """
     if path is None:
         options = {} if vocab_size is None else {"vocab_size": vocab_size}
         return SyntheticText(samples, 0, **options), SyntheticText(validation_samples, 1, **options)
-    most = (samples, validation_samples) if limited else (None, None)
-    train = corpus("validation", path, max_samples=most[0])
-    return train, corpus("test", path, vocab=train.vocab, max_samples=most[1])
+    limits = (samples, validation_samples) if limited else (None, None)
+    train = corpus("validation", path, max_samples=limits[0])
+    return train, corpus("test", path, vocab=train.vocab, max_samples=limits[1])
 
 
 @functools.lru_cache(maxsize=1)
-def _kept_texts(path: Path | None, *sizes: Any) -> tuple[Samples, Samples]:
-    """Kept for the next run: making text takes longer than a small run."""
-    return open_texts(path, *sizes, limited=False)
+def _cached_texts(path: Path | None, *counts: Any) -> tuple[Samples, Samples]:
+    """Cached for the next run: making text takes longer than a small run."""
+    return open_texts(path, *counts, limited=False)
 
 
 class Lines:
-    """Samples as lines of text, which are split and looked up whenever one is asked for: 0.7 µs a token."""
+    """Samples as lines of text: each access splits the line and looks up its words, 0.7 µs a token."""
 
     def __init__(self, samples: Samples) -> None:
         self.vocab: Vocab = samples.vocab
         self.lengths = samples.lengths
         self.lines = [" ".join(self.vocab.decode(sample)) for sample in samples]
-        tokenize("")  # what that needs is missed here, in a line, and not in a worker with its traceback
+        tokenize("")  # a missing package is an error here, in one line, rather than a traceback from a worker
 
     def __len__(self) -> int:
         return len(self.lines)

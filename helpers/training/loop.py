@@ -1,6 +1,6 @@
-"""The training loop: epochs, steps, validation, the clock, a profiler around it, and stopping and going on in between.
+"""The training loop: epochs, steps, validation, timing, a profiler around it, and resuming a stopped run.
 
-A trace of it shows "load" and "validation" beside the parts of a step that `Trainer` names.
+Its traces have the ranges "load" and "validation", besides those of a step that `Trainer` names.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from helpers.lab.timing import between_ms, moment, synchronize
 
 from .trainer import Trainer
 
-SETTLING = 5  # first steps that are not timed: start of workers, choice of kernels, compilation, recording
-ENOUGH = 8  # timed steps, where steps take so long that there is no time for more
+SETTLING = 5  # warm-up steps, not timed: start of workers, choice of kernels, compilation, recording
+ENOUGH = 8  # timed steps that suffice once `within_s` is exceeded
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step leaves to look at, before its gradients go: tensors on the device, nothing is read."""
+    """What `on_step` gets: the loss, on the device, and the model with its gradients."""
 
     number: int
     loss: Tensor
@@ -44,9 +44,9 @@ Ended = Callable[[int, Tensor, dict[str, float]], Any]
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The first `steps` steps of a run, to time them; the first `settling` of them are not timed.
+    """The first `steps` steps of a run, or the whole run if None; the first `settling` of them are not timed.
 
-    It ends after `within_s` seconds if `ENOUGH` are timed by then. All of a run if `steps` is None.
+    It ends early after `within_s` seconds if `ENOUGH` steps are timed by then.
     """
 
     steps: int | None
@@ -56,7 +56,7 @@ class Excerpt:
 
     @classmethod
     def of(cls, steps: "int | Excerpt | None") -> "Excerpt":
-        """What a caller asked for: a number of steps is a run that is cut short, and validated."""
+        """From a caller's argument: a number of steps means a run that is cut short, and validated."""
         if isinstance(steps, Excerpt):
             return steps
         check_positive(steps=1 if steps is None else steps)
@@ -77,21 +77,22 @@ def fit(
     profile: Profile | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Train and validate, epoch by epoch, inside `trainer.settings()`; returns what it took.
+    """Train and validate, epoch by epoch; call it inside `trainer.settings()`. Returns times, memory and scores.
 
-    It begins after `start` steps that were done before. `on_step` looks at gradients, still scaled, before each step of
-    the optimizer. `profile(model)` makes a context manager around the loop, and its `step()` is called after each step
-    if it has one: `lambda model: torch.profiler.profile(...)`. `on_stop(steps done, last loss, scores)` comes at the
-    end of each epoch, and where the excerpt ends; without scores where nothing was validated.
+    `start` is the number of steps that a resumed run has already done. `on_step` is called before each step of the
+    optimizer, with gradients that are still scaled. `profile(model)` makes a context manager around the loop, such as
+    `lambda model: torch.profiler.profile(...)`; its `step()`, if it has one, is called after each step.
+    `on_stop(steps done, last loss, scores)` is called at the end of each epoch and of the excerpt, with empty scores if
+    nothing was validated.
 
-    `iteration_ms` is the median from the end of a step to the end of the next, loading included; `iteration_mean_ms`
-    is the mean, which is larger where a loader delivers in bursts, and what the rate follows from. `epoch_s` is the
-    last whole epoch with its validation, None if the excerpt cut it.
+    `iteration_ms` is the median time from the end of a step to the end of the next, loading included;
+    `iteration_mean_ms` is the mean, which is larger where a loader delivers in bursts, and gives the throughput.
+    `epoch_s` is the last complete epoch with its validation, None if the excerpt cut it.
     """
     marks: list[list[Any]] = []
     number, epoch_s, scores = start, None, {}
-    excerpt, began_all = excerpt or Excerpt(None), time.perf_counter()
-    first, offset = _place(trainer.task.steps, epochs, start)
+    excerpt, run_began = excerpt or Excerpt(None), time.perf_counter()
+    first, offset = _position(trainer.task.steps, epochs, start)
     on_gpu = trainer.device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize()
@@ -110,17 +111,17 @@ def fit(
                     batch = next(iterator, None)
                 if batch is None:
                     break
-                loss = trainer.step(batch, _look(on_step, number, trainer))
+                loss = trainer.step(batch, _gradient_callback(on_step, number, trainer))
                 marks[-1].append(moment())
                 if hasattr(profiler, "step"):
                     profiler.step()
                 number += 1
                 offset += 1
                 bar.update()
-                cut = excerpt.ends(number, time.perf_counter() - began_all)
-            whole = not cut or (on_stop is not None and offset == trainer.task.steps(epoch))
+                cut = excerpt.ends(number, time.perf_counter() - run_began)
+            complete = not cut or (on_stop is not None and offset == trainer.task.steps(epoch))
             validated: dict[str, float] = {}
-            if excerpt.validates or whole:
+            if excerpt.validates or complete:
                 with record_function("validation"):
                     validated = scores = trainer.validate()
                 if progress:
@@ -140,24 +141,24 @@ def fit(
     }
 
 
-def _place(steps: Callable[[int], int], epochs: int, start: int) -> tuple[int, int]:
-    """The epoch that a run goes on in, and how many of its steps are done."""
+def _position(steps: Callable[[int], int], epochs: int, start: int) -> tuple[int, int]:
+    """The epoch in which a run resumes, and how many of its steps are done."""
     epoch = 0
     while start and epoch < epochs:
-        if start < (of_epoch := steps(epoch)):
+        if start < (length := steps(epoch)):
             return epoch, start
-        start, epoch = start - of_epoch, epoch + 1
+        start, epoch = start - length, epoch + 1
     return epoch, 0
 
 
-def _look(on_step: OnStep | None, number: int, trainer: Trainer) -> Callable[[Tensor], Any]:
+def _gradient_callback(on_step: OnStep | None, number: int, trainer: Trainer) -> Callable[[Tensor], Any]:
     if on_step is None:
         return lambda loss: None
     return lambda loss: on_step(Step(number, loss, trainer.model, trainer.scaler))
 
 
 def _iterations(marks: list[list[Any]], settling: int) -> dict[str, Any]:
-    """Median, percentiles and mean of what lies between marks of the same epoch, without the first few."""
+    """Median, percentiles and mean of the times between marks of the same epoch, without the first `settling`."""
     samples = [between_ms(*pair) for epoch in marks for pair in itertools.pairwise(epoch)]
     settled = samples[min(settling, len(samples) // 2) :]
     if not settled:

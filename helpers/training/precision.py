@@ -1,4 +1,4 @@
-"""What a training computes in: the type of its matrix products, autocast, loss scaling."""
+"""A training's precision: the type of its matrix products, autocast, loss scaling."""
 
 import contextlib
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.lab import device
 from helpers.lab.precision import fp32_products
 
-# `fp32` is fp32 in products and convolutions, too, not TF32. `fp16` is a model in pure fp16, without autocast or
-# scaler. The others are autocast: `bf16`, `amp` in fp16 without a scaler, and fp16 with the scaler that they name.
+# `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
+# `amp` for fp16 without a scaler, and fp16 with the named scaler.
 PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
 AUTOCASTS = ("ours", "torch")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """One of `PRECISIONS`, by one of `AUTOCASTS`; `growth_interval` is of the dynamic scale."""
+    """One of `PRECISIONS`, by one of `AUTOCASTS`; `growth_interval` is that of the dynamic scale."""
 
     name: str = "fp32"
     autocast: str = "torch"
@@ -32,14 +32,14 @@ class Precision:
         return torch.bfloat16 if self.name == "bf16" else torch.float16
 
     def region(self) -> contextlib.AbstractContextManager:
-        """Autocast around forward and loss: nothing for fp32 and pure fp16."""
+        """A context for forward and loss: autocast, or nothing for fp32 and pure fp16."""
         if self.name in ("fp32", "fp16"):
             return contextlib.nullcontext()
         make = torch.autocast if self.autocast == "torch" else Autocast
         return make(device_type=device().type, dtype=self.dtype)
 
     def kernels(self) -> contextlib.AbstractContextManager:
-        """Around forward and backward: fp32 is fp32 inside products and convolutions, too."""
+        """A context for forward and backward: fp32 excludes TF32 in products and convolutions."""
         return fp32_products() if self.name == "fp32" else contextlib.nullcontext()
 
     def scaler(self, where: torch.device) -> Any:

@@ -1,7 +1,7 @@
-"""A plain training by a setup: a task in a chosen precision, with a checkpoint to go on from.
+"""A plain training by a setup: a task in a chosen precision, with a checkpoint to resume from.
 
-The same setup gives the same run. A checkpoint holds the model, the optimizer, the scaler, the random numbers' state
-and how far the run is, so that a run that was stopped goes on exactly as if it hadn't been (on a GPU as far as its
+The same setup gives the same run. A checkpoint holds the model, the optimizer, the scaler, the state of the random
+number generators and the number of steps done, so a resumed run equals an uninterrupted one (on a GPU as far as its
 kernels are deterministic).
 """
 
@@ -39,7 +39,7 @@ class Setup:
     epochs: int = 5
     seed: int = 0
     clip: float | None = None
-    growth_interval: int = 50  # of the dynamic scale: 2000, the usual patience, outlasts a run of a few epochs
+    growth_interval: int = 50  # of the dynamic scale; the usual 2000 steps are longer than a run of a few epochs
     path: Path | None = None
     checkpoint: Path | None = None
 
@@ -69,10 +69,10 @@ class Setup:
 def train(
     setup: Setup, *, on_step: OnStep | None = None, progress: bool = True, stop_after: int | None = None
 ) -> dict[str, Any]:
-    """Train, and return what came of it. `on_step` looks at gradients, still scaled, before each step.
+    """Train; returns the setup, the scores of each epoch and of the last, and seconds. `on_step`: see `fit`.
 
-    `stop_after` ends the run after so many steps, with its checkpoint written, as a kill would. In precision "fp32" a
-    GPU computes products and convolutions in fp32, not in TF32, for as long as the run lasts.
+    `stop_after` ends the run after so many steps and writes its checkpoint, as if it had been killed. Precision "fp32"
+    disables TF32 for the duration of the run.
     """
     trainer = build(setup)
     step, epochs = 0, []
@@ -99,7 +99,7 @@ def train(
         "skipped_steps": scaler.skipped_steps() if hasattr(scaler, "skipped_steps") else None,
         "scale": scaler.get_scale() if scaler is not None else None,
         "epochs": epochs,
-        "diverged": not all(math.isfinite(value) for found in epochs for value in found.values()),
+        "diverged": not all(math.isfinite(value) for scores in epochs for value in scores.values()),
         "seconds": time.perf_counter() - began,
     } | last
 
@@ -116,7 +116,7 @@ def build_task(setup: Setup, where: torch.device) -> Task:
 
 
 def _save(setup: Setup, trainer: Trainer, step: int, epochs: list[dict[str, float]]) -> None:
-    """Write the checkpoint whole or not at all."""
+    """Write the checkpoint completely or not at all."""
     state = {
         "setup": _identity(setup),
         "model": trainer.model.state_dict(),
@@ -150,5 +150,5 @@ def _load(setup: Setup, trainer: Trainer) -> tuple[int, list[dict[str, float]]]:
 
 
 def _identity(setup: Setup) -> dict[str, Any]:
-    """What must agree for a checkpoint to be gone on with; a run may be made longer."""
+    """The fields that must agree to resume from a checkpoint; `epochs` may be raised."""
     return {name: getattr(setup, name) for name in ("task", "precision", "autocast", "data", "preset", "seed", "clip")}

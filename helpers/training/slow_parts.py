@@ -1,4 +1,4 @@
-"""Slow twins of the models' parts, losses and metrics, which compute the same: what is planted in a training.
+"""Slow equivalents of the models' parts, losses and metrics, for trainings that are slow on purpose.
 
 model = with_slow_gpt_parts(GPT2LikeModel(vocab_size), frozenset({"fused_qkv"}))    # same weights and function
 """
@@ -20,7 +20,7 @@ from helpers.models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
 
 
 class RecomputedPositions(PositionalEncoding):
-    """The whole table anew in each call: sines and cosines in fp64, of all positions that there may be."""
+    """Recomputes the table of all positions in each call: sines and cosines in fp64."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         self.table = sinusoids(*self.table.shape, device=x.device)
@@ -28,7 +28,7 @@ class RecomputedPositions(PositionalEncoding):
 
 
 class DeadProjection(nn.Module):
-    """A linear layer, and beside it a square one whose result nobody reads. No gradient reaches that."""
+    """A linear layer, and a square one whose result is unused, so that no gradient reaches it."""
 
     def __init__(self, used: nn.Linear) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class DeadProjection(nn.Module):
 
 
 def project_separately(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
-    """q, k and v by a product each, with slices of the same weights: inputs are read once for each product."""
+    """q, k and v by one product each, with slices of the same weights: the input is read three times."""
     inputs = (x, x, x) if memory is None else (x, memory, memory)
     weights, biases = block.in_proj_weight.chunk(3), block.in_proj_bias.chunk(3)
     return tuple(F.linear(*parts) for parts in zip(inputs, weights, biases, strict=True))
 
 
 def materialised_attention(hidden: Tensor) -> Callable[..., Tensor]:
-    """softmax(q·kᵀ/√D)·v step by step: each makes (B, H, T, T) numbers. `hidden`, (T, T), is what is not looked at."""
+    """softmax(q·kᵀ/√D)·v in separate ops, each with a (B, H, T, T) result. `hidden`, (T, T), masks keys."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5  # (B, H, T, T)
@@ -59,7 +59,7 @@ def materialised_attention(hidden: Tensor) -> Callable[..., Tensor]:
 
 
 def hidden_keys(tokens: Tensor, positions: Tensor | None) -> Tensor:
-    """(T, T) True where a query, the row, may not look: at keys after it, and at those of other documents."""
+    """(T, T), True where the query of a row may not attend to a key: later keys, and those of other documents."""
     length = tokens.shape[1]
     hidden = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
     if positions is not None:
@@ -69,7 +69,7 @@ def hidden_keys(tokens: Tensor, positions: Tensor | None) -> Tensor:
 
 
 class SpelledOutLoss(nn.Module):
-    """`LMCrossEntropyLoss` as its definition reads: softmax, limit and logarithm make B·T·V fp32 numbers each."""
+    """`LMCrossEntropyLoss` by its definition: softmax, clamp and logarithm make B·T·V fp32 numbers each."""
 
     def __init__(self, pad_id: int) -> None:
         super().__init__()
@@ -78,20 +78,20 @@ class SpelledOutLoss(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         probabilities = torch.softmax(logits.float(), dim=-1)  # (B, T, V)
         logarithms = torch.log(probabilities.clamp(min=torch.finfo(torch.float32).tiny))  # log 0 would be -inf
-        surprise = -logarithms.gather(2, targets[..., None]).squeeze(2)  # (B, T)
+        negative_logs = -logarithms.gather(2, targets[..., None]).squeeze(2)  # (B, T)
         real = targets != self.pad_id
-        return (surprise * real).sum() / real.sum().clamp(min=1)
+        return (negative_logs * real).sum() / real.sum().clamp(min=1)
 
 
 class HostAccuracy(LMAccuracy):
-    """`LMAccuracy` counted on the host: each update waits for the device, and copies 16 bytes a token from it."""
+    """`LMAccuracy` on the host: each update waits for the device, and copies 16 bytes a token from it."""
 
     def update(self, output: Tensor, targets: Tensor) -> None:
         super().update(output.argmax(dim=-1).cpu(), targets.cpu())
 
 
 def with_slow_gpt_parts(model: GPT2LikeModel, slow: frozenset[str]) -> GPT2LikeModel:
-    """The model, with a slow twin of each part that `slow` names. The twins take over the weights."""
+    """The model, with the slow equivalents of the parts that `slow` names. They take over the weights."""
     if "positions_once" in slow:
         length, width = model.positions.table.shape
         model.positions = RecomputedPositions(width, length, model.positions.dropout.p)
@@ -107,7 +107,7 @@ def with_slow_gpt_parts(model: GPT2LikeModel, slow: frozenset[str]) -> GPT2LikeM
 
 
 class ReshapedPatches(nn.Module):
-    """Patches are copied together, (B, T, 3·P·P), and go through a linear layer."""
+    """Patches are gathered into (B, T, 3·P·P), and go through a linear layer."""
 
     def __init__(self, patches: ConvPatches) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class ReshapedPatches(nn.Module):
 
 
 class SeparateProjections(nn.Module):
-    """q, k and v by a product each: x is read three times, and each product is too small to fill the device."""
+    """q, k and v by one product each: x is read three times, and each product is too small to fill the device."""
 
     def __init__(self, fused: FusedProjection) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class SeparateProjections(nn.Module):
 
 
 class MaterialisedMixing(nn.Module):
-    """softmax(q·kᵀ/√D)·v step by step: each makes (B, H, T, T) numbers, and those of most are kept for backward."""
+    """softmax(q·kᵀ/√D)·v in separate ops, each with a (B, H, T, T) result, most of which are saved for backward."""
 
     def __init__(self, fused: FusedMixing) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class MaterialisedMixing(nn.Module):
 
 
 def with_slow_vit_parts(model: ViT, slow: frozenset[str]) -> ViT:
-    """The model, with a slow twin of each part that `slow` names. The twins take over the weights."""
+    """The model, with the slow equivalents of the parts that `slow` names. They take over the weights."""
     if "conv_patches" in slow:
         model.patches = ReshapedPatches(model.patches)
     for block in model.blocks:
@@ -170,9 +170,9 @@ def with_slow_vit_parts(model: ViT, slow: frozenset[str]) -> ViT:
 
 
 class CollectedMetrics:
-    """`StreamingMetrics` with all outputs on the CPU, 4·classes bytes a sample, as a metric of scikit-learn has them.
+    """`StreamingMetrics` with all outputs on the CPU, 4·classes bytes a sample, as scikit-learn's metrics need.
 
-    In a loop that asks for it in each step that is a wait for the device and O(n) work, O(n²) over the epoch.
+    Computed in each step, it waits for the device each time and does O(n) work, O(n²) over the epoch.
     """
 
     def __init__(self, classes: int) -> None:
@@ -191,14 +191,14 @@ class CollectedMetrics:
     def compute(self) -> dict[str, float]:
         """`accuracy` and `macro_f1` over everything since `reset`. 0.2 µs a sample: a sort, then a pass for each class.
 
-        Which classes there are is looked up among the answers, for a metric that is given arrays can't know.
+        The classes are those that occur, as for a metric that is given arrays only.
         """
         if not self._labels:
             return {"accuracy": float("nan"), "macro_f1": float("nan")}
         predicted = np.concatenate(self._logits).argmax(axis=1)
         labels = np.concatenate(self._labels)
-        right, asked, answered = np.zeros((3, self.classes))
-        for at in np.union1d(labels, predicted):
-            right[at] = ((labels == at) & (predicted == at)).sum()
-            asked[at], answered[at] = (labels == at).sum(), (predicted == at).sum()
-        return class_scores(right, asked, answered)
+        correct, actual, guessed = np.zeros((3, self.classes))
+        for label in np.union1d(labels, predicted):
+            correct[label] = ((labels == label) & (predicted == label)).sum()
+            actual[label], guessed[label] = (labels == label).sum(), (predicted == label).sum()
+        return class_scores(correct, actual, guessed)

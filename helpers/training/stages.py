@@ -1,9 +1,9 @@
-"""The language model's training of the first task, end to end, with every stage of making it faster as a switch.
+"""Chapter 0: the language model's training end to end, with any of the stages that make it faster.
 
     from helpers.training.stages import STAGES, run
-    before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and all that was done about it
+    before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and with all stages
 
-The same samples are learned from whatever is switched on, so an epoch has equally many real tokens.
+All combinations train on the same samples, so an epoch has equally many real tokens.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from .precision import Precision
 from .switched import LANGUAGE
 from .trainer import Trainer
 
-PRECISION = "bf16"  # the task's own switch; here mixed precision is fp16 with our scaler
-# Packs need attention that keeps samples apart without all pairs, and its kernels want heads of 64 channels.
+PRECISION = "bf16"  # chapter 3's switch; chapter 0's mixed precision is fp16 with our scaler
+# Packing needs fused attention within each document, whose kernels need heads of 64 channels.
 BATCHING = frozenset({"short_padding", "packed", "fused_attention", "width_1024"})
 OPTIMIZER = frozenset({"fused_optimizer"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage: what it is, which chapter tells of it, and which of the task's fixes it switches on."""
+    """One stage: what it is, the chapter about it, and the fixes of `switches.LANGUAGE` that it switches on."""
 
     about: str
     chapter: str
@@ -79,12 +79,12 @@ def run(
     seed: int = 0,
     **changes: Any,
 ) -> Row:
-    """Train with these stages and no others; returns a row of what it took and what was learned.
+    """Train with these stages and no others; returns a row of times, memory and scores.
 
-    `train_s` is everything that a person waits for: making tokens of the text, building the model, compiling from an
-    empty cache, training and validation; not the start of Python and CUDA, which is no stage's. Attention is never
-    cuDNN's, whose plans for each new length are no stage's either. `path` is WikiText-103's folder, without it the text
-    is made up; `changes` replace values of the preset.
+    `train_s` is the whole waiting time: tokenising, building the model, compiling from an empty cache, training and
+    validation; the start of Python and CUDA, which no stage changes, is left out. cuDNN's attention is disabled, since
+    it would plan for each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
+    replace values of the preset.
     """
     chosen = check_stages(stages)
     check_positive(epochs=epochs)
@@ -125,7 +125,7 @@ def build(stages: frozenset[str], **options: Any) -> Trainer:
 
 @contextlib.contextmanager
 def _nothing_compiled() -> Iterator[None]:
-    """Inside, nothing that was compiled before is there: it would come for nothing."""
+    """Start with empty compilation caches, so that the time to compile is measured."""
     runtimes.start_inductor()
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, runtimes.empty_cache(Path(folder)):
@@ -143,6 +143,6 @@ def check_stages(stages: Iterable[str]) -> frozenset[str]:
 
 
 def cumulative(last: str) -> list[str]:
-    """The stages up to this one, which is the last."""
+    """The stages up to and including `last`."""
     names = list(STAGES)
     return names[: names.index(last) + 1]

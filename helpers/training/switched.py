@@ -1,14 +1,14 @@
-"""Trainings that are slow on purpose, any subset of whose faults can be mended: chapters 0 and 3.
+"""Trainings that are slow on purpose, with any subset of their faults fixed: chapters 0 and 3.
 
     from helpers.training.switched import CLOTHES, LANGUAGE
     slow, fast = CLOTHES.run(frozenset()), CLOTHES.run(CLOTHES.fixed)
 
-`switches` says what each fix is. Those that are "speed only" leave the loss and every gradient as they are, but for
-rounding, if `dropout` is 0 (else the kernels draw other masks from the same distribution). The weights at the start,
-the order of samples and their random parts follow from the seed alone, whatever is fixed.
+`switches` describes each fix. Those that are "speed only" change the loss and the gradients by rounding only if
+`dropout` is 0 (else the kernels draw other masks from the same distribution). The initial weights, the order of samples
+and their random crops follow from the seed alone, whatever is fixed.
 
-A CUDA graph, the last step for the clothes, is no fix of the language model: each pack holds another number of
-documents.
+The last fix for the clothes, a CUDA graph, doesn't apply to the language model: the number of documents differs from
+pack to pack.
 """
 
 import warnings
@@ -35,16 +35,16 @@ class Switched:
     switches: tuple[Switch, ...]
     sizes: Mapping[str, dict[str, Any]]
     open: Callable[..., Task]
-    rate: str  # what the run's rate is called
+    rate: str  # the key of the throughput in a run's row
 
     @property
     def fixed(self) -> Fixes:
-        """All that was slow on purpose."""
+        """The names of all fixes but the optional."""
         return frozenset(switch.name for switch in self.switches if not switch.optional)
 
     @property
     def everything(self) -> Fixes:
-        """And what can be done beyond that."""
+        """The names of all fixes, the optional included."""
         return frozenset(switch.name for switch in self.switches)
 
     def prepare(
@@ -59,8 +59,8 @@ class Switched:
     ) -> Trainer:
         """A trainer with these fixes and no others (by default all but the optional), before the first step.
 
-        The precision is fp32 or, if that is among the fixes, bf16, unless another one is given. `changes` replace
-        values of the preset.
+        Unless a precision is given it is bf16 if that is among the fixes, else fp32. `changes` replace values of the
+        preset.
         """
         fixes = self.fixed if fixes is None else switches.check_fixes(fixes, self.switches)
         precision = precision or Precision("bf16" if "bf16" in fixes else "fp32")
@@ -83,13 +83,13 @@ class Switched:
         profile: Profile | None = None,
         **changes: Any,
     ) -> dict[str, Any]:
-        """Train on `device()`; returns a row of what it took and what was learned.
+        """Train on `device()`; returns a row of times, memory and scores.
 
-        `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is generated. `steps`,
-        `on_step` and `profile`, and what the times mean: see `loop.fit`; a number of steps ends the run after so many,
-        with a validation. The rate (`real_tokens_per_s` or `images_per_s`) counts what was predicted, not the padding,
-        whose share of the last epoch's positions is `padding_share`. `prepare_s` is what was spent once, before the
-        first epoch, to tokenise or to decode. Validation is over the whole of its split.
+        `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is generated. `loop.fit`
+        explains `on_step`, `profile` and the times. A number of `steps` ends the run after so many, with a validation.
+        The throughput (`real_tokens_per_s` or `images_per_s`) counts real targets, not padding, whose share of the last
+        epoch's positions is `padding_share`. `prepare_s` was spent once, before the first epoch, to tokenise or to
+        decode. Validation covers its whole split.
         """
         check_positive(epochs=epochs)
         excerpt = Excerpt.of(steps)
@@ -98,9 +98,9 @@ class Switched:
             timed = fit(trainer, epochs=epochs, excerpt=excerpt, on_step=on_step, profile=profile)
         task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
         if task.skipped:
-            some = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
-            said = f"{len(task.skipped)} image files could not be read and were skipped: {some}"
-            warnings.warn(said, stacklevel=2)
+            examples = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
+            message = f"{len(task.skipped)} image files could not be read and were skipped: {examples}"
+            warnings.warn(message, stacklevel=2)
         return {
             "preset": preset,
             "source": task.source,
@@ -114,7 +114,7 @@ class Switched:
 
 
 def choose(sizes: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of that name, with changes of values that it has."""
+    """The sizes of a preset, with `changes` of values that it has."""
     if preset not in sizes:
         raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(sizes)}")
     chosen = sizes[preset]

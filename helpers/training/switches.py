@@ -1,7 +1,7 @@
-"""What is slow on purpose in a training, and what mends it: named switches, so that any subset of the fixes can be run.
+"""The inefficiencies of a training that is slow on purpose, and their fixes, as named switches.
 
-What a training runs with is a frozenset of the names of those that are fixed: empty is all slow. The tables are in the
-order in which fixes are added up.
+A training runs with a frozenset of the names of its fixes: the empty set is all slow. The tables are in the order in
+which fixes are accumulated.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ Fixes = frozenset[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One inefficiency: what is slow, what mends it, and what else the fix changes."""
+    """One inefficiency: what is slow, what the fix does, and what else it changes."""
 
     name: str
     slow: str
     fixed: str
-    changes: str | None = None  # in the function or in the data; None: the same numbers, but for rounding
-    optional: bool = False  # not an inefficiency of the loop but a further step; left out of `fixed`
+    changes: str | None = None  # of the function or the data; None: the same numbers up to rounding
+    optional: bool = False  # an optimization beyond the loop's inefficiencies; left out of `fixed`
 
     @property
     def kind(self) -> str:

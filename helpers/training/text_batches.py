@@ -1,10 +1,10 @@
-"""Batches of text on the device: padded to the longest there is or may be, of nearly one length, or packed.
+"""Batches of text on the device: padded, of similar lengths, or packed.
 
     batches, steps = random_batches(StandardDataset(text), 32, device, torch.bfloat16, seed=0)
     for batch in batches(epoch, start): ...
 
-Of an epoch nothing is left out, and all go over the same samples, cut to the same length: an epoch has equally many
-real tokens, and on the mean a step has as many. An epoch's order follows from seed and epoch alone.
+An epoch of any of them covers all samples, cut to the same length, so it has equally many real tokens, and a step has
+equally many on average. The order follows from seed and epoch alone.
 """
 
 import functools
@@ -24,18 +24,18 @@ from helpers.batching.sequenced import Packed
 from .slow_parts import hidden_keys, materialised_attention
 from .trainer import Batch
 
-SPREAD = 10  # of lengths in a balanced batch
-# How batches are made: padded to the longest there is, to the longest there may be, of nearly one length, or packed.
+SPREAD = 10  # the largest difference of lengths in a balanced batch
+# Padded to the longest sample of the batch, padded to the maximum length, of similar lengths, packed.
 DATA = ("standard", "base", "balanced", "sequenced")
 
-# (batches(epoch, start), steps(epoch)): an epoch from one of its batches on, and how many it has
+# (batches(epoch, start), steps(epoch)): an epoch's batches from number `start` on, and how many it has
 Feed = tuple[Callable[[int, int], Iterator[Batch]], Callable[[int], int]]
 
 
 class RandomOrder(Sampler[list[int]]):
-    """Random batches of indices, which follow from seed and `epoch` alone, from number `start` on; the last is smaller.
+    """Random batches of indices from number `start` on, by seed and epoch alone; the last may be smaller.
 
-    `set_epoch` is what `BalancedBatchSampler` has, too.
+    `set_epoch` is as in `BalancedBatchSampler`.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
@@ -53,7 +53,7 @@ class RandomOrder(Sampler[list[int]]):
 
 
 def shuffled(size: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: the same whenever the run is gone on with."""
+    """The order of an epoch: the same when the run is resumed."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
 
 
@@ -63,12 +63,12 @@ def random_batches(
     device: torch.device,
     dtype: torch.dtype,
     seed: int,
-    whole: bool = False,
+    to_maximum: bool = False,
     **loading: Any,
 ) -> Feed:
-    """Random batches, padded to the longest of each, or `whole`: to the longest that a sample may be."""
+    """Random batches, padded to the longest sample of each, or to the dataset's maximum length if `to_maximum`."""
     order = RandomOrder(len(dataset), size, seed)
-    loader = _Loader(_padded(dataset, whole), device, dataset.pad_id, batch_sampler=order, **loading)
+    loader = _Loader(_padded(dataset, to_maximum), device, dataset.pad_id, batch_sampler=order, **loading)
 
     def batches(epoch: int, start: int) -> Iterator[Batch]:
         order.set_epoch(epoch)
@@ -87,7 +87,7 @@ def balanced_batches(
     k: int = SPREAD,
     **loading: Any,
 ) -> Feed:
-    """Random batches of lengths that differ by at most k, padded to the longest of each."""
+    """Random batches of lengths that differ by at most k, padded to the longest sample of each."""
     order = BalancedBatchSampler(dataset.lengths, size, k, seed)
     loader = _Loader(dataset, device, dataset.pad_id, batch_sampler=order, **loading)
 
@@ -112,10 +112,10 @@ def packed_batches(
     multiple: int = 1,
     **loading: Any,
 ) -> Feed:
-    """One sequence a step, with as many tokens as the others' batches have real ones, on the mean.
+    """One packed sequence a step, with as many tokens as padded batches have real tokens on average.
 
-    `variant` is that of attention, the fastest that runs if it isn't given. The sequence has room for the longest
-    sample, and a length that is a multiple of `multiple`.
+    `variant` is that of attention, by default the fastest that runs. The sequence is at least as long as the longest
+    sample, and its length is a multiple of `multiple`.
     """
     longest = dataset.max_length if multiple == 1 else int(dataset.lengths.max())
     capacity = max(round(min(size, len(dataset)) * float(dataset.lengths.mean())), longest)
@@ -139,32 +139,32 @@ def packed_batches(
 
 FEEDS = {
     "standard": random_batches,
-    "base": functools.partial(random_batches, whole=True),
+    "base": functools.partial(random_batches, to_maximum=True),
     "balanced": balanced_batches,
     "sequenced": packed_batches,
 }
 
 
 def packed_variant(device: torch.device, dtype: torch.dtype) -> str:
-    """The fastest attention over packed documents that runs there."""
+    """The fastest attention over packed documents that runs on the device with this type."""
     preferred = ("varlen", "flex", "dense") if device.type == "cuda" else ("dense",)
     return next(variant for variant in preferred if not missing_because(variant, device, dtype))
 
 
 def batches_in_order(
-    dataset: StandardDataset, size: int, device: torch.device, whole: bool = False, **loading: Any
+    dataset: StandardDataset, size: int, device: torch.device, to_maximum: bool = False, **loading: Any
 ) -> Callable[[], Iterator[Batch]]:
-    """Validation: padded, in the order of the text, and packed never: the same batches whatever is trained on."""
-    loader = _Loader(_padded(dataset, whole), device, dataset.pad_id, batch_size=size, **loading)
+    """Validation batches: padded, in the order of the text, the same whatever the training batches are."""
+    loader = _Loader(_padded(dataset, to_maximum), device, dataset.pad_id, batch_size=size, **loading)
     return lambda: iter(loader)
 
 
-def _padded(dataset: StandardDataset, whole: bool) -> StandardDataset:
-    return BaseDataset(dataset.samples, dataset.max_length, pad_id=dataset.pad_id) if whole else dataset
+def _padded(dataset: StandardDataset, to_maximum: bool) -> StandardDataset:
+    return BaseDataset(dataset.samples, dataset.max_length, pad_id=dataset.pad_id) if to_maximum else dataset
 
 
 class _Loader:
-    """A `DataLoader` whose batches are put on the device, with the attention that suits them."""
+    """A `DataLoader` whose batches are copied to the device, with the attention that suits them."""
 
     def __init__(
         self,
@@ -187,25 +187,25 @@ class _Loader:
             pin_memory=self.pinned,
             persistent_workers=workers > 0,
             prefetch_factor=4 if workers else None,
-            generator=torch.Generator(),  # else each epoch would draw from what dropout draws from
+            generator=torch.Generator(),  # else each epoch would advance the generator that dropout uses
             **batching,
         )
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self._on_device, self.loader)
 
-    def _on_device(self, made: Tensor | Packed) -> Batch:
-        """Counted by numpy: to a profile, reading a tensor looks like waiting for a device, wherever it lies."""
-        there = made.to(self.device, non_blocking=self.pinned)
-        if isinstance(made, Packed):
-            offsets = made.offsets.numpy()
+    def _on_device(self, loaded: Tensor | Packed) -> Batch:
+        """Real tokens are counted by numpy: `diagnose` would report reading a tensor as a wait for the device."""
+        copied = loaded.to(self.device, non_blocking=self.pinned)
+        if isinstance(loaded, Packed):
+            offsets = loaded.offsets.numpy()
             real = int(offsets[-1]) - (len(offsets) - 1)  # the last token of each document has no target
-            tokens, targets, options = there.tokens[None], there.targets(self.pad_id)[None], {}  # (1, T)
-            options["positions"] = there.positions
-            attend = None if self.materialised else packed_attention(made.layout(), self.variant, self.device)
+            tokens, targets, options = copied.tokens[None], copied.targets(self.pad_id)[None], {}  # (1, T)
+            options["positions"] = copied.positions
+            attend = None if self.materialised else packed_attention(loaded.layout(), self.variant, self.device)
         else:
-            real = int(np.count_nonzero(made.numpy()[:, 1:] != self.pad_id))
-            tokens, targets, options = there[:, :-1], there[:, 1:], {}  # (B, T)
+            real = int(np.count_nonzero(loaded.numpy()[:, 1:] != self.pad_id))
+            tokens, targets, options = copied[:, :-1], copied[:, 1:], {}  # (B, T)
             attend = None if self.materialised else causal_attention
         options["attend"] = attend or materialised_attention(hidden_keys(tokens, options.get("positions")))
         return Batch(tokens, targets, options, real)

@@ -1,11 +1,11 @@
-"""The one trainer: what a step and a validation of a task do, in a precision, with or without what is slow on purpose.
+"""The trainer: a step and a validation of a task in a precision, with or without deliberate inefficiencies.
 
     trainer = Trainer(task, Precision("dynamic"))
     for batch in trainer.epoch(0):
         loss = trainer.step(batch)          # on the device; nothing waits
     trainer.validate()                      # {"loss": …, "accuracy": …}
 
-A profile of it can be read: its parts are named "forward", "loss", "backward", "optimizer" and "metrics".
+Its profiler ranges are "forward", "loss", "backward", "optimizer" and "metrics".
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from .precision import Precision
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets on the device, and what else the model is called with."""
+    """Inputs and targets on the device, and further arguments of the model."""
 
     inputs: Tensor
     targets: Tensor
     options: dict[str, Any] = field(default_factory=dict)
-    real: int = 0  # targets that count (samples, or tokens that aren't padding), known without a look at the device
+    real: int = 0  # targets that count (samples, or tokens that aren't padding), known to the host
     weights: Tensor | None = None  # of the classes, in the loss
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what trains it.
+    """A model, its data, loss and metrics.
 
-    `batches(epoch, start)` are the training batches of an epoch from number `start` on, `steps(epoch)` says how many
-    there are; `validation()` goes through the validation split once. A metric has `reset`, `update(output, targets)`
-    and `compute`; `metric` looks at each training step, if it is given.
+    `batches(epoch, start)` are the training batches of an epoch from number `start` on, `steps(epoch)` is how many an
+    epoch has; `validation()` iterates over the validation split once. A metric has `reset`, `update(output, targets)`
+    and `compute`; `metric`, if given, is updated in each training step.
     """
 
     source: str
@@ -60,18 +60,18 @@ class Task:
 
 @dataclass
 class Counts:
-    """What the steps of an epoch so far consisted of, known to the host."""
+    """Totals over the steps of an epoch so far, known to the host."""
 
     steps: int = 0
     real: int = 0  # targets that counted
-    positions: int = 0  # and with the padding
+    positions: int = 0  # targets with the padding
 
 
 class Trainer:
-    """A task, ready to run.
+    """Trains and validates a task.
 
-    `fixes` and `slow` are names of switches: what was mended, and what is slow on purpose; see `switches`. Without
-    either it is a plain training. `clip` is the largest norm of the gradients.
+    `fixes` and `slow` are names of `switches`: what is fixed, and what is slow on purpose. Without either it is a plain
+    training. `clip` is the maximum norm of the gradients.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.scaler = precision.scaler(self.device)
         graphed = "cuda_graph" in fixes and self.device.type == "cuda"
-        # One kernel; for a model in pure fp16 a few that compute in fp16, as the rest of its training does.
+        # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
         kernels = {"foreach": False} if "fused_optimizer" in slow else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels
         self.optimizer = torch.optim.AdamW(
@@ -104,14 +104,15 @@ class Trainer:
         self._start_sums()
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on. Its sums start anew."""
+        """The batches of an epoch, from number `start` on. Resets the sums of loss, metric and counts."""
         self._start_sums()
         return self.task.batches(number, start)
 
     def step(self, batch: Batch, look: Callable[[Tensor], Any] = lambda loss: None) -> Tensor:
-        """A training step on a batch; its loss, on the device. `look(loss)` comes when the gradients are there.
+        """A training step on a batch; returns its loss, on the device. `look(loss)` is called after backward.
 
-        They are still scaled then, and the optimizer hasn't used them, save where the step is recorded as a whole.
+        At that time the gradients are still scaled and the optimizer hasn't used them, except in a recorded step, which
+        is over by then.
         """
         if self._recorded is None:
             loss, output = self._update(batch, self._add_loss, look)
@@ -157,12 +158,12 @@ class Trainer:
 
     def train_scores(self) -> dict[str, float]:
         """The mean loss of the epoch's steps so far, and the task's metric over them. Waits for the device."""
-        found = {"loss": float(self._loss) / max(self.counts.steps, 1)}
-        return found | (scores(self.task.metric) if self.task.metric is not None else {})
+        loss = {"loss": float(self._loss) / max(self.counts.steps, 1)}
+        return loss | (scores(self.task.metric) if self.task.metric is not None else {})
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """The settings of torch that are part of the training, as long as it runs. Text may be of any length."""
+        """Torch's global settings for the training; cuDNN's attention is off, as it would plan for each length."""
         cudnn = torch.backends.cudnn
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cudnn_attention())
@@ -181,7 +182,7 @@ class Trainer:
         before_backward: Callable[[Tensor], Any] = lambda loss: None,
         look: Callable[[Tensor], Any] = lambda loss: None,
     ) -> tuple[Tensor, Tensor]:
-        """One update of the weights; loss and output. All of it can be recorded, if nothing reads the device in it."""
+        """One update of the weights; returns loss and output. A CUDA graph can record it if nothing in it waits."""
         self.optimizer.zero_grad(set_to_none="set_to_none" not in self.slow)
         loss, output = self.forward(batch, self._in_training)
         before_backward(loss.detach())
@@ -202,7 +203,7 @@ class Trainer:
         return self._update(Batch(inputs, targets, weights=weights[0] if weights else None))
 
     def _add_loss(self, loss: Tensor) -> None:
-        """The running loss, for a progress bar: left on the device, or read here."""
+        """Add to the running loss, on the device; "no_item" reads it here, which waits."""
         with record_function("metrics"):
             self._loss = self._loss + (loss.item() if "no_item" in self.slow else loss)
 
@@ -215,7 +216,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
 
     def _judge(self, batch: Batch) -> Tensor:
-        """The loss of a validation batch. If there is a graph it ends here, or two would be held at once."""
+        """The loss of a validation batch, detached: otherwise two graphs would be alive at once."""
         loss, output = self.forward(batch)
         self.task.validation_metric.update(output.detach(), batch.targets)
         return loss.detach()
@@ -229,12 +230,12 @@ class Trainer:
 class RecordedStep:
     """The kernels of a step, recorded once as a CUDA graph and then replayed: one launch instead of a thousand.
 
-    The first three calls are ordinary steps, on the stream of their own that recording asks for; the fourth is
-    recorded, which runs nothing, and replayed. Every call is a training step on its own batch. A batch of another shape
-    than the recorded one is an ordinary step, too. The outputs are overwritten by the next call.
+    The first three calls are ordinary steps, on a side stream as recording requires; the fourth is recorded, which runs
+    nothing, and replayed. Every call is a training step on its own batch. A batch of another shape than the recorded
+    one is an ordinary step, too. The outputs are overwritten by the next call.
 
-    `work` takes tensors and returns tensors, does the same for each call, and reads nothing back. Its optimizer must be
-    `capturable`.
+    `work` takes and returns tensors, launches the same kernels in each call, and never waits for the device. Its
+    optimizer must be `capturable`.
     """
 
     def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -253,7 +254,7 @@ class RecordedStep:
         if self.graph is None:
             self.inputs = [tensor.clone() for tensor in inputs]
             graph = torch.cuda.CUDAGraph()
-            # Only this thread is held to what recording allows: a loader's thread may pin memory meanwhile.
+            # Recording restricts only this thread: a loader's thread may pin memory meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self.outputs = self.work(*self.inputs)
             self.graph = graph
@@ -266,7 +267,7 @@ class RecordedStep:
 
 
 def scores(metric: Any) -> dict[str, float]:
-    """What a metric says, by name; one number is the accuracy."""
+    """A metric's values by name; a single number is the accuracy."""
     value = metric.compute()
     return value if isinstance(value, dict) else {"accuracy": value}
 
@@ -277,13 +278,13 @@ def _half(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
-    """Deterministic algorithms, or whatever is fastest; without the variable torch calls no product deterministic."""
+    """Deterministic algorithms, or the fastest. cuBLAS is deterministic only with the environment variable."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     name = "CUBLAS_WORKSPACE_CONFIG"
     unset = name not in os.environ
     os.environ.setdefault(name, ":4096:8")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*deterministic")  # of what has no such algorithm
+        warnings.filterwarnings("ignore", message=".*deterministic")  # about ops without such an algorithm
         torch.use_deterministic_algorithms(wanted, warn_only=True)
         try:
             yield
