@@ -1,6 +1,6 @@
-"""What chapter 6 measures: formats, loaders, decoders, metrics, the choice of data, and Python's own speed.
+"""Chapter 6's experiments: loaders, decoders, metrics, formats, data selection, and the speed of Python loops.
 
-The tables stand in the order in which they are measured: what a GPU has a part in before what only the host does.
+Tables are measured in this order, those that use a GPU first.
 """
 
 from helpers.lab import experiment
@@ -18,7 +18,7 @@ PLAIN = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoder
 
 
 def _loops() -> list[Row]:
-    """A GPU's first, for its time may be short; elsewhere those rows cost nothing."""
+    """The GPU's configurations first, as GPU time may run out; without a GPU they only give a status."""
     on_gpu = [
         PLAIN | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned}
         for workers in (0, 2, 8)
@@ -33,7 +33,7 @@ def _loops() -> list[Row]:
 
 @experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], cpu=_loops())
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
-    """A training loop that is fed by a `DataLoader`: the share of the time in which its device waits for data."""
+    """A training loop fed by a `DataLoader`: the share of time in which the device waits for data."""
     if reason := missing_because(*loops.needs(where, decode, pinned)):
         return {STATUS: reason}
     few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
@@ -47,12 +47,12 @@ def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decod
         **({} if step_ms is None else {"step_ms": step_ms}),
         **few,
     )
-    known = ("device", "workers", "decode", "pin_memory", "prefetch_factor", "step_ms", "model")
-    return _without(row, *known) | {"device_ms": row["step_ms"]}
+    config = ("device", "workers", "decode", "pin_memory", "prefetch_factor", "step_ms", "model")
+    return _without(row, *config) | {"device_ms": row["step_ms"]}
 
 
 def _without(row: Row, *names: str) -> Row:
-    """A row but for the columns that its configuration has already."""
+    """A row without the columns that are in its configuration already."""
     return {name: value for name, value in row.items() if name not in names}
 
 
@@ -68,28 +68,28 @@ def decoding(width: int, height: int) -> list[Row]:
 
 @experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}])
 def decoder_faults(pixels: int) -> list[Row]:
-    """What each library makes of a broken file by itself, and what `decode` says of it."""
+    """The behaviour of each library on broken files, and `decode`'s message."""
     return decoders.faults(samples.example_jpegs(1, (pixels, pixels))[0])
 
 
-SHOWN = 40  # of an epoch's steps, a row each
+SHOWN = 40  # number of an epoch's steps that are recorded
 
 
 @experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
-    """Milliseconds of a metric at steps of an epoch, by each variant; the same scores at the end."""
+    """Milliseconds of a metric at steps of an epoch, by each variant."""
     every = max(steps // SHOWN, 1)
     return [row for row in metric_cost.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
 
 
 @experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
 def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
-    """What a metric costs at the beginning and the end of an epoch, and by how much a step gets slower with each."""
+    """Cost of a metric at the start and the end of an epoch, and its growth with each step."""
     return metric_cost.growth(metric_cost.measure_metrics(steps, batch, classes))
 
 
 def _passes() -> list[Row]:
-    """In order and cold, and in random order and warm, against workers; the two other cases without any."""
+    """Sequential and cold, and random and warm, for each number of workers; the other two cases without workers."""
     cases = [("sequential", COLD, w) for w in WORKERS] + [("random", WARM, w) for w in WORKERS]
     cases += [("random", COLD, 0), ("sequential", WARM, 0)]
     return [
@@ -108,7 +108,7 @@ def _passes() -> list[Row]:
     cpu=_passes(),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
-    """An epoch through each format, all its bytes read and counted; and what else the format costs."""
+    """Speed of an epoch in each format, with all bytes read; disk space, build and look-up times."""
     return format_speed.measure_format(
         kind, format, samples, workers, order, cached == COLD, repeats=3 if samples > 64 else 1
     )
@@ -149,7 +149,7 @@ def _selections() -> list[Row]:
     cpu=_selections(),
 )
 def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
-    """Accuracy after a share of the samples was left out: those never forgotten first, any, or those forgotten most."""
+    """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
     row = selection.measure_selection(data, variant, share, seed, budget=budget)
@@ -158,7 +158,7 @@ def forgetting(data: str, variant: str, share: float, budget: str, seed: int) ->
 
 @experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
 def forgotten(data: str, seed: int) -> Row | list[Row]:
-    """How many samples were forgotten how often."""
+    """Histogram of forgetting counts."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
     return [_without(row, "data", "seed") for row in selection.distribution(data, seed)]
@@ -173,7 +173,7 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
     ],
 )
 def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
-    """A tenth of the labels are wrong, and as many samples left out: how many of those are the wrong ones."""
+    """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
     return _without(selection.measure_noise(data, variant, wrong, seed), "data", "variant", "seed")
@@ -193,5 +193,5 @@ def jit(program: str, size: int) -> list[Row]:
 
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])
 def process_start(exponent: int) -> list[Row]:
-    """What one timing of a whole process holds: the start, the import, the loop."""
+    """The parts of a single timing of a process: start, import, loop."""
     return python_speed.process_start(exponent, repeat=3 if exponent == 2 else python_speed.REPEAT)

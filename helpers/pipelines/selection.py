@@ -1,14 +1,15 @@
-"""Which samples can be left out: those that a network never forgets, any, or those that it forgets most?
+"""Which samples can be left out: the least forgotten, random ones, or the most forgotten?
 
-For a data set and a seed, one training counts forgetting. Then a share of the samples is left out and a new network,
-from another seed, trains on the rest; the accuracy that it loses is against the same new network on everything. As many
-epochs on fewer samples are fewer steps; with `budget="steps"` the steps are as many as for everything.
+For a data set and a seed, a first training counts forgetting. Then a share of the samples is left out and a new
+network, from another seed, is trained on the rest; its lost accuracy is against the same network trained on all samples. The
+same number of epochs on fewer samples has fewer steps; with `budget="steps"` the number of steps is that for all
+samples.
 
-The data are digits that come with scikit-learn, drawn garments, or a folder of photos: pooled and split anew by every
-seed, so that a test set of a few hundred samples says something when seeds are averaged. All of it lies on the device:
-0.3 MB of digits, 94 MB of 8,000 garments. A training on digits is 570 steps, about a second of one core; on garments
-1,250 steps, about 20 s. Same seed, same figures on the same machine: orders are drawn on the CPU, and cuDNN is held to
-its deterministic kernels.
+The data are scikit-learn's digits, drawn garments, or a folder of photos. They are pooled and split by seed, so that
+results can be averaged over seeds, as a test set has only a few hundred samples. All data is on the device: 0.3 MB of
+digits, 94 MB of 8,000 garments. A training on digits has 570 steps, about a second of one core; on garments 1,250
+steps, about 20 s. Results are reproducible on a machine by the seed: orders are drawn on the CPU, and cuDNN uses
+deterministic kernels.
 """
 
 import dataclasses
@@ -33,10 +34,10 @@ from .forgetting import ForgettingTracker, is_correct
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 BUDGETS = ("epochs", "steps")
 DIGITS, GARMENTS = "digits", "garments"
-TEST_EVERY = 3  # of each class one sample in so many is for the test
-SIDE = 32  # photos are squeezed to so many pixels a side
-GARMENT_COUNTS = {"samples": 8000, "validation_samples": 4000}  # pooled; so a seed trains on 8,000 and tests on 4,000
-WARM_UP = 0.1  # of the steps
+TEST_EVERY = 3  # every third sample of each class is for the test
+SIDE = 32  # photos are resized to squares of this side
+GARMENT_COUNTS = {"samples": 8000, "validation_samples": 4000}  # pooled and split again: 8,000 for training, 4,000 test
+WARM_UP = 0.1  # share of the steps
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 
 
@@ -75,18 +76,18 @@ class Trained:
 
 
 def needs(data: str | Path) -> tuple[str, ...]:
-    """What must be installed for this data."""
+    """The packages that this data needs."""
     return ("scikit-learn",) if str(data) == DIGITS else ("pillow",)
 
 
 def measure_selection(
     data: str | Path, variant: str, share: float, seed: int = 0, *, budget: str = "epochs", epochs: int | None = None
 ) -> dict[str, Any]:
-    """Accuracy after `share` of the training samples was left out, those that `variant` names, in a row.
+    """Test accuracy after leaving out a `share` of the training samples, selected by `variant`; one row.
 
-    `data` is "digits", "garments" or a folder of photos. `seed` decides the split, both trainings and what `random`
-    leaves out. `lost_points` is against the same network trained on everything: below 0 if leaving out helped. The
-    first call for (data, seed) costs two trainings more, which later calls reuse.
+    `data` is "digits", "garments" or a folder of photos. `seed` determines the split, both trainings and the random
+    selection. `lost_points` is against the same network trained on all samples; negative if leaving out helped. The
+    first call for (data, seed) costs two more trainings, which later calls reuse.
     """
     check_choice(VARIANTS, variant=variant)
     check_choice(BUDGETS, budget=budget)
@@ -95,10 +96,10 @@ def measure_selection(
     recipe = _recipe(data, epochs)
     parts, _ = _parts(str(data), seed)
     tracker = _tracked(str(data), seed, recipe)
-    whole = _on_everything(str(data), seed, recipe)
+    baseline = _on_everything(str(data), seed, recipe)
     kept = selected(tracker, variant, share, seed)
-    steps = whole.steps if budget == "steps" else None
-    trained = train(parts, recipe, derived(seed, "second training"), kept=kept, steps=steps) if share else whole
+    steps = baseline.steps if budget == "steps" else None
+    trained = train(parts, recipe, derived(seed, "second training"), kept=kept, steps=steps) if share else baseline
     return {
         "data": str(data),
         "variant": variant,
@@ -106,7 +107,7 @@ def measure_selection(
         "seed": seed,
         "budget": budget,
         "test_accuracy": trained.accuracy,
-        "lost_points": 100 * (whole.accuracy - trained.accuracy),
+        "lost_points": 100 * (baseline.accuracy - trained.accuracy),
         "samples": len(parts),
         "samples_kept": len(kept),
         "test_samples": len(parts.test_labels),
@@ -119,23 +120,23 @@ def measure_selection(
 
 
 def distribution(data: str | Path, seed: int = 0, *, epochs: int | None = None) -> list[dict[str, Any]]:
-    """How many samples were forgotten how often: a row for each count, and one for those that were never learned."""
+    """Histogram of forgetting: a row for each count, and one for samples that were never learned."""
     tracker = _tracked(str(data), seed, _recipe(data, epochs))
     learned = tracker.learned()
     sizes = torch.bincount(tracker.counts()[learned]).tolist()
     rows = [{"forgotten": str(times), "samples": size} for times, size in enumerate(sizes)]
     rows.append({"forgotten": "never learned", "samples": int((~learned).sum())})
-    about = {"data": str(data), "seed": seed}
-    return [about | row | {"share": row["samples"] / len(learned)} for row in rows]
+    config = {"data": str(data), "seed": seed}
+    return [config | row | {"share": row["samples"] / len(learned)} for row in rows]
 
 
 def measure_noise(
     data: str | Path, variant: str, noise: float = 0.1, seed: int = 0, *, epochs: int | None = None
 ) -> dict[str, Any]:
-    """Whether forgetting finds wrong labels: `noise` of the training labels are wrong, and as many samples left out.
+    """Whether forgetting finds wrong labels: a share `noise` of the training labels is wrong, and as many are left out.
 
-    `precision` is the share of wrong labels among those left out: at random it is `noise`. `test_accuracy` is that of a
-    new network on the rest, `noisy_accuracy` that of the same network on everything, wrong labels included.
+    `precision` is the share of wrong labels among the samples left out; a random selection has `noise`.
+    `test_accuracy` is that of a new network trained on the rest, `noisy_accuracy` of the same network trained on all.
     """
     check_choice(VARIANTS, variant=variant)
     if not 0 < noise < 1:
@@ -145,7 +146,7 @@ def measure_noise(
     tracker = _tracked(str(data), seed, recipe, noise)
     share = float(wrong.sum()) / len(wrong)
     kept = selected(tracker, variant, share, seed)
-    whole = _on_everything(str(data), seed, recipe, noise)
+    baseline = _on_everything(str(data), seed, recipe, noise)
     trained = train(parts, recipe, derived(seed, "second training"), kept=kept)
     removed = int(wrong.sum() - wrong[kept].sum())
     return {
@@ -155,8 +156,8 @@ def measure_noise(
         "seed": seed,
         "precision": removed / max(len(parts) - len(kept), 1),
         "test_accuracy": trained.accuracy,
-        "noisy_accuracy": whole.accuracy,
-        "gained_points": 100 * (trained.accuracy - whole.accuracy),
+        "noisy_accuracy": baseline.accuracy,
+        "gained_points": 100 * (trained.accuracy - baseline.accuracy),
         "samples": len(parts),
         "samples_kept": len(kept),
         "train_s": trained.seconds,
@@ -166,7 +167,7 @@ def measure_noise(
 
 
 def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) -> Tensor:
-    """The indices that are left when a share of the samples is left out, ascending."""
+    """The indices of the samples that remain when a share is left out, ascending."""
     ties = derived(seed, "ties")
     if variant == LEAST:
         kept = tracker.keep(1 - share, ties)
@@ -178,8 +179,8 @@ def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) 
 
 
 def derived(seed: int, purpose: str) -> int:
-    """A seed of its own for each purpose. With one for all, what is drawn would agree: wrong labels and what to leave
-    out would be the same samples.
+    """A separate seed for each purpose. With a common one, draws would be correlated: the wrong labels and the random
+    selection would be the same samples.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:6])
 
@@ -189,16 +190,16 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 
 def split(data: str | Path, seed: int, device: torch.device) -> Split:
-    """Training and test data of "digits", "garments" or a folder of photos; `seed` decides what is for the test.
+    """Training and test data of "digits", "garments" or a folder of photos; `seed` determines the split.
 
-    The first call for garments draws them, about 4 ms of a core each, into the cache; for photos, decodes the folder.
+    The first call draws garments into the cache, about 4 ms of a core each, or decodes the folder of photos.
     """
     images, labels, source = _pool(str(data))
     shuffled = torch.randperm(len(labels), generator=generator(seed, "split"))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     for_test = torch.zeros(len(labels), dtype=torch.bool)
     for_test[by_class[::TEST_EVERY]] = True
-    train, test = (images[chosen].float() for chosen in (~for_test, for_test))
+    train, test = (images[mask].float() for mask in (~for_test, for_test))
     mean, deviation = (moment(train, dim=(0, 2, 3), keepdim=True) for moment in (torch.mean, torch.std))
     return Split(
         ((train - mean) / deviation).to(device),
@@ -221,8 +222,8 @@ def train(
 ) -> Trained:
     """Train a new network on the samples `kept` (all by default) and test it.
 
-    For the recipe's epochs, or as many `steps`. SGD with momentum; the learning rate rises, then falls to 0. All of the
-    data lies on the device, so the host waits for it at the end, and to send the order of an epoch.
+    It trains for the recipe's epochs, or for `steps` steps, by SGD with momentum; the learning rate rises linearly,
+    then falls to 0. The data is on the device; only each epoch's order is copied to it.
     """
     where = parts.images.device
     kept = torch.arange(len(parts)) if kept is None else kept
@@ -235,8 +236,9 @@ def train(
     began = time.perf_counter()
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         for step, indices in enumerate(_batches(kept, recipe.batch, steps, seed, where)):
-            at = (step + 1) / (steps + 1)
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * min(at / WARM_UP, (1 - at) / (1 - WARM_UP))
+            progress = (step + 1) / (steps + 1)
+            scale = min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
             labels = parts.labels[indices]
             logits = model(parts.images[indices])  # (B, classes)
             if tracker is not None:
@@ -250,13 +252,13 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, parts: Split, batch: int = 2000) -> float:
-    """The share of test samples that are right. Waits for the device once."""
+    """Test accuracy. Synchronizes once."""
     batches = zip(parts.test_images.split(batch), parts.test_labels.split(batch), strict=True)
     return float(torch.cat([is_correct(model(images), labels) for images, labels in batches]).double().mean())
 
 
 def network(parts: Split, width: int, seed: int) -> nn.Module:
-    """Two hidden layers for digits; three convolutions, each halving the sides, for photos."""
+    """An MLP with two hidden layers for digits; three convolutions, each halving the sides, for photos."""
     channels, side = parts.images.shape[1:3]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -271,11 +273,11 @@ def network(parts: Split, width: int, seed: int) -> nn.Module:
 
 
 def _batches(kept: Tensor, size: int, steps: int, seed: int, where: torch.device) -> Iterator[Tensor]:
-    """So many batches of indices (B,): epoch after epoch in a new order, the last batch of each smaller."""
-    chance = torch.Generator().manual_seed(seed)
+    """`steps` batches of indices (B,), each epoch in a new order; an epoch's last batch may be smaller."""
+    shuffler = torch.Generator().manual_seed(seed)
     done = 0
     while done < steps:
-        order = kept[torch.randperm(len(kept), generator=chance)].to(where)
+        order = kept[torch.randperm(len(kept), generator=shuffler)].to(where)
         batches = order.split(size)[: steps - done]
         done += len(batches)
         yield from batches
@@ -283,7 +285,7 @@ def _batches(kept: Tensor, size: int, steps: int, seed: int, where: torch.device
 
 @functools.lru_cache(maxsize=256)
 def _tracked(data: str, seed: int, recipe: Recipe, noise: float = 0.0) -> ForgettingTracker:
-    """What a first training forgot."""
+    """The forgetting counts of a first training."""
     parts, _ = _parts(data, seed, noise)
     tracker = ForgettingTracker(len(parts), parts.images.device)
     train(parts, recipe, derived(seed, "first training"), tracker=tracker)
@@ -297,19 +299,19 @@ def _on_everything(data: str, seed: int, recipe: Recipe, noise: float = 0.0) -> 
 
 @functools.lru_cache(maxsize=2)
 def _parts(data: str, seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
-    """The data, with a share of the training labels moved to any other class; and which those are, (N,) bool."""
+    """The data, with a share `noise` of the training labels changed to a random other class; and their mask (N,)."""
     parts = split(data, seed, device())
-    chance = generator(seed, "wrong labels")
+    label_generator = generator(seed, "wrong labels")
     wrong = torch.zeros(len(parts), dtype=torch.bool)
-    wrong[torch.randperm(len(parts), generator=chance)[: round(noise * len(parts))]] = True
-    by = torch.randint(1, parts.classes, (len(parts),), generator=chance) * wrong
-    labels = (parts.labels + by.to(parts.labels.device)) % parts.classes
+    wrong[torch.randperm(len(parts), generator=label_generator)[: round(noise * len(parts))]] = True
+    offsets = torch.randint(1, parts.classes, (len(parts),), generator=label_generator) * wrong
+    labels = (parts.labels + offsets.to(parts.labels.device)) % parts.classes
     return dataclasses.replace(parts, labels=labels), wrong
 
 
 @functools.lru_cache(maxsize=2)
 def _pool(data: str) -> tuple[Tensor, Tensor, str]:
-    """All images (N, C, H, W) uint8 and labels (N,) on the CPU, and what they are."""
+    """All images (N, C, H, W) uint8 and labels (N,) on the CPU, and a description."""
     if data not in (DIGITS, GARMENTS) and not Path(data).is_dir():
         raise ValueError(f"data is {data!r}; it must be {DIGITS!r}, {GARMENTS!r} or a folder of photos")
     if reason := missing_because(*needs(data)):
@@ -326,13 +328,13 @@ def _pool(data: str) -> tuple[Tensor, Tensor, str]:
 def _photos(folder: str | None) -> tuple[Tensor, Tensor, str]:
     from helpers.pictures import decode_photos, photo_files
 
-    # Drawn with more pixels than are used: fine detail is lost, as on photos.
+    # Drawn larger than SIDE and resized, as photos are.
     parts = photo_files(size=(48, 48), **GARMENT_COUNTS) if folder is None else photo_files(folder)
     images, labels = [], []
     for part in parts:
-        kept = decode_photos(part, SIDE)
-        images.append(kept.pixels[kept.usable].permute(0, 3, 1, 2))  # (n, H, W, C) -> (n, C, H, W)
-        labels.append(torch.from_numpy(part.labels[kept.usable]))
+        decoded = decode_photos(part, SIDE)
+        images.append(decoded.pixels[decoded.usable].permute(0, 3, 1, 2))  # (n, H, W, C) -> (n, C, H, W)
+        labels.append(torch.from_numpy(part.labels[decoded.usable]))
     return torch.cat(images), torch.cat(labels), f"{parts[0].source}, as {SIDE}×{SIDE}"
 
 

@@ -1,4 +1,4 @@
-"""The same samples in many small files, tar shards, one memory-mapped file, TFRecord: written, read and split alike.
+"""The same samples in small files, tar shards, one memory-mapped file, TFRecord or ffcv, with a common interface.
 
     from helpers.pipelines.formats import FORMATS, Sample, Stream, mapped
 
@@ -13,8 +13,8 @@ mapped      page faults                the same, read ahead       from the table
 tfrecord    one read, one parse        one file a shard, parsed   by reading every one     write its shard
 ffcv        page faults                the same, read ahead       from the table           write the file
 
-What is read can be broken: `faults="refuse"` raises a `FormatError` that names file, sample and reason; with
-`faults="skip"` a `Fault` is given in place of the sample. See `dataset`.
+For a damaged sample `faults="refuse"` raises a `FormatError` that names file, sample and reason; with `faults="skip"` a
+`Fault` takes the sample's place. See `dataset`.
 """
 
 from types import ModuleType

@@ -1,15 +1,15 @@
-"""What every format writes and reads: samples of a key, a label and a 1-D array, and what is wrong with one.
+"""The interface of all formats: samples (key, label, 1-D array), faults, and the base class of readers.
 
     reader = mapped.open_(folder, faults="skip", check_image=True)
     reader[3]                                   # Sample(key, label, data), or a Fault
     for item in reader.stream(): ...            # every position in order
     DataLoader(reader, batch_size=64, sampler=Permutation(len(reader)), num_workers=4, collate_fn=collate)
 
-An image is the content of its JPEG file as uint8, not pixels: no format here decodes. Tokens are integers. All arrays
-of a data set have one type.
+An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays of a
+data set have one dtype.
 
-Nothing is lost silently: every position gives exactly one thing, its sample or, with faults="skip", the `Fault` that
-says why there is none. With faults="refuse" the first fault is raised.
+No sample is dropped silently: each position gives its sample or, with faults="skip", a `Fault` with the reason. With
+faults="refuse" the first fault is raised.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from helpers.lab.arguments import check_choice
 
-SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> what a file of one sample is called
+SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
 KINDS = {suffix: kind for kind, suffix in SUFFIXES.items()}
 TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
 POLICIES = ("refuse", "skip")
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong, and where. `sample` is the position in the data set, None if all of the file is meant."""
+    """What is wrong, and where. `sample` is the position in the data set, None for the file itself."""
 
     file: str
     sample: int | None
@@ -50,9 +50,9 @@ class Fault(NamedTuple):
 
 
 class FormatError(ValueError):
-    """Data that is not what its format says. `fault` has file, sample and reason apart.
+    """Damaged data. `fault` has file, sample and reason.
 
-    It is made of a fault; a DataLoader that passes it on from a worker makes it of a text, and `fault` is None then.
+    A DataLoader that passes it on from a worker creates it from the message; then `fault` is None.
     """
 
     def __init__(self, fault: Fault | str) -> None:
@@ -64,15 +64,14 @@ class FormatError(ValueError):
 
 
 class Reader(Dataset):
-    """A data set that is open. Files are opened when they are first read, in each process anew where that is needed.
+    """An open data set. Files are opened at the first read, again in each process where needed.
 
-    `verify` checks each sample's checksum when it is read, which is what finds a flipped bit; `check_image` decodes it.
-    `faults` (the attribute) has what was wrong when the data set was opened, if that is not refused: a shard without
-    an index, whose samples are then not counted; one that is shorter than its index says, whose last samples will be
-    faults of their own.
+    `verify` checks each sample's checksum when it is read, which detects flipped bits; `check_image` decodes it. The
+    attribute `faults` lists the faults at opening, unless they are refused: a shard without an index, whose samples
+    aren't counted; a shard shorter than its index says, whose last samples are then faults of their own.
 
-    A format is a subclass. Its `_open` fills in the attributes below; its `read` gives a sample. Both may raise OSError
-    or ValueError, and need not name the file: that is done here. It must survive `pickle` and `fork`.
+    Each format is a subclass. `_open` sets the attributes below; `read` returns a sample. Both may raise OSError or
+    ValueError; this class adds the file's name. Instances must support `pickle` and `fork`.
     """
 
     kind: str
@@ -97,36 +96,36 @@ class Reader(Dataset):
         raise NotImplementedError
 
     def file_of(self, position: int) -> str:
-        """The file that a sample's data lies in."""
+        """The file that contains a sample's data."""
         raise NotImplementedError
 
     def by_library(self, piece: range) -> Iterator[Sample]:
-        """The samples of a piece of one shard by the format's own library, where that is the fastest in order.
+        """The samples of a piece of one shard by the format's library, if that is faster in order.
 
-        May end early, or give none: `stream` reads the rest by position.
+        May end early, or be empty: `stream` reads the rest by position.
         """
         return iter(())
 
     def close(self) -> None:
-        """Let go of open files; reading opens them again."""
+        """Close files; reading opens them again."""
 
     def find(self, label: int) -> np.ndarray:
         """The positions with a label, ascending: one pass over `labels`."""
         return np.flatnonzero(self.labels == label)
 
     def stream(self, pieces: Iterable[range] | None = None) -> Iterator[Sample | Fault]:
-        """What each position of each piece holds, in order; of all shards if none are given.
+        """The sample or fault of each position of each piece, in order; by default of all shards.
 
-        A piece that begins where a shard begins is read by the format's own library. Where that fails, the rest of
-        the piece is read by position: one broken sample does not cost its shard.
+        A piece that starts with a shard is read by the format's library. If that fails, the rest of the piece is read
+        by position, so that a damaged sample doesn't lose the shard's other samples.
         """
         for piece in self.shards if pieces is None else pieces:
             position = piece.start
             for sample in self.by_library(piece):
-                yield self._settled(position, sample)
+                yield self._checked_sample(position, sample)
                 position += 1
             for rest in range(position, piece.stop):
-                yield self._settled(rest)
+                yield self._checked_sample(rest)
 
     def __len__(self) -> int:
         return self.shards[-1].stop
@@ -134,10 +133,10 @@ class Reader(Dataset):
     def __getitem__(self, position: int) -> Sample | Fault:
         if not -len(self) <= position < len(self):
             raise IndexError(f"sample {position} of a data set of {len(self)} samples")
-        return self._settled(int(position) % len(self))
+        return self._checked_sample(int(position) % len(self))
 
-    def _settled(self, position: int, sample: Sample | None = None) -> Sample | Fault:
-        """A sample, read unless given, and checked as wanted; or its fault, if that is not to be raised."""
+    def _checked_sample(self, position: int, sample: Sample | None = None) -> Sample | Fault:
+        """A sample (read unless given), checked if `check_image`; or its fault, if the policy is to skip."""
         try:
             sample = self.read(position) if sample is None else sample
             if self.check_image:
@@ -152,8 +151,8 @@ class Reader(Dataset):
                 raise FormatError(fault) from error
             return fault
 
-    def _admit(self, fault: Fault) -> None:
-        """Refuse a fault, or put it on record, as the user chose."""
+    def _raise_or_record(self, fault: Fault) -> None:
+        """Raise a fault or record it, depending on the policy."""
         if self.policy == "refuse":
             raise FormatError(fault)
         self.faults.append(fault)
@@ -166,14 +165,14 @@ class Reader(Dataset):
 
 @contextlib.contextmanager
 def naming(file: str | Path, what: str = "") -> Iterator[None]:
-    """Makes a FormatError that names the file of whatever OSError or ValueError the block raises."""
+    """A context that turns OSError and ValueError into a FormatError that names the file."""
     try:
         yield
     except FormatError:
         raise
     except (OSError, ValueError) as error:
-        said = f"{what} ({_reason(error)})" if what else _reason(error)
-        raise FormatError(Fault(str(file), None, said)) from error
+        reason = f"{what} ({_reason(error)})" if what else _reason(error)
+        raise FormatError(Fault(str(file), None, reason)) from error
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -192,9 +191,9 @@ def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
         if isinstance(label, bool) or not -(2**63) <= int(label) < 2**63 or int(label) != label:
             raise ValueError(f"sample {position}: label is {label!r}; it must be a 64-bit integer")
         if data.ndim != 1 or data.dtype != dtype or dtype.str[1:] not in (("u1",) if kind == "image" else TOKEN_TYPES):
-            wanted = "bytes" if kind == "image" else f"one of {', '.join(TOKEN_TYPES)}, the same for all samples"
-            said = f"data is {data.dtype} {data.shape}; {kind} samples are 1-D, of {wanted}"
-            raise ValueError(f"sample {position}: {said}")
+            valid = "bytes" if kind == "image" else f"one of {', '.join(TOKEN_TYPES)}, the same for all samples"
+            reason = f"data is {data.dtype} {data.shape}; {kind} samples are 1-D, of {valid}"
+            raise ValueError(f"sample {position}: {reason}")
         yield Sample(key, int(label), np.ascontiguousarray(data, data.dtype.newbyteorder("<")))
     if position < 0:
         raise ValueError("no samples; a data set has at least one")
@@ -202,9 +201,9 @@ def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
 
 @contextlib.contextmanager
 def building(folder: str | Path) -> Iterator[Path]:
-    """A new folder that takes the name when the block ends well: a data set is whole, or absent.
+    """A context with a temporary folder, renamed to `folder` if the block succeeds: a data set is complete or absent.
 
-    Costs a rename. Only a kill leaves the hidden part folder behind; nothing ever reads it.
+    Costs a rename. Only a killed process leaves the hidden temporary folder behind; nothing reads it.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -219,7 +218,7 @@ def building(folder: str | Path) -> Iterator[Path]:
 
 
 def pack(kind: str, data: np.ndarray) -> bytes:
-    """What a file of one sample holds: the JPEG's bytes as they are, tokens as .npy (128 bytes more than they are)."""
+    """The content of a sample's file: a JPEG's bytes unchanged, tokens as .npy (128 bytes of header)."""
     if kind == "image":
         return data.tobytes()
     stream = io.BytesIO()
@@ -228,19 +227,19 @@ def pack(kind: str, data: np.ndarray) -> bytes:
 
 
 def unpack(kind: str, raw: bytes) -> np.ndarray:
-    """Undoes `pack`: no copy for an image; for tokens numpy parses the header, which costs about 20 µs."""
+    """The inverse of `pack`: no copy for an image; for tokens numpy parses the header, about 20 µs."""
     if kind == "image":
         return np.frombuffer(raw, np.uint8)
     return np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
 
 
 def decode(data: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8 of an image file's content. Raises ValueError whatever is wrong with it."""
+    """Pixels (H, W, 3) uint8 of an image file's content; any error is a ValueError."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
-    except Exception as error:  # a decoder that is given nonsense raises anything: struct.error, SyntaxError, …
-        said = str(error) if isinstance(error, OSError) and len(data) and "BytesIO" not in str(error) else ""
-        raise ValueError(f"not a readable image ({said or f'{len(data)} bytes of no known kind'})") from error
+    except Exception as error:  # for damaged data decoders raise many types: struct.error, SyntaxError, …
+        reason = str(error) if isinstance(error, OSError) and len(data) and "BytesIO" not in str(error) else ""
+        raise ValueError(f"not a readable image ({reason or f'{len(data)} bytes of no known kind'})") from error

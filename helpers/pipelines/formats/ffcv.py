@@ -1,11 +1,11 @@
-"""One beton, as the ffcv library writes and lays it out: tables, then pages of 2 MiB or more with the data.
+"""One beton file in the layout of the ffcv library: tables, and pages of 2 MiB or more with the data.
 
-A sample is four fields: key, label, crc32 and data (named `image`, or `tokens_` and their type). It is found by ffcv's
-own tables and is a slice of the mapped file. ffcv's Loader isn't used: it gives batches of one size, padded to the
-longest sample, from threads of its own and after seconds of compiling. What is read here is the layout alone.
+A sample has four fields: key, label, crc32 and data (named `image`, or `tokens_` and the dtype). It is located by
+ffcv's tables and is a slice of the mapped file. ffcv's Loader isn't used: it pads batches to the longest sample, and uses its
+own threads after seconds of compiling. Only the file layout is measured here.
 
-Installing ffcv builds C++ against OpenCV and libjpeg-turbo, and ends with "Could not find required package" where their
-development packages and pkg-config are missing (`apt install libopencv-dev libturbojpeg0-dev pkg-config`).
+Installing ffcv builds C++ against OpenCV and libjpeg-turbo, and fails with "Could not find required package" if their
+development packages or pkg-config are missing (`apt install libopencv-dev libturbojpeg0-dev pkg-config`).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ PAGE = 1 << 21
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
-    """Write the beton, in a process that ffcv starts. All samples are in memory meanwhile."""
+    """Write the beton, in a process that ffcv starts, with all samples in memory."""
     from ffcv.fields import BytesField, IntField
     from ffcv.writer import DatasetWriter
 
@@ -39,16 +39,16 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     fields = {"key": BytesField(), "label": IntField(), "crc32": IntField(), name: BytesField()}
     longest = max(max(len(row[0]), len(row[3])) for row in rows)
     page = max(PAGE, 1 << longest.bit_length())
-    with building(folder) as part, contextlib.redirect_stderr(io.StringIO()):  # where it draws its progress
+    with building(folder) as part, contextlib.redirect_stderr(io.StringIO()):  # hides its progress bar
         DatasetWriter(str(part / NAME), fields, page_size=page, num_workers=1).from_indexed_dataset(
             [row[:-1] for row in rows]
         )
 
 
 class Beton(OneFile):
-    """Sample i is row i of ffcv's tables. `verify` checks a field that ffcv itself knows nothing of.
+    """Sample i is row i of ffcv's tables. `verify` checks our crc32 field.
 
-    A beton has no magic number and no checksum of its tables; what ffcv can't read is refused whatever `faults` says.
+    A beton has no magic number and no checksum of its tables; a file that ffcv can't read always raises.
     """
 
     name = NAME
@@ -57,17 +57,17 @@ class Beton(OneFile):
         from ffcv.reader import Reader as Tables
 
         with naming(self.file, "not a beton of ours"):
-            self.there = os.stat(self.file).st_size
+            self.file_bytes = os.stat(self.file).st_size
             try:
                 tables = Tables(self.file)
-            except Exception as error:  # of a file that is no beton, ffcv makes an AssertionError, a KeyError, …
+            except Exception as error:  # for other files ffcv raises an AssertionError, a KeyError, …
                 raise ValueError(str(error)) from error
             if tables.field_names[:3] != ["key", "label", "crc32"] or tables.field_names[3] not in DATA:
                 raise ValueError(f"has the fields {tables.field_names}")
             self.rows = tables.metadata
             if not len(self.rows) or len(self.rows) != tables.num_samples:
                 raise ValueError(f"truncated: {len(self.rows)} of {tables.num_samples} rows of its tables are there")
-        table = 2 * len(self.rows) * tables.alloc_table.itemsize  # at the end: where each key and each data lies
+        table = 2 * len(self.rows) * tables.alloc_table.itemsize  # at the file's end: offsets of keys and data
         self._check_size(int(tables.header["alloc_table_ptr"]) + table)
         self.kind, self.dtype = tables.field_names[3].split("_")[0], DATA[tables.field_names[3]]
         self.labels, self.shards = self.rows["f1"].astype(np.int64), [range(len(self.rows))]

@@ -1,11 +1,11 @@
-"""Many small files: one a sample, in a folder for each label, and a table of them.
+"""One file for each sample, in a folder for each label, and a table of all files.
 
     folder/labels.csv                   file, label, key, bytes, crc32: one line a sample, in order
     folder/7/00000012.jpg               sample 12, of label 7; .npy for tokens
 
-Costs an open, a read and a close for every sample (three system calls, and cold the inode and the folder's block
-besides), and on disk a whole block for what is left over of each file: half a block, 2 KiB, on average. In return any
-tool can look at a sample, replace it or delete it.
+A sample costs an open, a read and a close (three system calls; from a cold cache also reads of the inode and the
+folder's block), and on disk half a block, 2 KiB, on average, as each file's last block is partly empty. In return any
+tool can view, replace or delete a sample.
 """
 
 import csv
@@ -24,11 +24,11 @@ from .dataset import KINDS, SUFFIXES, Reader, Sample, building, checked, naming,
 NEEDS = ()
 TABLE = "labels.csv"
 COLUMNS = ("file", "label", "key", "bytes", "crc32")
-SHARD = 1000  # samples that a stream shuffles and hands to a worker together: files have no shards of their own
+SHARD = 1000  # samples that a stream treats as a shard, as files have none
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
-    """Write each sample to a file of its own. The folder is whole, or absent."""
+    """Write a file for each sample. The folder is complete or absent."""
     with building(folder) as part, open(part / TABLE, "w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
         table.writerow(COLUMNS)
@@ -43,8 +43,8 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
 class Files(Reader):
     """Sample i is line i of the table, which is read at opening: about 2 µs a sample.
 
-    index="build" makes a missing table of the files that there are, which reads them all; their keys are then their
-    names, for only the table knew others.
+    index="build" rebuilds a missing table from all files, which reads them; keys are then file names, as the original
+    keys were only in the table.
     """
 
     def __init__(self, folder: str | Path, *, index: str | None = None, **options) -> None:
@@ -83,7 +83,7 @@ open_ = Files
 
 
 def build_table(folder: Path) -> None:
-    """Make the table of the files in folders by label; keys are file names. Reads every file."""
+    """Write the table of the files in the labels' folders; keys are file names. Reads every file."""
     samples = [file for suffix in KINDS for file in folder.glob(f"*/*.{suffix}")]
     if not samples:
         raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg or LABEL/NAME.npy")

@@ -1,17 +1,17 @@
-"""One memory-mapped file: a header, tables, and the samples' data one after the other. Ours.
+"""Our memory-mapped format, one file: a header, tables, and the samples' data one after the other.
 
     byte 0      magic b"\\x93MAPPED\\n", then the header, little-endian, see `HEADER`; its own crc32 is its last 4 bytes
     then        offsets (N + 1) u64, labels (N) i64, key offsets (N + 1) u64, crc32 (N) u32, keys in UTF-8
     payload_at  a multiple of 4,096: the data. Sample i is its bytes offsets[i] to offsets[i + 1]
 
-A sample's data is a slice of the mapped file: no copy and no system call; the kernel brings in the pages that are
-touched, and all processes of a machine share them. Data of one type begins at a multiple of that type's size, so tokens
-need no copy to be aligned. The tables come first, so that of a truncated file the samples that are there can be read,
-and the others named. They are read into memory at opening, 28 bytes a sample and its key.
+A sample's data is a slice of the mapped file: no copy and no system call; the kernel loads pages on access, and all
+processes of a machine share them. Offsets are multiples of the dtype's size, so tokens are aligned without a copy. The
+tables come first, so that a truncated file's remaining samples can be read, and the missing ones named. They are read
+into memory at opening, 28 bytes a sample and its key.
 
-On disk: 28 bytes a sample, its key, its data. Writing costs the data twice, for the tables' size is known last. To
-change a sample is to write the file again. A file that shrinks while it is mapped kills its reader (SIGBUS), as with
-any mapped file: replace one by renaming.
+On disk a sample takes 28 bytes, its key and its data. Data is written twice, as the tables' size is known last.
+Changing a sample means writing the file again. A file that shrinks while it is mapped kills its reader (SIGBUS), as any
+mapped file does: replace it by renaming.
 """
 
 import mmap
@@ -29,7 +29,7 @@ from .dataset import SUFFIXES, TOKEN_TYPES, Fault, Reader, Sample, building, che
 
 NEEDS = ()
 NAME = "samples.mapped"
-MAGIC = b"\x93MAPPED\n"  # not text, and changed by whatever mends line ends
+MAGIC = b"\x93MAPPED\n"  # not valid text; a conversion of line ends would change it
 VERSION = 1
 PAGE = 4096
 # magic, version, kind, type, N, bytes of keys, where the data begins, bytes of the file, crc32 of tables, of header
@@ -37,7 +37,7 @@ HEADER = struct.Struct("<8sI8s4sQQQQII")
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
-    """Write the file. It takes its name when it is whole."""
+    """Write the file. The folder is complete or absent."""
     offsets, labels, sums, keys, dtype = [0], [], [], [], ""
     with building(folder) as part, tempfile.TemporaryFile(dir=part) as payload:
         for sample in checked(samples, kind):
@@ -59,14 +59,16 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
             stream.write(bytes(start - stream.tell()))
             shutil.copyfileobj(payload, stream, 1 << 20)
             stream.flush()
-            os.fsync(stream.fileno())  # else a crash could leave the name on a file that isn't all there
+            os.fsync(
+                stream.fileno()
+            )  # before the rename, so that a crash can't leave an incomplete file under the name
 
 
 class OneFile(Reader):
-    """A format of one file, whose samples are slices of it: mapped when data is first touched, in each process."""
+    """A format of one file, whose samples are slices of it: mapped at the first access, in each process."""
 
     name: str  # of the file, in its folder
-    there: int  # bytes of the file when it was opened
+    file_bytes: int  # when it was opened
     _map: mmap.mmap | None = None
 
     @property
@@ -77,40 +79,42 @@ class OneFile(Reader):
         return self.file
 
     def close(self) -> None:
-        self._map = None  # unmapped when the last sample that is a slice of it is gone
+        self._map = None  # unmapped when the last slice of it is freed
 
     def __getstate__(self) -> dict:
         return vars(self) | {"_map": None}
 
     def _check_size(self, expected: int) -> None:
-        if self.there != expected:
-            self._admit(Fault(self.file, None, f"truncated or changed: it has {self.there} bytes of {expected}"))
+        if self.file_bytes != expected:
+            self._raise_or_record(
+                Fault(self.file, None, f"truncated or changed: it has {self.file_bytes} bytes of {expected}")
+            )
 
     def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
         """Bytes of the file as an array, without a copy."""
-        if start + size > self.there:
-            raise ValueError(f"truncated: the file ends at {self.there}, the sample at byte {start + size}")
+        if start + size > self.file_bytes:
+            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
         if self._map is None:
             with open(self.file, "rb") as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            if len(self._map) != self.there:
+            if len(self._map) != self.file_bytes:
                 self._map = None
                 raise ValueError("is another than when it was opened: its size changed")
         return np.frombuffer(self._map, dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
 
 
 class Mapped(OneFile):
-    """Sample i is a slice of the file. What is wrong with header or tables is refused whatever `faults` says."""
+    """Sample i is a slice of the file. Damaged headers or tables always raise, for any `faults`."""
 
     name = NAME
 
     def _open(self) -> None:
         with naming(self.file), open(self.file, "rb") as stream:
-            self.there = os.fstat(stream.fileno()).st_size
+            self.file_bytes = os.fstat(stream.fileno()).st_size
             count, key_bytes, start, size, tables_crc = self._read_header(stream.read(HEADER.size))
-            tables = stream.read(28 * count + 16 + key_bytes) if self.there >= start else b""
+            tables = stream.read(28 * count + 16 + key_bytes) if self.file_bytes >= start else b""
             if not tables:
-                raise ValueError(f"truncated or changed: it has {self.there} bytes of {size}")
+                raise ValueError(f"truncated or changed: it has {self.file_bytes} bytes of {size}")
             if zlib.crc32(tables) != tables_crc:
                 raise ValueError("its tables are damaged: their crc32 is another than the header's")
         self._check_size(size)
@@ -129,20 +133,20 @@ class Mapped(OneFile):
         self.shards = [range(count)]
 
     def _read_header(self, raw: bytes) -> tuple[int, ...]:
-        """Kind and type, and what is returned: N, bytes of keys, where the data begins, bytes of the file, a crc32."""
+        """Sets kind and dtype; returns N, bytes of keys, the data's offset, bytes of the file, the tables' crc32."""
         if raw[: len(MAGIC)] != MAGIC:
             raise ValueError(f"wrong magic number: it begins with {raw[: len(MAGIC)]!r}, expected {MAGIC!r}")
         if len(raw) < HEADER.size:
             raise ValueError(f"truncated: {len(raw)} bytes of its header of {HEADER.size} are there")
-        _, version, kind, dtype, *sizes, own_crc = HEADER.unpack(raw)
-        if zlib.crc32(raw[:-4]) != own_crc:
+        _, version, kind, dtype, *sizes, header_crc = HEADER.unpack(raw)
+        if zlib.crc32(raw[:-4]) != header_crc:
             raise ValueError("its header is damaged: the crc32 of it is another")
         if version != VERSION:
             raise ValueError(f"version {version}; this reads version {VERSION}")
         self.kind, dtype = kind.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode()
         if self.kind not in SUFFIXES or dtype not in TOKEN_TYPES:
-            wanted = f"{' or '.join(SUFFIXES)} of {', '.join(TOKEN_TYPES)}"
-            raise ValueError(f"has {self.kind!r} of type {dtype!r}; expected {wanted}")
+            expected = f"{' or '.join(SUFFIXES)} of {', '.join(TOKEN_TYPES)}"
+            raise ValueError(f"has {self.kind!r} of type {dtype!r}; expected {expected}")
         self.dtype = np.dtype("<" + dtype)
         return tuple(sizes)
 

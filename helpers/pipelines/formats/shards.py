@@ -1,9 +1,9 @@
-"""What formats of numbered shards share: an index for each, reads at any offset, and what is wrong with a shard.
+"""Base class of formats with numbered shards: an index for each shard, reads at any offset, and shards' faults.
 
     folder/00000.tar, 00000.idx.json, 00001.tar, …
 
-A shard whose index can't be read is a fault, and its samples are not counted; so is a gap in the numbers, and a shard
-of another size than its index says, even where no sample is lost. Of what is gone each sample says so when it is read.
+Faults at opening: a shard whose index can't be read (its samples aren't counted), a gap in the numbers, and a shard of
+another size than in its index, even if no sample is lost. A missing sample is a fault when it is read.
 """
 
 import os
@@ -16,16 +16,16 @@ from helpers.lab.arguments import check_choice
 
 from .dataset import Fault, FormatError, Reader, Sample, naming
 
-Table = dict  # what an index says of a shard: `bytes` of the shard; `offsets` and `sizes` of its samples; and more
+Table = dict  # a shard's index: `bytes` of the shard; `offsets` and `sizes` of its samples; and more
 
 
 class Shards(Reader):
     """Sample i is the i-th of all shards in order. Indexes are read at opening, about 1 µs a sample.
 
-    index="build" makes missing indexes, which reads those shards; of a damaged shard it is not kept on disk.
+    index="build" rebuilds missing indexes, which reads those shards; a damaged shard's index isn't saved.
 
-    Files are opened when first read and stay open. `pread` has no position that processes could share, so a forked
-    worker goes on with what its parent opened; one that is spawned opens its own (`pickle` leaves it behind).
+    Files are opened at the first read and stay open. `pread` uses no shared file position, so forked workers use their
+    parent's descriptors; spawned workers open their own (`pickle` omits descriptors).
     """
 
     suffix: str
@@ -41,14 +41,11 @@ class Shards(Reader):
         raise NotImplementedError
 
     def build_index(self, shard: Path) -> tuple[Table, str]:
-        """The index of a shard, and why it isn't all of it: samples after that are not in the index. Reads the shard.
-
-        An index that is all of it is kept on disk.
-        """
+        """The index of a shard, and a reason if it is incomplete, or "". Reads the shard; saves a complete index."""
         raise NotImplementedError
 
     def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
-        """The samples of a piece from a shard's start on, by the format's own library. May end early."""
+        """The samples of a piece that starts with a shard, by the format's library. May end early."""
         raise NotImplementedError
 
     def _open(self) -> None:
@@ -57,18 +54,18 @@ class Shards(Reader):
             try:
                 shards.append((str(shard), self._table(shard)))
             except FormatError as error:
-                self._admit(error.fault)
+                self._raise_or_record(error.fault)
         counts = [len(table["offsets"]) for _, table in shards]
         if not sum(counts):
-            said = f"nothing in it could be opened; the first: {self.faults[0]}"
-            raise FormatError(Fault(str(self.folder), None, said))
+            reason = f"nothing in it could be opened; the first: {self.faults[0]}"
+            raise FormatError(Fault(str(self.folder), None, reason))
         self.files, self.tables = [file for file, _ in shards], [table for _, table in shards]
         self.offsets, self.sizes = (self._column(name, np.int64) for name in ("offsets", "sizes"))  # (N,) each
         self.starts = np.cumsum([0, *counts]).tolist()
         self.shards = [range(a, b) for a, b in zip(self.starts, self.starts[1:], strict=False) if b > a]
 
     def _numbered(self) -> list[Path]:
-        """The shards, also those of which only the index is left. A gap in their numbers is a fault."""
+        """The shards, including those of which only the index exists. A gap in their numbers is a fault."""
         ends = (self.suffix, self.index_suffix)
         stems = {file.name.removesuffix(end) for end in ends for file in self.folder.glob(f"*{end}")}
         stems = sorted(filter(str.isdigit, stems))
@@ -76,7 +73,7 @@ class Shards(Reader):
             raise FormatError(Fault(str(self.folder), None, f"no shards; expected 00000{self.suffix} and on"))
         for number in sorted(set(range(int(stems[-1]) + 1)) - set(map(int, stems))):
             file = str(self.folder / f"{number:05d}{self.suffix}")
-            self._admit(Fault(file, None, "no such shard, though there are later ones"))
+            self._raise_or_record(Fault(file, None, "no such shard, though there are later ones"))
         return [self.folder / f"{stem}{self.suffix}" for stem in stems]
 
     def _table(self, shard: Path) -> Table:
@@ -88,37 +85,35 @@ class Shards(Reader):
             with naming(shard):
                 table, why = self.build_index(shard)
             if why:
-                said = (
-                    f"truncated or damaged ({why}); what comes after its first {len(table['offsets'])} samples is lost"
-                )
-                self._admit(Fault(str(shard), None, said))
+                loss = f"what comes after its first {len(table['offsets'])} samples is lost"
+                self._raise_or_record(Fault(str(shard), None, f"truncated or damaged ({why}); {loss}"))
                 return table
         else:
             raise FormatError(Fault(str(index), None, 'no such index of the shard; index="build" makes one'))
         size = shard.stat().st_size if shard.is_file() else None
         if size != table["bytes"]:
-            said = "no such shard" if size is None else f"truncated or changed: it has {size} bytes"
-            self._admit(Fault(str(shard), None, f"{said}; its index says {table['bytes']} bytes"))
+            reason = "no such shard" if size is None else f"truncated or changed: it has {size} bytes"
+            self._raise_or_record(Fault(str(shard), None, f"{reason}; its index says {table['bytes']} bytes"))
         return table
 
     def _column(self, name: str, dtype: type) -> np.ndarray:
         """A column of the indexes of all shards."""
         return np.concatenate([np.asarray(table[name], dtype) for table in self.tables])
 
-    def _place(self, position: int) -> tuple[str, int]:
-        """The shard that a sample lies in, and which of its samples it is."""
+    def _locate(self, position: int) -> tuple[str, int]:
+        """The shard's file that contains a sample, and the sample's number within it."""
         shard = int(np.searchsorted(self.starts, position, side="right")) - 1
         return self.files[shard], position - self.starts[shard]
 
     def file_of(self, position: int) -> str:
-        return self._place(position)[0]
+        return self._locate(position)[0]
 
     def by_library(self, piece: range) -> Iterator[Sample]:
-        file, within = self._place(piece.start)
+        file, within = self._locate(piece.start)
         return iter(()) if within else self.from_shard(file, piece)
 
     def _raw(self, position: int) -> bytes:
-        """The bytes of a sample that its index points to."""
+        """A sample's bytes, at the offset and of the size in the index."""
         offset, size = int(self.offsets[position]), int(self.sizes[position])
         raw = self._pread(self.file_of(position), offset, size)
         if len(raw) != size:

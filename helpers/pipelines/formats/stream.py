@@ -1,12 +1,12 @@
-"""Who reads what, and in which order: positions over ranks and DataLoader workers, each once; and an epoch's shuffle.
+"""Distribution of positions over ranks and DataLoader workers, each position once, and shuffling.
 
     stream = Stream(reader, order="shuffled", seed=0)
     for epoch in range(epochs):
         stream.set_epoch(epoch)
         for batch in DataLoader(stream, batch_size=64, num_workers=4, collate_fn=collate): ...
 
-Positions are split evenly: shares differ by one at most, with any number of shards, also fewer than workers. A share is
-as many whole shards as fit, and parts of at most two.
+Shares differ by at most one position, for any number of shards, even fewer than workers. A share consists of full
+shards and parts of at most two.
 
 order         what is read                                                        how well it mixes
 sequential    each share in order                                                 not at all
@@ -31,11 +31,11 @@ ORDERS = ("sequential", "shuffled", "random")
 
 
 class Stream(IterableDataset):
-    """The samples of a reader, and its faults, as they come: this rank's and this DataLoader worker's share.
+    """An iterable of a reader's samples and faults: the share of this rank and DataLoader worker.
 
-    The order follows from seed and epoch alone, and for `shuffled` from how many workers there are. `set_epoch` reaches
-    workers that persist as well. Rank and number of ranks are those of torch.distributed unless given. `transform` is
-    applied where the sample is read, in the worker.
+    The order depends on seed and epoch, and for `shuffled` on the number of workers. `set_epoch` also works with
+    persistent workers. Rank and number of ranks are torch.distributed's unless given. `transform` is applied in the
+    worker.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Stream(IterableDataset):
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
-        """How many items this rank gets, all workers together."""
+        """The number of items of this rank, over all workers."""
         return sum(map(len, shard([range(len(self.reader))], self.rank, self.ranks)))
 
     def __iter__(self) -> Iterator:
         info, epoch = get_worker_info(), int(self._epoch)
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        rng = np.random.default_rng([self.seed, epoch])  # the same for all, so that all split one order
+        rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
         runs: list[Sequence[int]] = list(self.reader.shards)
         if self.order == "random":
             runs = [rng.permutation(len(self.reader)).tolist()]
@@ -84,9 +84,9 @@ class Stream(IterableDataset):
 
 
 class Permutation(Sampler):
-    """An epoch's positions in random order, for a reader by position: all orders are equally likely; 8 bytes a sample.
+    """An epoch's positions as a uniformly random permutation, for reading by position; 8 bytes a sample.
 
-    Each rank gets its share of the one order that follows from seed and epoch. Shares differ by one position at most.
+    Ranks share one order, which depends on seed and epoch. Their shares differ by at most one position.
     """
 
     def __init__(self, count: int, seed: int = 0, *, rank: int | None = None, ranks: int | None = None) -> None:
@@ -105,10 +105,10 @@ class Permutation(Sampler):
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
-    """Part `part` of `parts` of the positions that `runs` hold, in their order, cut where it must be.
+    """Part `part` of `parts` of the positions in `runs`, in order, as slices of the runs.
 
-    Parts are disjoint, have all positions together, and differ by one position at most. A part can be split again:
-    first over ranks, then each rank's over its workers.
+    Parts are disjoint, together complete, and differ by at most one position. A part can be split again: first over
+    ranks, then each rank's part over its workers.
     """
     if not 0 <= part < parts:
         raise ValueError(f"part is {part} of {parts}; valid: 0 to {parts - 1}")
@@ -124,20 +124,19 @@ def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence
 
 
 def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
-    """Each item once, in the order in which they are drawn from a buffer of so many. Holds that many in memory.
+    """Each item once, drawn at random from a buffer of `buffer` items, which are in memory.
 
-    An item comes at most `buffer` positions early; how late it comes has no bound, but is `buffer` positions on
-    average.
+    An item comes at most `buffer` positions early; its delay is unbounded, but `buffer` positions on average.
     """
-    held: list[Item] = []
+    buffered: list[Item] = []
     for item in items:
-        if len(held) < buffer:
-            held.append(item)
+        if len(buffered) < buffer:
+            buffered.append(item)
             continue
         at = int(rng.integers(buffer))
-        given, held[at] = held[at], item
-        yield given
-    yield from (held[at] for at in rng.permutation(len(held)))
+        drawn, buffered[at] = buffered[at], item
+        yield drawn
+    yield from (buffered[at] for at in rng.permutation(len(buffered)))
 
 
 class Batch(NamedTuple):
@@ -148,7 +147,7 @@ class Batch(NamedTuple):
 
 
 def collate(items: Iterable[Sample | Fault]) -> Batch:
-    """The samples of a batch, and apart from them its faults: so they cross from a worker to the main process."""
+    """A batch of samples, with its faults in a separate list, so that workers can pass them to the main process."""
     faults: list[Fault] = []
     samples = list(whole(items, faults))
     labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
@@ -156,7 +155,7 @@ def collate(items: Iterable[Sample | Fault]) -> Batch:
 
 
 def whole(items: Iterable[Sample | Fault], faults: list[Fault]) -> Iterator[Sample]:
-    """The samples among items, in a plain loop; faults are put on the list, in passing."""
+    """The samples among items; faults are appended to the list."""
     for item in items:
         if isinstance(item, Fault):
             faults.append(item)

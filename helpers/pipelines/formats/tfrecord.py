@@ -3,11 +3,11 @@
     folder/00000.tfrecord               records: length, crc of it, an Example in protocol buffers, crc of that
     folder/00000.tfindex                offset and bytes of each record: one line of text a record
 
-An Example has `key`, `label`, and `image` as bytes or `tokens` as int64, which protocol buffers write in as few bytes
-as a number needs, with their type in `dtype`. On disk a sample costs 16 bytes around its record, about 40 for names and
-lengths, and 10 to 20 of the index. There is no table of labels: to find one is to read every record, once.
+An Example has `key`, `label`, and `image` as bytes or `tokens` as int64 (variable-length in protocol buffers) with
+their type in `dtype`. On disk a sample takes 16 bytes of record frame, about 40 for names and lengths, and 10 to 20 in the
+index. There is no table of labels: finding one reads every record, once.
 
-The library checks no checksum and has no access by position; both are done here with its own parts.
+The library verifies no checksums and has no access by position; both are added here.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from .shards import Shards, Table
 
 NEEDS = ("tfrecord",)
 DATA, INDEX = ".tfrecord", ".tfindex"
-HEAD, TAIL = 12, 4  # bytes before an Example, its length and a crc, and behind it, another crc
-UNKNOWN = -(2**63)  # stands for the label of a sample that cannot be read
+HEAD, TAIL = 12, 4  # bytes before an Example (its length and a crc) and after it (another crc)
+UNKNOWN = -(2**63)  # the label of a sample that cannot be read
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard: int = 1000) -> None:
-    """Write shards of `per_shard` samples, then read each once more for its index. The folder is whole, or absent."""
+    """Write shards of `per_shard` samples, then read each again for its index. The folder is complete or absent."""
     from tfrecord.writer import TFRecordWriter
 
     rows = checked(samples, kind)
@@ -47,8 +47,8 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
 
 
 class Records(Shards):
-    """`verify` checks both checksums of a record. Without it the library believes a length that is damaged, and claims
-    so much memory. `labels` and `keys` read every record, once; of one that can't be read the label is `UNKNOWN`.
+    """`verify` checks both checksums of a record; without it the library allocates memory for a damaged length.
+    `labels` and `keys` read every record, once; a record that can't be read has the label `UNKNOWN`.
     """
 
     suffix, index_suffix = DATA, INDEX
@@ -66,7 +66,7 @@ class Records(Shards):
 
     @functools.cached_property
     def kind(self) -> str:
-        """What the first record that can be read has."""
+        """The kind of the first readable record."""
         for position in range(len(self)):
             with contextlib.suppress(OSError, ValueError):
                 return "image" if "image" in _parsed(self._record(position)) else "tokens"
@@ -76,7 +76,7 @@ class Records(Shards):
     def _about(self) -> tuple[np.ndarray, list[str]]:
         labels, keys = np.full(len(self), UNKNOWN, np.int64), [""] * len(self)
         for position in range(len(self)):
-            item = self._settled(position)
+            item = self._checked_sample(position)
             if isinstance(item, Fault):
                 self.faults.append(item)
             else:
@@ -95,7 +95,7 @@ class Records(Shards):
         return _sample(self._record(position))
 
     def _record(self, position: int) -> bytes:
-        """The Example at a position, its frame checked."""
+        """The serialized Example at a position, after checking its frame."""
         raw = self._raw(position)
         self._verify_length(raw[:HEAD], int(self.sizes[position]))
         self._verify_content(raw[HEAD:-TAIL], raw[-TAIL:])
@@ -112,7 +112,7 @@ class Records(Shards):
             raise ValueError("the crc of its record is wrong: the content changed")
 
     def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
-        """By the library's own reader, until it gives something else than the index says, or fails."""
+        """By the library's reader, until it fails or disagrees with the index."""
         from tfrecord.reader import tfrecord_iterator
 
         records = tfrecord_iterator(file)
@@ -121,13 +121,13 @@ class Records(Shards):
             try:
                 if self.verify:
                     self._verify_length(self._pread(file, offset, HEAD), size)
-                record = bytes(next(records))  # it gives a view of what the next one overwrites
+                record = bytes(next(records))  # a copy, as the next record overwrites the library's buffer
                 if len(record) != size - HEAD - TAIL:
                     return
                 if self.verify:
                     self._verify_content(record, self._pread(file, offset + size - TAIL, TAIL))
                 sample = _sample(record)
-            except Exception:  # a length of nonsense is an OverflowError, a MemoryError, a RuntimeError, …
+            except Exception:  # damaged lengths raise an OverflowError, a MemoryError, a RuntimeError, …
                 return
             yield sample
 
@@ -136,9 +136,9 @@ open_ = Records
 
 
 def build_index(shard: Path) -> tuple[Table, str]:
-    """See `Shards.build_index`. From length to length: a fraction of the shard is read.
+    """See `Shards.build_index`. Reads only the records' lengths.
 
-    The library's own tool ends at a damaged length without an error, and lists a record of which only a part is there.
+    The library's tool stops at a damaged length without an error, and lists a truncated record.
     """
     rows, at, size = [], 0, shard.stat().st_size
     with open(shard, "rb") as stream:
@@ -167,14 +167,14 @@ def _features(sample: Sample, kind: str) -> dict:
 
 
 def _parsed(record: bytes) -> dict:
-    """The features of a record, as the library gives them."""
+    """The features of a record, parsed by the library."""
     from google.protobuf.message import DecodeError
     from tfrecord import example_pb2, reader
 
     try:
         features = example_pb2.Example.FromString(record).features
         return reader.extract_feature_dict(features, None, {})
-    except (DecodeError, IndexError) as error:  # the library takes a feature without a value for a list of none
+    except (DecodeError, IndexError) as error:  # IndexError: the library indexes the empty list of a missing value
         raise ValueError(f"not an Example ({error})") from error
 
 

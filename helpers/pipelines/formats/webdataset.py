@@ -1,11 +1,11 @@
-"""Tar shards, as the webdataset library writes and reads them, each with an index of ours.
+"""Tar shards, written and read by the webdataset library, each with our index.
 
     folder/00000.tar                    00000012.jpg, 00000012.json ({"key": …, "label": …}), 00000013.jpg, …
-    folder/00000.idx.json               where each sample's data lies, its label, key and crc32
+    folder/00000.idx.json               each sample's offset, size, label, key and crc32
 
-In order, a shard is one file read from end to end; tar knows no other way. The index adds access to any sample by one
-`pread`, labels and keys without touching a shard, a count to hold a stream against, and the checksum that tar lacks. On
-disk a sample costs two tar headers and one block for its json, 1.5 KiB, and up to half a KiB of padding.
+A shard is read sequentially; tar has no random access. The index adds access to any sample by one `pread`, labels and
+keys without reading a shard, a count to check a stream against, and a checksum. On disk a sample takes two tar headers
+and one block for its json, 1.5 KiB, and up to half a KiB of padding.
 """
 
 import json
@@ -29,7 +29,7 @@ COLUMNS = ("offsets", "sizes", "labels", "keys", "crc32")
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard: int = 1000) -> None:
-    """Write shards of `per_shard` samples, then read each once more for its index. The folder is whole, or absent."""
+    """Write shards of `per_shard` samples, then read each again for its index. The folder is complete or absent."""
     import webdataset
 
     with building(folder) as part:
@@ -44,10 +44,10 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
 
 
 class Tar(Shards):
-    """`by_index` streams without webdataset's reader, one `pread` a sample.
+    """`by_index` streams without webdataset's reader, by one `pread` a sample.
 
-    That reader takes tar apart in Python, two members a sample, and spends several times as long on it as the disk
-    does on a sample of a few kB.
+    That reader parses tar in Python, two members a sample, which takes several times as long as reading a few kB from
+    the disk.
     """
 
     suffix, index_suffix = ".tar", INDEX
@@ -85,9 +85,9 @@ class Tar(Shards):
         return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
 
     def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
-        """By webdataset's own reader, until it gives something else than the index says, or fails.
+        """By webdataset's reader, until it fails or disagrees with the index.
 
-        On its own it ends a shard that is cut between two samples, or whose header is damaged, without a word.
+        Without an index, a shard that is truncated between samples, or has a damaged header, would end silently.
         """
         import webdataset
 
@@ -111,7 +111,7 @@ open_ = Tar
 
 def build_index(shard: Path) -> tuple[Table, str]:
     """See `Shards.build_index`."""
-    about: dict[str, dict] = {}  # member name -> what is known of a sample so far
+    samples: dict[str, dict] = {}  # member name -> columns read so far
     kind, end, why = "image", 0, ""
     try:
         with tarfile.open(shard, "r:") as tar:
@@ -119,25 +119,25 @@ def build_index(shard: Path) -> tuple[Table, str]:
                 name, _, suffix = member.name.partition(".")
                 raw = tar.extractfile(member).read()
                 end = member.offset_data + -(-member.size // BLOCK) * BLOCK
-                known = about.setdefault(name, {})
+                row = samples.setdefault(name, {})
                 if suffix in KINDS:
                     kind = KINDS[suffix]
-                    known |= {"offsets": member.offset_data, "sizes": len(raw), "crc32": zlib.crc32(raw)}
+                    row |= {"offsets": member.offset_data, "sizes": len(raw), "crc32": zlib.crc32(raw)}
                 elif suffix == "json":
-                    said = json.loads(raw)
-                    known |= {"labels": said["label"], "keys": said["key"]}
+                    labelled = json.loads(raw)
+                    row |= {"labels": labelled["label"], "keys": labelled["key"]}
     except (tarfile.TarError, OSError, ValueError, KeyError, AttributeError) as error:
         why = str(error)
-    whole = [known for known in about.values() if len(known) == len(COLUMNS)]
+    complete = [row for row in samples.values() if len(row) == len(COLUMNS)]
     if not why:
         with open(shard, "rb") as stream:
             stream.seek(end)
             if stream.read(2 * BLOCK) != bytes(2 * BLOCK):
                 why = f"no end mark at byte {end}"
-            elif len(whole) < len(about):
+            elif len(complete) < len(samples):
                 why = "a sample without its json"
     table = {"version": VERSION, "kind": kind, "bytes": shard.stat().st_size}
-    table |= {name: [known[name] for known in whole] for name in COLUMNS}
+    table |= {name: [row[name] for row in complete] for name in COLUMNS}
     if not why:
         text = json.dumps(table, separators=(",", ":"), ensure_ascii=False)
         files.write(shard.with_suffix(INDEX), text)
