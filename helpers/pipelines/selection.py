@@ -1,9 +1,9 @@
 """Which samples can be left out: the least forgotten, random ones, or the most forgotten?
 
 For a data set and a seed, a first training counts forgetting. Then a share of the samples is left out and a new
-network, from another seed, is trained on the rest; its lost accuracy is against the same network trained on all samples. The
-same number of epochs on fewer samples has fewer steps; with `budget="steps"` the number of steps is that for all
-samples.
+network, from another seed, is trained on the rest; its lost accuracy is against the same network trained on all
+samples. The same number of epochs on fewer samples has fewer steps; with `budget="steps"` the number of steps is that
+for all samples.
 
 The data are scikit-learn's digits, drawn garments, or a folder of photos. They are pooled and split by seed, so that
 results can be averaged over seeds, as a test set has only a few hundred samples. All data is on the device: 0.3 MB of

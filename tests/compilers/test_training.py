@@ -90,11 +90,11 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
 def test_the_gradient_in_fp32_leaves_the_model_as_it_was():
     net, data = trainable(models.TINY_RESNET), models.example(models.TINY_RESNET, 4)
     before, targets = copy.deepcopy(net.state_dict()), models.labels(10, 4)
-    found = training.gradient_in_fp32(net, data, targets)
+    gradient = training.gradient_in_fp32(net, data, targets)
     torch.testing.assert_close(dict(net.state_dict()), dict(before))
     assert all(parameter.grad is None for parameter in net.parameters())
     training_step(EAGER, net, data, targets, "sgd", "fp32")()
-    assert relative_error(found, gradients(net)) < 1e-6
+    assert relative_error(gradient, gradients(net)) < 1e-6
 
 
 @pytest.mark.usefixtures("compiler")

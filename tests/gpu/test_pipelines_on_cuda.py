@@ -56,13 +56,13 @@ def test_the_same_steps_are_taken_on_both_devices(images):
 
 @pytest.mark.parametrize("variant", USABLE)
 def test_scores_are_the_same_as_on_the_cpu(variant):
-    found = []
+    actual = []
     for device in map(torch.device, ("cpu", "cuda")):
         metric = build(variant, 7, device)
         for logits, labels in random_batches(3, 64, 7, device=device):
             metric.step(logits, labels)
-        found.append(metric.compute())
-    assert found[1] == pytest.approx(found[0], abs=TOLERANCE)
+        actual.append(metric.compute())
+    assert actual[1] == pytest.approx(actual[0], abs=TOLERANCE)
 
 
 def test_a_confusion_matrix_never_waits_for_the_device_and_collecting_does():
@@ -86,10 +86,10 @@ def test_metrics_are_measured_on_the_gpu():
 def test_nvjpeg_gives_tensors_on_the_gpu_close_to_pillow(images):
     if reason := missing_because(*decoders.VARIANTS["nvJPEG"].needs):
         pytest.skip(reason)
-    found = decode_all("nvJPEG", images)
-    assert all(pixels.is_cuda and pixels.shape == (3, 48, 64) for pixels in found)
+    actual = decode_all("nvJPEG", images)
+    assert all(pixels.is_cuda and pixels.shape == (3, 48, 64) for pixels in actual)
     expected = decode("Pillow", images[0]).astype(int)
-    assert np.abs(found[0].permute(1, 2, 0).cpu().numpy() - expected).mean() <= decoders.MEAN_TOLERANCE
+    assert np.abs(actual[0].permute(1, 2, 0).cpu().numpy() - expected).mean() <= decoders.MEAN_TOLERANCE
     with pytest.raises(ImageError, match=r"^nvJPEG: truncated"):
         decode_all("nvJPEG", [images[0][:500]])
 

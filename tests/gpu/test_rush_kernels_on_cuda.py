@@ -39,8 +39,8 @@ def normal(*shape, dtype=torch.float32, learns=True):
     return torch.randn(shape, device="cuda").to(dtype).requires_grad_(learns)
 
 
-def same(found, expected, tolerance):
-    for a, b in zip(found, expected, strict=True):
+def same(actual, expected, tolerance):
+    for a, b in zip(actual, expected, strict=True):
         assert a.shape == b.shape
         assert (a.double() - b.double()).norm() <= tolerance * max(b.double().norm(), b.numel() ** 0.5)
 
@@ -67,8 +67,8 @@ def test_norms_are_those_of_fp64(kind, rows, width, dtype):
 
 def test_a_norms_gradient_is_the_same_on_every_run():
     x, weight, dy = normal(5000, 1024), normal(1024), normal(5000, 1024, learns=False)
-    found = [torch.autograd.grad(rms_norm(x, weight), [x, weight], dy) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    actual = [torch.autograd.grad(rms_norm(x, weight), [x, weight], dy) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 @pytest.mark.parametrize("kind", norms.KINDS)
@@ -117,11 +117,11 @@ def test_rotary_embedding(dtype, heads):
 
     pairs = torch.complex(*x.float().chunk(2, dim=-1)) * torch.polar(torch.ones_like(turns), turns)[:, None]
     expected = parts(torch.cat((pairs.real, pairs.imag), dim=-1))
-    found = rotate(*parts(x * 1), turns.cos(), turns.sin())
-    same(found, expected, TOLERANCE[dtype])
-    upstream = [torch.randn_like(t) for t in found]
+    actual = rotate(*parts(x * 1), turns.cos(), turns.sin())
+    same(actual, expected, TOLERANCE[dtype])
+    upstream = [torch.randn_like(t) for t in actual]
     same(
-        torch.autograd.grad(found, x, upstream),
+        torch.autograd.grad(actual, x, upstream),
         torch.autograd.grad(expected, x, [l.float() for l in upstream]),
         2 * TOLERANCE[dtype],
     )
@@ -259,10 +259,10 @@ def test_compiled_graphs():
 
     turns = torch.rand(64, 32, device="cuda")
     x = normal(64, 256)
-    expected, found = step(x), torch.compile(step, fullgraph=True)(x)
-    same([found], [expected], 1e-5)
+    expected, actual = step(x), torch.compile(step, fullgraph=True)(x)
+    same([actual], [expected], 1e-5)
     l = torch.randn_like(expected)
-    same(torch.autograd.grad(found, x, l), torch.autograd.grad(expected, x, l), 1e-4)
+    same(torch.autograd.grad(actual, x, l), torch.autograd.grad(expected, x, l), 1e-4)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -123,8 +123,8 @@ def test_attention_equals_the_eager_one(backend):
         return out, *torch.autograd.grad(out, inputs, upstream.to(dtype))
 
     expected = gradients(eager_attention, torch.float32)
-    found = gradients(attention(backend), torch.bfloat16)
-    assert max(relative_error(ours, true) for ours, true in zip(found, expected, strict=True)) < 1e-2
+    actual = gradients(attention(backend), torch.bfloat16)
+    assert max(relative_error(ours, true) for ours, true in zip(actual, expected, strict=True)) < 1e-2
 
 
 def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
@@ -140,9 +140,9 @@ def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
     pieces_compiled = compiled(COMPILED, chunked_loss.loss_and_gradient)
     expected = gradients(chunked_loss.full)
     for pieces in (chunked_loss.loss_and_gradient, pieces_compiled):
-        found = gradients(chunked_loss.chunked, pieces=pieces)
-        assert max(relative_error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) < 2e-2
-    del expected, found
+        actual = gradients(chunked_loss.chunked, pieces=pieces)
+        assert max(relative_error(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)) < 2e-2
+    del expected, actual
     full = peak_memory(lambda: gradients(chunked_loss.full)).added_bytes
     chunked = peak_memory(lambda: gradients(chunked_loss.chunked, pieces=pieces_compiled)).added_bytes
     assert chunked < 0.5 * full
@@ -186,9 +186,9 @@ def test_a_peak_counts_nothing_that_was_there_before():
     run(AMP, steps=2, loss_steps=2)  # what cuBLAS works in is there from now on
     alone = run(AMP, steps=2, loss_steps=2)["peak_gib"]
     there = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    beside = run(AMP, steps=2, loss_steps=2)["peak_gib"]
+    second_peak = run(AMP, steps=2, loss_steps=2)["peak_gib"]
     assert there.nbytes == 2**30
-    assert beside == pytest.approx(alone, rel=0.02)
+    assert second_peak == pytest.approx(alone, rel=0.02)
 
 
 def test_what_cublas_works_in_is_given_back():

@@ -60,8 +60,8 @@ def test_pixels_are_those_that_were_encoded(variant):
     """Not only Pillow's: red is red, and the top is the top."""
     pixels = np.zeros((32, 48, 3), np.uint8)
     pixels[:16, :, 0], pixels[16:, :, 2] = 220, 180
-    found = decode(variant, jpeg(pixels, quality=95, subsampling=0))
-    top, bottom = found[: len(found) // 2], found[len(found) // 2 :]
+    actual = decode(variant, jpeg(pixels, quality=95, subsampling=0))
+    top, bottom = actual[: len(actual) // 2], actual[len(actual) // 2 :]
     np.testing.assert_allclose(top[:-2].mean((0, 1)), [220, 0, 0], atol=6)
     np.testing.assert_allclose(bottom[2:].mean((0, 1)), [0, 0, 180], atol=6)
 
@@ -100,8 +100,8 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("variant", USABLE)
 def test_a_broken_file_is_refused_by_name(variant, fault, photo):
-    make, said = BROKEN[fault]
-    with pytest.raises(ImageError, match=f"^{variant}: .*({said})") as caught:
+    make, message = BROKEN[fault]
+    with pytest.raises(ImageError, match=f"^{variant}: .*({message})") as caught:
         decode(variant, make(photo))
     assert "\n" not in str(caught.value)
 
@@ -125,15 +125,15 @@ def test_a_thumbnail_before_and_a_film_behind_the_photo_change_nothing(photo):
 
 
 def test_faults_tell_who_goes_on_silently(photo):
-    found = {(row["variant"], row["fault"]): row for row in faults(photo)}
-    assert len(found) == len(USABLE) * 6
-    assert found["Pillow", "a hole"]["library"] == "returns pixels"
+    actual = {(row["variant"], row["fault"]): row for row in faults(photo)}
+    assert len(actual) == len(USABLE) * 6
+    assert actual["Pillow", "a hole"]["library"] == "returns pixels"
     if "simplejpeg" in USABLE:
-        assert found["simplejpeg", "a hole"]["library"] == "raises"
+        assert actual["simplejpeg", "a hole"]["library"] == "raises"
     if "OpenCV" in USABLE:
-        assert found["OpenCV", "text"]["library"] == "returns None"
-        assert found["OpenCV", "another format"]["library"] == "returns pixels"
-    assert all(row["decode"].startswith(f"{row['variant']}: ") for row in found.values() if row["fault"] != "a hole")
+        assert actual["OpenCV", "text"]["library"] == "returns None"
+        assert actual["OpenCV", "another format"]["library"] == "returns pixels"
+    assert all(row["decode"].startswith(f"{row['variant']}: ") for row in actual.values() if row["fault"] != "a hole")
 
 
 def test_a_row_tells_speed_spread_and_how_far_from_pillow():

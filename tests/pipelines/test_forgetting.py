@@ -19,11 +19,11 @@ batches = st.lists(st.lists(presentation, max_size=12), max_size=6)
 
 def histories(*parts):
     """What each sample's presentations were, in order."""
-    found = {index: [] for index in range(SAMPLES)}
+    by_sample = {index: [] for index in range(SAMPLES)}
     for batch in parts:
         for index, correct in batch:
-            found[index].append(correct)
-    return list(found.values())
+            by_sample[index].append(correct)
+    return list(by_sample.values())
 
 
 def forgotten(history):
@@ -201,7 +201,7 @@ INDICES, CORRECT = torch.tensor([0, 1]), torch.tensor([True, False])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((torch.tensor([0, 5]), CORRECT), "index 5 is out of range; it must be from 0 to 4"),
         ((torch.tensor([-1, 0]), CORRECT), "index -1 is out of range"),
@@ -213,15 +213,15 @@ INDICES, CORRECT = torch.tensor([0, 1]), torch.tensor([True, False])
         ((INDICES,), "either correct, or logits and labels"),
     ],
 )
-def test_bad_input_is_refused_and_counts_nothing(arguments, said):
+def test_bad_input_is_refused_and_counts_nothing(arguments, message):
     tracker = ForgettingTracker(SAMPLES)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tracker.update(*arguments)
     assert same(tracker, ForgettingTracker(SAMPLES))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"logits": torch.zeros(2, 3)}, "either correct, or logits and labels"),
         ({"logits": torch.zeros(2, 3), "labels": INDICES, "correct": CORRECT}, "either correct"),
@@ -230,8 +230,8 @@ def test_bad_input_is_refused_and_counts_nothing(arguments, said):
         ({"logits": torch.zeros(2, 3), "labels": INDICES[:1]}, r"labels int64 of shape \(1,\)"),
     ],
 )
-def test_logits_and_labels_go_together(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_logits_and_labels_go_together(arguments, message):
+    with pytest.raises(ValueError, match=message):
         ForgettingTracker(SAMPLES).update(INDICES, **arguments)
 
 

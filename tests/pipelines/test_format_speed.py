@@ -27,7 +27,7 @@ def test_a_row_has_speed_size_and_search(kind, name):
 
 @pytest.mark.skipif("webdataset" not in HERE, reason="webdataset is not installed")
 def test_shards_are_measured_by_their_index_as_well():
-    rows = [measure_format("image", way, **SMALL) for way in ("webdataset", BY_INDEX)]
+    rows = [measure_format("image", variant, **SMALL) for variant in ("webdataset", BY_INDEX)]
     assert rows[0]["build_s"] == rows[1]["build_s"] and rows[0]["samples_per_s"] != rows[1]["samples_per_s"]
 
 
@@ -80,10 +80,10 @@ def file(tmp_path):
 def test_pages_are_in_the_cache_when_read_and_gone_when_evicted(file):
     file.read_bytes()
     assert cached_pages(file) == (11, 11)
-    said = evict([file])
-    if said.startswith("warm"):
-        pytest.skip(f"this file system keeps its pages: {said}")
-    assert said in ("data", "data and inodes") and cached_pages(file) == (0, 11)
+    state = evict([file])
+    if state.startswith("warm"):
+        pytest.skip(f"this file system keeps its pages: {state}")
+    assert state in ("data", "data and inodes") and cached_pages(file) == (0, 11)
 
 
 def test_an_empty_file_has_no_pages(tmp_path):

@@ -37,9 +37,9 @@ def datasets(draw):
     return kind, draw(st.lists(st.builds(Sample, keys, labels, arrays), min_size=1, max_size=12))
 
 
-def same(found, written):
-    assert len(found) == len(written)
-    for ours, theirs in zip(found, written, strict=True):
+def same(actual, written):
+    assert len(actual) == len(written)
+    for ours, theirs in zip(actual, written, strict=True):
         assert (ours.key, ours.label, ours.data.dtype) == (theirs.key, theirs.label, theirs.data.dtype)
         assert ours.data.shape == theirs.data.shape and np.array_equal(ours.data, theirs.data)
 
@@ -82,8 +82,8 @@ def test_shards_are_those_of_the_webdataset_library(folders):
     webdataset = pytest.importorskip("webdataset")
     shards = sorted(map(str, folders["webdataset"].glob("*.tar")))
     rows = webdataset.WebDataset(shards, shardshuffle=False).decode()
-    found = [Sample(row["json"]["key"], row["json"]["label"], row["npy"]) for row in rows]
-    same(found, numbers(53))
+    actual = [Sample(row["json"]["key"], row["json"]["label"], row["npy"]) for row in rows]
+    same(actual, numbers(53))
 
 
 def test_shards_are_streamed_by_index_alone_when_asked_for(folders):
@@ -149,9 +149,9 @@ def test_every_place_is_in_one_share_of_ranks_and_workers(runs, ranks, workers):
 @few
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 9))
 def test_a_buffer_gives_each_item_once_and_none_too_early(count, buffer, seed):
-    found = list(shuffled(range(count), buffer, np.random.default_rng(seed)))
-    assert sorted(found) == list(range(count))
-    assert all(item <= at + buffer for at, item in enumerate(found))
+    actual = list(shuffled(range(count), buffer, np.random.default_rng(seed)))
+    assert sorted(actual) == list(range(count))
+    assert all(item <= at + buffer for at, item in enumerate(actual))
 
 
 @few
@@ -161,21 +161,21 @@ def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, 
     for rank in range(ranks):
         stream = Stream(reader, order, buffer=7, seed=1, rank=rank, ranks=ranks)
         stream.set_epoch(epoch)
-        found = []
+        actual = []
         for worker in range(workers):
             info = SimpleNamespace(id=worker, num_workers=workers)
             with patch.object(module_of_stream, "get_worker_info", return_value=info):
-                found += [sample.key for sample in stream]
-        assert len(found) == len(stream)
-        seen.update(found)
+                actual += [sample.key for sample in stream]
+        assert len(actual) == len(stream)
+        seen.update(actual)
     assert seen == Counter(sample.key for sample in numbers(53))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_more_loader_workers_than_shards_still_give_every_sample_once(order, folders):
     stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order)
-    found = [key for batch in DataLoader(stream, 4, num_workers=2, collate_fn=collate) for key in batch.keys]
-    assert Counter(found) == Counter(sample.key for sample in numbers(53))
+    actual = [key for batch in DataLoader(stream, 4, num_workers=2, collate_fn=collate) for key in batch.keys]
+    assert Counter(actual) == Counter(sample.key for sample in numbers(53))
 
 
 @pytest.mark.parametrize("order", ["shuffled", "random"])
@@ -230,7 +230,7 @@ def test_a_data_set_is_whole_or_absent(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sample", "kind", "said"),
+    ("sample", "kind", "message"),
     [
         (Sample("\ud800", 0, np.zeros(1, np.int32)), "tokens", "UTF-8"),
         (Sample("a", 2**63, np.zeros(1, np.int32)), "tokens", "64-bit"),
@@ -240,8 +240,8 @@ def test_a_data_set_is_whole_or_absent(name, tmp_path):
         (Sample("a", 0, b""), "pixels", "valid: 'image', 'tokens'"),
     ],
 )
-def test_samples_that_no_format_can_keep_are_named(sample, kind, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_samples_that_no_format_can_keep_are_named(sample, kind, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         FORMATS["mapped"].write([sample], tmp_path / "data", kind)
 
 

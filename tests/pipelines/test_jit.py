@@ -121,10 +121,10 @@ def pypy(monkeypatch):
 
 @pytest.mark.parametrize("program", LOOPS)
 def test_pypy_runs_the_same_loops_in_a_process_of_its_own(pypy, program):
-    found = measure_jit(program, 100, [PYPY], seconds=0.01)[0]
-    assert found["status"] == "ok"
-    assert found["n"] >= 20
-    assert found["compile_s"] >= 0
+    measured = measure_jit(program, 100, [PYPY], seconds=0.01)[0]
+    assert measured["status"] == "ok"
+    assert measured["n"] >= 20
+    assert measured["compile_s"] >= 0
 
 
 def test_the_programs_import_nothing_until_they_need_it():
@@ -136,9 +136,9 @@ def test_the_programs_import_nothing_until_they_need_it():
 
 def test_the_first_call_of_a_child_is_not_among_the_repeated():
     command = [sys.executable, str(jit.SCRIPT), "run", "packing", "0"]
-    found = json.loads(subprocess.run(command, input="[5, 6]", capture_output=True, text=True, check=True).stdout)
-    assert len(found["ms"]) == 21
-    assert found["result"] == [1, 2037]
+    measured = json.loads(subprocess.run(command, input="[5, 6]", capture_output=True, text=True, check=True).stdout)
+    assert len(measured["ms"]) == 21
+    assert measured["result"] == [1, 2037]
 
 
 def test_a_process_is_taken_apart(pypy):
@@ -160,13 +160,13 @@ def test_what_is_not_installed_has_rows_that_say_so(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("sorting", 5), "program is 'sorting'; valid: 'strings', 'integers'"),
         (("strings", 0), "size is 0"),
         (("strings", 5, ["rust"]), "variant is 'rust'; valid: 'CPython', 'numba'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         measure_jit(*arguments)

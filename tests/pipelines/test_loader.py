@@ -56,13 +56,13 @@ def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, wor
         begin = max(free, ready[at]) if workers or not read_loss else free + load_ms
         free = begin + step_ms
         spans.append((begin, free))
-    found = loader._summary(spans, warmup=100, batch=4)
+    summary = loader._summary(spans, warmup=100, batch=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "cores", lambda: 2)
         expected = predict(step_ms, load_ms, workers, waits=read_loss)
-    assert found["idle_share"] == pytest.approx(expected, abs=1e-9)
-    assert found["n"] == 100
-    assert found["samples_per_s"] == pytest.approx(4e3 * (1 - expected) / step_ms)
+    assert summary["idle_share"] == pytest.approx(expected, abs=1e-9)
+    assert summary["n"] == 100
+    assert summary["samples_per_s"] == pytest.approx(4e3 * (1 - expected) / step_ms)
 
 
 def test_more_workers_than_cores_are_predicted_to_gain_nothing(monkeypatch):
@@ -96,9 +96,9 @@ class Sleeps(Dataset):
 def test_a_simulated_device_idles_as_long_as_the_loader_takes_longer(load_ms, step_ms, read_loss):
     work = loader._SimulatedDevice(step_ms, ahead=0 if read_loss else loader.AHEAD)
     startup_s, waits = loader._loop(iter(DataLoader(Sleeps(load_ms), batch_size=1)), work, 14)
-    found = loader._summary(work.spans(), 4, 1)
+    summary = loader._summary(work.spans(), 4, 1)
     expected = predict(step_ms, load_ms, 0, waits=read_loss)
-    assert found["idle_share"] == pytest.approx(expected, abs=0.25)
+    assert summary["idle_share"] == pytest.approx(expected, abs=0.25)
     assert np.median(waits) >= 0.9 * load_ms
     assert startup_s >= 0.9 * load_ms / 1e3
 
@@ -159,7 +159,7 @@ def test_what_a_loop_needs_is_known_before_it_runs(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"workers": -1}, "workers is -1"),
         ({"batch": 0}, "batch is 0"),
@@ -172,6 +172,6 @@ def test_what_a_loop_needs_is_known_before_it_runs(monkeypatch):
         ({"images": []}, "images is empty"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         measure_loader(**{"workers": 0} | arguments)

@@ -36,10 +36,10 @@ def by_hand(batches):
 def test_every_variant_gives_the_same_accuracy_and_macro_f1(variant, count, batch, classes, seed):
     """Also where a class is never asked for, or never answered, or neither."""
     batches = random_batches(count, batch, classes, seed=seed, device=CPU)
-    found, expected = scores(variant, batches, classes), by_hand(batches)
-    assert found.keys() == expected.keys()
+    actual, expected = scores(variant, batches, classes), by_hand(batches)
+    assert actual.keys() == expected.keys()
     for name in expected:
-        assert found[name] == pytest.approx(expected[name], abs=1e-6)
+        assert actual[name] == pytest.approx(expected[name], abs=1e-6)
 
 
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
@@ -47,8 +47,8 @@ def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
     batches = random_batches(3, 8, 4, device=CPU)
     metric = build("scikit-learn, each step", 4, CPU)
     for seen, pair in enumerate(batches, 1):
-        found = metric.step(*pair)
-        assert found == pytest.approx(by_hand(batches[:seen]))
+        actual = metric.step(*pair)
+        assert actual == pytest.approx(by_hand(batches[:seen]))
 
 
 def test_every_variant_has_a_row_at_every_step():
@@ -96,7 +96,7 @@ def test_without_their_packages_metrics_are_left_out(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((0, 8, 3), "steps is 0"),
         ((2, 0, 3), "batch is 0"),
@@ -104,6 +104,6 @@ def test_without_their_packages_metrics_are_left_out(monkeypatch):
         ((2, 8, 3, ["guess"]), "variant is 'guess'; valid: 'scikit-learn, each step'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         measure_metrics(*arguments)

@@ -187,11 +187,11 @@ def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
 
 
 def test_the_most_forgotten_are_the_wrong_labels():
-    found = {variant: measure_noise("digits", variant, 0.1, epochs=10) for variant in VARIANTS}
-    assert found[MOST]["precision"] > 0.6
-    assert 0.02 < found[RANDOM]["precision"] < 0.2  # as many as there are, more or less
-    assert found[LEAST]["precision"] < 0.05
-    assert len({row["noisy_accuracy"] for row in found.values()}) == 1
+    by_variant = {variant: measure_noise("digits", variant, 0.1, epochs=10) for variant in VARIANTS}
+    assert by_variant[MOST]["precision"] > 0.6
+    assert 0.02 < by_variant[RANDOM]["precision"] < 0.2  # as many as there are, more or less
+    assert by_variant[LEAST]["precision"] < 0.05
+    assert len({row["noisy_accuracy"] for row in by_variant.values()}) == 1
 
 
 def test_purposes_draw_apart():
@@ -206,7 +206,7 @@ def test_purposes_draw_apart():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"variant": "best"}, "variant is 'best'; valid: 'least forgotten', 'random', 'most forgotten'"),
         ({"share": 1.0}, "share is 1.0"),
@@ -216,8 +216,8 @@ def test_purposes_draw_apart():
         ({"epochs": 1.5}, "epochs is 1.5"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         measure_selection(**{"data": "digits", "variant": LEAST, "share": 0.3} | arguments)
     with pytest.raises(ValueError, match="noise is 0"):
         measure_noise("digits", LEAST, 0)

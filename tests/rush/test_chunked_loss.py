@@ -38,8 +38,8 @@ def gradients(head, x, weight, targets, scale=1.0, **options):
 def test_chunks_give_the_plain_loss_and_gradients(pieces, tokens, vocabulary, width, chunk, ignored, scale):
     given = inputs(tokens, vocabulary, width, ignored=min(ignored, tokens - 1))
     expected = gradients(losses.full, *given, scale)
-    found = gradients(losses.chunked, *given, scale, chunk=chunk, pieces=pieces)
-    for ours, plain in zip(found, expected, strict=True):
+    actual = gradients(losses.chunked, *given, scale, chunk=chunk, pieces=pieces)
+    for ours, plain in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-6 * scale, rtol=1e-4)
 
 
@@ -52,9 +52,9 @@ def test_in_bf16_chunks_are_as_near_to_the_truth_as_the_plain_loss(autocast):
 
     def errors(head, **options):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = gradients(head, x, weight, targets, **options)
-        assert [tensor.dtype for tensor in found] == [torch.float32, x.dtype, weight.dtype]
-        return [relative_error(ours, true) for ours, true in zip(found, truth, strict=True)]
+            actual = gradients(head, x, weight, targets, **options)
+        assert [tensor.dtype for tensor in actual] == [torch.float32, x.dtype, weight.dtype]
+        return [relative_error(ours, true) for ours, true in zip(actual, truth, strict=True)]
 
     for ours, plain in zip(errors(losses.chunked, chunk=16), errors(losses.full), strict=True):
         assert ours < 1.5 * plain + 1e-5

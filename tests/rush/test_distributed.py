@@ -114,17 +114,17 @@ def test_weights_are_those_of_the_plain_model():
 
 
 @pytest.mark.parametrize(
-    ("worker", "said"),
+    ("worker", "message"),
     [
         (distributed_cases.one_raises, "rank 1: RuntimeError: planted"),
         (distributed_cases.one_is_killed, "rank 1: was killed by SIGKILL"),
     ],
 )
-def test_a_rank_that_fails_ends_all_with_its_error(worker, said):
+def test_a_rank_that_fails_ends_all_with_its_error(worker, message):
     began = time.monotonic()
     with pytest.raises(RankFailed) as raised:
         launch(worker, 2)
-    assert str(raised.value) == said
+    assert str(raised.value) == message
     assert time.monotonic() - began < 60
 
 
@@ -148,13 +148,13 @@ def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeyp
     for name, number in numbers.items():
         monkeypatch.setenv(name, number)
     assert __main__.main(["--batch", "7"]) == 2
-    said = "helpers.rush.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
-    assert capsys.readouterr().err == (said if local_rank == "0" else "")
+    message = "helpers.rush.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
+    assert capsys.readouterr().err == (message if local_rank == "0" else "")
     assert bool(waited) == (local_rank == "1")  # for the first to end ends all
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--strategy", "zero4"], "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3', 'tp'"),
         (["--model", "llama"], "unknown model 'llama'; valid: tiny, llama-3.2-1b, llama-3.1-8b"),
@@ -172,11 +172,11 @@ def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeyp
         (["--ranks", "0"], "ranks is 0"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, said):
+def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
     assert __main__.main(arguments) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1 and not printed.out
 
 

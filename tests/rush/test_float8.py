@@ -24,11 +24,11 @@ def test_a_layer_and_its_gradients_are_near_the_exact_ones():
         y.backward(upstream.to(y.dtype))
         return y, inputs.grad, linear.weight.grad
 
-    found, expected = gradients(layer), gradients(exact)
-    assert found[0].dtype == torch.bfloat16
-    assert found[2].dtype == torch.float32
+    actual, expected = gradients(layer), gradients(exact)
+    assert actual[0].dtype == torch.bfloat16
+    assert actual[2].dtype == torch.float32
     # e4m3 is off by up to 1/16 of a number, e5m2 by 1/8; two rounded factors and no bias in either direction
-    for ours, theirs, allowed in zip(found, expected, (0.05, 0.08, 0.08), strict=True):
+    for ours, theirs, allowed in zip(actual, expected, (0.05, 0.08, 0.08), strict=True):
         assert 1e-3 < relative_error(ours, theirs) < allowed
 
 
@@ -57,5 +57,5 @@ def test_converting_keeps_the_parameters_and_leaves_what_does_not_fit():
 def test_a_product_of_small_whole_numbers_is_exact(fast):
     left, right = torch.randint(-4, 5, (32, 16)).bfloat16(), torch.randint(-4, 5, (16, 48)).bfloat16()
     left[0, 0] = right[0, 0] = 7.0  # so that the scale is a power of two: 448 / 7
-    found = float8.multiply(rounded(left, float8.E4M3), rounded(right, float8.E4M3), fast=fast)
-    assert torch.equal(found, (left.float() @ right.float()).bfloat16())
+    actual = float8.multiply(rounded(left, float8.E4M3), rounded(right, float8.E4M3), fast=fast)
+    assert torch.equal(actual, (left.float() @ right.float()).bfloat16())

@@ -37,8 +37,8 @@ def random_gradients(params, scale=1.0):
     return [torch.randn_like(p) * scale for p in params]
 
 
-def assert_equal(found, expected, tolerance=2e-6):
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_equal(actual, expected, tolerance=2e-6):
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -162,10 +162,10 @@ def test_checkpoints_are_torchs(direction, fused):
     def torchs(params):
         return torch.optim.AdamW(params, lr=1e-2, fused=fused)
 
-    def own(params):
+    def triton_adamw(params):
         return AdamW(params, lr=1e-2)
 
-    first, second = (torchs, own) if direction == "from torch" else (own, torchs)
+    first, second = (torchs, triton_adamw) if direction == "from torch" else (triton_adamw, torchs)
     before = parameters()
     straight = copies(before)
     gradients = [random_gradients(before) for _ in range(4)]

@@ -22,10 +22,10 @@ def assert_is_torchs(logits, target, tolerance):
     leaf = logits.detach().float().requires_grad_()
     expected = F.cross_entropy(leaf, target, reduction="none")
     (gradient,) = torch.autograd.grad(expected.sum(), leaf)
-    losses, found = loss_and_gradient(logits, target)
-    assert found is logits
+    losses, gradient_in_place = loss_and_gradient(logits, target)
+    assert gradient_in_place is logits
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
-    assert (found.float() - gradient).norm() <= tolerance * max(gradient.norm(), 1e-2)
+    assert (gradient_in_place.float() - gradient).norm() <= tolerance * max(gradient.norm(), 1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -41,9 +41,9 @@ def test_losses_and_gradient_are_torchs(dtype, rows, vocabulary, seed):
 
 def test_other_layouts_and_the_columns_beside_a_padded_vocabulary():
     whole, target = torch.randn(4, 40), torch.tensor([3, 32, -100, 0])
-    beside = whole[:, 33:].clone()
+    neighbour = whole[:, 33:].clone()
     assert_is_torchs(whole[:, :33], target, 1e-5)
-    assert torch.equal(whole[:, 33:], beside)
+    assert torch.equal(whole[:, 33:], neighbour)
     assert_is_torchs(torch.randn(33, 4).T, target, 1e-5)
 
 

@@ -79,7 +79,7 @@ def hopper():
 
 
 def test_nothing_spills(hopper):
-    assert {name: found["spilled"] for name, found in hopper.items() if found["spilled"]} == {}
+    assert {name: usage["spilled"] for name, usage in hopper.items() if usage["spilled"]} == {}
 
 
 @pytest.mark.parametrize("case", [*FORWARD, "rope", "AdamW"])

@@ -37,9 +37,9 @@ def gradients(outputs, inputs, upstream):
     return torch.autograd.grad(outputs, present, upstream)
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(actual, expected, tolerance):
     """Off by `tolerance` of its norm, or of a norm of normal numbers: some gradients are zero but for rounding."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.shape == b.shape
         assert (a.double() - b.double()).norm() <= tolerance * max(b.double().norm(), b.numel() ** 0.5)
 
@@ -56,9 +56,9 @@ def test_output_and_gradients_are_torchs(kind, dtype, rows, width, affine):
     y, expected = OURS[kind](*ours), theirs(kind, *reference)
     assert y.dtype == dtype
     assert_close([y], [expected], DTYPES[dtype])
-    found = gradients(y, ours, dy)
-    assert [g.dtype for g in found] == [dtype] * len(found)
-    assert_close(found, gradients(expected, reference, dy.double()), 4 * DTYPES[dtype])
+    actual = gradients(y, ours, dy)
+    assert [g.dtype for g in actual] == [dtype] * len(actual)
+    assert_close(actual, gradients(expected, reference, dy.double()), 4 * DTYPES[dtype])
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -42,10 +42,10 @@ def turned(x, cos, sin):
 def test_pairs_turn_by_their_angle_and_gradients_turn_back(dtype, batch, tokens, heads, head_dim, for_each):
     cos, sin = angles(tokens, head_dim, batch if for_each else None)
     given = [torch.randn(batch, tokens, n, head_dim).to(dtype).requires_grad_() for n in heads]
-    found = rotate(*given, cos, sin)
-    upstream = [torch.randn_like(t) for t in found]
-    gradients = torch.autograd.grad(found, given, upstream)
-    for x, y, l, gradient in zip(given, found, upstream, gradients, strict=True):
+    actual = rotate(*given, cos, sin)
+    upstream = [torch.randn_like(t) for t in actual]
+    gradients = torch.autograd.grad(actual, given, upstream)
+    for x, y, l, gradient in zip(given, actual, upstream, gradients, strict=True):
         assert y.dtype == gradient.dtype == dtype
         assert relative_error(y, turned(x, cos, sin)) <= DTYPES[dtype]
         assert relative_error(gradient, turned(l, cos, -sin)) <= DTYPES[dtype]
@@ -55,10 +55,10 @@ def test_views_with_gaps_and_expanded_gradients():
     whole, (cos, sin) = torch.randn(2, 5, 4, 32), angles(5, 8)
     q, k = whole[..., ::2, 8:16].requires_grad_(), whole[..., 16:].transpose(2, 3)[..., 4:8, :].transpose(2, 3)
     k = torch.cat((k, k), dim=-1).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    found = rotate(q, k, cos, sin)
-    assert relative_error(found[0], turned(q, cos, sin)) < 1e-6
-    assert relative_error(found[1], turned(k, cos, sin)) < 1e-6
-    dq, dk = torch.autograd.grad(found[0].sum() + found[1].sum(), [q, k])
+    actual = rotate(q, k, cos, sin)
+    assert relative_error(actual[0], turned(q, cos, sin)) < 1e-6
+    assert relative_error(actual[1], turned(k, cos, sin)) < 1e-6
+    dq, dk = torch.autograd.grad(actual[0].sum() + actual[1].sum(), [q, k])
     assert relative_error(dq, turned(torch.ones_like(q), cos, -sin)) < 1e-6
     assert relative_error(dk, turned(torch.ones_like(k), cos, -sin)) < 1e-6
 
@@ -81,8 +81,8 @@ def test_a_compiled_graph_gives_the_same():
     l = torch.randn(2, 4, 5, 5)
     expected = attention_scores(x * 1)
     assert relative_error(compiled(x), expected) < 1e-6
-    found = torch.autograd.grad(compiled(x), x, l)[0]
-    assert relative_error(found, torch.autograd.grad(expected, x, l)[0]) < 1e-6
+    actual = torch.autograd.grad(compiled(x), x, l)[0]
+    assert relative_error(actual, torch.autograd.grad(expected, x, l)[0]) < 1e-6
 
 
 def test_gradients_by_differences(kernels):

@@ -39,9 +39,9 @@ def train(build, steps=150, dtype=torch.float32):
 def test_it_trains_like_adamw(state):
     options = {"lr": 3e-3, "weight_decay": 0.1}
     expected = train(lambda params: torch.optim.AdamW(params, **options))
-    found = train(lambda params: SmallStateAdamW(params, state=state, **options))
+    actual = train(lambda params: SmallStateAdamW(params, state=state, **options))
     assert expected[-1] < 0.2 * expected[0]
-    assert found[-1] == pytest.approx(expected[-1], rel=0.1)
+    assert actual[-1] == pytest.approx(expected[-1], rel=0.1)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -154,14 +154,14 @@ numbers = st.lists(st.floats(-1e6, 1e6, width=32), min_size=BLOCK, max_size=BLOC
 def test_packing_is_off_by_less_than_a_step(x, size):
     x = (x * size).view(1, BLOCK)
     for value, power, steps, dtype in ((x, 2, 127, torch.int8), (x.square() / (size * 1e6), 4, 255, torch.uint8)):
-        found = unpack(*pack(value, power, steps, dtype), power, steps)
+        actual = unpack(*pack(value, power, steps, dtype), power, steps)
         scale = value.abs().max().double().clamp(min=1e-300)
         share = (value.abs().double() / scale) ** (1 / power)
         above = (share + 1.001 / steps) ** power * scale
         below = (share - 1.001 / steps).clamp(min=0) ** power * scale
-        assert (found.abs().double() <= above * (1 + 1e-5)).all()
-        assert (found.abs().double() >= below * (1 - 1e-5)).all()
-        assert ((found == 0) | (found.sign() == value.sign())).all()
+        assert (actual.abs().double() <= above * (1 + 1e-5)).all()
+        assert (actual.abs().double() >= below * (1 - 1e-5)).all()
+        assert ((actual == 0) | (actual.sign() == value.sign())).all()
 
 
 def test_a_second_moment_above_zero_is_never_stored_as_zero():
@@ -175,11 +175,11 @@ def test_a_second_moment_above_zero_is_never_stored_as_zero():
 @given(st.floats(-(2.0**100), 2.0**100, width=32))
 def test_random_rounding_takes_one_of_the_two_neighbours(value):
     x = torch.full((64,), value)
-    found = round_at_random(x).float()
+    actual = round_at_random(x).float()
     low = (x.view(torch.int32) & -65536).view(torch.float32)
     high = ((x.view(torch.int32) & -65536) + 65536).view(torch.float32)
     exact = low == x
-    assert ((found == low) | ((found == high) & ~exact)).all()
+    assert ((actual == low) | ((actual == high) & ~exact)).all()
 
 
 def test_random_rounding_is_fair_and_keeps_what_is_not_finite():
@@ -235,13 +235,13 @@ def test_an_unknown_variant_is_named():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"state": "4-bit"}, "state is '4-bit'; valid: 'bf16', '8-bit'"),
         ({"lr": -1.0}, r"lr is -1\.0; it must be at least 0"),
         ({"betas": (0.9, 1.0)}, r"a beta is 1\.0; it must be at least 0 and below 1"),
     ],
 )
-def test_wrong_settings_are_named(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
         SmallStateAdamW([torch.ones(1, requires_grad=True)], **options)

@@ -113,23 +113,24 @@ def test_scaling_is_predicted_for_each_strategy():
 
 
 def test_rungs_are_told_against_what_they_stand_on(recorded):
-    told = story.ladder(recorded(experiments.ladder)).set_index("step")
-    assert told.loc["TF32", "gain"] == pytest.approx(2.0)
-    assert told.loc["mixed precision", "gain in all"] == pytest.approx(3.0)
-    assert told.loc["no optimisation", "gain"] is None or pd.isna(told.loc["no optimisation", "gain"])
-    assert set(story.changes()["step"]) == set(told.index) - {"no optimisation"}
+    steps = story.ladder(recorded(experiments.ladder)).set_index("step")
+    assert steps.loc["TF32", "gain"] == pytest.approx(2.0)
+    assert steps.loc["mixed precision", "gain in all"] == pytest.approx(3.0)
+    assert steps.loc["no optimisation", "gain"] is None or pd.isna(steps.loc["no optimisation", "gain"])
+    assert set(story.changes()["step"]) == set(steps.index) - {"no optimisation"}
 
 
 def test_goals_are_held_against_the_records(recorded):
-    said = " ".join(story.ladder_verdicts(recorded(experiments.ladder), recorded(experiments.peers)))
-    assert "best bf16 rung, Triton SwiGLU" in said and "MFU (reached: at least 60%)" in said
-    assert "2.00× transformers, liger-kernel, FlashAttention-2, fused AdamW (reached: at least 1.5)" in said
-    said = story.kernel_verdicts(recorded(experiments.norms), recorded(experiments.adam))
+    sentences = " ".join(story.ladder_verdicts(recorded(experiments.ladder), recorded(experiments.peers)))
+    assert "best bf16 rung, Triton SwiGLU" in sentences and "MFU (reached: at least 60%)" in sentences
+    assert "2.00× transformers, liger-kernel, FlashAttention-2, fused AdamW (reached: at least 1.5)" in sentences
+    sentences = story.kernel_verdicts(recorded(experiments.norms), recorded(experiments.adam))
     assert (
-        "NVIDIA Test: our norm kernel moves its bytes at 70% of a copy's rate or more (reached: at least 65%)" in said
+        "NVIDIA Test: our norm kernel moves its bytes at 70% of a copy's rate or more (reached: at least 65%)"
+        in sentences
     )
-    said = story.simulation_verdicts(recorded(experiments.memory_plan))
-    assert "the derived memory is within 1.00% of the measured one (reached: at most 3%)" in said[0]
+    sentences = story.simulation_verdicts(recorded(experiments.memory_plan))
+    assert "the derived memory is within 1.00% of the measured one (reached: at most 3%)" in sentences[0]
     empty = pd.DataFrame()
     assert len(story.simulation_verdicts(empty)) == 1
     assert len(story.ladder_verdicts(empty, empty)) == len(story.kernel_verdicts(empty, empty)) == 1
@@ -141,36 +142,36 @@ def test_a_rung_that_this_torch_has_not_leaves_the_others_as_they_are(recorded):
     lacking = rows["step"] == "F.linear_cross_entropy"
     rows.loc[lacking, "status"] = "not here: F.linear_cross_entropy isn't in torch 2.11.0"
     rows.loc[lacking, ["tokens_per_s", "mfu", "matmul_share", "peak_gib", "compile_s", "loss"]] = None
-    told = story.ladder(rows).set_index("step")
-    assert pd.isna(told.loc["F.linear_cross_entropy", "gain"])
+    steps = story.ladder(rows).set_index("step")
+    assert pd.isna(steps.loc["F.linear_cross_entropy", "gain"])
     others = whole.index.drop("F.linear_cross_entropy")
-    assert told.loc[others, "gain"].equals(whole.loc[others, "gain"])
+    assert steps.loc[others, "gain"].equals(whole.loc[others, "gain"])
     nothing = pd.DataFrame()
     assert story.ladder_verdicts(rows[~lacking], nothing) == story.ladder_verdicts(rows, nothing)
-    assert len(plots.ladder(told.reset_index()).axes[0].patches) == len(others)
+    assert len(plots.ladder(steps.reset_index()).axes[0].patches) == len(others)
 
 
 @pytest.mark.parametrize(("missing", "untold"), [("no optimisation", "the start"), ("batch 16", "float8")])
 def test_nothing_is_said_against_a_rung_that_did_not_run(missing, untold, tmp_path):
     rows = _rewritten(tmp_path, experiments.ladder, "step", {missing: "out of memory"})
-    said = story.ladder_verdicts(rows[rows["status"] == "ok"], pd.DataFrame())
-    assert "best bf16 rung, Triton SwiGLU" in said[0]
-    assert not any(untold in sentence or "nan" in sentence for sentence in said)
+    sentences = story.ladder_verdicts(rows[rows["status"] == "ok"], pd.DataFrame())
+    assert "best bf16 rung, Triton SwiGLU" in sentences[0]
+    assert not any(untold in sentence or "nan" in sentence for sentence in sentences)
 
 
 def test_the_verdict_says_which_peer_it_is_against_and_which_ran_out_of_memory(tmp_path):
     full = "out of memory"
     rows = _rewritten(tmp_path, experiments.peers, "variant", {"transformers": full, "transformers, fused AdamW": full})
-    said = story.peer_verdicts(rows)
+    sentences = story.peer_verdicts(rows)
     failed = "out of memory at the same batch: transformers; transformers, fused AdamW"
-    assert said == [f"NVIDIA Test: 2.00× {story.LIGER} (reached: at least 1.5); {failed}"]
+    assert sentences == [f"NVIDIA Test: 2.00× {story.LIGER} (reached: at least 1.5); {failed}"]
 
 
 def test_without_the_peer_of_the_goal_it_is_the_fastest_that_ran(tmp_path):
     fastest = {"transformers, fused AdamW": {"tokens_per_s": 48000.0}}
     rows = _rewritten(tmp_path, experiments.peers, "variant", {story.LIGER: "not installed: flash_attn"}, fastest)
-    (said,) = story.peer_verdicts(rows)
-    assert "1.25× transformers, fused AdamW (missed: at least 1.5), the fastest of the others that ran" in said
+    (sentences,) = story.peer_verdicts(rows)
+    assert "1.25× transformers, fused AdamW (missed: at least 1.5), the fastest of the others that ran" in sentences
 
 
 def test_a_peer_table_in_which_nothing_ran_says_nothing():
@@ -194,10 +195,10 @@ def _rewritten(folder, e, column, statuses, figures=None):
 
 
 def test_batches_are_those_of_the_rungs_and_those_measured_beside_them(recorded):
-    told = story.batches(recorded(experiments.ladder), recorded(experiments.batch))
-    assert list(told["batch"]) == [1, 2, 4, 8, 16, 32]
-    assert told["tokens_per_s"].notna().all()
-    assert len(plots.batches(told).axes[0].lines[0].get_xdata()) == 6
+    steps = story.batches(recorded(experiments.ladder), recorded(experiments.batch))
+    assert list(steps["batch"]) == [1, 2, 4, 8, 16, 32]
+    assert steps["tokens_per_s"].notna().all()
+    assert len(plots.batches(steps).axes[0].lines[0].get_xdata()) == 6
     assert list(story.batches(recorded(experiments.ladder), pd.DataFrame())["batch"]) == [1, 2, 4, 8, 16]
     assert list(story.batches(pd.DataFrame(), recorded(experiments.batch))["batch"]) == [32]
 

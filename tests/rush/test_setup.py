@@ -22,7 +22,7 @@ def test_an_unknown_value_is_refused_with_those_that_are_allowed(field):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"checkpointing": "memory budget"}, "'memory budget', which is the compiler's to keep; compile must not be"),
         ({"checkpointing": "selective", "mlp": "level 1"}, "both choose what the mlp keeps"),
@@ -37,8 +37,8 @@ def test_an_unknown_value_is_refused_with_those_that_are_allowed(field):
         ({"clip": float("nan")}, "clip is nan; it must be above 0"),
     ],
 )
-def test_a_contradiction_is_refused_in_one_line(arguments, said):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_a_contradiction_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as caught:
         Setup(**arguments)
     assert "\n" not in str(caught.value)
 
@@ -51,7 +51,7 @@ def test_a_setup_cannot_be_changed_and_takes_keywords_only():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"attention": "cudnn", "precision": "bf16"}, "attention 'cudnn': needs CUDA"),
         ({"cuda_graph": True}, "cuda_graph True: needs CUDA"),
@@ -61,8 +61,8 @@ def test_a_setup_cannot_be_changed_and_takes_keywords_only():
         ({"compile": "max-autotune"}, "compile 'max-autotune': needs CUDA"),
     ],
 )
-def test_on_a_cpu_what_needs_cuda_says_so(changes, said):
-    assert Setup(**changes).missing_because(CPU) == said
+def test_on_a_cpu_what_needs_cuda_says_so(changes, message):
+    assert Setup(**changes).missing_because(CPU) == message
     assert Setup(**changes).possible(CPU).missing_because(CPU) == ""
 
 
@@ -103,14 +103,19 @@ def test_a_gpu_has_no_flash_kernel_for_fp32():
 def test_a_gpu_without_bf16_falls_back_on_what_it_has():
     setup = Setup(precision="amp-bf16", residual="bf16", float8="tensorwise", attention="flash")
     with a_gpu((7, 5)):
-        found = setup.possible(CUDA)
-    assert (found.precision, found.residual, found.float8, found.attention) == ("tf32", "weights", "none", "math")
+        nearest = setup.possible(CUDA)
+    assert (nearest.precision, nearest.residual, nearest.float8, nearest.attention) == (
+        "tf32",
+        "weights",
+        "none",
+        "math",
+    )
 
 
 def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():
     with mock.patch("helpers.lab.machine.shutil.which", return_value=None):
-        found = Setup(compile="max-autotune", checkpointing="memory budget").possible(CPU)
-    assert (found.compile, found.checkpointing) == ("none", "full")
+        nearest = Setup(compile="max-autotune", checkpointing="memory budget").possible(CPU)
+    assert (nearest.compile, nearest.checkpointing) == ("none", "full")
 
 
 @given(st.fixed_dictionaries({field: st.sampled_from(values) for field, values in CHOICES.items()}), st.booleans())
@@ -119,9 +124,9 @@ def test_the_nearest_possible_setup_is_always_possible(fields, graph):
         setup = Setup(**fields, cuda_graph=graph, sequence=64)
     except ValueError:
         return
-    found = setup.possible(CPU)
-    assert found.missing_because(CPU) == ""
-    replaced = found.differs(setup).keys()
+    nearest = setup.possible(CPU)
+    assert nearest.missing_because(CPU) == ""
+    replaced = nearest.differs(setup).keys()
     assert replaced <= {*NEXT_BEST, "residual", "checkpointing"}
     assert bool(replaced) == bool(setup.missing_because(CPU))
 

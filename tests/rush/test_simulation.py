@@ -100,11 +100,11 @@ def test_a_block_saves_for_backward_what_the_formula_says():
     ],
 )
 def test_memory_derived_is_within_3_percent_of_memory_counted(strategy, ranks, changes):
-    found = rank_memory(job(strategy, **changes), ranks, count=True)
+    actual = rank_memory(job(strategy, **changes), ranks, count=True)
     derived = rank_peak(job(strategy, **changes), ranks)
-    assert found["how"] == "counted" and found["simulated"]
-    assert derived.bytes == pytest.approx(found["peak_gib"] * 2**30, rel=0.03)
-    assert derived.parts["parameters"] == pytest.approx(found["parameter_gib"] * 2**30)
+    assert actual["how"] == "counted" and actual["simulated"]
+    assert derived.bytes == pytest.approx(actual["peak_gib"] * 2**30, rel=0.03)
+    assert derived.parts["parameters"] == pytest.approx(actual["parameter_gib"] * 2**30)
     assert sum(derived.parts.values()) == derived.bytes
 
 
@@ -150,11 +150,11 @@ class Meter(TorchDispatchMode):
         return result
 
 
-def totals(found):
+def totals(actual):
     """Of each kind, bytes and number: what `counted` returns."""
-    kinds = dict.fromkeys(transfer.kind for transfer in found)
+    kinds = dict.fromkeys(transfer.kind for transfer in actual)
     return {
-        kind: tuple(sum(column) for column in zip(*[(t.bytes, t.count) for t in found if t.kind == kind], strict=True))
+        kind: tuple(sum(column) for column in zip(*[(t.bytes, t.count) for t in actual if t.kind == kind], strict=True))
         for kind in kinds
     }
 
@@ -197,8 +197,8 @@ def test_a_rank_with_real_tensors_goes_on_step_after_step():
 def test_zero3_moves_one_and_a_half_times_what_zero2_moves_of_bf16_parameters():
     sent = {}
     for strategy in ("ddp", "zero2", "zero3"):
-        found = transfers(dataclasses.replace(EIGHT_B, strategy=strategy), 8)
-        sent[strategy] = sum(transfer.sent(8) for transfer in found)
+        actual = transfers(dataclasses.replace(EIGHT_B, strategy=strategy), 8)
+        sent[strategy] = sum(transfer.sent(8) for transfer in actual)
     parameters = elements(Shapes.of("llama-3.1-8b").weights)
     assert sent["ddp"] == 8 * parameters * 7 / 8
     assert sent["zero2"] == pytest.approx(6 * parameters * 7 / 8, rel=1e-3)
@@ -257,7 +257,7 @@ def test_every_figure_has_a_source():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: rank_peak(job("tp"), 2), "strategy 'tp', accumulate 1, checkpointing 'none': memory is derived for"),
         (lambda: rank_memory(job("ddp"), 3), "batch is 16; it must be a multiple of 3"),
@@ -267,8 +267,8 @@ def test_every_figure_has_a_source():
         (lambda: counted(job("ddp", accumulate=2, sync_each=True), 2), "needs real tensors"),
     ],
 )
-def test_what_cannot_be_simulated_is_named(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_simulated_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -90,8 +90,8 @@ def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
     expected = trainer.build_model(TINY, CPU).weights()
     reset = nn.Linear.reset_parameters
     monkeypatch.setattr(nn.Linear, "reset_parameters", lambda linear: (reset(linear), torch.rand(7)))
-    found = trainer.build_model(TINY, CPU).weights()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    actual = trainer.build_model(TINY, CPU).weights()
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
 @pytest.mark.parametrize("batch", [2, 3])
@@ -208,16 +208,16 @@ def test_tokens_of_another_shape_are_refused():
 
 def test_operations_are_counted_by_the_convention():
     assert parameters("llama-3.2-1b") == 1_235_814_400  # the tied embedding once
-    found = [flops_per_token("llama-3.2-1b", length) / 1e9 for length in (2048, 4096, 8192)]
-    assert found == pytest.approx([8.22, 9.03, 10.64], abs=0.005)
+    actual = [flops_per_token("llama-3.2-1b", length) / 1e9 for length in (2048, 4096, 8192)]
+    assert actual == pytest.approx([8.22, 9.03, 10.64], abs=0.005)
 
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
     monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr("helpers.rush.measurement.matmul_rate", lambda: 780e12)
-    found = shares("llama-3.2-1b", 2048, 72_200)
-    assert found["mfu"] == pytest.approx(0.600, abs=1e-3)
-    assert found["matmul_share"] == pytest.approx(found["mfu"] * 989 / 780)
+    actual = shares("llama-3.2-1b", 2048, 72_200)
+    assert actual["mfu"] == pytest.approx(0.600, abs=1e-3)
+    assert actual["matmul_share"] == pytest.approx(actual["mfu"] * 989 / 780)
     monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "CPU of some kind")
     assert shares("llama-3.2-1b", 2048, 72_200)["mfu"] is None
 

@@ -1,8 +1,8 @@
 """One beton file in the layout of the ffcv library: tables, and pages of 2 MiB or more with the data.
 
 A sample has four fields: key, label, crc32 and data (named `image`, or `tokens_` and the dtype). It is located by
-ffcv's tables and is a slice of the mapped file. ffcv's Loader isn't used: it pads batches to the longest sample, and uses its
-own threads after seconds of compiling. Only the file layout is measured here.
+ffcv's tables and is a slice of the mapped file. ffcv's Loader isn't used: it pads batches to the longest sample, and
+uses its own threads after seconds of compiling. Only the file layout is measured here.
 
 Installing ffcv builds C++ against OpenCV and libjpeg-turbo, and fails with "Could not find required package" if their
 development packages or pkg-config are missing (`apt install libopencv-dev libturbojpeg0-dev pkg-config`).

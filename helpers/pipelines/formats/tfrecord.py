@@ -4,8 +4,8 @@
     folder/00000.tfindex                offset and bytes of each record: one line of text a record
 
 An Example has `key`, `label`, and `image` as bytes or `tokens` as int64 (variable-length in protocol buffers) with
-their type in `dtype`. On disk a sample takes 16 bytes of record frame, about 40 for names and lengths, and 10 to 20 in the
-index. There is no table of labels: finding one reads every record, once.
+their type in `dtype`. On disk a sample takes 16 bytes of record frame, about 40 for names and lengths, and 10 to 20
+in the index. There is no table of labels: finding one reads every record, once.
 
 The library verifies no checksums and has no access by position; both are added here.
 """
