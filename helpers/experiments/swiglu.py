@@ -31,7 +31,11 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
 
 @experiment(
     small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
-    cpu=_shapes("ceiling dtype size", ("matmul", "bfloat16", 2048), ("matmul", "float32", 2048), ("copy", "", 512)),
+    cpu=_shapes(
+        "ceiling dtype size",
+        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (1024, 2048, 4096)),
+        ("copy", "", 512),
+    ),
     big_gpu=_shapes(
         "ceiling dtype size",
         *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),

@@ -217,9 +217,9 @@ PIPELINES, COMPILERS = "06_data_pipelines", "07_compilers"
 
 GOALS = [
     Goal(AMP, "segmentation accuracy with a static scale, lowest of all seeds", AT_LEAST, amp.GOAL_ACCURACY,
-         "amp/quality", _accuracy("static"), "what fp32 reaches"),
+         "amp/quality", _accuracy("static"), "what fp32 reaches", on="gpu"),
     Goal(AMP, "segmentation accuracy with a dynamic scale, lowest of all seeds", AT_LEAST, amp.GOAL_ACCURACY,
-         "amp/quality", _accuracy("dynamic"), "what fp32 reaches"),
+         "amp/quality", _accuracy("dynamic"), "what fp32 reaches", on="gpu"),
     Goal(AMP, "accuracy that AMP without a scaler lacks", AT_LEAST, VISIBLY, "amp/quality",
          lambda runs: _cars(runs, "dynamic").mean() - _cars(runs, "amp").mean(), "the gradients that fp16 makes 0"),
     Goal(AMP, "runs that diverged, pure fp16 apart", AT_MOST, 0, "amp/quality",

@@ -46,40 +46,40 @@ def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Ten
 
 
 def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """∂L/∂g, ∂L/∂u and z. dz is always written over, g and u if `overwrite`."""
-    dg, z = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    for dz_, g_, u_, dg_, z_ in _blocks(dz, g, u, dg, z):
-        _differentiate(dz_, g_, F.silu(g_), u_, dg_, z_)
-    return dg, dz, z
+    """∂L/∂g, ∂L/∂u and z. z is written over dz, and the gradients over g and u if `overwrite`."""
+    dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
+    for dz_, g_, u_, dg_, du_ in _blocks(dz, g, u, dg, du):
+        _differentiate(dz_, g_, F.silu(g_), u_, dg_, du_)
+    return dg, du, dz
 
 
 def differentiate_kept(
     dz: Tensor, g: Tensor, s: Tensor, u: Tensor, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with s = SiLU(g) kept, which saves next to nothing: σ(g) is needed all the same."""
-    dg, z = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    for dz_, g_, s_, u_, dg_, z_ in _blocks(dz, g, s, u, dg, z):
-        _differentiate(dz_, g_, s_, u_, dg_, z_)
-    return dg, dz, z
+    """The same with s = SiLU(g) saved, which gains next to nothing: σ(g) is needed all the same."""
+    dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
+    for dz_, g_, s_, u_, dg_, du_ in _blocks(dz, g, s, u, dg, du):
+        _differentiate(dz_, g_, s_, u_, dg_, du_)
+    return dg, du, dz
 
 
-def differentiate_packed(dz: Tensor, kept: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def differentiate_packed(dz: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The same from g and u in 8 bits."""
-    packed_g, packed_u, scale_g, scale_u = kept
-    dg, z = torch.empty_like(dz), torch.empty_like(dz)
-    for place, (dz_, packed_g_, packed_u_, dg_, z_) in enumerate(_blocks(dz, packed_g, packed_u, dg, z)):
+    packed_g, packed_u, scale_g, scale_u = saved
+    dg, du = torch.empty_like(dz), torch.empty_like(dz)
+    for place, (dz_, packed_g_, packed_u_, dg_, du_) in enumerate(_blocks(dz, packed_g, packed_u, dg, du)):
         g_ = _unpack(packed_g_, scale_g[place * BLOCK // GROUP :], dz.dtype)
         u_ = _unpack(packed_u_, scale_u[place * BLOCK // GROUP :], dz.dtype)
-        _differentiate(dz_, g_, F.silu(g_), u_, dg_, z_)
-    return dg, dz, z
+        _differentiate(dz_, g_, F.silu(g_), u_, dg_, du_)
+    return dg, du, dz
 
 
-def _differentiate(dz: Tensor, g: Tensor, s: Tensor, u: Tensor, dg: Tensor, z: Tensor) -> None:
-    """One block; ∂L/∂u is written over dz. dg may be g and z may be u, which are read before they are written."""
-    dsilu = dz * u
-    torch.mul(s, u, out=z)
-    dz.mul_(s)
+def _differentiate(dz: Tensor, g: Tensor, s: Tensor, u: Tensor, dg: Tensor, du: Tensor) -> None:
+    """One block; z is written over dz. dg may be g and du may be u, which are read before they are written."""
+    dsilu, z = dz * u, s * u
+    torch.mul(dz, s, out=du)
     torch.ops.aten.silu_backward.grad_input(dsilu, g, grad_input=dg)
+    dz.copy_(z)
 
 
 def pack(values: Tensor) -> tuple[Tensor, Tensor]:
