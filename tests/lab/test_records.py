@@ -133,12 +133,12 @@ def test_any_cell_survives_a_round_trip(file, text, number, count):
     assert int(found["count"]) == count
 
 
-def test_the_summary_says_what_was_recorded_on_each_gpu(tmp_path):
+def test_the_summary_says_what_was_recorded_on_each_machine(tmp_path):
     assert records.summary(tmp_path).empty
     for gpu in ("nvidia-b", "nvidia-a", "cpu-x"):
         file = records.path(gpu, "chapter", "table", tmp_path)
         records.replace(file, [row(size=1) | {"gpu": gpu}, row(size=2) | {"gpu": gpu, "date": "2026-03-01"}])
     table = records.summary(tmp_path)
-    assert table["gpu"].tolist() == ["nvidia-a", "nvidia-b"]
+    assert table["gpu"].tolist() == ["nvidia-a", "nvidia-b", "cpu-x"]
     assert table.iloc[0][["first_date", "last_date", "rows"]].tolist() == ["2026-01-02", "2026-03-01", 2]
     assert records.devices(tmp_path, cpu=True) == ["cpu-x"]
