@@ -1,7 +1,7 @@
-"""Losses and metrics that look at real tokens only, and metrics that never make the host wait for the device.
+"""A loss and metrics that ignore padding and never make the host wait for the device.
 
-An `.item()` in each step stops the host until the GPU has caught up. The metrics here add up counts on the device,
-and only `compute()` reads them.
+An `.item()` in each step makes the host wait for the GPU. The metrics here accumulate counts on the device, and only
+`compute()` reads them.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 class LMCrossEntropyLoss(nn.Module):
     """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not `pad_id`.
 
-    Half-precision logits are summed up in fp32: log-probabilities of 4 bytes per logit are kept for backward, and
-    backward needs 4 more; at B·T = 32·640 and V = 50,000 that is 3.8 GiB each. In fp16 the sum over V would overflow
-    and a probability below 6e-8 would be 0. A batch with no real token has loss 0 and gradient 0.
+    For half-precision logits the softmax is computed in fp32: 4 bytes per logit are saved for backward, which needs 4
+    more; at B·T = 32·640 and V = 50,000 that is 3.8 GiB each. In fp16 the sum over V would overflow, and probabilities
+    below 6e-8 would be 0. A batch with no real token has loss 0 and gradient 0.
     """
 
     def __init__(self, pad_id: int = 0) -> None:
@@ -36,7 +36,7 @@ class LMCrossEntropyLoss(nn.Module):
 
 
 class _Accuracy:
-    """Right and counted so far. An update adds two numbers on the device; nothing waits."""
+    """The number of right answers and of all answers. An update adds to both on the device, without waiting."""
 
     def __init__(self) -> None:
         self.reset()
@@ -51,14 +51,14 @@ class _Accuracy:
         self._counted = self._counted + counted
 
     def compute(self) -> float:
-        """The share of right answers since `reset`; nan if there was nothing to count. Reads the device once."""
+        """The share of right answers since `reset`; nan if there are none. Waits for the device once."""
         if not isinstance(self._right, Tensor):
             return math.nan
         right, counted = torch.stack([self._right, torch.as_tensor(self._counted).to(self._right)]).tolist()
         return right / counted if counted else math.nan
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The accuracy of this batch as a tensor on its device. What was added up so far stays as it is."""
+        """The accuracy of this batch alone, as a tensor on its device; the accumulated counts don't change."""
         right, counted = self._count(output, targets)
         return right / counted
 
@@ -67,15 +67,14 @@ class _Accuracy:
 
 
 class LMAccuracy(_Accuracy):
-    """Share of the targets (B, T) that are predicted, padding left out.
+    """The share of the targets (B, T), without padding, that are predicted.
 
         accuracy = LMAccuracy(pad_id=0)
         for tokens, targets in loader:
             accuracy.update(model(tokens), targets)
         accuracy.compute()
 
-    Takes logits (B, T, V), of which the largest is the prediction, or predictions (B, T). Costs one pass over the
-    logits.
+    Takes logits (B, T, V) or predictions (B, T). Costs one pass over the logits.
     """
 
     def __init__(self, pad_id: int = 0) -> None:
@@ -93,9 +92,9 @@ class LMAccuracy(_Accuracy):
 
 
 class PixelAccuracy(_Accuracy):
-    """Share of pixels on the right side of a two-class mask.
+    """The share of pixels whose class is predicted, of two.
 
-    Takes masks of 0 and 1, and either logits, where above 0 is the object, or predictions that are boolean or integer.
+    Takes masks of 0 and 1, and logits, where above 0 is class 1, or predictions that are boolean or integer.
     """
 
     def _count(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
@@ -114,29 +113,29 @@ class StreamingMetrics:
         self._counts: Tensor | None = None  # (classes²,) by label, then prediction
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Adds a batch. Nothing waits: unlike `bincount`, adding to cells needs no look at the largest one."""
+        """Add a batch without waiting; `bincount` would wait, to read the largest value."""
         if self._counts is None:
             self._counts = torch.zeros(self.classes**2, dtype=torch.int64, device=logits.device)
         cells = labels * self.classes + logits.detach().argmax(dim=1)
         self._counts.scatter_add_(0, cells, torch.ones_like(cells))
 
     def compute(self) -> dict[str, float]:
-        """`accuracy` and `macro_f1` over everything since `reset`. Reads the device once."""
+        """`accuracy` and `macro_f1` over everything since `reset`. Waits for the device once."""
         if self._counts is None:
             return {"accuracy": float("nan"), "macro_f1": float("nan")}
         counts = self._counts.view(self.classes, self.classes).cpu().numpy()
         return class_scores(counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0))
 
 
-def class_scores(right: np.ndarray, asked: np.ndarray, answered: np.ndarray) -> dict[str, float]:
-    """From counts by class. A class that was neither asked for nor answered has no F1 and isn't in the mean."""
-    seen = asked + answered > 0
-    f1 = 2 * right[seen] / (asked + answered)[seen]
-    return {"accuracy": float(right.sum() / asked.sum()), "macro_f1": float(f1.mean())}
+def class_scores(right: np.ndarray, labelled: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """`accuracy` and `macro_f1` from counts by class. A class that is in neither has no F1 and isn't in the mean."""
+    seen = labelled + predicted > 0
+    f1 = 2 * right[seen] / (labelled + predicted)[seen]
+    return {"accuracy": float(right.sum() / labelled.sum()), "macro_f1": float(f1.mean())}
 
 
 def _check_pair(output: Tensor, targets: Tensor, classes: bool = False) -> None:
-    """Shapes that differ would broadcast into a wrong number instead of an error."""
+    """Raise a ValueError if the shapes differ, which would broadcast to a wrong result."""
     expected = output.shape[:-1] if classes else output.shape
     if expected != targets.shape:
         kind = "all but the last dimension of the logits" if classes else "the same shape"

@@ -1,4 +1,4 @@
-"""How anything here is timed, weighed, recorded, drawn and printed.
+"""Timing, memory, experiments and their records, figures, notebooks and the report.
 
     from helpers.lab import bench, compare, peak_memory, saved_bytes
 

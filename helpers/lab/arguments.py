@@ -1,22 +1,22 @@
-"""What public functions ask of their arguments: a ValueError that names the argument, its value and what is valid."""
+"""Checks of arguments: each raises a ValueError that names the argument, its value and what is valid."""
 
 from collections.abc import Iterable
 
 
 def check_positive(**sizes: int) -> None:
-    """A ValueError that names the first of the sizes that isn't an integer of at least 1."""
+    """Raise a ValueError unless all sizes are integers of at least 1."""
     check_at_least(1, **sizes)
 
 
 def check_at_least(least: int, /, **sizes: int) -> None:
-    """A ValueError that names the first of the sizes that isn't an integer of at least `least` (numpy's count)."""
+    """Raise a ValueError unless all sizes are integers (numpy's count) of at least `least`."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not hasattr(size, "__index__") or size < least:
             raise ValueError(f"{name} is {size!r}; it must be an integer of at least {least}")
 
 
 def check_choice(valid: Iterable[str], /, **chosen: str) -> None:
-    """A ValueError that names the first argument that isn't one of the valid values."""
+    """Raise a ValueError unless all arguments are among the valid values."""
     valid = list(valid)
     for name, value in chosen.items():
         if value not in valid:

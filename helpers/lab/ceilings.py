@@ -1,7 +1,6 @@
-"""What this machine can do at best: the limits that stand beside every result.
+"""This machine's upper limits, measured: the rate of a large matrix product and the bandwidth of a large copy.
 
-Measured, not read from a data sheet: the rate of a large matrix product, and the bandwidth of a large copy.
-Random data, for a GPU multiplies zeros faster.
+The data are random: a GPU multiplies zeros faster.
 """
 
 import torch
@@ -19,7 +18,7 @@ def matmul(size: int, dtype: torch.dtype) -> tuple[Timing, float]:
 
 
 def copy(mib: int) -> tuple[Timing, float]:
-    """Time of a copy of so many MiB on the device, and GB/s counting bytes read and bytes written."""
+    """Time of a copy of `mib` MiB on the device, and its GB/s, counting bytes read and bytes written."""
     elements = mib * 2**20 // 4
     source, target = torch.randn(elements, device=device()), torch.empty(elements, device=device())
     timing = bench(lambda: target.copy_(source))

@@ -1,4 +1,4 @@
-"""What a chapter measures: a function of a configuration, and the configurations for each class of machine.
+"""Experiments: a function that measures one configuration, and the configurations for each class of machine.
 
     @experiment(small=[{"size": 256}], cpu=[{"size": 1024}], big_gpu=[{"size": 8192}])
     def copy(size):
@@ -6,8 +6,8 @@
         ...
         return {"gb_per_s": 1.0}
 
-`copy("small")` measures the whole preset and returns a DataFrame. `lab.measure` runs the same configurations
-one by one and records each, so that it can stop and go on.
+`copy("small")` measures all configurations of a preset and returns a DataFrame. `lab.measure` records each
+configuration when it is done, so that an interrupted run can be resumed.
 """
 
 import gc
@@ -28,10 +28,9 @@ PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is ne
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of a chapter. Raise `version` when the way of measuring changes: older records then count as stale.
+    """A table of a chapter. Raise `version` when the method changes: older records then count as stale.
 
-    `same_work` says that a row's runs all do the same, so that their spread is noise, and a wide one is a reason to
-    measure again.
+    `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
     """
 
     chapter: str
@@ -46,17 +45,17 @@ class Experiment:
         return inspect.getdoc(self.measure) or ""
 
     def configurations(self, preset: str) -> list[Row]:
-        """What is measured on a machine of this class; nothing where the question is another class's."""
+        """The configurations for a class of machine; empty if the experiment is for another class."""
         if preset not in self.presets:
             raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(self.presets)}")
         return self.presets[preset]
 
     def identity(self, preset: str) -> list[str]:
-        """The columns that say which configuration a row is about."""
+        """The columns that identify a row's configuration."""
         return list(dict.fromkeys(name for config in self.configurations(preset) for name in config))
 
     def rows(self, config: Row) -> list[Row]:
-        """Measure one configuration. Out of memory is a row that says so."""
+        """Measure one configuration. If memory runs out, the row's status says so."""
         try:
             measured = self.measure(**config)
         except Exception as error:
@@ -81,10 +80,10 @@ def experiment(
     version: int = 1,
     same_work: bool = True,
 ) -> Callable[[Callable], Experiment]:
-    """Make an `Experiment` of a function that lies in `helpers/experiments/<chapter>.py`.
+    """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
-    Each class of machine has its sizes. A GPU without its own takes those of the other class of GPUs, and else the
-    CPU's; a CPU without its own measures nothing: the question needs a GPU.
+    Each class of machine has its configurations. A class of GPUs without any uses the other class's, else the CPU's;
+    without any for the CPU, nothing is measured there.
     """
     big = next((sizes for sizes in (big_gpu, gpu, cpu) if sizes is not None), [])
     presets = {"small": small, "cpu": cpu or [], "gpu": big if gpu is None else gpu, "big-gpu": big}
@@ -98,21 +97,21 @@ def experiment(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the host, has no memory left."""
-    said = str(error).lower()
+    """Whether an error says that the device or the host is out of memory."""
+    message = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError)
-        and any(words in said for words in ("out of memory", "can't allocate memory", "alloc_failed"))
+        and any(words in message for words in ("out of memory", "can't allocate memory", "alloc_failed"))
     )
 
 
 def free_memory() -> None:
-    """Give back what the last configuration held, so that the next one starts from the same state.
+    """Free the last configuration's memory, so that all configurations start from the same state.
 
-    That includes what cuBLAS works in, which counts as allocated: a CUDA graph captured before must not run after.
+    This includes cuBLAS's workspaces, which count as allocated: CUDA graphs captured before must not be replayed after.
     """
     gc.collect()
     if device().type == "cuda":
-        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # torch has no public function for it
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

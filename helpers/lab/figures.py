@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from .machine import project_root
 
-# Colours that those who confuse red and green can tell apart.
+# These remain distinct under red-green colour blindness.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777"
 STYLE = Path(__file__).with_name("house.mplstyle")
 
@@ -21,31 +21,30 @@ def folder() -> Path:
 
 
 def style():
-    """The house style, as a context: `with figures.style(): …`. Nothing outside it changes."""
+    """The house style as a context manager: `with figures.style(): …`."""
     import matplotlib.style
 
     return matplotlib.style.context(STYLE)
 
 
 def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tuple[Figure, object]:
-    """A figure as wide as a page of the report, and its axes. It belongs to no window system and needs no closing."""
+    """A figure as wide as a page of the report, and its axes. It isn't registered with pyplot and needs no closing."""
     with style():
         figure = Figure(figsize=(6.3, height))
         return figure, figure.subplots(rows, columns, **options)
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as SVG: same drawing, same bytes, on any machine. No date is written.
+    """The figure as SVG, with the same bytes for the same drawing on any machine. No date is written.
 
-    Processors differ in the last bits of a layout. So coordinates are rounded to a thousandth of a point, and ids,
-    which matplotlib derives from them, are numbered. The first call fixes the layout, which would otherwise start from
-    its own result and drift.
+    Processors differ in the last bits of a layout. So coordinates are rounded to a thousandth of a point, and the ids
+    that matplotlib derives from them are numbered. The first call fixes the layout: laid out again, it would drift.
     """
     text = io.StringIO()
     with style(), matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     figure.set_layout_engine("none")
-    return _settled(text.getvalue(), name)
+    return _canonical(text.getvalue(), name)
 
 
 def save(figure: Figure, name: str) -> Path:
@@ -56,11 +55,12 @@ def save(figure: Figure, name: str) -> Path:
     return path
 
 
-def _settled(text: str, figure: str) -> str:
+def _canonical(text: str, figure: str) -> str:
+    """Round coordinates, and replace matplotlib's ids by numbered ones."""
     text = re.sub(r"-?\d+\.\d{4,}", _rounded, text)
     names = dict.fromkeys(re.findall(r'\bid="([a-zA-Z]+[0-9a-f]{10})"', text))
     numbered = {name: f"{figure}-{number}" for number, name in enumerate(names)}
-    return re.sub(r"\b[a-zA-Z]+[0-9a-f]{10}\b", lambda found: numbered.get(found[0], found[0]), text)
+    return re.sub(r"\b[a-zA-Z]+[0-9a-f]{10}\b", lambda match: numbered.get(match[0], match[0]), text)
 
 
 def _rounded(number: re.Match) -> str:

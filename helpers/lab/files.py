@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files, and the folder for downloads."""
 
 import contextlib
 import os
@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """A stream that becomes `path` when the block ends well; otherwise `path` stays as it was and nothing is left.
+    """A stream whose content replaces `path` when the block succeeds; if it raises, `path` is unchanged.
 
-    Only a kill leaves the hidden part file behind; nothing ever reads it.
+    Only a killed process leaves the hidden part file behind; nothing reads it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,12 +27,12 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
 
 
 def write(path: Path | str, content: bytes | str) -> Path:
-    """Write a file whole or not at all."""
+    """Write a file atomically; returns its path."""
     with replacing(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 
 def cache_folder(cache: Path | str | None = None) -> Path:
-    """Where downloads and made files are kept: `cache`, else `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`."""
+    """The folder of cached files: `cache`, else `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`."""
     return Path(cache or os.environ.get("HELPERS_CACHE") or Path.home() / ".cache" / "deep-learning-speed")

@@ -1,7 +1,7 @@
-"""Which machine this is: the device, its name, and everything a record must say about its origin.
+"""The machine: its device and class, what is installed, and the provenance that every record carries.
 
-Nothing here initialises CUDA at import. `environment()` costs one call of `nvidia-smi` and one of
-`git` (tens of milliseconds), so it is called once for a run, not once for a row.
+Nothing here initialises CUDA at import. `environment()` calls `nvidia-smi` and `git` once each (tens of milliseconds);
+its result is cached.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-# Optional peers: the name users install -> the module they import.
+# Optional packages: name on the package index -> name of the module.
 PEERS = {
     "apex": "apex",
     "liger-kernel": "liger_kernel",
@@ -33,7 +33,7 @@ PEERS = {
     "triton": "triton",
 }
 
-# The same for what is named in a status alone; what isn't here is imported by its own name.
+# Also those that only a row's status names. Others are imported by the name they are installed by.
 MODULES = PEERS | {
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
@@ -41,11 +41,11 @@ MODULES = PEERS | {
     "scikit-learn": "sklearn",
 }
 
-CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # what torch compiles by, unless $CXX says other
+CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # torch's default compiler; $CXX overrides it
 
 
 def device() -> torch.device:
-    """The device that is measured: the current CUDA device if there is one, else the CPU."""
+    """The device to measure: the current CUDA device if there is one, else the CPU."""
     return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -57,11 +57,11 @@ def device_name() -> str:
 
 
 CLASSES = ("cpu", "gpu", "big-gpu")
-BIG = 40e9  # bytes of memory from which a GPU is a big one
+BIG = 40e9  # bytes: a GPU with as much memory is a big one
 
 
 def device_class() -> str:
-    """Which sizes this machine measures: `cpu`, `gpu`, or `big-gpu` from 40 GB of memory on."""
+    """This machine's class, which selects the configurations: `cpu`, `gpu`, or `big-gpu` from 40 GB of memory."""
     if not torch.cuda.is_available():
         return "cpu"
     memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -69,9 +69,9 @@ def device_class() -> str:
 
 
 class OthersLoad:
-    """How many cores other processes kept busy, on the mean: `with OthersLoad() as load: …; load.cores`.
+    """The mean number of cores that other processes used: `with OthersLoad() as load: …; load.cores`.
 
-    Read from Linux's /proc (a millisecond); None elsewhere. This process and all that it started don't count.
+    Read from Linux's /proc, which takes a millisecond; None elsewhere. This process and its descendants don't count.
     """
 
     cores: float | None = None
@@ -83,17 +83,17 @@ class OthersLoad:
     def __exit__(self, *_: object) -> None:
         end = self._clocks()
         if self._start and end and end[0] > self._start[0]:
-            wall, busy, own = (after - before for after, before in zip(end, self._start, strict=True))
-            self.cores = round(max(busy - own, 0.0) / wall, 2)
+            wall, busy, ours = (after - before for after, before in zip(end, self._start, strict=True))
+            self.cores = round(max(busy - ours, 0.0) / wall, 2)
 
     @staticmethod
     def _clocks() -> tuple[float, float, float] | None:
-        """Seconds: of the wall clock, of all cores' work, of this process and its descendants."""
+        """Seconds of wall-clock time, of CPU time on all cores, and of CPU time of this process and its descendants."""
         try:
             user, nice, system, _idle, _wait, irq, softirq, steal = map(int, _first_line("/proc/stat").split()[1:9])
             ticks = os.sysconf("SC_CLK_TCK")
-            own = sum(os.times()[:4]) + sum(_cpu_ticks(pid) for pid in _descendants()) / ticks
-            return time.perf_counter(), (user + nice + system + irq + softirq + steal) / ticks, own
+            ours = sum(os.times()[:4]) + sum(_cpu_ticks(pid) for pid in _descendants()) / ticks
+            return time.perf_counter(), (user + nice + system + irq + softirq + steal) / ticks, ours
         except (OSError, ValueError):
             return None
 
@@ -104,29 +104,29 @@ def _first_line(path: str) -> str:
 
 
 def _stat(pid: str) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on; the name before it may hold blanks."""
+    """The fields of /proc/<pid>/stat from the state on, after the name, which may contain spaces."""
     try:
         return _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:  # it has just ended
+    except OSError:  # the process has ended
         return []
 
 
 def _cpu_ticks(pid: str) -> int:
     fields = _stat(pid)
-    return sum(map(int, fields[11:15])) if fields else 0  # utime, stime, and those of its children that have ended
+    return sum(map(int, fields[11:15])) if fields else 0  # utime, stime and those of ended children
 
 
 def _descendants() -> list[str]:
     parents = {pid: fields[1] for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
-    found, level = [], [str(os.getpid())]
+    descendants, level = [], [str(os.getpid())]
     while level:
         level = [pid for pid, parent in parents.items() if parent in level]
-        found += level
-    return found
+        descendants += level
+    return descendants
 
 
 def slug(name: str) -> str:
-    """A device's name as its folder under `data/results`: lower case with dashes."""
+    """The name of a device's folder under `data/results`: lower case with dashes."""
     name = re.sub(r"\((r|tm)\)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
@@ -143,13 +143,13 @@ def project_root() -> Path:
 
 
 def installed(peer: str) -> str | None:
-    """The version of an optional peer, or None. Looks at what is installed and imports nothing.
+    """The version of an optional dependency, or None. Imports nothing.
 
-    A peer is what "not installed: …" names in a row's status: a package by the name that users install (or import),
-    a program, a library or a header. A package counts if its module is there, whoever brought it (several bring `cv2`);
-    one that has no module of its own (`onnxruntime-gpu`) by its entry among the installed packages. What is there and
-    broken has a remark behind its name, and stays not installed. The package index has an unrelated project called
-    `apex`; only NVIDIA's, which has `apex.optimizers`, counts.
+    A dependency is what "not installed: …" names in a row's status: a package by the name that users install (or
+    import), a program, a library or a header. A package counts as installed if its module is found, whichever package
+    provides it (several provide `cv2`); one without a module of its own (`onnxruntime-gpu`) if it is listed among the
+    installed packages. A status with a remark after the name, as of a broken package, names nothing that is found
+    here. The package index has an unrelated project called `apex`; only NVIDIA's, which has `apex.optimizers`, counts.
     """
     if peer in (outside := _outside_python()):
         return "unknown version" if outside[peer]() else None
@@ -169,10 +169,10 @@ NOT_INSTALLED = "not installed: "
 
 
 def missing_because(*needs: str, device: torch.device | None = None) -> str:
-    """Why something can't run on this device (by default the machine's), in a line for a table's status; "" if it can.
+    """Why something can't run on this device (default: the machine's), as text for a row's status; "" if it can.
 
     A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), or something that `installed` looks for. The
-    first one that isn't met is told.
+    text is about the first unmet need.
     """
     kind = (device or _device()).type
     for need in needs:
@@ -193,7 +193,7 @@ def missing_because(*needs: str, device: torch.device | None = None) -> str:
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """What is measured on, by what: GPU, driver, versions, CPU, optional peers, date and commit."""
+    """The provenance of a measurement: GPU, driver, versions, CPU, optional packages, date and commit."""
     on_gpu = torch.cuda.is_available()
     facts = {
         "gpu": device_name(),
@@ -217,9 +217,9 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str:
-    """The commit of the code that measures, with `+` if the work tree differs from it.
+    """The commit of this package, with `+` if the work tree differs from it.
 
-    A copy without its history is named by a hash of the package's sources: `source-1a2b3c4d5e6f`.
+    Without a git repository it is a hash of the package's sources: `source-1a2b3c4d5e6f`.
     """
     package = Path(__file__).resolve().parents[1]
     try:
@@ -233,11 +233,11 @@ def commit() -> str:
         return "source-" + digest.hexdigest()[:12]
 
 
-_device = device  # where an argument has the name
+_device = device  # for functions that have an argument `device`
 
 
 def _outside_python() -> dict[str, Callable[[], bool]]:
-    """What is no Python package, and how it is looked for."""
+    """The dependencies that aren't Python packages, each with a function that looks for it."""
     return {
         "C++ compiler": lambda: shutil.which(os.environ.get("CXX") or CXX) is not None,
         "Python.h": _has_python_header,
@@ -247,7 +247,7 @@ def _outside_python() -> dict[str, Callable[[], bool]]:
 
 
 def _distribution(name: str) -> str | None:
-    """The version of an installed package, by the name that it has on the index."""
+    """The version of an installed package, by its name on the package index."""
     try:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -255,7 +255,7 @@ def _distribution(name: str) -> str | None:
 
 
 def _has_python_header() -> bool:
-    """Whether extensions of this Python can be compiled: many systems keep the header in another package."""
+    """Whether extensions of this Python can be compiled: many systems have the header in a separate package."""
     folders = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         folders += os.environ.get(variable, "").split(os.pathsep)
@@ -263,7 +263,7 @@ def _has_python_header() -> bool:
 
 
 def _has_turbojpeg() -> bool:
-    """Whether the system has libjpeg-turbo's own interface as of version 3, which PyTurboJPEG asks for."""
+    """Whether the system has libjpeg-turbo's TurboJPEG API of version 3, which PyTurboJPEG needs."""
     name = ctypes.util.find_library("turbojpeg")
     try:
         return name is not None and hasattr(ctypes.CDLL(name), "tj3Init")
@@ -290,5 +290,4 @@ def _cpu_name() -> str:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    return done.stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

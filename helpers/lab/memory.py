@@ -1,4 +1,4 @@
-"""How much memory something takes: the peak of allocated bytes, and what is kept for backward."""
+"""Memory of a call: the peak of allocated bytes, and the bytes of tensors saved for backward."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ GIB, MIB = 2**30, 2**20
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes allocated before a call, at its peak, and after it while its result is still held.
+    """Bytes allocated before a call, at its peak, and after it while its result is still referenced.
 
-    The CPU's allocator keeps no total, so on the CPU `before_bytes` is 0 and all counts from the call on.
+    The CPU's allocator keeps no total, so on the CPU `before_bytes` is 0 and the others count from the call's start.
     """
 
     before_bytes: int
@@ -33,20 +33,20 @@ class Memory:
 
     @property
     def added_bytes(self) -> int:
-        """What the call needs on top of what was there."""
+        """What the call needs on top of what was allocated before."""
         return self.peak_bytes - self.before_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What the call's result holds on to: itself, and whatever its backward needs."""
+        """What the call's result keeps allocated: itself and the tensors saved for its backward."""
         return self.after_bytes - self.before_bytes
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:
     """The peak of allocated bytes on `device()` while `fn()` runs, after a reset.
 
-    On CUDA the allocator's own statistics: exact, free, and in its 512-byte blocks. On the CPU the profiler's
-    allocation events: exact, but `fn` runs slower, so don't time it in the same call.
+    On CUDA from the caching allocator's statistics: exact, in 512-byte blocks, at no cost. On the CPU from the
+    profiler's allocation events: exact, but `fn` runs slower, so don't time it in the same call.
     """
     if device().type == "cuda":
         torch.cuda.synchronize()
@@ -54,31 +54,31 @@ def peak_memory(fn: Callable[[], Any]) -> Memory:
         before = torch.cuda.memory_allocated()
         result = fn()
         torch.cuda.synchronize()
-        found = Memory(before, torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())
+        memory = Memory(before, torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())
         del result
-        return found
+        return memory
     return _memory_on_cpu(fn)
 
 
 def saved_bytes(fn: Callable[[], Any], *, without: Iterable[torch.Tensor] = ()) -> int:
-    """The bytes that autograd keeps for backward while `fn()` runs, each storage counted once.
+    """The bytes of the tensors that autograd saves for backward while `fn()` runs, each storage counted once.
 
-    Storages of the tensors in `without` don't count: pass `model.parameters()`, which exist anyway. A whole
-    storage counts even if only a view of it is kept, for the whole stays allocated.
+    Storages of the tensors in `without` don't count: pass `model.parameters()`, which exist anyway. If only a view is
+    saved, its full storage counts, for all of it stays allocated.
     """
     known = {tensor.untyped_storage().data_ptr() for tensor in without}
-    kept: dict[int, torch.UntypedStorage] = {}
+    saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage  # holding it keeps its address from being used again
+            saved[storage.data_ptr()] = storage  # referenced, so that its address isn't reused
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         result = fn()
     del result
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
@@ -101,14 +101,14 @@ def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Some builds of torch print a line from C++ whenever a profiler starts or stops; this drops just that."""
+    """Silence stderr: some builds of torch print a line from C++ whenever a profiler starts or stops."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    stderr = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)

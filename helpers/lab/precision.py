@@ -1,7 +1,7 @@
-"""What matrix products are computed in: the type that autocast asks for, and whether fp32 keeps fp32 inside.
+"""The type that matrix products are computed in: what autocast asks for, and whether fp32 products use TF32.
 
-Operations that cast for themselves (custom autograd functions, hand-written kernels) see tensors as they are. They
-ask `autocast_dtype` what to compute in, and run their insides under `without_autocast`.
+Autocast doesn't cast the inputs of custom autograd functions and hand-written kernels. They ask `autocast_dtype` which
+type to compute in, and run their own operations under `without_autocast`.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The type in which autocast, torch's or `helpers.amp.Autocast`, wants a product with x; None if neither is on.
+    """The type to which autocast, torch's or `helpers.amp.Autocast`, casts a product's input x; None if neither is on.
 
-    Both leave fp64 alone. Costs about a microsecond, and can be traced by a compiler.
+    Both leave fp64 alone. Costs about a microsecond; `torch.compile` can trace it.
     """
     if (mode := casting_mode()) is not None and (dtype := mode.product_dtype(x)) is not None:
         return dtype
@@ -23,7 +23,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """A context in which the autocast that `autocast_dtype(x)` answers for is off."""
+    """A context manager that turns off the autocast whose type `autocast_dtype(x)` returns."""
     if (mode := casting_mode()) is not None and mode.product_dtype(x) is not None:
         return mode.suspended()
     kind = x.device.type
@@ -31,32 +31,32 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def casting_mode() -> Any | None:
-    """The mode of the `helpers.amp.Autocast` region that this thread is in: it has `product_dtype` and `suspended`.
+    """The mode of this thread's `helpers.amp.Autocast` region, with `product_dtype` and `suspended`; None outside.
 
-    torch's own stack of function modes is asked, because backward takes that along to its threads. A compiler sees
-    none: our Autocast refuses to be compiled.
+    It is looked up on torch's stack of function modes, which torch also hands to the threads of backward. While
+    compiling it is None: our Autocast can't be compiled.
     """
     if torch.compiler.is_compiling():
         return None
-    for at in reversed(range(torch._C._len_torch_function_stack())):
-        mode = torch._C._get_function_stack_at(at)
+    for depth in reversed(range(torch._C._len_torch_function_stack())):  # innermost mode first
+        mode = torch._C._get_function_stack_at(depth)
         if hasattr(mode, "product_dtype"):
             return mode
     return None
 
 
 def _torchs_dtype(kind: str) -> torch.dtype | None:
-    """What a region of `torch.autocast` for this kind of device casts to; None outside of one."""
-    # torch 2.11's compiler can't trace the question whether a kind of device has autocast at all, and need not.
+    """The type of the `torch.autocast` region for this kind of device; None outside of one."""
+    # torch 2.11's compiler can't trace `is_autocast_available`, nor does it need to.
     has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
     return torch.get_autocast_dtype(kind) if has_autocast and torch.is_autocast_enabled(kind) else None
 
 
 @contextlib.contextmanager
 def fp32_products(tf32: bool = False) -> Iterator[None]:
-    """Products and convolutions of fp32 numbers on a GPU keep fp32 inside, or are rounded to TF32 if that is asked for.
+    """Compute fp32 products and convolutions on a GPU in fp32, or in TF32 if asked for.
 
-    torch's defaults differ: products keep fp32, convolutions don't. Both are as they were afterwards.
+    torch's defaults differ: fp32 for products, TF32 for convolutions. Both settings are restored afterwards.
     """
     cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

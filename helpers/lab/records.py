@@ -1,9 +1,8 @@
 """Measurements on disk: `<results>/<gpu>/<chapter>/<table>.csv`, one row a measurement.
 
-A row carries its configuration, its metrics and where it comes from, and ends in a checksum of its other
-cells: a cell that was cut off, garbled or typed by hand is found and named, never averaged in. A file is
-replaced whole (written beside, then renamed), so a kill leaves the old file or the new one. Adding rows costs
-a rewrite of the table, which has at most some hundred rows.
+A row has its configuration, its metrics, its provenance and a checksum of its other cells, so that a truncated,
+garbled or hand-edited cell raises an error. Files are replaced atomically: a killed process leaves the old file or the
+new one. Adding rows rewrites the table, which has at most some hundred rows.
 """
 
 import contextlib
@@ -23,23 +22,23 @@ from .machine import project_root
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where two measurements at once are not guarded against each other
+except ImportError:  # Windows: two measurements at once are not guarded against each other
     fcntl = None
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
-NOISE = ["load", "attempts", "noisy"]  # how quiet the machine was; rows of older methods don't say
+NOISE = ["load", "attempts", "noisy"]  # rows of older methods lack them
 CHECKSUM = "checksum"
 
 Row = dict[str, Any]
 
 
 class RecordError(Exception):
-    """A record file that cannot be trusted: says which file, which row and what is wrong with it."""
+    """A damaged record file: the message names the file, the row and the fault."""
 
 
 def folder(results: Path | str | None = None) -> Path:
-    """Where records lie: `results`, else `$HELPERS_RESULTS`, else the project's `data/results`."""
+    """The folder of all records: `results`, else `$HELPERS_RESULTS`, else the project's `data/results`."""
     if results is None:
         results = os.environ.get("HELPERS_RESULTS") or project_root() / "data" / "results"
     return Path(results)
@@ -66,13 +65,13 @@ def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) 
             continue
         filled = frame[column] != ""
         numbers = pd.to_numeric(frame[column].where(filled), errors="coerce")
-        if numbers.notna().equals(filled):  # every cell that holds something holds a number
+        if numbers.notna().equals(filled):  # all non-empty cells are numbers
             frame[column] = numbers
     return frame
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a record file as text, checked; an absent file has none."""
+    """The rows of a record file as text, with checksums verified; none if the file is absent."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -101,17 +100,17 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 
 def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> None:
-    """Add rows to a record file; rows that agree with a new one in all `identity` columns give way to it.
+    """Add rows to a record file, replacing those that agree with a new one in all `identity` columns.
 
-    Raises `RecordError`, and leaves the file as it is, if what is there is damaged.
+    Raises `RecordError`, and leaves the file unchanged, if it is damaged.
     """
     new = [{name: cell(value) for name, value in row.items()} for row in rows]
     identity = list(identity)
     replaced = {key(row, identity) for row in new} if identity else set()
     file.parent.mkdir(parents=True, exist_ok=True)
     with _locked(file.parent):
-        kept = [row for row in read_rows(file) if key(row, identity) not in replaced]
-        _write(file, kept + new)
+        retained = [row for row in read_rows(file) if key(row, identity) not in replaced]
+        _write(file, retained + new)
 
 
 def rewrite(file: Path, rows: Iterable[Row]) -> None:
@@ -121,12 +120,12 @@ def rewrite(file: Path, rows: Iterable[Row]) -> None:
 
 
 def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
-    """What a row is about, as text that compares equal whether it was just measured or read from a file."""
+    """The identity columns of a row as text, equal for a row just measured and the same row read from a file."""
     return tuple(cell(row.get(name, "")) for name in identity)
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a file: numbers with six significant digits, None and NaN empty."""
+    """A value as text for a file: floats with six significant digits, None and NaN empty."""
     if value is None or value != value:
         return ""
     if isinstance(value, (float, np.floating)):
@@ -135,22 +134,22 @@ def cell(value: Any) -> str:
 
 
 def checksum(row: Mapping[str, str]) -> str:
-    """Eight hex digits over the row's filled cells with their columns' names, in whatever order they stand."""
+    """CRC-32 of the row's non-empty cells and their columns' names, in eight hex digits; independent of their order."""
     filled = sorted(f"{name}={value}" for name, value in row.items() if name != CHECKSUM and value != "")
     return f"{zlib.crc32(chr(10).join(filled).encode()):08x}"
 
 
 def summary(results: Path | str | None = None) -> pd.DataFrame:
-    """What was recorded on which machine: driver, torch, CUDA, first and last date, number of rows."""
+    """One row a machine: driver, torch, CUDA, first and last date, number of rows."""
     columns = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
     lines = []
     for gpu in [*devices(results), *devices(results, cpu=True)]:
         files = sorted((folder(results) / gpu).rglob("*.csv"))
         rows = [row for file in files for row in read_rows(file)]
         if rows:
-            said = {name: ", ".join(sorted({row[name] for row in rows})) for name in columns[:4]}
+            versions = {name: ", ".join(sorted({row[name] for row in rows})) for name in columns[:4]}
             dates = sorted(row["date"] for row in rows)
-            lines.append(said | {"first_date": dates[0], "last_date": dates[-1], "rows": len(rows)})
+            lines.append(versions | {"first_date": dates[0], "last_date": dates[-1], "rows": len(rows)})
     return pd.DataFrame(lines, columns=columns)
 
 
@@ -167,7 +166,7 @@ def _write(file: Path, rows: list[dict[str, str]]) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One writer at a time in a folder; the lock ends with the process, so a kill leaves none behind."""
+    """Lock a folder for one writer; the lock ends with the process, also if it is killed."""
     if fcntl is None:
         yield
         return

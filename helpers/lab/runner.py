@@ -1,6 +1,6 @@
-"""Run experiments and record them: resumable, within a budget, one configuration after another.
+"""Run experiments and record them, one configuration after another: resumable, within a time budget.
 
-A row that came out noisy, or that was measured while other processes worked, is measured again, up to three times.
+A noisy configuration, or one measured while other processes used the CPU, is measured again, up to three times.
 """
 
 import os
@@ -21,14 +21,14 @@ from .timing import synchronize
 STALE = " stale"
 LONGEST = 200  # characters of an error in a row
 ATTEMPTS = 3
-SPREAD = 1.3  # p80 over p20 from which a row is noisy
-LOADED = 0.1  # cores that others keep busy, for each core of the machine, from which it is loaded
-PATIENCE_S = 60.0  # what takes longer isn't measured again
+SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
+LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
+PATIENCE_S = 60.0  # a configuration that takes longer isn't measured again
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a call of `measure` came, in configurations."""
+    """Numbers of configurations in a call of `measure`."""
 
     measured: int
     fresh: int
@@ -47,10 +47,10 @@ def measure(
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
     `preset` is the machine's class (`device_class`) unless given. After `budget` seconds no configuration is started,
-    nor one whose forerunner in the table took longer than what is left, though those of other tables are; a call with
-    the same arguments goes on there. `refresh` first marks what is recorded as stale, so that a call without it goes on
-    where a refreshing one was stopped. A variant that turns out to compute something else than the reference, or that
-    raises anything else, is a row that says so, and counts as failed. What leaves the device unable to go on is raised.
+    nor is one whose predecessor in the table took longer than the time left; a call with the same arguments resumes.
+    `refresh` first marks existing records as stale, so that a later call without it resumes an interrupted refresh. A
+    configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
+    leaves the device unusable is raised.
     """
     experiments, preset = list(experiments), preset or device_class()
     began, gpu = time.perf_counter(), slug(device_name())
@@ -82,9 +82,9 @@ def measure(
 
 
 def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) -> list[records.Row]:
-    """One configuration's rows, each with the load of the machine, the attempts it took, and what noise remained.
+    """One configuration's rows, each with the machine's load, the number of attempts and the reasons it is noisy.
 
-    Of several attempts the quietest counts. The small preset, which is never a result, gets one.
+    The least noisy of several attempts counts.
     """
     best: tuple[float, list[records.Row]] | None = None
     for attempt in range(1, attempts + 1):
@@ -97,15 +97,15 @@ def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) 
         noise = _noise(rows, load.cores, e.same_work)
         worst = max((value for _, value in noise), default=0.0)
         if best is None or worst < best[0]:
-            said = ", ".join(reason for reason, _ in noise)
-            best = worst, [row | {"load": load.cores, "attempts": attempt, "noisy": said} for row in rows]
+            reasons = ", ".join(reason for reason, _ in noise)
+            best = worst, [row | {"load": load.cores, "attempts": attempt, "noisy": reasons} for row in rows]
         if not noise or time.perf_counter() - start > PATIENCE_S or rows[0][records.STATUS] != "ok":
             break
     return best[1]
 
 
 def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:
-    """Why rows shouldn't be trusted as they are, each reason with how far it is over its limit."""
+    """The reasons why rows are noisy, each with the factor by which it exceeds its limit."""
     noise = []
     if load is not None and load > (limit := LOADED * (os.cpu_count() or 1)):
         noise.append((f"others used {load:g} cores", load / limit))
@@ -122,14 +122,14 @@ def _spread(row: records.Row) -> float:
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error in a line, which is all that one of the library's own has to say; of others the rest goes to stderr.
+    """An error as one line. The traceback of an error that isn't the library's own goes to stderr.
 
-    Raises it again if it has left the device in a state in which all that follows would fail.
+    Raises it again if it has left the device unusable.
     """
     if type(error).__module__.startswith("helpers."):
         return str(error)
     try:
-        synchronize()
+        synchronize()  # fails after an error inside a CUDA kernel
     except RuntimeError:
         raise error from None
     tqdm.write("".join(traceback.format_exception(error)), file=sys.stderr, end="")
@@ -137,7 +137,10 @@ def _in_a_line(error: Exception) -> str:
 
 
 def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[records.Row]) -> bool:
-    """Whether rows about this configuration exist, by this method and release of torch, with no peer to add."""
+    """Whether the configuration has rows of this method and release of torch, none failed.
+
+    A row whose status names a missing dependency is fresh until that is installed.
+    """
     identity = [*e.identity(preset), "preset"]
     wanted = records.key(config | {"preset": preset}, identity)
     about = [row for row in rows if records.key(row, identity) == wanted]
@@ -152,7 +155,7 @@ def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[rec
 
 
 def provenance(e: Experiment, preset: str) -> records.Row:
-    """Where a row comes from."""
+    """The provenance columns of a row."""
     known = environment()
     origin = {name: known[name] for name in records.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version}

@@ -1,4 +1,4 @@
-"""What the chapters share in telling of records: groups of rows, numbers, and whether a goal is reached."""
+"""Formatting of records, shared by the chapters: groups of rows, numbers, and whether a goal is reached."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +10,10 @@ YES_NO = {"True": "yes", "False": "no"}
 
 
 def groups(frame: pd.DataFrame, names: list[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Groups in the order of the rows, with their keys by name; none of an empty frame."""
+    """Groups in order of appearance, each with its keys by name; none for an empty frame."""
     if len(frame):
-        for values, found in frame.groupby(names, sort=False):
-            yield dict(zip(names, values, strict=True)), found
+        for values, group in frame.groupby(names, sort=False):
+            yield dict(zip(names, values, strict=True)), group
 
 
 def reached(yes: bool) -> str:
@@ -21,11 +21,11 @@ def reached(yes: bool) -> str:
 
 
 def number(value: object, whole: bool = False) -> str:
-    """Three significant digits (or a whole number), yes or no, a dash for nothing."""
+    """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell."""
     if value is None or value == "" or (isinstance(value, float) and value != value):
         return "–"
-    if said := YES_NO.get(str(value)):  # of a bool, and of one that was read from a record
-        return said
+    if answer := YES_NO.get(str(value)):  # a bool, or its text in a record
+        return answer
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
     if whole or isinstance(value, (int, np.integer)):

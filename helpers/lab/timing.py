@@ -1,11 +1,11 @@
-"""How long something takes: warmed up, synchronised, repeated, with its spread.
+"""Timing: warmed up, synchronised, repeated, with the spread.
 
-A GPU works on its own clock: a Python call returns when the work is queued, not when it is done. On CUDA
-every repetition is therefore put between two CUDA events, all repetitions are queued, and the host waits
-once at the end; the times are the device's. On the CPU the host's clock is right.
+A GPU works asynchronously: a Python call returns when the work is queued, not when it is done. On CUDA every
+repetition is therefore put between two CUDA events, all repetitions are queued, and the host waits once at the end;
+the times are the device's. On the CPU they are those of the host's clock.
 
-What is timed is what a training loop would see: kernels and the gaps between them when Python is too slow
-to fill the queue. Inputs are not evicted from the cache between repetitions.
+As in a training loop, a time includes the gaps between kernels when Python is too slow to fill the queue. Inputs are
+not evicted from the cache between repetitions.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from .machine import device
 # Below this, two variants count as equally fast.
 NO_DIFFERENCE = 0.03
 
-# How far outputs may be apart, as ‖a − b‖ / ‖b‖, when nothing else is asked for.
+# The default tolerance of outputs, as ‖a − b‖ / ‖b‖.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 class Disagreement(AssertionError):
-    """A variant that is to be timed does not compute what the reference computes."""
+    """A variant does not compute what the reference computes."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of repeated runs: the median, the 20th and 80th percentile, how many."""
+    """Milliseconds of repeated runs: the median, the 20th and 80th percentile, and the number of runs."""
 
     median_ms: float
     p20_ms: float
@@ -50,9 +50,9 @@ class Timing:
 
 
 def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2) -> Timing:
-    """Time `fn()`: at least `repeat` runs, and more of them until `seconds` are filled (1,000 at most).
+    """Time `fn()`: at least `repeat` runs, and more until they take `seconds` (1,000 runs at most).
 
-    Of runs that take over a second there are fewer, so that they take about `repeat` seconds: 5 at least.
+    If a run takes over a second, there are fewer, about `repeat` seconds of them, but at least 5.
     """
     return phases(_once(fn), repeat=repeat, warmup=warmup, seconds=seconds)["run"]
 
@@ -60,7 +60,7 @@ def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: 
 def phases(
     step: Callable[[], Iterator[str]], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2
 ) -> dict[str, Timing]:
-    """Time the phases of a step, each apart. `step` is a generator function that names a phase when it is over:
+    """Time each phase of a step. `step` is a generator function that yields the name of a phase at its end:
 
         def step():
             loss = model(batch); yield "forward"
@@ -82,9 +82,9 @@ def phases(
 
 
 def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
-    """Milliseconds of `fn(item)`, once for each item: for work that differs from one to the next.
+    """Milliseconds of `fn(item)`, once for each item, for work that differs between items.
 
-    Making the items is not timed. Warm up before.
+    Producing the items is not timed. Warm up before.
     """
     pairs = []
     for item in items:
@@ -97,7 +97,7 @@ def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants of the same work, timed in turn A B C A B C …, so that drift hits all of them alike."""
+    """Times of variants of the same work, run in turn A B C A B C …, so that drift affects all of them alike."""
 
     samples_ms: dict[str, list[float]]
     errors: dict[str, float] = field(default_factory=dict)
@@ -106,13 +106,13 @@ class Comparison:
         return Timing.of(self.samples_ms[variant])
 
     def ratio(self, variant: str, to: str) -> tuple[float, float, float]:
-        """median(variant) / median(to), and the 20th and 80th percentile of the ratios taken round by round."""
+        """median(variant) / median(to), and the 20th and 80th percentile of the rounds' ratios."""
         ratios = np.array(self.samples_ms[variant]) / np.array(self.samples_ms[to])
         p20, p80 = np.percentile(ratios, [20, 80])
         return self.timing(variant).median_ms / self.timing(to).median_ms, float(p20), float(p80)
 
     def row(self, variant: str, to: str) -> dict[str, Any]:
-        """What a record says of a variant: its times, its baseline with its time, and the ratio of the two medians."""
+        """A variant's columns in a record: its times, its baseline with its time, and the ratio of the two medians."""
         median, p20, p80 = self.ratio(variant, to)
         baseline = {"baseline": to, "baseline_ms": self.timing(to).median_ms}
         return self.timing(variant).row() | baseline | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80}
@@ -147,8 +147,7 @@ def compare(
 ) -> Comparison:
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
-    A variant may return a tensor or a nested tuple, list or dict of tensors: return what must agree (outputs,
-    gradients).
+    A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors.
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
     follows the reference's dtype. Raises `Disagreement`, which names the variant and the error. `check=False` is for
     variants that return nothing.
@@ -166,7 +165,7 @@ def compare(
             before()
             runs[variant].append(_run(_once(fn)))
     synchronize()
-    return Comparison({variant: [_durations(run)["run"] for run in taken] for variant, taken in runs.items()}, errors)
+    return Comparison({variant: [_durations(run)["run"] for run in done] for variant, done in runs.items()}, errors)
 
 
 def check_agreement(
@@ -174,7 +173,7 @@ def check_agreement(
     tolerance: float | None = None,
     before: Callable[[], Any] = lambda: None,
 ) -> dict[str, float]:
-    """The largest relative error of each variant's tensors against the first way's; raises `Disagreement`."""
+    """The largest relative error of each variant's tensors against the first variant's; raises `Disagreement`."""
     names = list(variants)
     before()
     reference = [t.detach().clone() for t in tensors(variants[names[0]]())]
@@ -183,12 +182,12 @@ def check_agreement(
     errors = {names[0]: 0.0}
     for name in names[1:]:
         before()
-        found = tensors(variants[name]())
-        if [t.shape for t in found] != [t.shape for t in reference]:
-            shapes = [tuple(t.shape) for t in found], [tuple(t.shape) for t in reference]
+        outputs = tensors(variants[name]())
+        if [t.shape for t in outputs] != [t.shape for t in reference]:
+            shapes = [tuple(t.shape) for t in outputs], [tuple(t.shape) for t in reference]
             raise Disagreement(f"{name!r} returns shapes {shapes[0]}, the reference {names[0]!r} {shapes[1]}")
         worst = 0.0
-        for ours, theirs in zip(found, reference, strict=True):
+        for ours, theirs in zip(outputs, reference, strict=True):
             error = relative_error(ours, theirs)
             allowed = TOLERANCE.get(theirs.dtype, 0.0) if tolerance is None else tolerance
             if not error <= allowed:  # a NaN is never within bounds
@@ -240,11 +239,10 @@ def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
 
 
 def moment(where: torch.device | None = None) -> Any:
-    """Now: an event in the device's queue on CUDA, which says when the work queued so far was done; else the clock.
+    """A time stamp for `between_ms`: on CUDA an event behind the work queued so far, else the host's clock.
 
-    `where` is for work that isn't on this machine's `device()`, as that of ranks on the CPU beside a GPU.
-
-    `between_ms` reads two of them, on CUDA after `synchronize()`.
+    Read events after `synchronize()`. `where` is the device if it isn't `device()`: ranks on the CPU of a machine with
+    a GPU, say.
     """
     if (where or device()).type != "cuda":
         return time.perf_counter()
@@ -259,17 +257,16 @@ def between_ms(start: Any, end: Any) -> float:
 
 
 def queue_ahead(cycles: int = 2_000_000) -> None:
-    """Keep the GPU waiting for about a millisecond, so that the host can queue work ahead, as `compare`'s `before`.
+    """Occupy the GPU for about a millisecond, so that the host can queue work ahead; for `compare`'s `before`.
 
-    Then what is timed is the device's work, without the gaps that Python leaves when kernels are shorter than their
-    launches: what it costs where the queue is full, as it is in training. Work that takes the host longer than that to
-    queue is still timed with its gaps from then on. On the CPU it does nothing.
+    The time is then that of the kernels, without the gaps that Python leaves between short ones, as in training with a
+    full queue. Work that takes the host more than a millisecond to queue still has gaps. Does nothing on the CPU.
     """
     if device().type == "cuda":
         torch.cuda._sleep(cycles)
 
 
 def synchronize(where: torch.device | None = None) -> None:
-    """Wait until the device has done all that was queued; nothing to wait for on the CPU."""
+    """Wait until the device has done all queued work; on the CPU, return at once."""
     if (where or device()).type == "cuda":
         torch.cuda.synchronize()

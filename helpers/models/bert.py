@@ -1,7 +1,7 @@
-"""BERT's encoder: post-norm layers over words, positions and kinds of segments, with the pooled first token.
+"""BERT's encoder: post-norm layers over embeddings of words, positions and segments, and a pooled first token.
 
-Computes what transformers' `BertModel` computes on the same weights. q, k and v are one product here, and attention is
-`F.scaled_dot_product_attention`. Nothing in it depends on the data, so that it can be traced, scripted and exported.
+Computes what transformers' `BertModel` computes on the same weights, but with q, k and v from one product and with
+`F.scaled_dot_product_attention`. No control flow depends on the data: it can be traced, scripted and exported.
 """
 
 import torch
@@ -12,7 +12,7 @@ from helpers.lab.arguments import check_positive
 
 from .gpt import HIDDEN
 
-# Sizes by name; what isn't listed has the constructor's default.
+# Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"vocab_size": 128, "width": 32, "layers": 2, "heads": 2, "feedforward_size": 64, "max_length": 32},
     "bert-base": {"vocab_size": 30522, "width": 768, "layers": 12, "heads": 12, "feedforward_size": 3072},
@@ -24,13 +24,13 @@ INIT_STD = 0.02
 class Bert(nn.Module):
     """Tokens (B, T) to states (B, T, C) and the pooled first token (B, C).
 
-    `mask` (B, T) is true where a token is real; padding is hidden from every other token, and its own states mean
-    nothing. `types` (B, T) says which segment a token is of; without it all are of segment 0. A call without a mask
-    takes the fast path of attention, which never forms the (T, T) scores; with one it depends on the kernel.
+    `mask` (B, T) is true where a token is real; no token attends to padding, and the states of padding are undefined.
+    `types` (B, T) gives each token's segment, by default 0. Without a mask attention never forms the (T, T) scores;
+    with one it depends on the kernel.
 
     bert-base has 109,482,240 parameters, 85.6 M of them in products. Forward costs 2·85.0 M FLOP a token in its layers
-    and 4·layers·C·T² for attention: 22.4 GFLOP for 128 tokens, 3 % of it in attention. Weights start normal with
-    deviation 0.02, biases 0.
+    and 4·layers·C·T² for attention: 22.4 GFLOP for 128 tokens, 3 % of it in attention. Weights are initialised normal
+    with deviation 0.02, biases with 0.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Bert(nn.Module):
 
 
 def hide(mask: Tensor, dtype: torch.dtype, score: float = HIDDEN) -> Tensor:
-    """What is added to the scores (B, heads, T, T): 0 for a real key and `score` for padding, (B, 1, 1, T)."""
-    return (1.0 - mask[:, None, None, :].to(dtype)) * score  # a global is out of TorchScript's sight, a default isn't
+    """The addend to the scores (B, heads, T, T): 0 for a real key and `score` for padding, (B, 1, 1, T)."""
+    return (1.0 - mask[:, None, None, :].to(dtype)) * score  # a default: TorchScript can't read globals
 
 
 class Layer(nn.Module):
@@ -114,7 +114,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every token that isn't hidden: (B, T, C) to (B, T, C)."""
+    """Attention of every token to every token that isn't hidden: (B, T, C) to (B, T, C)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A GPT-2-like language model out of `nn.TransformerDecoder`, and the sinusoidal positions that it reads."""
+"""A GPT-2-like language model built from `nn.TransformerDecoder`, and its sinusoidal positions."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# Sizes by name; what isn't listed has the constructor's default.
+# Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"d_model": 64, "num_heads": 4, "num_layers": 2},  # trains on a CPU
     "one-layer": {"d_model": 1024, "num_heads": 8, "num_layers": 1},  # the batching task's
@@ -19,7 +19,7 @@ PRESETS = {
 }
 
 INIT_STD = 0.02  # GPT-2's
-HIDDEN = -1e4  # added to the score of a padded key: its weight is exactly 0 in every dtype, and a row of them is no NaN
+HIDDEN = -1e4  # added to a padded key's score: its weight is exactly 0 in every dtype, and a fully padded row isn't NaN
 
 
 class PositionalEncoding(nn.Module):
@@ -35,7 +35,7 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("table", sinusoids(max_length, d_model), persistent=False)  # (max_length, C)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """x is (B, T, C). `positions`, (T,) or (B, T), replace 0 … T−1 where documents are packed one after another."""
+        """x is (B, T, C). `positions`, (T,) or (B, T), replace 0 … T−1 for packed documents."""
         limit, length = len(self.table), x.shape[1]
         if positions is not None:
             added = _look_up(self.table, positions, "positions")
@@ -57,7 +57,7 @@ def sinusoids(length: int, channels: int, device: torch.device | None = None) ->
 
 
 def project(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
-    """q of x, k and v of `memory`, or of x if that is None: each (B, T, C), in as few products as there are inputs."""
+    """q from x, k and v from `memory`, or from x if that is None: each (B, T, C). One product for each input."""
     weight, bias, size = block.in_proj_weight, block.in_proj_bias, block.embed_dim  # (3C, C), (3C,), C
     if memory is None:
         return F.linear(x, weight, bias).chunk(3, dim=-1)
@@ -68,23 +68,23 @@ def project(block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None) -> t
 class GPT2LikeModel(nn.Module):
     """Tokens (B, T) to logits (B, T, V) of the token after each: embedding, positions, decoder layers, linear head.
 
-    The memory that `nn.TransformerDecoder` asks for is the embedded sequence itself, under the same causal mask: each
-    layer reads its own state and, once more, the words as they came in. One constant token would also be causal, but
-    cross-attention over one key returns that key's value whatever the query is, so that two products of each layer
-    would be computed for a bias. The price, against a GPT-2 block: 4·C² parameters and a second attention per layer.
+    The memory that `nn.TransformerDecoder` needs is the embedded sequence itself, under the same causal mask: each
+    layer attends to its own states and to the embeddings. (A constant memory of one token would also be causal, but
+    cross-attention over one key returns its value for any query: two products a layer would compute a bias.) Compared
+    with a GPT-2 block this costs 4·C² parameters and a second attention per layer.
 
-    Padding stands on the right, where the causal mask hides it from every real position. So no padding mask is needed,
-    and attention takes its fast causal path, which never forms the (T, T) scores. `padding="anywhere"` masks the keys
-    that are `pad_id` wherever they stand; that costs the fast path, and B·heads·T² numbers for the mask of a layer.
-    Either way a row of nothing but padding gives finite logits, which the loss ignores.
+    With padding on the right, the causal mask hides it from all real positions. No padding mask is needed, and
+    attention takes its fast causal path, which never forms the (T, T) scores. `padding="anywhere"` masks all keys that
+    are `pad_id`, at the price of the fast path and of B·heads·T² mask values a layer. Either way a row of only padding
+    gives finite logits, which the loss ignores.
 
-    Weights start normal with deviation 0.02, those that end a residual branch smaller by √(branches), biases 0. The
-    embedding is multiplied by √C, so that words and positions start with comparable sizes. `tied` makes the head's
-    weight the embedding's. `attention_dropout`, of the attention weights, is `dropout` if nothing else is said; fused
-    kernels for packed documents have none, and want 0.
+    Weights are initialised normal with deviation 0.02, those that end a residual branch smaller by √(branches), biases
+    with 0. The embedding is multiplied by √C, so that words and positions start with comparable sizes. `tied` shares
+    the embedding's weight with the head. `attention_dropout`, of the attention weights, defaults to `dropout`; fused
+    kernels for packed documents don't support it and need 0.
     """
 
-    # How the path with `attend` comes to q, k and v; chapter 3 puts slower products in its place.
+    # q, k and v in calls with `attend`; chapter 3 replaces it by slower products.
     project = staticmethod(project)
 
     def __init__(
@@ -123,7 +123,7 @@ class GPT2LikeModel(nn.Module):
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
-        # In floating point: boolean masks send evaluation down a path of nn.MultiheadAttention that forms all scores.
+        # Floating point: with boolean masks nn.MultiheadAttention forms all scores in evaluation.
         causal = torch.full((max_length, max_length), -math.inf).triu(1)
         self.register_buffer("causal", causal, persistent=False)  # (max_length, max_length)
         self.reset_parameters()
@@ -136,7 +136,7 @@ class GPT2LikeModel(nn.Module):
         return cls(vocab_size, **PRESETS[name] | changes)
 
     def reset_parameters(self) -> None:
-        """GPT-2's initialisation. A layer has three residual branches, GPT-2's has two."""
+        """GPT-2's initialisation, for three residual branches a layer instead of two."""
         branches = 3 * self.decoder.num_layers
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
@@ -154,9 +154,9 @@ class GPT2LikeModel(nn.Module):
     ) -> Tensor:
         """Logits (B, T, V) of tokens (B, T).
 
-        Packed documents need `positions`, which start again at 0 with each document, and `mask` or `attend`. `mask` is
-        (T, T) or (B, T, T), True where a query may look at a key; the causal mask is applied on top. A mask of its own
-        for each row of the batch is copied to every head: B·heads·T² numbers.
+        Packed documents need `positions`, which restart at 0 in each document, and `mask` or `attend`. `mask` is (T, T)
+        or (B, T, T), True where a query may attend to a key; the causal mask is applied on top. A mask (B, T, T) is
+        copied to every head: B·heads·T² numbers.
 
         `attend(q, k, v)` takes the place of the scores, softmax and weighted sum in all attentions, and sees to their
         mask, the causal one too; q, k, v and what it returns are (B, heads, T, head_dim). In training with attention
@@ -193,7 +193,7 @@ class GPT2LikeModel(nn.Module):
         return self.head(x)  # (B, T, V)
 
     def _decode(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """What `self.decoder` computes, step by step, with attention by `attend`."""
+        """`self.decoder`'s computation with `attend` as attention: x is (B, T, C)."""
         memory = x
         for layer in self.decoder.layers:
             x = x + layer.dropout1(self._attention(layer.self_attn, layer.norm1(x), None, attend))
@@ -205,7 +205,7 @@ class GPT2LikeModel(nn.Module):
     def _attention(
         self, block: nn.MultiheadAttention, x: Tensor, memory: Tensor | None, attend: Callable[..., Tensor]
     ) -> Tensor:
-        """The block with its own weights: queries from x, keys and values from `memory`, or from x if that is None."""
+        """The block's projections around `attend`: queries from x, keys and values from `memory`, or x if None."""
         parts = self.project(block, x, memory)
         q, k, v = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in parts)
         dropout = block.dropout if block.training else 0.0
@@ -213,7 +213,7 @@ class GPT2LikeModel(nn.Module):
         return block.out_proj(out.transpose(1, 2).flatten(2))
 
     def _scores(self, mask: Tensor, x: Tensor) -> Tensor:
-        """What is added to the scores: (T, T), or (B·heads, T, T). A query sees at least itself, so no row is empty."""
+        """The addend to the scores, (T, T) or (B·heads, T, T). A query sees at least itself, so no row is empty."""
         length = x.shape[1]
         if mask.dtype != torch.bool or tuple(mask.shape) not in {(length, length), (len(x), length, length)}:
             raise ValueError(
@@ -226,7 +226,7 @@ class GPT2LikeModel(nn.Module):
 
 
 def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:
-    """Rows of a table. Ids are not checked in advance, for on a GPU that would wait for it; there CUDA reports them."""
+    """Rows of a table. Ids aren't checked in advance, which would wait for the GPU; CUDA reports wrong ones."""
     try:
         return F.embedding(ids, table)
     except IndexError:

@@ -1,8 +1,7 @@
 """Llama 3: RMSNorm, rotary positions with the 3.1/3.2 scaling, grouped-query attention, SwiGLU.
 
-Every part that a faster one could replace is an argument of `Llama`: the attention, the norm, the rotation, the
-feed-forward layer, whether products that read the same input are one product. The defaults are the plain ones, a
-few lines of torch each, which keep whatever autograd wants to keep.
+The parts that faster ones can replace are arguments of `Llama`: attention, norm, rotation, feed-forward layer, and
+whether products with the same input are fused. The defaults are plain torch, with whatever autograd saves for them.
 """
 
 import math
@@ -18,7 +17,7 @@ from helpers.lab.arguments import check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How Llama 3.1 stretched positions beyond the length that it was first trained on.
+    """Llama 3.1's extension of rotary positions beyond the length of its first training.
 
     Waves longer than `original_length / low` positions turn `factor` times slower, those shorter than
     `original_length / high` as before, and in between the rate goes from one to the other.
@@ -30,7 +29,7 @@ class RopeScaling:
     original_length: int = 8192
 
 
-# Sizes by name; what isn't listed has the constructor's default.
+# Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {  # trains on a CPU
         "vocab_size": 512, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "feedforward_size": 192,
@@ -50,10 +49,10 @@ INIT_STD = 0.02
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Two products with a softmax between them; q is (B, H, T, D), k and v (B, H / n, T, D).
+    """softmax(q·kᵀ/√D + mask)·v; q is (B, H, T, D), k and v (B, H / n, T, D).
 
-    Forms all H·T² scores and keeps them about twice for backward. `mask` is added to them: -inf hides. Without one
-    a causal one is made.
+    Forms all H·T² scores, of which autograd saves about two copies. `mask` has -inf where a key is hidden; the default
+    is a causal one.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))  # (B, H, T, D)
@@ -63,30 +62,30 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 def causal_mask(length: int, like: Tensor) -> Tensor:
-    """(T, T) of zeros, with -inf where a position would see a later one."""
+    """(T, T): -inf where a key comes after the query, else 0."""
     return torch.full((length, length), -math.inf, dtype=like.dtype, device=like.device).triu(1)
 
 
 def eager_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / √(mean x² + ε) · weight over the last dimension, in fp32 inside, in the type of x outside."""
+    """x / √(mean x² + ε) · weight over the last dimension, computed in fp32 and returned in the type of x."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(x.dtype)
 
 
 def rates(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """How far each pair of channels turns from one position to the next, in radians: (head_dim / 2,) in fp64."""
+    """Each pair of channels' rotation from one position to the next, in radians: (head_dim / 2,) in fp64."""
     rate = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
     if scaling is None:
         return rate
-    waves = rate * scaling.original_length / (2 * math.pi)  # in the original length
-    share = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)  # 1: turns as before
+    waves = rate * scaling.original_length / (2 * math.pi)  # periods within the original length
+    share = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)  # 1: unchanged, 0: divided by factor
     return rate * (share + (1 - share) / scaling.factor)
 
 
 def eager_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn channels i and i + D/2 of q (B, T, H, D) and k by the angle of position and i; cos, sin are (T, D/2) fp32.
+    """Rotate channels i and i + D/2 of q (B, T, H, D) and k by the angle of their position; cos, sin are (T, D/2) fp32.
 
-    In fp32 inside: the later positions of a long sequence differ by less than bf16 tells apart.
+    Computed in fp32: in bf16 neighbouring positions of a long sequence would be the same.
     """
     return _turn(q, cos[:, None], sin[:, None]), _turn(k, cos[:, None], sin[:, None])
 
@@ -107,7 +106,7 @@ class Positions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill the tables: needed after `to_empty`, which leaves them undefined."""
+        """Compute the tables; needed after `to_empty`, which leaves them undefined."""
         if self.cos.is_meta:
             return
         rate = rates(*self.arguments).to(self.cos.device)
@@ -127,7 +126,7 @@ class Positions(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """A weight for each channel, and the function that does the work: `normalise(x, weight, epsilon)`."""
+    """RMSNorm with a weight for each channel, computed by `normalise(x, weight, epsilon)`."""
 
     def __init__(self, width: int, epsilon: float, normalise: Callable[..., Tensor] = eager_rms_norm) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(SiLU(gate x) ⊙ up x); `fused` makes gate and up one product of twice the width."""
+    """down(SiLU(gate x) ⊙ up x); `fused` computes gate and up in one product of twice the width."""
 
     def __init__(self, width: int, hidden: int, fused: bool = False) -> None:
         super().__init__()
@@ -156,8 +155,8 @@ class SwiGLU(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: `heads` queries share `kv_heads` keys and values. Head counts are read off the
-    projections, so that a part of the heads (tensor parallelism) needs no other code."""
+    """Grouped-query attention: `heads` queries share `kv_heads` keys and values. The number of heads follows from the
+    projections' sizes, so that tensor parallelism, which splits them, needs no other code."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, *, attend, rotate, fused: bool) -> None:
         super().__init__()
@@ -179,7 +178,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each on a normed copy of the residual stream and added to it."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), on (B, T, width)."""
 
     def __init__(self, norm1: RMSNorm, attention: Attention, norm2: RMSNorm, mlp: nn.Module) -> None:
         super().__init__()
@@ -193,18 +192,18 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Tokens (B, T) to logits (B, T, V) of the token after each.
 
-    Weights start normal with deviation 0.02, those that end a residual branch smaller by √(2·layers), norms at 1.
-    The draw doesn't depend on the parts: any two models of one size start from the same weights on one device.
+    Weights are initialised normal with deviation 0.02, those that end a residual branch smaller by √(2·layers), norms
+    with 1. They don't depend on the parts: models of one size start from the same weights on one device.
 
-    The parts, and what each is called with:
+    The parts and their arguments:
         attend     (q, k, v, mask): (B, H, T, D), twice (B, kv_heads, T, D), None or (T, T) added to the scores
         normalise  (x, weight, epsilon)
         rotate     (q, k, cos, sin): (B, T, H, D), (B, T, kv_heads, D), twice (T, D/2)
         mlp        (width, feedforward_size): makes a module; None is `SwiGLU`
-        fused      q, k, v are one product, gate and up another
-        residual   the type of the residual stream; None leaves it as the embedding gives it
+        fused      q, k and v are one product, gate and up another
+        residual   the type of the residual stream; None is the embedding's
 
-    `checkpoint(block, *arguments)` may be set to run the blocks otherwise than by calling them.
+    If `checkpoint` is set, blocks are run by `checkpoint(block, *arguments)`.
     """
 
     def __init__(
@@ -241,7 +240,7 @@ class Llama(nn.Module):
         if head_dim % 2:
             raise ValueError(f"head_dim is {head_dim}; it must be even, for channels are turned in pairs")
         self.residual, self.checkpoint = residual, None
-        self.masked = attend is eager_attention  # which reads a mask: made once a pass, not in every layer
+        self.masked = attend is eager_attention  # it needs a mask, made once a pass instead of in every layer
         self.embedding = nn.Embedding(vocab_size, width)
         self.positions = Positions(head_dim, max_length, theta, scaling)
 
@@ -265,7 +264,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights and fill the tables of positions. One weight at a time exists twice."""
+        """Initialise weights and tables of positions. Needs memory for a second copy of one weight at a time."""
         self.positions.reset_parameters()
         for name, weight in self.weights().items():
             if weight.is_meta:
@@ -279,9 +278,9 @@ class Llama(nn.Module):
             weight.copy_(drawn.normal_(std=std, generator=generator))
 
     def weights(self, of: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
-        """Views of the weights, (out, in), by the names that transformers gives them, however the parts hold them.
+        """Views of the weights, (out, in), by transformers' names, whatever the parts are.
 
-        `of` says what of a parameter: `lambda p: p.grad` for gradients. A tied head has no entry of its own.
+        `of` maps a parameter to what is viewed: `lambda p: p.grad` for gradients. A tied head has no entry.
         """
         views = {"model.embed_tokens.weight": of(self.embedding.weight)}
         for i, layer in enumerate(self.layers):
@@ -296,7 +295,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Copy weights that have transformers' names: its `state_dict()`, or another Llama's `weights()`."""
+        """Copy weights by transformers' names: its model's `state_dict()`, or another Llama's `weights()`."""
         views = self.weights()
         missing = sorted(views.keys() - weights.keys())
         if missing:
@@ -307,7 +306,7 @@ class Llama(nn.Module):
             view.copy_(weights[name])
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the head multiplies: the normed residual stream (B, T, width)."""
+        """The input of the head: the normed residual stream (B, T, width)."""
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
         cos, sin = self.positions(tokens.shape[1])
@@ -319,12 +318,12 @@ class Llama(nn.Module):
         return self.norm(x)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `mask`, (T, T) or (B, 1, T, T), replaces the causal one: it is added to the scores."""
+        """Logits (B, T, V). `mask`, (T, T) or (B, 1, T, T), is added to the scores instead of the causal one."""
         return self.head(self.hidden(tokens, mask))
 
 
 def preset(name: str) -> dict:
-    """The arguments of a preset; a `ValueError` that names those there are."""
+    """The arguments of a preset; a `ValueError` lists the valid names."""
     if name not in PRESETS:
         raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
     return PRESETS[name]
@@ -339,7 +338,7 @@ def _attention_weights(attention: Attention, of: Callable[[Tensor], Tensor]) -> 
 
 
 def _mlp_weights(mlp: nn.Module, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    if not isinstance(mlp, SwiGLU):  # as `helpers.swiglu` holds them: transposed
+    if not isinstance(mlp, SwiGLU):  # `helpers.swiglu` stores them transposed
         gate, up, down = (of(weight).t() for weight in (mlp.W, mlp.V, mlp.U))
     elif mlp.fused:
         (gate, up), down = of(mlp.gate_up.weight).chunk(2), of(mlp.down.weight)

@@ -1,6 +1,6 @@
-"""ResNet for pictures: convolutions with batch norm around shortcuts, in the shape that torchvision's `resnet18` has.
+"""ResNet for images: residual blocks of convolutions with batch norm, as in torchvision's `resnet18`.
 
-Nothing in it depends on the data, so that it can be traced, scripted and exported as it is.
+No control flow depends on the data: it can be traced, scripted and exported.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# Sizes by name; what isn't listed has the constructor's default.
+# Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"blocks": (1, 1), "width": 8, "classes": 10},
     "resnet-18": {"blocks": (2, 2, 2, 2), "width": 64, "classes": 1000},
@@ -19,14 +19,14 @@ PRESETS = {
 class ResNet(nn.Module):
     """Images (B, 3, H, W) to logits (B, classes).
 
-    A 7×7 convolution and a pooling take the picture to a quarter of its side. Stages of blocks follow; each but the
-    first halves the side and doubles the channels. The mean over what is left goes through a linear head.
+    A 7×7 convolution and max-pooling reduce height and width to a quarter. Stages of blocks follow; each but the first
+    halves them again and doubles the channels. Global average pooling and a linear head end it.
 
-    resnet-18 has 11,689,512 parameters and costs 3.6 GFLOP for a picture of 224×224 (1.81 G multiplications with their
-    additions), nearly all of it in the 3×3 convolutions. Forward reads and writes some 90 MB of activations in fp32,
-    two thirds of which are batch norms, ReLUs and additions that a compiler can take into the convolution before them.
+    resnet-18 has 11,689,512 parameters and costs 3.6 GFLOP (1.81 G multiply-adds) for a 224×224 image, nearly all of it
+    in the 3×3 convolutions. Forward reads and writes some 90 MB of activations in fp32, two thirds of it in batch
+    norms, ReLUs and additions, which a compiler can fuse with the convolution before them.
 
-    Convolutions start normal with the deviation that keeps the size of gradients through a ReLU (He et al., fan out).
+    Convolutions are initialised by He's method (normal, fan out), which preserves the size of gradients.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class ResNet(nn.Module):
 
 
 def stage(before: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """Blocks of one width; the first takes what comes in to that width, and by `stride` to a smaller side."""
+    """Blocks of `width` channels; the first maps from `before` channels and down-samples by `stride`."""
     return nn.Sequential(Block(before, width, stride), *(Block(width, width, 1) for _ in range(blocks - 1)))
 
 
 class Block(nn.Module):
     """relu(x + conv(relu(conv(x)))), a batch norm after each convolution: (B, C, H, W) to (B, D, H/s, W/s).
 
-    Where the shape changes, a 1×1 convolution with a batch norm takes x to the other shape.
+    If the shape changes, a 1×1 convolution with a batch norm maps x to the new shape.
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:

@@ -1,4 +1,4 @@
-"""The classic U-Net: what the segmentation task trains."""
+"""The classic U-Net, which the segmentation task trains."""
 
 import itertools
 from typing import Literal
@@ -13,11 +13,11 @@ from helpers.lab.arguments import check_at_least, check_positive
 class UNet(nn.Module):
     """Images (B, in_channels, H, W) to logits (B, out_channels, H, W), for any H and W of at least 2**depth.
 
-    `depth` times down by max-pooling and up again, with `width`·2^level channels at each level; the decoder sees the
-    encoder's features of its level. Where a size is odd, the pooled half is up-sampled to one pixel less, and its last
-    row or column is repeated. At 64 channels and depth 4: 31 M parameters, 96 GFLOP forward for a 256×256 image.
+    Max-pooled `depth` times and up-sampled again, with `width`·2^level channels at each level and skip connections from
+    encoder to decoder. Where a size is odd, up-sampling gives one pixel less, and the last row or column is repeated.
+    At 64 channels and depth 4: 31 M parameters, 96 GFLOP forward for a 256×256 image.
 
-    `upsampling="transposed"` learns it; "bilinear" interpolates and then halves the channels by a 1×1 convolution.
+    `upsampling` is by a transposed convolution, or by a 1×1 convolution that halves the channels and interpolation.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class UNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """He's initialisation. A transposed 2×2 convolution of stride 2 sums over channels only; no ReLU follows."""
+        """He's initialisation; for transposed convolutions, which no ReLU follows, deviation 1/√(channels)."""
         for module in self.modules():
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.normal_(module.weight, std=module.in_channels**-0.5)
@@ -72,7 +72,7 @@ class UNet(nn.Module):
 
 
 def _double_convolution(in_channels: int, out_channels: int) -> nn.Sequential:
-    """3×3 convolution, batch norm, ReLU, twice. No bias, for the norm would take it out again."""
+    """3×3 convolution, batch norm, ReLU, twice. No bias: the norm would subtract it."""
     layers = []
     for channels in (in_channels, out_channels):
         layers += [nn.Conv2d(channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels)]
@@ -83,13 +83,13 @@ def _double_convolution(in_channels: int, out_channels: int) -> nn.Sequential:
 def _doubling(in_channels: int, out_channels: int, upsampling: str) -> nn.Module:
     if upsampling == "transposed":
         return nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
-    # The convolution first: it commutes with interpolation and has a quarter of the pixels there.
+    # The convolution commutes with interpolation, and before it there are a quarter of the pixels.
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 1), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
     )
 
 
 def _grow(x: Tensor, height: int, width: int) -> Tensor:
-    """x with its last row and column repeated where it is one short."""
+    """x with its last row and column repeated up to height and width."""
     missing = height - x.shape[2], width - x.shape[3]
     return F.pad(x, (0, missing[1], 0, missing[0]), mode="replicate") if any(missing) else x

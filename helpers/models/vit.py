@@ -1,7 +1,7 @@
-"""A Vision Transformer for small pictures, out of parts that can be replaced one by one.
+"""A Vision Transformer for small images, built from replaceable parts.
 
-Each part that has a slower twin (patches, projection, mixing) is a module of its own, so that a profile names it and
-chapter 3 can put the twin in its place without another model.
+Patches, projection and mixing are separate modules, so that a profile names them and chapter 3 can replace them by
+slower variants.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 
-# Sizes by name; what isn't listed has the constructor's default.
+# Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "heads": 2},  # trains on a CPU
     "clothing": {"image_size": 224, "patch_size": 32, "width": 256, "depth": 12, "heads": 4},  # the profiling task's
@@ -26,15 +26,15 @@ INIT_STD = 0.02  # of the positions and the head
 class ViT(nn.Module):
     """Images (B, channels, S, S) to logits (B, classes).
 
-    Patches become tokens, learned positions are added, pre-norm blocks of attention and a GELU MLP follow, and the mean
-    of the normed tokens goes through a linear head. The mean, not a class token: one token less, and no copy of all of
-    them to put it in front. `head_dim` is width / heads unless it is given; then the width is free, at any price.
+    Patch embeddings plus learned positions go through pre-norm blocks of attention and a GELU MLP; the mean of the
+    normed tokens goes through a linear head. A class token instead of the mean would be one token more, and a copy of
+    all of them to prepend it. `head_dim` is width / heads unless given; then width need not be a multiple of heads.
 
     Forward costs 2·parameters·T FLOP an image, and 4·depth·heads·head_dim·T² for attention, which never forms the
     (T, T) weights. At the task's size (T = 49, 10 M parameters) that is 1.0 GFLOP, 3 % of it in attention.
 
-    Linear weights start Xavier-uniform, q, k and v each for itself, those that end a residual branch smaller by
-    √(branches); patches normal with deviation 1/√(inputs); positions and head normal with 0.02; biases 0.
+    Linear weights are initialised Xavier-uniform, q, k and v separately, those that end a residual branch smaller by
+    √(branches); patches normal with deviation 1/√(inputs); positions and head normal with 0.02; biases with 0.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every token of its image: (B, T, C) to (B, T, C)."""
+    """Attention of every token to all tokens of its image: (B, T, C) to (B, T, C)."""
 
     def __init__(self, width: int, heads: int, head_dim: int, dropout: float) -> None:
         super().__init__()
@@ -154,9 +154,9 @@ class Attention(nn.Module):
 
 
 class FusedProjection(nn.Module):
-    """x (B, T, C) to q, k and v, each (B, H, T, D): one product, x is read once.
+    """x (B, T, C) to q, k and v, each (B, H, T, D), in one product that reads x once.
 
-    No bias: the shift of the norm before it, times the weight, is one.
+    It has no bias: the shift of the preceding norm acts as one.
     """
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
@@ -171,7 +171,7 @@ class FusedProjection(nn.Module):
 
 
 class FusedMixing(nn.Module):
-    """softmax(q·kᵀ/√D)·v in one kernel, with dropout of the weights, which are never in memory."""
+    """softmax(q·kᵀ/√D)·v in one kernel, with dropout of the weights; they are never stored."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class FusedMixing(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear, GELU, linear, at each token."""
+    """Linear, GELU, linear, for each token."""
 
     def __init__(self, width: int, mlp_size: int, dropout: float) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""Text to train on: WikiText-103 where you have it, made-up text of the same shape where you don't.
+"""Text to train on: WikiText-103, or generated text of the same shape without it.
 
     from helpers.text import corpus
 
     train = corpus("train", path="wikitext-103-raw")
     valid = corpus("validation", path="wikitext-103-raw", vocab=train.vocab)
-    train.source                    # 'WikiText-103 raw, train split': belongs into the caption of every table
-    train[0], train.lengths         # a sample as a 1-D array of token ids; how long each sample is
+    train.source                    # 'WikiText-103 raw, train split', for captions
+    train[0], train.lengths         # a sample's token ids (T,); the lengths (n,)
 
-Needs numpy. Tokenising needs torchtext as well, and parquet files need pyarrow; each is loaded when it is first used.
+Tokenising needs torchtext, and parquet files need pyarrow; each is imported on first use.
 """
 
 from .samples import Samples

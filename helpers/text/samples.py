@@ -1,7 +1,7 @@
-"""What every corpus is, samples of token ids in one array; and a tokenised text, which is cached.
+"""`Samples`, token ids in one flat array, which every corpus is; and `TokenisedText`, which is cached.
 
-The words of a tokenised text are numbered by falling count, ties in alphabetical order. Every vocabulary made from a
-text is then the first so many words of it, and one cached file serves all of them.
+The words of a tokenised text are numbered by falling count, ties in alphabetical order. Every vocabulary made from it
+is then a prefix of its words, so that one cached file serves all of them.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ import numpy as np
 
 from .vocab import TOKENIZER, TextError, Vocab, replacing, tokenize
 
-LAYOUT = "1"  # of the cached files
+LAYOUT = "1"  # version of the cached files' format
 
 
 class Samples:
     """Samples of token ids: `len(c)`, `c[i]`, `c.lengths`, `c.vocab`, and `c.source`, a phrase for captions.
 
-    All ids lie in one flat array, `c.ids`; sample i is `ids[offsets[i] : offsets[i + 1]]`. `c[i]` is a view of it: it
-    costs no copy, however many samples there are, and writing to it changes the corpus. 4 bytes a token and 8 a sample.
+    All ids lie in one flat array, `c.ids`; sample i is `ids[offsets[i] : offsets[i + 1]]`. `c[i]` is a view,
+    so writing to it changes the corpus. 4 bytes a token and 8 a sample.
     """
 
     def __init__(self, ids: np.ndarray, offsets: np.ndarray, vocab: Vocab, source: str):
@@ -32,7 +32,7 @@ class Samples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens each sample has."""
+        """(n,) Tokens of each sample."""
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
@@ -54,23 +54,23 @@ class Samples:
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """A text before any vocabulary: its words, most frequent first, and which of them stands where."""
+    """A text before it has a vocabulary: its distinct words, most frequent first, and their indices as tokens."""
 
     words: list[str]
-    ids: np.ndarray  # (tokens,) int32, which word
-    offsets: np.ndarray  # (samples + 1,) int64, where each sample begins
+    ids: np.ndarray  # (tokens,) int32, indices in `words`
+    offsets: np.ndarray  # (samples + 1,) int64: sample i is ids[offsets[i] : offsets[i + 1]]
 
     @property
     def counts(self) -> dict[str, int]:
         return dict(zip(self.words, np.bincount(self.ids, minlength=len(self.words)).tolist(), strict=True))
 
     def encoded(self, vocab: Vocab) -> np.ndarray:
-        """Ids of a vocabulary in place of the text's own; costs one pass."""
+        """The tokens as ids of a vocabulary; costs one pass."""
         return vocab.encode(self.words)[self.ids]
 
 
 def tokenise_lines(lines: Iterable[str], most: int | None = None) -> TokenisedText:
-    """One sample a line, of the first `most` lines that have a token at all. About 1 s a million tokens."""
+    """One sample a line, of the first `most` lines that have a token. About 1 s a million tokens."""
     numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     flat, ends = array("i"), array("q", [0])
     for sample in itertools.islice(filter(None, map(tokenize, lines)), most):
@@ -85,12 +85,12 @@ def tokenise_lines(lines: Iterable[str], most: int | None = None) -> TokenisedTe
 
 
 def cache_key(checksums: Iterable[str], member: str, most: int | None) -> str:
-    """Names what was tokenised: the files' content, the part of them, the tokeniser."""
+    """A hash of what was tokenised: the files' contents, the member of a zip, the number of lines, the tokeniser."""
     return hashlib.sha256("\n".join([LAYOUT, TOKENIZER, *checksums, member, str(most)]).encode()).hexdigest()[:32]
 
 
 def save_tokens(tokens: TokenisedText, file: Path) -> None:
-    """Plain arrays in one .npz, whose members carry CRCs; written whole. What cannot be kept is only warned of."""
+    """Write one .npz, whose members have CRCs, atomically. If it can't be written, warn."""
     text = np.frombuffer("\n".join([file.stem, *tokens.words]).encode(), np.uint8)
     try:
         with replacing(file) as stream:
@@ -100,7 +100,7 @@ def save_tokens(tokens: TokenisedText, file: Path) -> None:
 
 
 def load_tokens(file: Path) -> TokenisedText | None:
-    """What `save_tokens` wrote; None if there is nothing, or (with a warning) if what is there is damaged."""
+    """What `save_tokens` wrote; None if the file is missing, or (with a warning) damaged."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             text, ids, offsets = (stored[name] for name in ("words", "ids", "offsets"))

@@ -1,18 +1,16 @@
-"""`SyntheticText`: text for when there is none, with WikiText's lengths and frequencies and something to learn.
+"""`SyntheticText`: generated text with WikiText's lengths and word frequencies, and with structure to learn.
 
-It is written in a made-up language: how often its words are, and which follow which, is the same on every machine.
+The text is a random walk on a circle of 2**20 cells, each of which belongs to a word. Word number r owns a share of the
+cells that falls as r**-0.97, laid out in a fixed random order. The circle is divided into 16 equal parts, each part into
+16 equal arcs. From one word to the next, the walk moves to the next part: to the arc that one of four fixed
+permutations gives (with probabilities 1/2, 1/4, 1/8, 1/8), and to a random cell of it. With probability 1/8 it moves
+anywhere instead. Permutations keep all arcs equally likely, so word frequencies are the same everywhere in a sample.
 
-A position on a circle of 2**20 cells stands for a word. Word number r of n owns a share of the cells that falls as
-r**-0.97, laid out in a fixed random order. The circle is cut into 16 equal parts (of speech, as it were), each part
-into 16 equal arcs. From one word to the next, the position goes on to the next part, to an arc in it that one of four
-fixed permutations says (1/2, 1/4, 1/8, 1/8), and to any cell of that arc; once in eight times it goes anywhere.
-Permutations keep all arcs equally likely, so words keep their frequencies at every place in a sample.
+A frequent word covers many arcs and so says little about the next word; the words before it say more. Hence a bigram
+model beats a unigram model, and a model with a longer context beats both.
 
-The parts are learned soon, the arcs later. A frequent word covers many arcs and so says little about what follows; the
-words before it say more. That is why a bigram model beats a unigram model, and one that looks further back beats both.
-
-Only exact operations are used (integers, square roots, division and a running sum), on the raw output of PCG64,
-whose stream numpy guarantees; so the same seed gives the same text on any platform and with any numpy.
+The same seed gives the same text on any platform and with any numpy: all operations are exact (integers, square roots,
+division and a running sum), on the raw output of PCG64, whose stream numpy guarantees.
 """
 
 import functools
@@ -25,7 +23,7 @@ from helpers.lab.arguments import check_at_least, check_positive
 from .samples import Samples
 from .vocab import SPECIALS, TextError, Vocab
 
-# How many of WikiText's 5,352 lines (validation and test) have at most so many tokens.
+# (n, lines): how many of WikiText's 5,352 lines (validation and test) have at most n tokens.
 LENGTHS = (
     (0, 0), (1, 37), (2, 128), (3, 162), (4, 252), (5, 618), (6, 800), (7, 1075), (8, 1297), (9, 1429), (10, 1561),
     (11, 1647), (12, 1717), (16, 1832), (24, 1941), (32, 2042), (40, 2160), (48, 2274), (56, 2397), (64, 2542),
@@ -36,24 +34,24 @@ TEXT, LENGTH = 0, 1  # the two random streams of a seed
 SIZE = 24_728  # WikiText's 24,725 words (validation and test) and the specials: a multiple of 8
 
 CELLS, PARTS, ARCS, MOVES = 2**20, 16, 2**8, 4
-WORDS_AT_MOST = 2**16  # beyond, the rarest words would own no cell
+WORDS_AT_MOST = 2**16  # with more, the rarest words would own no cell
 ANY_ARC = MOVES
-# Which move a number from 0 to 63 stands for: 8 in 64 go anywhere, the others go half, a quarter, an eighth, an eighth.
+# The move for a number from 0 to 63: 8 of 64 go anywhere; of the others 1/2, 1/4, 1/8 and 1/8 take each permutation.
 CHOICES = np.repeat(np.arange(MOVES + 1, dtype=np.uint8), [28, 14, 7, 7, 8])
-GRAMMAR = 20_160_926  # the language is one for all texts; any number would do
+GRAMMAR = 20_160_926  # the seed of the language, the same for all texts
 
 
 class SyntheticText(Samples):
-    """Made-up samples, the same for the same seed on every machine: nothing is downloaded, nothing read.
+    """Generated samples, the same for the same seed on every machine; nothing is downloaded or read.
 
-    Lengths are drawn from WikiText's: median 71, mean 85, 29% of ten tokens or fewer, longest 478; longer ones than
-    `max_length` are cut. Word frequencies fall as rank**-0.97. Other seeds are other texts in the same language, so one
-    can train on seed 0 and validate on seed 1. More samples continue the same text. 100,000 samples, 8.5 million
-    tokens, take about two seconds and, while being made, 300 MB.
+    Lengths are distributed as WikiText's (median 71, mean 85, 29% of ten tokens or fewer, at most 478), cut to
+    `max_length`. Word frequencies fall as rank**-0.97. Other seeds are other texts in the same language: train on seed
+    0 and validate on seed 1. More samples extend the same text. 100,000 samples, 8.5 million tokens, take about two
+    seconds and 300 MB.
 
-    What there is to learn, in nats a token at the default `vocab_size` (which counts the three specials): knowing the
-    frequencies gives 7.44; a smoothed bigram model made from 10,000 samples 5.7, the best possible one 4.64; knowing
-    the language and all words before 4.52.
+    The loss in nats a token, at the default `vocab_size` (which counts the three specials): 7.44 from frequencies
+    alone, 5.7 with a smoothed bigram model of 10,000 samples, 4.64 with the best possible bigram model, and 4.52 with
+    knowledge of the language and all words before.
     """
 
     def __init__(self, samples: int = 10_000, seed: int = 0, vocab_size: int = SIZE, max_length: int | None = None):
@@ -71,15 +69,9 @@ class SyntheticText(Samples):
         ids += len(SPECIALS)
         super().__init__(ids, offsets, _vocab(vocab_size), f"synthetic text, seed {seed}")
 
-    @property
-    def unigram_entropy(self) -> float:
-        """Nats a token that remain when only the words' frequencies are known: where a model's loss starts."""
-        share = language(len(self.vocab) - len(SPECIALS)).frequencies
-        return float(-(share * np.log(share)).sum())
-
 
 def draw_lengths(samples: int, seed: int) -> np.ndarray:
-    """Lengths of samples, as WikiText's lines have them: one of the ranges of `LENGTHS`, then any length in it."""
+    """Random lengths (samples,), distributed as WikiText's: a range of `LENGTHS`, then uniform within it."""
     ends, counts = np.array(LENGTHS).T
     bits = random_bits(samples, seed, LENGTH)
     drawn = (bits >> np.uint64(32)).astype(np.int64) % counts[-1]
@@ -100,15 +92,10 @@ class Language:
     cells: np.ndarray  # (CELLS,) the word that owns each cell
     moves: np.ndarray  # (MOVES, ARCS) the next arc, by move and arc
 
-    @property
-    def frequencies(self) -> np.ndarray:
-        """The share of each word in a long text, most frequent word first."""
-        return np.bincount(self.cells) / CELLS
-
 
 @functools.lru_cache(maxsize=4)
 def language(words: int) -> Language:
-    """The language with so many words. 4 MiB, made in about 10 ms."""
+    """The language with `words` words. 4 MiB, made in about 10 ms."""
     layout = np.argsort(random_bits(words, GRAMMAR, 0), kind="stable")
     share = np.cumsum(_shares(words)[layout])
     ends = np.floor(share * (CELLS / share[-1])).astype(np.int64)
@@ -120,40 +107,39 @@ def language(words: int) -> Language:
 
 
 def random_bits(count: int, *seed: int) -> np.ndarray:
-    """64 random bits each, as unsigned numbers."""
+    """(count,) random uint64."""
     return np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
 
 
 def write(words: int, offsets: np.ndarray, *seed: int) -> np.ndarray:
-    """The words of a text whose samples begin at `offsets`; about 0.1 µs a word.
+    """Word ids of a text whose samples begin at `offsets`; about 0.1 µs a word.
 
-    Word i of the text is made from random number i and the words before it in its sample: a longer text begins
-    with the shorter one.
+    Word i follows from random number i and the words before it in its sample, so a longer text begins with the shorter
+    one.
     """
     bits = random_bits(int(offsets[-1]), *seed)
     move = CHOICES[(bits >> np.uint64(58)).astype(np.intp)]
-    move[offsets[:-1]] = ANY_ARC  # a sample may begin anywhere
-    arcs = (bits >> np.uint64(32)).astype(np.uint8)  # where ANY_ARC leads; overwritten by where the others lead
-    known = language(words)
-    _walk(arcs, move, offsets, known.moves)
+    move[offsets[:-1]] = ANY_ARC  # a sample begins anywhere
+    arcs = (bits >> np.uint64(32)).astype(np.uint8)  # the arcs of ANY_ARC; the other moves overwrite theirs
+    spoken = language(words)
+    _walk(arcs, move, offsets, spoken.moves)
     width = CELLS // ARCS
-    return known.cells[arcs.astype(np.intp) * width + (bits & np.uint64(width - 1)).astype(np.intp)]
+    return spoken.cells[arcs.astype(np.intp) * width + (bits & np.uint64(width - 1)).astype(np.intp)]
 
 
 def _walk(arcs: np.ndarray, move: np.ndarray, offsets: np.ndarray, moves: np.ndarray) -> None:
-    """Fill in the arc of every place, all samples at once, one place after the other."""
+    """Fill in the arcs position by position, for all samples at once."""
     lengths = np.diff(offsets)
     longest_first = np.argsort(-lengths, kind="stable")
     starts, falling = offsets[:-1][longest_first], -lengths[longest_first]
-    for place in range(1, int(lengths.max())):
-        here = starts[: np.searchsorted(falling, -place)] + place  # the samples that are longer than this place
-        chosen = move[here]
-        bound = here[chosen != ANY_ARC]
+    for position in range(1, int(lengths.max())):
+        words = starts[: np.searchsorted(falling, -position)] + position  # of the samples that are longer
+        bound = words[move[words] != ANY_ARC]
         arcs[bound] = moves[move[bound], arcs[bound - 1]]
 
 
 def _shares(words: int) -> np.ndarray:
-    """r ** -(31/32) for r from 1 on, by square roots, which round the same everywhere (powers do not)."""
+    """r ** -(31/32) for r = 1, 2, …, by square roots, which are rounded the same everywhere (powers are not)."""
     rank = np.arange(1, words + 1, dtype=np.float64)
     root = rank
     for _ in range(5):
@@ -162,7 +148,7 @@ def _shares(words: int) -> np.ndarray:
 
 
 def spell(number: int) -> str:
-    """A name for a word: frequent ones are short. 0 -> `ba`, 99 -> `zu`, 100 -> `baba`."""
+    """The spelling of a word; frequent words are short. 0 -> `ba`, 99 -> `zu`, 100 -> `baba`."""
     consonants, vowels = "bcdfghjklmnpqrstvwxz", "aeiou"
     name = ""
     while number >= 0:

@@ -1,4 +1,4 @@
-"""Text to tokens, by the task's tokeniser, and tokens to ids."""
+"""The tokeniser, from text to tokens, and the vocabulary, from tokens to ids."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ SPECIALS = (PAD, UNK, EOS)
 
 
 class TextError(ValueError):
-    """Text that cannot be had or trusted: one line that names the file or value and says what to do."""
+    """Text that is missing or damaged: the message names the file or value and says what to do."""
 
 
 def tokenize(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def tokenize(text: str) -> list[str]:
 def _tokenizer() -> Callable[[str], list[str]]:
     try:
         from torchtext.data.utils import get_tokenizer
-    except (ImportError, OSError) as error:  # OSError: versions with a compiled part that another torch built
+    except (ImportError, OSError) as error:  # OSError: its compiled part is of another torch
         reason = str(error).splitlines()[0]
         raise TextError(f"tokenising needs torchtext: pip install torchtext==0.6.0 ({reason})") from error
     return get_tokenizer(TOKENIZER)
@@ -42,11 +42,11 @@ def _tokenizer() -> Callable[[str], list[str]]:
 class Vocab:
     """Tokens and their ids: `<pad>` 0, `<unk>` 1, `<eos>` 2, then by falling count, ties in alphabetical order.
 
-    Made from samples (lists of tokens) or from counts. Tokens seen less than `min_count` times are left out, and the
-    rarest ones too where there are more than `max_size`, which counts the three specials.
+    Made from samples (lists of tokens) or from counts. Left out are tokens that occur less than `min_count` times, and
+    the rarest ones beyond `max_size`, which counts the three specials.
 
-    Text never becomes padding or an end: a token of the text that is spelled `<pad>` or `<eos>` is unknown. `<unk>`,
-    which WikiText writes for rare words, is `<unk>`. `<eos>` is there for who joins samples; no corpus contains it.
+    A token of the text that is spelled `<pad>` or `<eos>` becomes `<unk>`, as does WikiText's own `<unk>` for rare
+    words. `<eos>` is for joining samples; no corpus contains it.
     """
 
     pad_id, unk_id, eos_id = range(len(SPECIALS))
@@ -88,7 +88,7 @@ class Vocab:
         return f"<Vocab of {len(self):,} tokens>"
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
-        """Ids of tokens, in 32 bits as `nn.Embedding` takes them; unknown tokens become `unk_id`."""
+        """Ids (n,) int32 of tokens; unknown tokens become `unk_id`."""
         ids = self._ids
         return np.fromiter((ids.get(token, self.unk_id) for token in tokens), np.int32, len(tokens))
 
@@ -136,16 +136,13 @@ def _count(samples: Iterable[Sequence[str]]) -> Counter[str]:
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A stream that becomes `file` when the block ends well; otherwise `file` stays as it was and nothing is left.
-
-    Only a kill leaves the hidden part file behind; nothing ever reads it.
-    """
+    """`files.replacing`, whose OSError becomes a `TextError`."""
     try:
         with files.replacing(file) as stream:
             yield stream
     except OSError as error:
-        said = error.strerror or error
-        raise TextError(f"{file}: cannot be written ({said}); make room there, or choose another folder") from error
+        reason = error.strerror or error
+        raise TextError(f"{file}: cannot be written ({reason}); make room there, or choose another folder") from error
 
 
 def unreadable(file: Path, error: OSError) -> TextError:

@@ -1,4 +1,4 @@
-"""`WikiText`: the lines of WikiText-103 as samples of token ids; and `corpus`: the text that there is."""
+"""`WikiText`: the lines of WikiText-103 as samples of token ids; and `corpus`: WikiText, or else synthetic text."""
 
 from pathlib import Path
 
@@ -15,18 +15,18 @@ SEEDS = {"train": 0, "validation": 1, "test": 2}  # of synthetic text
 
 
 class WikiText(Samples):
-    """One sample for each line of a split that has a token: paragraphs and headings (` = Title = `), in their order.
+    """One sample for each non-empty line of a split, paragraphs and headings (` = Title = `), in order.
 
-    `path` is a folder, a zip or a file of WikiText: `wiki.*.raw` or `.tokens`, or the hub's parquet files. A file that
-    is named itself is read whatever `split` says, and `source` names what it is. Without `path`, the hub's files are
-    taken from the cache; `download=True` fetches those that are not there (0.7 MB a split, 314 MB for `train`).
+    `path` is a folder, a zip or a file of WikiText: `wiki.*.raw` or `.tokens`, or the hub's parquet files. If it is a
+    file, it is read for any `split`, and `source` says which it is. Without `path`, the hub's files are taken from the
+    cache; `download=True` fetches missing ones (0.7 MB a split, 314 MB for `train`).
 
-    Without `vocab`, the vocabulary is the split's own `max_size` most frequent tokens (WikiText-103's training split
-    has more than 200,000). Give other splits the vocabulary of the training split. `max_samples` takes the first lines.
+    Without `vocab`, the vocabulary has the split's `max_size` most frequent tokens (WikiText-103's training split has
+    more than 200,000). Give other splits the vocabulary of the training split. `max_samples` takes the first lines.
 
-    Tokens are kept in `cache` (default: `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`; False: nowhere), named
-    by the content they come from; damaged ones are made again, with a warning. Tokenising takes about 1 s a million
-    tokens (the training split has 100 million); from the cache it takes a tenth of a second a hundred MB.
+    Tokens are cached in `cache` (default: `$HELPERS_CACHE`, else `~/.cache/deep-learning-speed`; False: not at all)
+    under a hash of their source; damaged files are made again, with a warning. Tokenising takes about 1 s a million
+    tokens (the training split has 100 million), reading the cache a tenth of a second a hundred MB.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ def corpus(
 ) -> Samples:
     """WikiText from `path`; else from the hub if `download` allows it; else `SyntheticText`. Its `source` says which.
 
-    Splits of synthetic text are texts of their own, seeds 0, 1 and 2, in one language. A cached download is used only
-    with `download=True`, so that the same call gives the same text on every machine.
+    The splits of synthetic text are seeds 0, 1 and 2. A cached download is used only with `download=True`, so that the
+    same call gives the same text on every machine.
     """
     check_choice(files.SPLITS, split=split)
     if path is not None or download:
@@ -81,7 +81,7 @@ def corpus(
 
 def _from_hub(split: str, cache: Path | str | bool | None, download: bool) -> files.Source:
     if download:
-        files.parquet()  # says so before the download if it is missing
+        files.parquet()  # an error before the download if pyarrow is missing
     return files.Source(tuple(files.hub_files(split, _folder(cache), download=download)))
 
 

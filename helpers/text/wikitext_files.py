@@ -1,9 +1,8 @@
-"""Where WikiText's lines come from: a text file, a zip of them, or parquet files, which the Hugging Face hub has.
+"""WikiText's files: text, zips of text, or parquet files, which can be downloaded from the Hugging Face hub.
 
 The old layout is `wiki.train.raw` (or `.tokens`, whose rare words are `<unk>`), `wiki.valid.*`, `wiki.test.*`, in a
-folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Of the hub one revision
-is taken; sizes and checksums are those that it records for that (its LFS object ids). `$HF_ENDPOINT` names another
-server that holds the same files.
+folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Downloads are of one
+revision, and sizes and checksums are those of its LFS objects. `$HF_ENDPOINT` names a mirror.
 """
 
 import hashlib
@@ -40,19 +39,19 @@ FILES = {
     "validation": ((657_209, "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c"),),
     "test": ((732_610, "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91"),),
 }
-SECONDS = 60  # without a byte, then a download counts as broken off
+SECONDS = 60  # of silence, after which a download fails
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files that hold one text, in their order; `member` is the name of the text within a zip."""
+    """The files of one text, in order; `member` is its name within a zip."""
 
     files: tuple[Path, ...]
     member: str = ""
 
     @property
     def name(self) -> str:
-        """What stands in captions: which WikiText this is, as far as its names say."""
+        """The name for captions: which WikiText this is, as far as the names of its files tell."""
         within = Path(self.member) if self.member else self.files[0]
         folder = within.parent.name or (self.files[0].stem if self.member else self.files[0].resolve().parent.name)
         match = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", within.name)
@@ -66,7 +65,7 @@ class Source:
 
 
 def find(path: Path | str, split: str) -> Source:
-    """The split's text in a folder (or a folder in it), in a zip, or the file itself, whatever it is called."""
+    """The split's text in a folder (or a folder in it) or a zip; a file of another kind is the text itself."""
     path = Path(path)
     if path.is_dir():
         return _in_folder(path, split)
@@ -76,7 +75,7 @@ def find(path: Path | str, split: str) -> Source:
 
 
 def lines(source: Source) -> Iterator[str]:
-    """The text, line by line; nothing is held in memory but the line (of parquet: some thousand rows)."""
+    """The text line by line, with one line in memory (of parquet: some thousand)."""
     for file in source.files:
         if file.suffix == ".parquet":
             yield from _parquet_lines(file)
@@ -87,7 +86,7 @@ def lines(source: Source) -> Iterator[str]:
 
 
 def parquet() -> Any:
-    """`pyarrow.parquet`, which only this layout needs."""
+    """The module `pyarrow.parquet`; a `TextError` if it isn't installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -97,8 +96,8 @@ def parquet() -> Any:
 
 def _in_folder(folder: Path, split: str) -> Source:
     try:
-        places = [folder, *sorted((p for p in folder.iterdir() if p.is_dir()), key=_order)]
-        for place in places:
+        folders = [folder, *sorted((p for p in folder.iterdir() if p.is_dir()), key=_order)]
+        for place in folders:
             for file in (place / name for name in _text_names(split)):
                 if file.is_file():
                     return Source((file,))
@@ -115,7 +114,7 @@ def _in_folder(folder: Path, split: str) -> Source:
 
 
 def _order(path: Path) -> tuple[bool, bool, str]:
-    """WikiText-103 before others, raw before the rest."""
+    """A sort key: WikiText-103 first, raw before tokens."""
     return "wikitext-103" not in path.name, "raw" not in path.name, path.name
 
 
@@ -175,7 +174,7 @@ def _zip_lines(file: Path, member: str) -> Iterator[str]:
 
 
 def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines end in a line feed and nothing else; the last one, too."""
+    """Lines of UTF-8; each must end in a line feed."""
     for number, line in enumerate(stream, start=1):
         if not line.endswith(b"\n"):
             raise TextError(f"{name}, line {number}: cut off in mid-line; get the whole file, or end its last line")
@@ -197,7 +196,7 @@ def _parquet_lines(file: Path) -> Iterator[str]:
 
 
 def hub_files(split: str, cache: Path | str | None = None, *, download: bool = False) -> list[Path]:
-    """A split's files in the cache, each checked against its checksum; fetched if `download` allows it."""
+    """A split's files in the cache, with checksums verified; missing ones are fetched with `download`."""
     folder, parts = cache_folder(cache) / CONFIGURATION, FILES[split]
     names = [f"{split}-{number:05d}-of-{len(parts):05d}.parquet" for number in range(len(parts))]
     return [_hub_file(folder / name, *part, download) for name, part in zip(names, parts, strict=True)]
@@ -216,7 +215,7 @@ def _hub_file(file: Path, size: int, digest: str, download: bool) -> Path:
 
 
 def _download(url: str, file: Path, digest: str) -> None:
-    """Fetch a file; it takes its name only when its checksum is right."""
+    """Fetch a file and verify its checksum."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SECONDS)  # torch.hub has no argument for it
     try:
@@ -227,7 +226,7 @@ def _download(url: str, file: Path, digest: str) -> None:
         reason = f"the server answers {error.code} {error.reason}"
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = f"cannot be fetched ({getattr(error, 'reason', None) or error})"
-    except RuntimeError:  # torch.hub's word for a checksum
+    except RuntimeError:  # torch.hub's error for a wrong checksum
         reason = "its checksum is wrong"
     finally:
         socket.setdefaulttimeout(before)

@@ -78,7 +78,7 @@ def test_a_batch_larger_than_the_data_is_packed_as_long_as_the_data():
 def test_a_text_teaches_the_model_what_follows_what():
     size = {"samples": 320, "validation_samples": 60, "vocab_size": 99, "max_length": 32, "layers": 1, "batch_size": 8}
     found = LANGUAGE.run(CLEAN, epochs=4, dropout=0.0, learning_rate=2e-2, **size)
-    assert found["validation_loss"] < SyntheticText(320, 0, 99).unigram_entropy - 1
+    assert found["validation_loss"] < 3.72 - 1  # nats: the entropy of the words' frequencies
 
 
 @settings(max_examples=20, deadline=None)
