@@ -1,14 +1,13 @@
-"""`Autocast`: mixed precision for the code inside it, by Python alone.
+"""`Autocast`: mixed precision for a region of code, implemented in Python.
 
-A `TorchFunctionMode` sees every call of torch's Python interface (functions, methods, operators, properties) of
-its own thread, above autograd, so that the casts are differentiated like any operation. (A `TorchDispatchMode` sits
-below autograd: a cast there would not be differentiated, and gradients would have the wrong type.) For each call it
-looks up the function, casts its inputs, and runs it. What torch calls in C++ it doesn't see; `autocast_policy`
-therefore lists the outer functions, and `autocast_internals` looks into functions that torch writes in Python.
+A `TorchFunctionMode` intercepts every call of torch's Python interface (functions, methods, operators, properties) in
+its thread, above autograd, so that casts are differentiated like any operation. (A `TorchDispatchMode` is below
+autograd: casts there would not be differentiated, and gradients would have the wrong type.) For each call it looks up
+the function, casts its inputs, and runs it. It doesn't see calls within C++; `autocast_policy` therefore lists the
+outer functions, and `autocast_internals` runs torch's functions that are written in Python under the mode.
 
-The cost is Python's. On the 2-core machine that this was written on, more than under torch.autocast: 1.5 µs for a
-method or a property (`x.shape`) that is left alone, 4 µs for a function that torch writes in Python (`F.relu`), 6 µs
-for a linear layer whose weight is already cast.
+The overhead over torch.autocast, on a 2-core CPU: 1.5 µs for a method or property (`x.shape`) that is left alone, 4 µs
+for a function written in Python (`F.relu`), 6 µs for a linear layer whose weight is already cast.
 """
 
 import functools
@@ -40,7 +39,7 @@ _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_ho
 
 
 class Autocast:
-    """Run matrix products, convolutions and attention in `dtype`, and what needs its range or precision in fp32.
+    """Run matrix products, convolutions and attention in `dtype`, and operations that need range or precision in fp32.
 
     A context manager for the forward pass and the loss, or a decorator:
 
@@ -48,18 +47,17 @@ class Autocast:
             loss = criterion(model(x), target)
         loss.backward()
 
-    Which function runs in which type is torch.autocast's choice, as printed by `autocast_policy()`: its list for
-    CUDA or for the CPU, by `device_type`, or, if that is None, by the tensors of each call. In-place and out=
-    variants, fp64 and integers are left alone. Casts are differentiated, so gradients have the type of what they
-    belong to. The cast of an fp32 weight is kept until the outermost region is left (`cache_enabled`), and made again
-    if the weight was changed in between.
+    Functions run in the same types as under torch.autocast, listed by `autocast_policy()` for CUDA and for the CPU:
+    `device_type` selects the list, or, if it is None, the device of each call's tensors. In-place and out= variants,
+    fp64 and integers are left alone. Casts are differentiated, so gradients have the types of their parameters. With
+    `cache_enabled` the cast of an fp32 weight is cached until the outermost region ends, or the weight changes.
 
-    Regions nest, with other settings or `enabled=False` inside. They belong to one thread. What
-    `torch.utils.checkpoint` recomputes in backward runs under the settings of its forward. Custom operations ask
+    Regions nest, with other settings or `enabled=False` inside, and belong to one thread. Recomputation by
+    `torch.utils.checkpoint` runs under the settings of the forward. Custom operations ask
     `helpers.lab.precision.autocast_dtype`.
 
-    It costs some microseconds of Python for each call of a torch function and each look at a property
-    (`x.shape`), which is hidden where the GPU is the bottleneck. `torch.compile` around or inside it is an error.
+    The overhead is some microseconds of Python for each call of a torch function and each access to a property
+    (`x.shape`), which is hidden if the GPU is the bottleneck. `torch.compile` around or inside it is an error.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Autocast:
         return functools.wraps(function, updated=())(self.bind(function))
 
     def bind(self, function: Callable) -> Callable:
-        """The function, run under these settings whenever it is called."""
+        """A function that calls `function` under these settings."""
 
         def under_autocast(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -125,7 +123,7 @@ class Autocast:
 
 
 class _Entered(threading.local):
-    """The regions that this thread is in, outermost first: the mode and the settings to go back to."""
+    """This thread's nested regions, outermost first: the mode, and the settings to restore."""
 
     def __init__(self) -> None:
         self.regions: list[tuple[CastingMode | None, Autocast | None]] = []
@@ -135,7 +133,7 @@ _entered = _Entered()
 
 
 class CastingMode(TorchFunctionMode):
-    """The state of one thread between entering its outermost region and leaving it."""
+    """The state of one thread's outermost region."""
 
     def __init__(self, settings: Autocast) -> None:
         super().__init__()
@@ -144,7 +142,7 @@ class CastingMode(TorchFunctionMode):
         self.use(settings)
 
     def use(self, settings: Autocast) -> None:
-        """Work by these settings from here on. The casts stay: they hold for the outermost region."""
+        """Switch to these settings. Cached casts stay valid until the outermost region ends."""
         self.settings = settings
         self.table = _handlers(settings.device_type) if settings.enabled else {}
         self.low, self.device_type = settings.dtype, settings.device_type
@@ -163,7 +161,7 @@ class CastingMode(TorchFunctionMode):
         return handler(self, func, args, kwargs)
 
     def to_low(self, value: Any) -> Any:
-        """The value in the region's type, if it is a tensor, or a list of tensors, that is to be cast."""
+        """The value, with tensors that are to be cast (also in lists and tuples) in the region's type."""
         kind = type(value)
         if kind in _SCALARS:
             return value
@@ -175,10 +173,10 @@ class CastingMode(TorchFunctionMode):
         if dtype is self.low or dtype not in CASTABLE:
             return value
         if casts is not None and dtype is torch.float32:
-            known = casts.get(id(value))
-            # A cast that was made without a graph is of no use where gradients are wanted.
-            if known is not None and known[1] == value._version and (known[2] or not _grad_enabled()):
-                return known[3]
+            cached = casts.get(id(value))  # (weight, its version, whether the cast has a graph, cast)
+            # `_version` counts in-place changes. A cast without a graph would lose the weight's gradient.
+            if cached is not None and cached[1] == value._version and (cached[2] or not _grad_enabled()):
+                return cached[3]
             if value.requires_grad and value.is_leaf and not value._is_view() and not value.is_inference():
                 if not self.concerns(value):
                     return value
@@ -188,7 +186,7 @@ class CastingMode(TorchFunctionMode):
         return self.narrow(value) if self.concerns(value) else value
 
     def to_fp32(self, value: Any) -> Any:
-        """The value in fp32, if it is a tensor, or a list of tensors, of half precision."""
+        """The value, with half-precision tensors (also in lists and tuples) in fp32."""
         kind = type(value)
         if kind in _SCALARS:
             return value
@@ -202,7 +200,7 @@ class CastingMode(TorchFunctionMode):
         return self.device_type is None or tensor.device.type == self.device_type
 
     def product_dtype(self, tensor: Tensor) -> torch.dtype | None:
-        """For `helpers.lab.precision`: the type in which a product with this tensor would run."""
+        """For `helpers.lab.precision`: the type to which a product would cast this tensor; None if it wouldn't."""
         if not self.settings.enabled:
             return None
         with torch._C.DisableTorchFunction():
@@ -213,7 +211,7 @@ class CastingMode(TorchFunctionMode):
         return Autocast(enabled=False)
 
     def remember_for_recomputation(self) -> None:
-        """Let a checkpoint that has begun inside the outermost region recompute under the settings of now."""
+        """Make a checkpoint that runs inside the outermost region recompute under the present settings."""
         hooks = self.hooks = _saved_tensor_hooks(True)
         if hooks is not None and hooks != self.hooks_outside:
             internals.bind_checkpoint_of_hook(hooks[0], self.settings)
@@ -226,12 +224,12 @@ def refuse_to_compile() -> None:
     )
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: called while tracing, not traced.
-# An error raised by traced code would make the compiler fall back to eager in silence.
+# As by torch.compiler.assume_constant_result, without importing the compiler: called while tracing, not traced.
+# If traced code raised the error, the compiler would fall back to eager silently.
 refuse_to_compile._dynamo_marked_constant = True
 
 
-# Handlers: what is done with a call of a listed function.
+# Handlers of calls of listed functions.
 
 
 def _casting(cast: Callable[[CastingMode, Any], Any]) -> Handler:
@@ -252,9 +250,9 @@ _low, _fp32 = _casting(CastingMode.to_low), _casting(CastingMode.to_fp32)
 def _fp32_result(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
     kwargs = kwargs or {}
     first = args[0] if args else kwargs.get("input", kwargs.get("A", kwargs.get("x")))
-    asked = kwargs.get("out") is not None or kwargs.get("dtype") is not None
-    asked = asked or any(type(value) is torch.dtype for value in args)
-    if not asked and isinstance(first, Tensor) and first.dtype in HALVES and mode.concerns(first):
+    dtype_given = kwargs.get("out") is not None or kwargs.get("dtype") is not None
+    dtype_given = dtype_given or any(type(value) is torch.dtype for value in args)
+    if not dtype_given and isinstance(first, Tensor) and first.dtype in HALVES and mode.concerns(first):
         kwargs = kwargs | {"dtype": torch.float32}
     return func(*args, **kwargs)
 
@@ -277,10 +275,10 @@ def _refuse(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None)
 
 
 def _look_inside(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
-    """Run a function that is written in Python with the mode on for what it calls."""
-    opened = internals.without_question(func)
+    """Run a function that is written in Python with the mode on for the functions it calls."""
+    inside = internals.without_question(func)
     with mode:
-        return opened(*args, **(kwargs or {}))
+        return inside(*args, **(kwargs or {}))
 
 
 def _rnn(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
@@ -291,12 +289,12 @@ def _rnn(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) ->
 
 
 def _set_grad_enabled(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
-    internals.bind_checkpoint_of_caller(sys._getframe(2), mode.settings)  # beyond this and __torch_function__
+    internals.bind_checkpoint_of_caller(sys._getframe(2), mode.settings)  # the caller of __torch_function__
     return func(*args, **(kwargs or {}))
 
 
 def _reported_dtype(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
-    """`tensor.dtype`; but fp32 to a check that a half-precision input fits the weights: both are about to be cast."""
+    """`tensor.dtype`, but fp32 for the RNNs' check that input and weights agree: both are about to be cast."""
     dtype = func(*args)
     if dtype in HALVES and sys._getframe(2).f_code in internals.RNN_TYPE_CHECKS:
         return torch.float32
@@ -304,7 +302,7 @@ def _reported_dtype(mode: CastingMode, func: Callable, args: tuple, kwargs: dict
 
 
 def _by_device(on_cpu: Handler | None, elsewhere: Handler | None) -> Handler:
-    """For a region that is not bound to a device: the list of the device of the first tensor."""
+    """For regions without `device_type`: the handler for the device of the call's first tensor."""
 
     def handler(mode: CastingMode, func: Callable, args: tuple, kwargs: dict | None) -> Any:
         first = args[0] if args else None
@@ -329,13 +327,13 @@ _HANDLERS: dict[str, Handler] = {LOW: _low, FP32: _fp32, FP32_RESULT: _fp32_resu
 
 @functools.cache
 def _handlers(device_type: str | None) -> dict[Callable, Handler]:
-    """What to do with each function that isn't left alone. Takes some milliseconds, once a process."""
+    """The handler of each function that isn't left alone. Takes some milliseconds, once a process."""
     handlers: dict[Callable, Handler] = dict.fromkeys(internals.python_functions(), _look_inside)
     kinds = ("cpu", "cuda") if device_type is None else (device_type,)
     chosen = {kind: policies(kind) for kind in kinds}
     for name in set().union(*chosen.values()):
-        each = [_HANDLERS.get(chosen[kind].get(name)) for kind in kinds]
-        handler = each[0] if len(set(each)) == 1 else _by_device(*each)
+        by_kind = [_HANDLERS.get(chosen[kind].get(name)) for kind in kinds]
+        handler = by_kind[0] if len(set(by_kind)) == 1 else _by_device(*by_kind)
         handlers |= dict.fromkeys(functions_of(name), handler)
     handlers |= {getattr(torch, name): _rnn for name in internals.RNN_FUNCTIONS}
     handlers[torch._C._set_grad_enabled] = _set_grad_enabled

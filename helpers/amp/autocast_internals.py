@@ -1,6 +1,6 @@
-"""What `Autocast` has to know of torch's internals: functions written in Python, checkpoints, recurrent layers.
+"""torch's internals for `Autocast`: functions written in Python, checkpoints, recurrent layers.
 
-Nothing of torch is changed: functions are copied, and a checkpoint's own record is written to.
+torch isn't patched: functions are copied, and attributes of single checkpoints are set.
 """
 
 import functools
@@ -15,14 +15,14 @@ import torch.backends.cudnn.rnn
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-# Functions written in Python. `F.multi_head_attention_forward` begins by asking `has_torch_function(...)`, and, inside
-# a mode, hands itself to the mode instead of running. Run from within the mode it would either be handed over again,
-# for ever, or, with the mode off, its products would pass unseen. So a copy is run whose global names are the
-# original's, except that this question is answered with no.
+# Functions written in Python. `F.multi_head_attention_forward` begins with `if has_torch_function(...)`, and inside a
+# mode calls the mode instead of running. If the mode called it again, it would recurse; with the mode off, its products
+# would not be intercepted. So the mode runs a copy with the original's globals, except that `has_torch_function` is
+# always false.
 
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
-# Functions in which nothing is cast, so that there is no need to look: the common ones, for speed.
+# Common functions in which nothing is cast, which are skipped for speed.
 _NOTHING_CAST = """
     __contains__ __format__ __iter__ __len__ __repr__ __reversed__ __rsub__ adaptive_avg_pool1d adaptive_avg_pool2d
     alpha_dropout batch_norm broadcast_tensors celu dropout dropout1d dropout2d dropout3d elu embedding embedding_bag
@@ -32,7 +32,7 @@ _NOTHING_CAST = """
 
 
 def python_functions() -> Iterator[Callable]:
-    """The functions of torch, torch.nn.functional and Tensor that ask for a mode by one of these names."""
+    """The functions of torch, torch.nn.functional and Tensor that call one of `_QUESTIONS`."""
     for namespace in (torch, torch.functional, torch.nn.functional, Tensor):
         for name in set(dir(namespace)).difference(_NOTHING_CAST.split()):
             function = getattr(namespace, name, None)
@@ -41,15 +41,16 @@ def python_functions() -> Iterator[Callable]:
 
 
 def _asks(function: types.FunctionType) -> bool:
-    """Not those that ask `torch.overrides` itself, where our answer doesn't reach, nor those that call `super()`:
-    a wrapper and what it wraps (`Tensor.split`) are one function to a mode, and nothing in them is cast."""
+    """Whether it calls one of `_QUESTIONS` as a global. Not if through `torch.overrides`, which a copy's globals don't
+    replace, nor if it calls `super()`: to a mode, a wrapper and its wrapped method (`Tensor.split`) are the same
+    function, and nothing in them is cast."""
     names = set(function.__code__.co_names)
     return not names.isdisjoint(_QUESTIONS) and names.isdisjoint({"overrides", "super"})
 
 
 @functools.cache
 def without_question(function: types.FunctionType) -> types.FunctionType:
-    """A copy that doesn't ask. It looks up names in its module as they are at each call."""
+    """A copy in which `has_torch_function` is false. Other globals are looked up in its module at each call."""
     names = _Names(function.__globals__)
     copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -57,7 +58,7 @@ def without_question(function: types.FunctionType) -> types.FunctionType:
 
 
 class _Names(dict):
-    """A module's names, with our answer to the questions before them."""
+    """A module's globals, with `_QUESTIONS` replaced by functions that return False."""
 
     def __init__(self, module_names: dict) -> None:
         super().__init__(dict.fromkeys(_QUESTIONS, lambda *_: False))
@@ -67,25 +68,24 @@ class _Names(dict):
         return self.module_names[name]
 
 
-# Checkpoints. `torch.utils.checkpoint` restores torch's own autocast for the second run, which knows nothing of ours,
-# and there is no call in backward, outside any region, that a mode would see. So the function that a checkpoint has
-# kept for its second run is bound to the settings of the first, while the first runs. Where a version of torch keeps it
-# elsewhere, nothing is bound: the recomputation then differs from the forward, which the not reentrant checkpoint
-# notices and reports.
+# Checkpoints. For the recomputation `torch.utils.checkpoint` restores torch's autocast, but not ours, and backward is
+# outside any region, where no mode intercepts its calls. So, during the forward, the function that the checkpoint has
+# stored for recomputation is bound to the settings. If a version of torch stores it elsewhere, nothing is bound, and
+# the recomputation differs from the forward, which the non-reentrant checkpoint reports as an error.
 
 _FRAMES_UP = 5
 
 
 def bind_checkpoint_of_hook(pack_hook: Callable, settings: Any) -> None:
-    """Not reentrant: the function runs under saved-tensor hooks, whose closure holds the checkpoint's frame."""
+    """Non-reentrant: the function runs under saved-tensor hooks, whose closure has the checkpoint's frame."""
     names = getattr(getattr(pack_hook, "__code__", None), "co_freevars", ())
     if getattr(pack_hook, "__module__", None) == checkpoint.__name__ and "frame" in names:
         _bind_once(pack_hook.__closure__[names.index("frame")].cell_contents, "recompute_fn", settings)
 
 
 def bind_checkpoint_of_caller(caller: FrameType | None, settings: Any) -> None:
-    """Reentrant: an autograd function runs it with gradients turned off, the one call in there that a mode sees. The
-    function is in its context, a few callers up from that call."""
+    """Reentrant: an autograd function runs it after turning gradients off, a call that the mode intercepts. It is in
+    that autograd function's context, a few frames above `caller`."""
     for _ in range(_FRAMES_UP):
         if caller is None:
             return
@@ -111,10 +111,10 @@ RNN_FUNCTIONS = {"lstm": ("LSTM", 4), "gru": ("GRU", 3), "rnn_tanh": ("RNN_TANH"
 
 
 def flatten_rnn(func: Callable, cast: tuple, original: tuple) -> None:
-    """Lay the cast weights out in one buffer, as cuDNN wants them, once a region.
+    """Copy the cast weights into one buffer, as cuDNN needs them, once a region.
 
-    `nn.RNNBase.flatten_parameters` does the same for the weights themselves. Without it cuDNN copies them in each call
-    and warns. Costs one more pass over the cast weights.
+    `nn.RNNBase.flatten_parameters` does the same for the weights themselves. Otherwise cuDNN copies them in each
+    call and warns. Costs one more pass over the cast weights.
     """
     weights, has_biases, layers, bidirectional, batch_first = _rnn_arguments(cast)
     originals = _rnn_arguments(original)[0]

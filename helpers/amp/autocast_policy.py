@@ -1,9 +1,9 @@
-"""Which function runs in which type: the lists of torch.autocast, for the CPU and for CUDA, as plain data.
+"""The type each function runs in: torch.autocast's lists for the CPU and for CUDA, as plain data.
 
-The names are those of the operators behind the Python functions (`linalg_qr` is `torch.linalg.qr`). `_LISTS` has
-what torch registers with its dispatcher; what the torch that runs hasn't registered (2.11 leaves `rms_norm` alone) is
-left out. `_THROUGH` has functions that torch doesn't list, but that call a listed one in C++, where a Python mode
-doesn't see it. CUDA's list serves every other accelerator, too.
+The names are those of the operators behind the Python functions (`linalg_qr` is `torch.linalg.qr`). `_LISTS` has the
+operators that torch registers with its dispatcher; those that the installed torch doesn't register (2.11 leaves
+`rms_norm` alone) are ignored. `_THROUGH` has unlisted functions that call a listed one in C++, which a Python mode
+can't intercept. CUDA's list is used for every other accelerator, too.
 """
 
 import functools
@@ -115,7 +115,7 @@ KNOWN_DIFFERENCES = (
 
 
 def policies(device_type: str) -> dict[str, str]:
-    """Operator name → policy, for the functions that aren't left alone on this kind of device."""
+    """Operator name → policy on this kind of device; other operators are left alone."""
     kind = "cpu" if device_type == "cpu" else "cuda"
     known = registered(kind)
     chosen = {name: policy for policy, names in _LISTS[kind].items() for name in names.split() if name in known}
@@ -124,13 +124,13 @@ def policies(device_type: str) -> dict[str, str]:
 
 @functools.cache
 def registered(kind: str) -> frozenset[str]:
-    """The operators that this torch registers with its own autocast for "cpu" or "cuda"."""
+    """The operators that the installed torch registers with torch.autocast for "cpu" or "cuda"."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key({"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[kind])
     return frozenset(name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::"))
 
 
 def autocast_policy() -> pd.DataFrame:
-    """One row an operation: its policy on the CPU and on CUDA. What isn't in the table is untouched."""
+    """One row an operation: its policy on the CPU and on CUDA. Other operations are untouched."""
     cpu, cuda = policies("cpu"), policies("cuda")
     names = sorted({*cpu, *cuda}, key=lambda name: (name.startswith("_"), name))
     rows = [{"operation": name, "cpu": cpu.get(name, UNTOUCHED), "cuda": cuda.get(name, UNTOUCHED)} for name in names]
@@ -138,12 +138,12 @@ def autocast_policy() -> pd.DataFrame:
 
 
 def known_differences() -> pd.DataFrame:
-    """Where `Autocast` and torch.autocast do not do the same, and why."""
+    """The differences between `Autocast` and torch.autocast, with reasons."""
     return pd.DataFrame(KNOWN_DIFFERENCES, columns=["device", "what", "Autocast", "torch.autocast", "reason"])
 
 
 def functions_of(name: str) -> list[Callable]:
-    """The Python functions and methods that stand for an operator."""
+    """The Python functions and methods of an operator."""
     namespaces = [torch, Tensor, F, torch._C._nn, torch._C._VariableFunctions]
     functions = [getattr(namespace, name, None) for namespace in namespaces]
     for prefix in ("linalg", "fft", "special"):

@@ -1,4 +1,4 @@
-"""Loss scaling by hand: gradients too small for fp16 are lifted into its range, and put back before they are used.
+"""Loss scaling: the loss is multiplied so that small gradients don't underflow in fp16, and gradients are divided back.
 
     scaler = DynamicGradScaler()
     for batch in loader:
@@ -10,14 +10,14 @@
         scaler.step(optimizer)
         scaler.update()
 
-What it costs beyond the optimizer's step, with clipping or without, in bytes for P parameters with fp32 gradients:
+The cost on top of the optimizer's step, with or without clipping, in bytes for P parameters with fp32 gradients:
 
     fused optimizer     4P read, and 4P written by the step
     any other           12P read and written, and one wait for the GPU
 
-With a fused optimizer (`fused=True`) nothing waits for the GPU: one pass that only reads is the norm and the check
-for inf at once, and the optimizer's own kernel divides by the scale, clips, and skips. Any other optimizer is stepped
-or not by Python, which has to know, so the host waits once a step.
+With a fused optimizer (`fused=True`) nothing waits for the GPU: one read-only pass computes the norm, which also
+detects inf and NaN, and the optimizer's kernel divides by the scale, clips, and skips. For any other optimizer Python
+decides whether to step, so the host waits once a step.
 """
 
 import math
@@ -36,7 +36,7 @@ from helpers.lab.arguments import check_positive
 
 
 class Stage(Enum):
-    """What has been done to an optimizer's gradients since the last `update`."""
+    """The last call for an optimizer since `update`."""
 
     SCALED = "scale"
     CLIPPED = "clip_grad_norm_"  # a norm was taken, and the fused step will divide and clip
@@ -47,15 +47,15 @@ class Stage(Enum):
 @dataclass
 class _State:
     stage: Stage = Stage.SCALED
-    found_inf: Tensor | None = None  # 1.0 if one of them holds an inf or a NaN, else 0.0; on the scale's device
-    divisor: Tensor | None = None  # what the fused step divides gradients by, to unscale and clip them
+    found_inf: Tensor | None = None  # 1.0 if a gradient has an inf or a NaN, else 0.0; on the scale's device
+    divisor: Tensor | None = None  # the fused step divides gradients by it, to unscale and clip them
 
 
 class StaticGradScaler:
-    """Scales by the same factor all the time. A step whose gradients hold an inf or a NaN is skipped.
+    """Scales by a constant factor. Steps with an inf or a NaN in a gradient are skipped; `skipped_steps()` counts them.
 
-    `skipped_steps()` counts those. Too small a scale loses small gradients, too large a one skips every step:
-    `DynamicGradScaler` finds the largest that works by itself.
+    With too small a scale small gradients underflow, with too large a scale every step is skipped: `DynamicGradScaler`
+    finds the largest that works.
     """
 
     def __init__(self, scale: float = 2.0**12, *, enabled: bool = True) -> None:
@@ -84,7 +84,7 @@ class StaticGradScaler:
         raise ValueError(f"scale takes a tensor or an iterable of tensors, not {type(outputs).__name__}")
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place, to look at them or to change them."""
+        """Divide the optimizer's gradients by the scale, in place, so that they can be inspected or changed."""
         if not self._enabled:
             return
         state = self._state(optimizer, "unscale_")
@@ -96,10 +96,10 @@ class StaticGradScaler:
         state.stage = Stage.UNSCALED
 
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the optimizer's gradients so that their norm is `max_norm` at most; returns the true norm.
+        """Clip the optimizer's gradients to a norm of `max_norm`; returns their norm before that.
 
-        It is the norm of the gradients without the scale, on their device, not read on the host. With a fused
-        optimizer nothing is written: the step divides and clips in one. A sum of squares that overflows fp32
+        It is the norm of the gradients without the scale, as a tensor on their device. With a fused optimizer no
+        gradient is written: the step divides and clips at once. A sum of squares that overflows fp32
         (a scaled gradient above 1e19) counts as inf, and the step is skipped.
         """
         max_norm = _positive("max_norm", max_norm, allow_inf=True)
@@ -111,12 +111,12 @@ class StaticGradScaler:
         if state.stage in (Stage.CLIPPED, Stage.STEPPED):
             raise RuntimeError(f"clip_grad_norm_ after {state.stage.value}: call it once, before step")
         grads = _gradients(optimizer)
-        norm = get_total_norm(grads, norm_type)  # one pass over the gradients, which only reads
+        norm = get_total_norm(grads, norm_type)  # one read-only pass over the gradients
         true_norm = self._to_scale_device(norm)
         if state.stage is Stage.SCALED:
             state.found_inf = self._to_scale_device(_not_finite(norm))
             true_norm = true_norm / self._scale
-        excess = torch.clamp((true_norm + 1e-6) / max_norm, min=1.0)  # what the gradients are to be divided by
+        excess = torch.clamp((true_norm + 1e-6) / max_norm, min=1.0)  # the divisor for clipping
         if state.stage is Stage.UNSCALED:
             _multiply_(grads, excess.reciprocal())
         elif _hands_over(optimizer):
@@ -145,7 +145,7 @@ class StaticGradScaler:
         return result
 
     def _fused_step(self, optimizer: Optimizer, state: _State, kwargs: dict[str, Any]) -> Any:
-        """Let the optimizer's kernel divide, clip and skip: nothing is read on the host.
+        """Let the optimizer's kernel divide, clip and skip, without waiting.
 
         torch's fused optimizers read two attributes, as `torch.amp.GradScaler` sets them: they divide gradients by
         `grad_scale`, and do nothing where `found_inf` is 1 (and no other number).
@@ -160,7 +160,7 @@ class StaticGradScaler:
             del optimizer.grad_scale, optimizer.found_inf
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """End an iteration: count what was skipped and adapt the scale, or set it if a new one is given."""
+        """End an iteration: count a skipped step and adapt the scale, or set it if a new one is given."""
         if not self._enabled:
             return
         if not self._started:
@@ -179,7 +179,7 @@ class StaticGradScaler:
         self._states.clear()
 
     def _adapt(self, found_inf: Tensor) -> None:
-        """What follows from an iteration; `found_inf` is 1 if any optimizer's gradients were not finite, else 0."""
+        """Update the state after an iteration; `found_inf` is 1 if any gradient was inf or NaN, else 0."""
         self._skipped.add_(found_inf)
 
     def is_enabled(self) -> bool:
@@ -190,11 +190,11 @@ class StaticGradScaler:
         return float(self._scale) if self._enabled else 1.0
 
     def skipped_steps(self) -> int:
-        """How many optimizer steps were skipped so far. Waits for the GPU."""
+        """The number of skipped steps. Waits for the GPU."""
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on from here. Waits for the GPU. Empty if disabled."""
+        """The state for a checkpoint. Waits for the GPU. Empty if disabled."""
         return {"scale": self.get_scale()} if self._enabled else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,16 +205,16 @@ class StaticGradScaler:
         self._scale.fill_(_positive("scale", state["scale"]))
 
     def _move(self, device: torch.device) -> None:
-        """Keep the state on this device from now on, so that nothing waits for it."""
+        """Move the state to the device, where it is used without waiting."""
         self._scale, self._skipped, self._started = self._scale.to(device), self._skipped.to(device), True
 
-    def _state(self, optimizer: Optimizer, what: str) -> _State:
+    def _state(self, optimizer: Optimizer, caller: str) -> _State:
         if not self._started:
-            raise RuntimeError(f"{what} before scale: call scaler.scale(loss).backward() first")
+            raise RuntimeError(f"{caller} before scale: call scaler.scale(loss).backward() first")
         return self._states.setdefault(id(optimizer), _State())
 
     def _found_inf(self, grads: list[Tensor]) -> Tensor:
-        """1.0 if any gradient holds an inf or a NaN, else 0.0: the largest magnitude is finite only if all are."""
+        """1.0 if any gradient has an inf or a NaN, else 0.0: their largest magnitude isn't finite then."""
         return self._to_scale_device(_not_finite(get_total_norm(grads, math.inf)))
 
     def _to_scale_device(self, number: Tensor) -> Tensor:
@@ -222,11 +222,10 @@ class StaticGradScaler:
 
 
 class DynamicGradScaler(StaticGradScaler):
-    """Finds the scale: it grows after `growth_interval` good steps in a row, and shrinks after a bad one.
+    """Adapts the scale: it grows after `growth_interval` steps in a row without inf or NaN, and shrinks after one with.
 
-    It stays between `min_scale` and `max_scale` (the next update brings one back that was set or loaded from outside),
-    and says once if gradients overflow even at `min_scale`. The state lives on the GPU, so a captured CUDA graph of a
-    step goes on scaling when it is replayed.
+    It stays between `min_scale` and `max_scale`; `update` also clamps one that was set or loaded. Warns once if
+    gradients overflow even at `min_scale`. The state is on the GPU, so the scale also adapts in a replayed CUDA graph.
     """
 
     def __init__(
@@ -254,25 +253,26 @@ class DynamicGradScaler(StaticGradScaler):
         self._growth_factor, self._backoff_factor = float(growth_factor), float(backoff_factor)
         self._growth_interval = growth_interval
         self._good_steps = torch.zeros((), dtype=torch.int32)  # in a row
-        self._at_least, self._stuck = torch.zeros(()), torch.zeros(())  # 1: as small as may be; above 0: overflew there
-        self._stuck_here = torch.zeros(())  # the same on the host
-        self._said = False
+        self._at_minimum = torch.zeros(())  # 1.0 if the scale is `min_scale`
+        self._overflows = torch.zeros(())  # steps that overflowed at `min_scale`
+        self._overflows_on_host = torch.zeros(())
+        self._warned = False
 
     def _adapt(self, found_inf: Tensor) -> None:
         super()._adapt(found_inf)
-        torch.le(self._scale, self._min_scale, out=self._at_least)
-        self._stuck.addcmul_(found_inf, self._at_least)
+        torch.le(self._scale, self._min_scale, out=self._at_minimum)
+        self._overflows.addcmul_(found_inf, self._at_minimum)
         rule = self._growth_factor, self._backoff_factor, self._growth_interval
         torch._amp_update_scale_(self._scale, self._good_steps, found_inf, *rule)  # torch.amp.GradScaler's own kernel
         self._scale.clamp_(self._min_scale, self._max_scale)
-        if not self._said and self._stuck_here.numpy()[()] > 0:
-            self._said = True
+        if not self._warned and self._overflows_on_host.numpy()[()] > 0:
+            self._warned = True
             message = f"gradients are not finite even at the smallest scale, {self._min_scale:g}: steps are skipped"
             warnings.warn(f"{message}; look for a diverged model or bad data", RuntimeWarning, stacklevel=3)
-        self._stuck_here.copy_(self._stuck, non_blocking=True)  # nobody waits for it: a warning is some steps late
+        self._overflows_on_host.copy_(self._overflows, non_blocking=True)  # no wait: a warning is some steps late
 
     def state_dict(self) -> dict[str, Any]:
-        """Under the names that torch.amp.GradScaler uses, so that either loads the other's."""
+        """With the names of torch.amp.GradScaler, so that either loads the other's."""
         if not self._enabled:
             return {}
         return super().state_dict() | {
@@ -292,8 +292,8 @@ class DynamicGradScaler(StaticGradScaler):
     def _move(self, device: torch.device) -> None:
         super()._move(device)
         self._good_steps = self._good_steps.to(device)
-        self._at_least, self._stuck = self._at_least.to(device), self._stuck.to(device)
-        self._stuck_here = torch.zeros((), pin_memory=device.type == "cuda")
+        self._at_minimum, self._overflows = self._at_minimum.to(device), self._overflows.to(device)
+        self._overflows_on_host = torch.zeros((), pin_memory=device.type == "cuda")
 
 
 def _positive(name: str, value: float, allow_inf: bool = False) -> float:
@@ -304,10 +304,10 @@ def _positive(name: str, value: float, allow_inf: bool = False) -> float:
 
 
 def _hands_over(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernel takes over dividing, clipping and skipping.
+    """Whether the optimizer's kernel divides, clips and skips.
 
-    Not in the first step of torch's fused SGD with momentum: if its kernel skips that one, it leaves the momentum
-    uninitialised (seen in torch 2.13), and later steps use what happened to lie there.
+    Not in the first step of torch's fused SGD with momentum: if its kernel skips that step, it leaves the momentum
+    buffers uninitialised (seen in torch 2.13), and later steps use them.
     """
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
@@ -319,7 +319,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's gradients; of sparse ones the values, each index once."""
+    """The optimizer's gradients; for sparse ones their coalesced values."""
     grads: list[Tensor] = []
     for parameter in _parameters(optimizer):
         grad = parameter.grad
@@ -340,11 +340,11 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _multiply_(grads: list[Tensor], factor: Tensor) -> None:
-    """Multiply gradients in place by a 0-dimensional factor, in a few launches whatever their number."""
+    """Multiply gradients in place by a 0-dimensional factor, in a few launches for any number of them."""
     for device in {grad.device for grad in grads}:
         torch._foreach_mul_([grad for grad in grads if grad.device == device], factor.to(device, non_blocking=True))
 
 
 def _not_finite(number: Tensor) -> Tensor:
-    """1.0 if a number is inf or NaN, else 0.0, in fp32: both of them times 0 are NaN."""
+    """1.0 if a number is inf or NaN, else 0.0, in fp32: both times 0 are NaN."""
     return torch.nan_to_num((number * 0.0).float(), nan=1.0)

@@ -1,4 +1,4 @@
-"""What chapter 1 compares: an optimizer's step with and without scalers, and a forward pass under each autocast."""
+"""Chapter 1's variants: an optimizer's step with and without scalers, and a forward pass under each autocast."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,7 +25,7 @@ def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
     optimizers = {name: torch.optim.AdamW(parameters, fused=True) for name in (NO_SCALER, TORCHS, PLAIN, OURS)}
     torchs, ours = torch.amp.GradScaler(device().type, init_scale=SCALE), DynamicGradScaler(init_scale=SCALE)
     for scaler in (torchs, ours):
-        scaler.scale(torch.ones((), device=device()))  # which tells it the device
+        scaler.scale(torch.ones((), device=device()))  # moves its state to the device
     clip = partial(nn.utils.clip_grad_norm_, parameters, 1.0)
 
     def without_scaler() -> None:
@@ -55,12 +55,12 @@ def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
 
 
 def host_reads(step: Callable[[], None]) -> int:
-    """How often a step reads a tensor's value on the host, which waits for the GPU."""
+    """The number of times a step reads a tensor's value on the host, each of which waits for the GPU."""
     return operations(step).count("aten::_local_scalar_dense")
 
 
 def operations(step: Callable[[], None]) -> list[str]:
-    """The names of torch's operations in a step, in order; on a GPU each that isn't a view is a launch, or a few."""
+    """The names of torch's operations in a step, in order; on a GPU each but a view is one launch or a few."""
 
     class Names(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -88,11 +88,10 @@ def check_same_casts(
 ) -> None:
     """Raise `Disagreement` unless each layer returns the same type under both regions, and values and gradients agree.
 
-    The types are compared because values alone don't tell an autocast that casts nothing: they are within the
-    tolerance as well.
+    Types are compared because the values of an autocast that casts nothing would be within the tolerance as well.
     """
 
-    def seen(region: Callable) -> list[Tensor]:
+    def outputs_and_gradients(region: Callable) -> list[Tensor]:
         outputs: list[Tensor] = []
         layers = [module for module in model.modules() if next(module.children(), None) is None]
         hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1].detach())) for layer in layers]
@@ -103,9 +102,10 @@ def check_same_casts(
                 hook.remove()
         return outputs + [parameter.grad for parameter in model.parameters()]
 
-    types = {name: [tensor.dtype for tensor in seen(region)] for name, region in ((OURS, ours), ("torch's", theirs))}
-    if types[OURS] != types["torch's"]:
-        where = next(at for at, pair in enumerate(zip(*types.values(), strict=True)) if pair[0] != pair[1])
-        got, expected = types[OURS][where], types["torch's"][where]
-        raise Disagreement(f"layer {where} returns {got} under our Autocast, {expected} under torch's")
-    check_agreement({TORCHS_AUTOCAST: partial(seen, theirs), OURS: partial(seen, ours)}, tolerance)
+    runs = {TORCHS_AUTOCAST: partial(outputs_and_gradients, theirs), OURS: partial(outputs_and_gradients, ours)}
+    expected_types, types = ([tensor.dtype for tensor in outputs()] for outputs in runs.values())
+    if types != expected_types:
+        layer = next(i for i, pair in enumerate(zip(types, expected_types, strict=True)) if pair[0] != pair[1])
+        got, expected = types[layer], expected_types[layer]
+        raise Disagreement(f"layer {layer} returns {got} under our Autocast, {expected} under torch's")
+    check_agreement(runs, tolerance)

@@ -1,8 +1,8 @@
 """`SyntheticText`: generated text with WikiText's lengths and word frequencies, and with structure to learn.
 
 The text is a random walk on a circle of 2**20 cells, each of which belongs to a word. Word number r owns a share of the
-cells that falls as r**-0.97, laid out in a fixed random order. The circle is divided into 16 equal parts, each part into
-16 equal arcs. From one word to the next, the walk moves to the next part: to the arc that one of four fixed
+cells that falls as r**-0.97, laid out in a fixed random order. The circle is divided into 16 equal parts of 16 equal
+arcs each. From one word to the next, the walk moves to the next part: to the arc that one of four fixed
 permutations gives (with probabilities 1/2, 1/4, 1/8, 1/8), and to a random cell of it. With probability 1/8 it moves
 anywhere instead. Permutations keep all arcs equally likely, so word frequencies are the same everywhere in a sample.
 

@@ -97,11 +97,11 @@ def parquet() -> Any:
 def _in_folder(folder: Path, split: str) -> Source:
     try:
         folders = [folder, *sorted((p for p in folder.iterdir() if p.is_dir()), key=_order)]
-        for place in folders:
-            for file in (place / name for name in _text_names(split)):
+        for candidate in folders:
+            for file in (candidate / name for name in _text_names(split)):
                 if file.is_file():
                     return Source((file,))
-            parts = sorted(p for p in place.glob("*.parquet") if _is_part(p, split))
+            parts = sorted(p for p in candidate.glob("*.parquet") if _is_part(p, split))
             if parts:
                 return Source(_complete(parts, split))
         zips = [file for file in sorted(folder.glob("*.zip"), key=_order) if _members(file, split)]
