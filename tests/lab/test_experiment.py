@@ -253,7 +253,7 @@ def test_a_row_that_was_measured_beside_others_work_says_so(monkeypatch):
     assert (row["load"], row["noisy"], CALLS) == (9.0, "others used 9 cores", [2, 2, 2])
 
 
-def test_another_process_is_load_and_ones_own_are_not():
+def test_what_this_process_started_counts_as_its_own_work():
     spin = [sys.executable, "-c", "import time; end = time.perf_counter() + 20\nwhile time.perf_counter() < end: pass"]
     with OthersLoad() as own:
         child = subprocess.Popen(spin)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.lab import records
+from helpers.lab import notebook, records
 from helpers.lab.experiment import Experiment
 from helpers.lab.notebook import main_machine, results, table
 
@@ -62,9 +62,12 @@ def test_what_the_machines_class_should_have_and_lacks_is_a_row_that_says_so(rec
     assert shown["status"].tolist() == ["not measured", "ok"]
 
 
-def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, capsys):
+def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, monkeypatch):
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda what, metadata: shown.append((what.data, metadata["helpers"])))
     record("CPU Test", "small", 1)
     waiting = results(SORTING)
-    assert "python -m helpers measure chapter/sorting" in capsys.readouterr().out or not len(waiting.measured)
     table(waiting.with_missing, "a caption")
-    assert "a caption" not in capsys.readouterr().out
+    ((text, metadata),) = shown
+    assert "python -m helpers measure chapter/sorting" in text
+    assert metadata == {"report": False, "waiting": "chapter/sorting", "about": "Sorts."}
