@@ -87,7 +87,7 @@ def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) 
     The least noisy of several attempts counts.
     """
     best: tuple[float, list[records.Row]] | None = None
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, attempts + 1):  # noqa: B007 (how many were made is told below)
         start = time.perf_counter()
         with OthersLoad() as load:
             try:
@@ -98,10 +98,10 @@ def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) 
         worst = max((value for _, value in noise), default=0.0)
         if best is None or worst < best[0]:
             reasons = ", ".join(reason for reason, _ in noise)
-            best = worst, [row | {"load": load.cores, "attempts": attempt, "noisy": reasons} for row in rows]
+            best = worst, [row | {"load": load.cores, "noisy": reasons} for row in rows]
         if not noise or time.perf_counter() - start > PATIENCE_S or rows[0][records.STATUS] != "ok":
             break
-    return best[1]
+    return [row | {"attempts": attempt} for row in best[1]]
 
 
 def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:
