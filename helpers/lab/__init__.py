@@ -12,6 +12,7 @@ from . import records
 from .experiment import Experiment, experiment
 from .machine import device, environment
 from .memory import Memory, peak_memory, saved_bytes
+from .process import in_fresh_process
 from .runner import measure
 from .timing import Comparison, Disagreement, Timing, bench, compare, each, phases
 
@@ -29,6 +30,7 @@ __all__ = [
     "environment",
     "experiment",
     "figures",
+    "in_fresh_process",
     "measure",
     "notebook",
     "peak_memory",

@@ -13,6 +13,6 @@ Tokenising needs torchtext, and parquet files need pyarrow; each is imported on 
 from .samples import Samples
 from .synthetic import SyntheticText
 from .vocab import TextError, Vocab, tokenize
-from .wikitext import WikiText, corpus
+from .wikitext import WikiText, corpus, local_wikitext
 
-__all__ = ["Samples", "SyntheticText", "TextError", "Vocab", "WikiText", "corpus", "tokenize"]
+__all__ = ["Samples", "SyntheticText", "TextError", "Vocab", "WikiText", "corpus", "local_wikitext", "tokenize"]

@@ -1,5 +1,6 @@
 """`WikiText`: the lines of WikiText-103 as samples of token ids; and `corpus`: WikiText, or else synthetic text."""
 
+import os
 from pathlib import Path
 
 from helpers.lab.arguments import check_choice, check_positive
@@ -77,6 +78,12 @@ def corpus(
     if vocab is not None and vocab != made.vocab:
         raise TextError("the vocabulary given is not that of synthetic text; give path= or download=True, as for it")
     return made
+
+
+def local_wikitext() -> Path | None:
+    """The folder of WikiText that `$HELPERS_WIKITEXT` names, for measurements; None if it isn't set."""
+    folder = os.environ.get("HELPERS_WIKITEXT")
+    return Path(folder) if folder else None
 
 
 def _from_hub(split: str, cache: Path | str | bool | None, download: bool) -> files.Source:

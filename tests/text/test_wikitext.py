@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.text import SyntheticText, TextError, Vocab, WikiText, corpus, tokenize
+from helpers.text import SyntheticText, TextError, Vocab, WikiText, corpus, local_wikitext, tokenize
 from helpers.text import vocab as vocab_module
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikitext-103"
@@ -249,3 +249,10 @@ def test_the_real_text_has_the_known_shape():
     assert round((lengths <= 10).mean(), 2) == 0.29
     assert len(set(valid.vocab.tokens[3:]) | set(test.vocab.tokens[3:]) | {"<unk>"}) == 24_725
     assert valid.vocab.decode(valid[0]) == ["=", "homarus", "gammarus", "="]
+
+
+def test_the_environment_names_the_text_of_measurements(monkeypatch):
+    monkeypatch.delenv("HELPERS_WIKITEXT", raising=False)
+    assert local_wikitext() is None
+    monkeypatch.setenv("HELPERS_WIKITEXT", "wikitext-103")
+    assert local_wikitext() == Path("wikitext-103")
