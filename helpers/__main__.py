@@ -83,7 +83,7 @@ def train(options: argparse.Namespace) -> int:
 
 def _train_by_stages(options: argparse.Namespace) -> dict:
     """The language model's training with stages switched on, which say what other options would."""
-    from helpers.summary import STAGES, run
+    from helpers.training.stages import STAGES, run
 
     free = ("preset", "epochs", "seed", "path", "stages", "run", "parser")
     for name, value in vars(options).items():
