@@ -1,5 +1,6 @@
 """Chapter 1's variants: an optimizer's step with and without scalers, and a forward pass under each autocast."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +19,15 @@ SCALE = 2.0**8
 
 NO_SCALER, TORCHS, PLAIN, OURS = "no scaler", "torch.amp.GradScaler", "plain operations", "ours"
 NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
+
+
+def decoder_shapes(million_parameters: float) -> list[tuple[int, ...]]:
+    """Shapes of a decoder's weights and biases, together about so many million parameters."""
+    hidden = 2 ** round(math.log2(math.sqrt(million_parameters * 1e4)))
+    layers = max(round(million_parameters * 1e6 / (12 * hidden**2)), 1)
+    matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
+    norms = [(hidden,)] * 4
+    return [shape for _ in range(layers) for shape in (*matrices, *((rows,) for rows, _ in matrices), *norms)]
 
 
 def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:

@@ -13,30 +13,42 @@ from torch import Tensor, nn
 
 from helpers import train as training
 from helpers.amp import variants
-from helpers.lab import bench, compare, device, experiment, peak_memory
+from helpers.lab import Comparison, bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
+from helpers.lab.precision import fp16_by_fp32
 from helpers.lab.records import Row
 from helpers.lab.timing import queue_ahead, tensors
+from helpers.text import local_wikitext
 from helpers.train import PRECISIONS, Setup, Step
+from helpers.training import Task
 
 BOTH = ("segmentation", "lm")
-SMALL_RUNS = [{"task": task, "precision": precision} for task in BOTH for precision in ("fp32", "amp", "dynamic")]
-FULL_RUNS = [{"task": task, "precision": precision} for task in BOTH for precision in PRECISIONS]
 SEEDS = range(3)
-# An epoch of the language model has as many steps as ten of the pictures.
-EPOCHS = {"small": {"segmentation": 1, "lm": 1}, "reduced": {"segmentation": 5, "lm": 1}}
-EPOCHS |= {"full": {"segmentation": 5, "lm": 1}}
+SIZES = ("small", "reduced", "full")  # of the trainings, by class of machine: for tests, a CPU, a big GPU
+# An epoch of the language model has as many steps as several of the pictures.
+EPOCHS = {
+    "small": {"segmentation": 1, "lm": 1},
+    "reduced": {"segmentation": 4, "lm": 1},
+    "full": {"segmentation": 5, "lm": 1},
+}
+# Good steps until the dynamic scale doubles; the usual 2000 steps are longer than these runs.
+GROWTH_INTERVAL = {"small": 50, "reduced": 5, "full": 50}
 
 
-def _preset() -> str:
-    """Runs are full-sized on a GPU only; the configurations of the small preset are few."""
-    return "full" if device().type == "cuda" else "small"
+def _runs(size: str, precisions: Iterable[str], tasks: Iterable[str] = BOTH, **more: object) -> list[Row]:
+    return [{"task": task, "precision": p, "size": size} | more for task in tasks for p in precisions]
 
 
-def _setup(task: str, precision: str, seed: int = 0) -> Setup:
-    preset = _preset()
-    return Setup(task=task, precision=precision, preset=preset, epochs=EPOCHS[preset][task], seed=seed)
+SMALL_RUNS = _runs("small", ("fp32", "amp", "dynamic"))
+ALL_RUNS = {size: _runs(size, PRECISIONS) for size in SIZES}
+
+
+def _setup(task: str, precision: str, size: str, seed: int = 0) -> Setup:
+    """A training; on a CPU with what is there of WikiText, if it is."""
+    growth, path = GROWTH_INTERVAL[size], local_wikitext() if task == "lm" and size != "small" else None
+    run = {"epochs": EPOCHS[size][task], "growth_interval": growth, "path": path, "seed": seed}
+    return Setup(task=task, precision=precision, preset=size, **run)
 
 
 LEAST_BYTES = 32
@@ -46,19 +58,20 @@ REFERENCES = {"no_scaler": variants.NO_SCALER, "torch": variants.TORCHS}
 
 @experiment(
     small=[{"million_parameters": 1}],
+    cpu=[{"million_parameters": 24}],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
-    version=3,
+    version=4,
 )
 def scaler_step(million_parameters: int) -> list[Row]:
     """Unscale, clip and AdamW step: ours, torch's, and no scaler at all, from one interleaved run.
 
-    Each step is queued while the GPU is busy with something else, as it is in training: what is measured is the work
-    of the GPU, and, for a variant that waits for it, the wait. A fused AdamW and one norm must move at least 32 bytes a
-    parameter.
+    The parameters have the shapes of a decoder's. Each step is queued while the GPU is busy with something else, as it
+    is in training: what is measured is the work of the GPU, and, for a variant that waits for it, the wait. A fused
+    AdamW and one norm must move at least 32 bytes a parameter.
     """
-    elements = million_parameters * 10**6 // 16
-    parameters = [torch.randn(elements, device=device()).requires_grad_() for _ in range(16)]
-    scaled = [torch.randn(elements, device=device()) * variants.SCALE for _ in range(16)]
+    shapes = variants.decoder_shapes(million_parameters)
+    parameters = [torch.randn(shape, device=device()).requires_grad_() for shape in shapes]
+    scaled = [torch.randn(shape, device=device()) * variants.SCALE for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
 
@@ -67,17 +80,25 @@ def scaler_step(million_parameters: int) -> list[Row]:
         queue_ahead(BUSY_CYCLES)
 
     steps = variants.scaler_steps(parameters)
-    timed = compare(steps, check=False, before=restore)
+    timed = compare(steps, check=False, before=restore, rounds=60 if device().type == "cpu" else 20)
     _, copy_gb_per_s = copy(4096 if device().type == "cuda" else 64)
+    elements = sum(parameter.numel() for parameter in parameters)
     rows = []
     for name, step in steps.items():
         restore()
-        timing = timed.timing(name)
-        ratios = {f"ratio_to_{to}": timed.ratio(name, reference)[0] for to, reference in REFERENCES.items()}
-        moved = LEAST_BYTES * 16 * elements / timing.median_ms / 1e6
-        row = {"variant": name} | timing.row() | ratios
+        row = {"variant": name, "tensors": len(shapes)} | timed.timing(name).row()
+        for called, reference in REFERENCES.items():
+            row |= _against(timed, name, reference, called)
+        moved = LEAST_BYTES * elements / timed.timing(name).median_ms / 1e6
         rows.append(row | {"share_of_copy": moved / copy_gb_per_s, "host_reads": variants.host_reads(step)})
     return rows
+
+
+def _against(timed: Comparison, variant: str, to: str, called: str) -> Row:
+    """A variant's ratio to a baseline, with the baseline's time, in columns that name it."""
+    row = timed.row(variant, to)
+    spread = {f"ratio_to_{called}_{p}": row[f"ratio_{p}"] for p in ("p20", "p80")}
+    return {f"{called}_ms": row["baseline_ms"], f"ratio_to_{called}": row["ratio"]} | spread
 
 
 LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs into fp16's normal numbers
@@ -85,8 +106,9 @@ LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs i
 
 @experiment(
     small=[{"hidden": 32, "layers": 2, "batch": 8}],
+    cpu=[{"hidden": 512, "layers": 8, "batch": 4096}, {"hidden": 1024, "layers": 4, "batch": 2048}],
     big_gpu=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
-    version=2,
+    version=3,
 )
 def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     """A training step of a stack of Linear, LayerNorm, GELU without autocast, under torch's and under ours.
@@ -108,23 +130,37 @@ def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
         return loss.detach()
 
     variants.check_same_casts(model, run, regions[variants.OURS], regions[variants.TORCHS_AUTOCAST])
-    timed = compare({name: partial(run, region) for name, region in regions.items()}, tolerance=2e-2)
+    timed = compare({name: partial(run, region) for name, region in regions.items()}, tolerance=2e-2, rounds=30)
     return [
-        {"variant": name}
+        {"variant": name, "dtype": str(dtype).removeprefix("torch.")}
         | timed.timing(name).row()
-        | {"ratio_to_torch": timed.ratio(name, variants.TORCHS_AUTOCAST)[0]}
+        | _against(timed, name, variants.TORCHS_AUTOCAST, "torch")
         for name in regions
     ]
 
 
-@experiment(small=SMALL_RUNS, big_gpu=FULL_RUNS, version=2)
-def gradient_time(task: str, precision: str) -> Row:
+TORCHS_KERNELS, WIDE = "torch's", "fp32's, rounded"
+TIMED = ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
+
+
+@experiment(
+    small=[run | {"kernels": WIDE} for run in SMALL_RUNS],
+    cpu=[
+        *(run | {"kernels": TORCHS_KERNELS} for run in _runs("reduced", ("fp32", "bf16"))),
+        *(run | {"kernels": WIDE} for run in _runs("reduced", ("fp16", "amp", "static", "dynamic"))),
+        *(run | {"kernels": TORCHS_KERNELS} for run in _runs("reduced", ("dynamic",), ["segmentation"])),
+    ],
+    big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in _runs("full", TIMED)],
+    version=3,
+)
+def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     """One gradient computation, forward and backward, of one batch.
 
-    Its memory is that of weights and batch, and what the computation adds at its peak, gradients among it; not the
-    pictures that lie on the device for other batches.
+    `kernels` says which ones compute products of fp16 numbers on a CPU: torch's, or, for a CPU without fp16 units,
+    those of fp32 with the results rounded. Its memory is that of weights and batch, and what the computation adds at its
+    peak, gradients among it; not the pictures that lie on the device for other batches.
     """
-    trainer = training.build(_setup(task, precision))
+    trainer = training.build(_setup(task, precision, size))
     model, scaler = trainer.model, trainer.scaler
     batch = next(trainer.epoch(0))
 
@@ -133,7 +169,7 @@ def gradient_time(task: str, precision: str) -> Row:
         loss, _ = trainer.forward(batch)
         (loss if scaler is None else scaler.scale(loss)).backward()
 
-    with trainer.settings():
+    with trainer.settings(), fp16_by_fp32() if kernels == WIDE else contextlib.nullcontext():
         timing = bench(step)
         model.zero_grad()
         added = peak_memory(step).added_bytes
@@ -141,57 +177,66 @@ def gradient_time(task: str, precision: str) -> Row:
     return timing.row() | {"peak_gib": (held + added) / GIB}
 
 
+# The step whose gradients are looked at: those of the first ones are larger than what follows.
+LOOKED_AT = {"small": 2, "reduced": 20, "full": 20}
+
+
 @experiment(
-    small=[{"task": "segmentation", "precision": precision} for precision in ("amp", "static")],
-    big_gpu=[
-        {"task": task, "precision": p} for task in BOTH for p in ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
-    ],
-    version=2,
+    small=_runs("small", ("amp", "static"), ["segmentation"]),
+    cpu=_runs("reduced", TIMED),
+    big_gpu=_runs("full", TIMED),
+    version=3,
 )
-def zeros(task: str, precision: str) -> list[Row]:
-    """The share of weight gradients that are exactly zero, layer by layer, in the third step."""
+def zeros(task: str, precision: str, size: str) -> list[Row]:
+    """The share of weight gradients that are exactly zero, layer by layer, in one step."""
     rows: list[Row] = []
 
     def look(step: Step) -> None:
-        if step.number < 2:
+        if step.number < LOOKED_AT[size]:
             return
         for name, parameter in step.model.named_parameters():
             if parameter.grad is not None and parameter.dim() > 1:
-                rows.append({"layer": name, "zero_share": float(zero_share([parameter.grad]))})
+                share = float(zero_share([parameter.grad]))
+                rows.append({"layer": name, "step": step.number + 1, "weights": parameter.numel(), "zero_share": share})
         raise _Enough
 
-    with contextlib.suppress(_Enough):
-        training.train(_setup(task, precision), on_step=look, progress=False)
+    with contextlib.suppress(_Enough), fp16_by_fp32():
+        training.train(_setup(task, precision, size), on_step=look, progress=False)
     return rows
 
 
 LOWEST, HIGHEST = -60, 20  # exponents that are told apart; fp16 ends at -24, with subnormal numbers
 
 
-@experiment(small=[{"task": "segmentation"}], big_gpu=[{"task": task} for task in BOTH], version=2)
-def exponents(task: str) -> list[Row]:
-    """The exponents of gradients in an fp32 run, of activations and of weights: which of them fp16 can hold.
+@experiment(
+    small=[{"task": "segmentation", "size": "small"}],
+    cpu=[{"task": task, "size": "reduced"} for task in BOTH],
+    big_gpu=[{"task": task, "size": "full"} for task in BOTH],
+    version=3,
+)
+def exponents(task: str, size: str) -> list[Row]:
+    """The exponents of gradients in one step of an fp32 run, of activations and of weights: which of them fp16 can hold.
 
-    Taken in the third step. A row is the share of all values with that exponent; the exponent of 0 is empty.
+    A row is the share of all values with that exponent; the exponent of 0 is empty.
     """
+    last = LOOKED_AT[size]
     kinds: dict[str, list[Tensor]] = {"activations": [], "weights": []}
 
     def watch(_module: nn.Module, _inputs: tuple, output: Tensor) -> None:
         output.register_hook(lambda grad: kinds["activations"].append(count_exponents(grad)))
 
     def look(step: Step) -> None:
-        if step.number == 0:
+        if step.number == last - 1:
             for module in step.model.modules():
                 if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.BatchNorm2d, nn.LayerNorm)):
                     module.register_forward_hook(watch)
-        if step.number < 2:
-            kinds["activations"].clear()
+        if step.number < last:
             return
         kinds["weights"] = [count_exponents(p.grad) for p in step.model.parameters() if p.grad is not None]
         raise _Enough
 
     with contextlib.suppress(_Enough):
-        training.train(_setup(task, "fp32"), on_step=look, progress=False)
+        training.train(_setup(task, "fp32", size), on_step=look, progress=False)
     rows = []
     for kind, histograms in kinds.items():
         total = torch.stack(histograms).sum(dim=0)
@@ -205,35 +250,32 @@ def exponents(task: str) -> list[Row]:
 
 
 @experiment(
-    small=[run | {"seed": 0, "size": "small"} for run in SMALL_RUNS],
-    cpu=[
-        {"task": "segmentation", "precision": precision, "seed": seed, "size": "reduced"}
-        for seed in SEEDS
-        for precision in ("fp32", "bf16", "amp", "static", "dynamic")
-    ],
-    big_gpu=[run | {"seed": seed, "size": "full"} for seed in SEEDS for run in FULL_RUNS],
-    version=2,
+    small=[run | {"seed": 0} for run in SMALL_RUNS],
+    cpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["reduced"]],
+    big_gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["full"]],
+    version=3,
 )
-def quality(task: str, precision: str, seed: int, size: str) -> Row:
+def quality(task: str, precision: str, size: str, seed: int) -> Row:
     """A whole training run: validation accuracy and loss after the last epoch, and what happened to its gradients.
 
-    The reduced size, 64 pixels a side and 160 steps, is what a CPU trains in minutes. What 16 bits can hold doesn't
-    depend on the device.
+    The reduced size is what a CPU trains in seconds: the gradients of one micro-batch of a step of the full size, which
+    are as small. On a CPU, products of fp16 numbers are computed by fp32 kernels and rounded, as tensor cores do.
+    `constant_accuracy` is that of the best constant guess on the validation split.
     """
-    setup = Setup(task=task, precision=precision, preset=size, epochs=EPOCHS[size][task], seed=seed)
+    setup = _setup(task, precision, size, seed)
     row, curve = _trained(setup)
     if seed == 0:
         _curve_of[setup] = curve
     return row
 
 
-@experiment(small=SMALL_RUNS, big_gpu=FULL_RUNS, version=2)
-def curves(task: str, precision: str) -> list[Row]:
+@experiment(small=SMALL_RUNS, cpu=ALL_RUNS["reduced"], big_gpu=ALL_RUNS["full"], version=3)
+def curves(task: str, precision: str, size: str) -> list[Row]:
     """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.
 
     It is trained once for both tables where one process measures both, and again where `curves` is measured alone.
     """
-    setup = _setup(task, precision)
+    setup = _setup(task, precision, size)
     return _curve_of.pop(setup, None) or _trained(setup)[1]
 
 
@@ -253,15 +295,21 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
         held = [nothing if value is None else value.detach().float().clone() for value in (scale, skipped)]
         seen.append((step.number, step.loss.float(), *held))
 
-    outcome = training.train(setup, on_step=look, progress=False)
+    with fp16_by_fp32():
+        outcome = training.train(setup, on_step=look, progress=False)
+    task = training.build_task(setup, device())
     row = {
         "validation_accuracy": outcome["validation_accuracy"],
         "validation_loss": outcome["validation_loss"],
+        "constant_accuracy": _constant_accuracy(task),
         "train_loss": outcome["train_loss"],
         "diverged": "yes" if outcome["diverged"] else "no",
         "zero_share": float(torch.stack(shares).mean()),
         "skipped_steps": outcome["skipped_steps"],
+        "first_scale": float(seen[0][2]),
         "final_scale": outcome["scale"],
+        "growth_interval": setup.growth_interval,
+        "micro_batches": task.micro_batches,
         "steps": outcome["steps"],
         "train_s": outcome["seconds"],
         "source": outcome["source"],
@@ -273,6 +321,19 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
         if number % every == 0 or number == len(seen) - 1
     ]
     return row, curve
+
+
+def _constant_accuracy(task: Task) -> float:
+    """The validation accuracy of the constant guess that is right most often in training. Padding doesn't count."""
+
+    def counts(batches: Iterable) -> Tensor:
+        targets = torch.cat([batch.targets.flatten() for batch in batches]).long()
+        found = torch.bincount(targets, minlength=2**16)
+        found[getattr(task.validation_metric, "pad_id", -1)] = 0
+        return found
+
+    validation = counts(task.validation())
+    return float(validation[counts(task.batches(0, 0)).argmax()] / validation.sum())
 
 
 def count_exponents(values: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 from .trainer import Batch, Task
 
-# Sizes for chapters 1 and 2. `small` is for tests, `reduced` takes a CPU minutes. `shape` is a pair, for
-# `SWITCHED_SIZES`: the model's while its width is slow, and after the fix; here they are the same. `validation_samples`
-# and `vocab_size` are those of generated text.
+# Sizes for chapters 1 and 2. `small` is for tests, `reduced` takes a CPU seconds. `shape` is a pair, for
+# `SWITCHED_SIZES`: the model's while its width is slow, and after the fix; here they are the same. `vocab_size` is that
+# of generated text, and so are the numbers of samples unless they are `limited`. `micro_batches` makes gradients as
+# small as those of a step of `full`, whose batches have as many times the tokens.
 SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "samples": 64,
@@ -35,15 +36,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-3,
     },
     "reduced": {
-        "samples": 2000,
-        "validation_samples": 250,
+        "samples": 1600,
+        "validation_samples": 400,
+        "limited": True,
         "vocab_size": 4000,
         "shape": ({"d_model": 128, "num_heads": 4},) * 2,
         "layers": 2,
-        "max_length": 128,
+        "max_length": 32,
         "dropout": 0.1,
-        "batch_size": 32,
-        "learning_rate": 1e-3,
+        "batch_size": 16,
+        "learning_rate": 3e-3,
+        "micro_batches": 16,
     },
     "full": {
         "samples": 20_000,
@@ -113,7 +116,8 @@ def language_task(
     The model is trained on WikiText's validation split and evaluated on its test split.
     """
     sizes = SIZES[preset]
-    texts = _cached_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
+    counts = sizes["samples"], sizes["validation_samples"], sizes["vocab_size"]
+    texts = _cached_texts(path, *counts, sizes.get("limited", False))
     pad_id, batch_size = texts[0].vocab.pad_id, sizes["batch_size"]
     model = build_model(sizes, len(texts[0].vocab), pad_id, seed).to(device)
     trained, evaluated = (StandardDataset(text, sizes["max_length"] + 1, pad_id=pad_id) for text in texts)
@@ -127,6 +131,7 @@ def language_task(
         steps=steps,
         validation=batches_in_order(evaluated, batch_size, device),
         learning_rate=sizes["learning_rate"],
+        micro_batches=sizes.get("micro_batches", 1),
     )
 
 
@@ -212,9 +217,9 @@ def open_texts(
 
 
 @functools.lru_cache(maxsize=1)
-def _cached_texts(path: Path | None, *counts: Any) -> tuple[Samples, Samples]:
-    """Cached for the next run: making text takes longer than a small run."""
-    return open_texts(path, *counts, limited=False)
+def _cached_texts(path: Path | None, *options: Any) -> tuple[Samples, Samples]:
+    """`open_texts`, cached for the next run: making text takes longer than a small run."""
+    return open_texts(path, *options)
 
 
 class Lines:

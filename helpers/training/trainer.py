@@ -53,6 +53,7 @@ class Task:
     validation: Callable[[], Iterator[Batch]]
     learning_rate: float
     weight_decay: float = 0.01
+    micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
     metric: Any = None
     prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
     skipped: dict[str, str] = field(default_factory=dict)  # files that could not be read, with their faults
@@ -187,7 +188,8 @@ class Trainer:
         loss, output = self.forward(batch, self._in_training)
         before_backward(loss.detach())
         with record_function("backward"):
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            share = loss / self.task.micro_batches if self.task.micro_batches > 1 else loss
+            (share if self.scaler is None else self.scaler.scale(share)).backward()
         look(loss.detach())
         with record_function("optimizer"):
             if self.clip is not None:
