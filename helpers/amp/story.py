@@ -1,4 +1,4 @@
-"""The tables and sentences of chapter 1, made from the records."""
+"""Goals and sentences that the summary says of chapter 1."""
 
 import pandas as pd
 
@@ -15,73 +15,6 @@ RUNS = {
 }
 GOAL_ACCURACY = 0.985
 GOAL_SPEEDUP, GOAL_OVERHEAD, GOAL_AUTOCAST = 1.3, 1.02, 1.02
-
-
-def quality(plan: pd.DataFrame) -> pd.DataFrame:
-    """A row for each task and precision: mean ± standard deviation over the seeds, and how many diverged."""
-    rows = []
-    for (task, precision), runs in plan.groupby(["task", "precision"], sort=False):
-        for gpu, found in runs.groupby("gpu", dropna=False) if "gpu" in runs else [(None, runs)]:
-            rows.append(
-                {
-                    "gpu": gpu,
-                    "task": task,
-                    "training": RUNS[precision],
-                    "seeds": int((found["status"] == "ok").sum()),
-                    "validation accuracy": _spread(found, "validation_accuracy"),
-                    "validation loss": _spread(found, "validation_loss"),
-                    "diverged": int((found["diverged"] == "yes").sum()) if "diverged" in found else None,
-                    "zero gradients": _mean(found, "zero_share"),
-                    "steps skipped": _mean(found, "skipped_steps"),
-                    "status": ", ".join(sorted(set(found["status"]))),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def quality_verdicts(measured: pd.DataFrame) -> list[str]:
-    """What the chapter aims at in quality, held against the runs."""
-    if not len(measured):
-        return ["How well each precision trains has not been measured on a GPU yet."]
-    said = []
-    for gpu, runs in measured.groupby("gpu", sort=False):
-        cars = runs[runs["task"] == "segmentation"]
-        accuracy = cars.groupby("precision")["validation_accuracy"]
-        lowest, mean = accuracy.min(), accuracy.mean()
-        for precision in ("static", "dynamic"):
-            if precision in lowest:
-                met = reached(lowest[precision] >= GOAL_ACCURACY)
-                said.append(
-                    f"{gpu}: segmentation with a {precision} scale, lowest of all seeds: "
-                    f"{lowest[precision]:.4f} (at least {GOAL_ACCURACY}: {met})"
-                )
-        if {"amp", "dynamic"} <= set(mean.index):
-            less = mean["dynamic"] - mean["amp"]
-            said.append(f"{gpu}: without a scaler, AMP is {less:.4f} below the dynamic scale, on the mean")
-        if {"static", "dynamic"} <= set(mean.index):
-            more = mean["dynamic"] - mean["static"]
-            said.append(f"{gpu}: the dynamic scale is {more:+.4f} from the static one, on the mean")
-        diverged = sorted(set(runs[runs["diverged"] == "yes"]["precision"]))
-        said.append(f"{gpu}: diverged at least once: {', '.join(RUNS[p] for p in diverged) or 'none'}")
-    return said
-
-
-def against_fp32(measured: pd.DataFrame) -> list[str]:
-    """How far from fp32 each kind of scaling ends, on the mean over the seeds that it shares with fp32."""
-    if not len(measured):
-        return ["Not measured yet."]
-    said = []
-    for gpu, runs in measured[measured["task"] == "segmentation"].groupby("gpu", sort=False):
-        accuracy = runs.pivot(index="seed", columns="precision", values="validation_accuracy")
-        for precision in [name for name in RUNS if name in accuracy and name != "fp32" and "fp32" in accuracy]:
-            apart = (accuracy[precision] - accuracy["fp32"]).dropna()
-            if len(apart):
-                lost = runs[runs["precision"] == precision]["zero_share"].mean()
-                said.append(
-                    f"{gpu}: {RUNS[precision]}, {apart.mean():+.4f} in accuracy against fp32 "
-                    f"(seeds: {len(apart)}), {lost:.1%} of the gradients zero"
-                )
-    return said
 
 
 def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
@@ -104,26 +37,3 @@ def step_verdicts(steps: pd.DataFrame, autocast: pd.DataFrame) -> list[str]:
             f"under torch's ({reached(row['ratio_to_torch'] <= GOAL_AUTOCAST)}: at most {GOAL_AUTOCAST})"
         )
     return said
-
-
-def lost(exponents: pd.DataFrame) -> pd.DataFrame:
-    """Of each task's gradients, the share below fp16's normal numbers, and below its smallest one."""
-    rows = []
-    for (task, kind), found in exponents.groupby(["task", "kind"], sort=False):
-        present = found.dropna(subset="exponent")
-        total = present["share"].sum()
-        for name, below in (("below 2^-14, subnormal in fp16", -14), ("below 2^-25, zero in fp16", -25)):
-            share = present.loc[present["exponent"] < below, "share"].sum() / total
-            rows.append({"task": task, "gradients of": kind, "range": name, "share": share})
-    return pd.DataFrame(rows)
-
-
-def _spread(found: pd.DataFrame, column: str) -> str | None:
-    if column not in found or not found[column].notna().any():
-        return None
-    mean, spread = found[column].mean(), found[column].std(ddof=1)
-    return f"{mean:.4f}" + (f" ± {spread:.4f}" if spread == spread else "")
-
-
-def _mean(found: pd.DataFrame, column: str) -> float | None:
-    return found[column].mean() if column in found and found[column].notna().any() else None

@@ -157,8 +157,8 @@ def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     """One gradient computation, forward and backward, of one batch.
 
     `kernels` says which ones compute products of fp16 numbers on a CPU: torch's, or, for a CPU without fp16 units,
-    those of fp32 with the results rounded. Its memory is that of weights and batch, and what the computation adds at its
-    peak, gradients among it; not the pictures that lie on the device for other batches.
+    those of fp32 with the results rounded. Its memory is that of weights and batch, and what the computation adds at
+    its peak, gradients among it; not the pictures that lie on the device for other batches.
     """
     trainer = training.build(_setup(task, precision, size))
     model, scaler = trainer.model, trainer.scaler
@@ -215,7 +215,7 @@ LOWEST, HIGHEST = -60, 20  # exponents that are told apart; fp16 ends at -24, wi
     version=3,
 )
 def exponents(task: str, size: str) -> list[Row]:
-    """The exponents of gradients in one step of an fp32 run, of activations and of weights: which of them fp16 can hold.
+    """The exponents of gradients in one step of an fp32 run, of activations and of weights.
 
     A row is the share of all values with that exponent; the exponent of 0 is empty.
     """
@@ -223,7 +223,8 @@ def exponents(task: str, size: str) -> list[Row]:
     kinds: dict[str, list[Tensor]] = {"activations": [], "weights": []}
 
     def watch(_module: nn.Module, _inputs: tuple, output: Tensor) -> None:
-        output.register_hook(lambda grad: kinds["activations"].append(count_exponents(grad)))
+        if output.requires_grad:  # not in validation
+            output.register_hook(lambda grad: kinds["activations"].append(count_exponents(grad)))
 
     def look(step: Step) -> None:
         if step.number == last - 1:

@@ -244,6 +244,49 @@ def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> C
     return check
 
 
+def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list], Any]) -> Check:
+    """A function of (model, optimizer, scaler, micro-batches): one step on pairs of inputs and targets under a scale.
+
+    The loss is the mean squared error; gradients are clipped to a norm of 1. It is judged with torch's scaler.
+    """
+    check = Check(_name(step))
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    start = nn.Linear(8, 4).requires_grad_(False)
+
+    def weights(steps: int, way: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> Tensor:
+        model = nn.Linear(8, 4)
+        model.load_state_dict(start.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(steps):
+            way(model, optimizer)
+        return model.weight.detach()
+
+    def at_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        F.mse_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def same(steps: int) -> tuple[bool, str]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        found = weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
+        error = relative_error(found, weights(steps, at_once))
+        return error <= 1e-5, f"relative error {error:.1e}"
+
+    def skipped() -> tuple[bool, str]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        bad = [(inputs * float("inf"), targets) for inputs, targets in pairs[:1]] + pairs[1:]
+        found = weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad))
+        return torch.equal(found, start.weight) and scaler.get_scale() == 512, f"the scale is {scaler.get_scale():g}"
+
+    check.holds("a step on 4 micro-batches is the clipped step on all of their samples", lambda: same(1))
+    check.holds("so are 3 steps", lambda: same(3))
+    check.holds("a step with inf in one micro-batch is skipped, and the scale halves", skipped)
+    return check
+
+
 def batch_sampler(make: Callable[..., Iterable[Sequence[int]]], batch_size: int = 32, k: int = 10) -> Check:
     """A sampler `make(lengths, batch_size, k)` of batches of indices whose lengths differ by at most k."""
     check = Check(_name(make))

@@ -15,8 +15,8 @@ from helpers.pictures import cores, preload, segmentation
 from .text_batches import shuffled
 from .trainer import Batch, Task
 
-# `small` is for tests; `reduced` takes a CPU seconds to show what fp16 does to training. How much fp16 loses depends on the
-# number of pixels that the loss is a mean over; `loss_pixels` is that of `full`, 128 pictures of 256 × 256.
+# `small` is for tests; `reduced` takes a CPU seconds to show what fp16 does to training. How much fp16 loses depends on
+# the number of pixels that the loss is a mean over: `MICRO_BATCHES` makes it that of `full`, 128 × 256 × 256.
 SIZES = {
     "small": {"size": 16, "samples": 32, "validation_samples": 16, "width": 4, "depth": 1, "batch_size": 8},
     "reduced": {"size": 64, "samples": 640, "validation_samples": 128, "width": 8, "depth": 3, "batch_size": 32},

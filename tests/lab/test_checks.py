@@ -88,6 +88,24 @@ def test_an_autocast_that_does_nothing_is_told():
     assert any("linear layer gives bfloat16" in line for line in wrong)
 
 
+def accumulated(model, optimizer, scaler, micro_batches, unscales=True):
+    optimizer.zero_grad()
+    for inputs, targets in micro_batches:
+        scaler.scale(F.mse_loss(model(inputs), targets) / len(micro_batches)).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_an_accumulated_step_holds_and_one_that_clips_scaled_gradients_is_told():
+    assert checks.accumulated_step(accumulated).passed
+    wrong = failures(checks.accumulated_step(functools.partial(accumulated, unscales=False)))
+    assert any("4 micro-batches" in line for line in wrong)
+    assert not any("inf" in line.partition(":")[0] for line in wrong)
+
+
 def test_our_sampler_holds_and_a_sorted_one_doesnt():
     assert checks.batch_sampler(BalancedBatchSampler).passed
 

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,21 @@ def test_every_precision_trains_both_tasks(precision):
         assert 0 <= found["validation_accuracy"] <= 1
         assert found["steps"] == 4
         assert precision == "fp16" or math.isfinite(found["validation_loss"])
+
+
+def test_micro_batches_make_gradients_smaller_and_nothing_else():
+    def gradients(count):
+        trainer = build(Setup(task="segmentation", precision="fp32"))
+        trainer.task = replace(trainer.task, micro_batches=count)
+        grads = []
+        loss = trainer.step(
+            next(trainer.epoch(0)), lambda loss: grads.extend(p.grad.clone() for p in trainer.model.parameters())
+        )
+        return loss, grads
+
+    (loss, whole), (same_loss, shares) = gradients(1), gradients(64)
+    assert torch.equal(loss, same_loss)
+    assert all(torch.allclose(a / 64, b) for a, b in zip(whole, shares, strict=True))
 
 
 def test_the_language_model_learns():
