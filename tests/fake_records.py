@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers.experiments import amp, batching, compilers, pipelines, profiling, rush, summary
+from helpers.experiments import batching, compilers, pipelines, profiling, rush, summary
 from helpers.experiments import swiglu as experiments
 from helpers.lab import records
 from helpers.swiglu import costs, peers
@@ -42,55 +42,6 @@ def _peers(config):
             ratios |= {name: ratio, f"{name}_p20": ratio * 0.99, f"{name}_p80": ratio * 1.01}
         rows.append({"variant": variant, "version": "1.0"} | memory | SPREAD | ratios)
     return rows
-
-
-def _quality(config):
-    lost, broken = config["precision"] == "amp", config["precision"] == "fp16"
-    accuracy = (0.95 if lost else 0.99) + 0.001 * config["seed"]
-    row = {
-        "validation_accuracy": accuracy,
-        "validation_loss": 0.02,
-        "train_loss": 0.01,
-        "zero_share": 0.7 if lost else 0.01,
-    }
-    row |= {"diverged": "yes" if broken else "no", "skipped_steps": 1, "final_scale": 65536.0, "steps": 160}
-    return [row | {"train_s": 12.5, "source": "generated silhouettes"}]
-
-
-def _curves(config):
-    scaled = config["precision"] in ("static", "dynamic", "torch-scaler")
-    return [
-        {"step": step, "loss": 1 / (1 + step), "scale": 4096.0 if scaled else None, "skipped_steps": step // 40}
-        for step in range(0, 160, 4)
-    ]
-
-
-def _exponents(config):
-    shares = [(kind, exponent) for kind in ("activations", "weights") for exponent in range(-40, 0)]
-    return [{"kind": kind, "exponent": exponent, "share": 1 / 40} for kind, exponent in shares]
-
-
-def _zeros(config):
-    return [{"layer": layer, "zero_share": 0.25} for layer in ("first.weight", "last.weight")]
-
-
-def _gradient_time(config):
-    return [SPREAD | {"peak_gib": 12.3}]
-
-
-def _scaler_step(config):
-    ratios = {"no scaler": 1.0, "torch.amp.GradScaler": 1.3, "plain operations": 2.0, "ours": 0.9}
-    return [
-        {"variant": variant, "ratio_to_no_scaler": ratio, "ratio_to_torch": ratio / 1.3, "share_of_copy": 0.9 / ratio}
-        | SPREAD
-        | {"host_reads": 0 if variant in ("no scaler", "ours") else 1}
-        for variant, ratio in ratios.items()
-    ]
-
-
-def _autocast_overhead(config):
-    variants = {"no autocast": 2.0, "torch.autocast": 1.0, "ours": 1.01}
-    return [{"variant": variant, "ratio_to_torch": ratio} | SPREAD for variant, ratio in variants.items()]
 
 
 def _padding(config):
@@ -435,13 +386,6 @@ TABLES = [
     (summary.stages, _stages),
     (rush.memory_alone, _memory_alone),
     (experiments.peers, _peers),
-    (amp.quality, _quality),
-    (amp.curves, _curves),
-    (amp.exponents, _exponents),
-    (amp.zeros, _zeros),
-    (amp.gradient_time, _gradient_time),
-    (amp.scaler_step, _scaler_step),
-    (amp.autocast_overhead, _autocast_overhead),
     (batching.padding, _padding),
     (batching.sampler_scaling, _sampler_scaling),
     (batching.packing, _packing),

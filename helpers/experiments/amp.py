@@ -188,7 +188,7 @@ LOOKED_AT = {"small": 2, "reduced": 20, "full": 20}
     version=3,
 )
 def zeros(task: str, precision: str, size: str) -> list[Row]:
-    """The share of weight gradients that are exactly zero, layer by layer, in one step."""
+    """The share of weight gradients that are exactly zero, layer by layer, in one step; none if some aren't finite."""
     rows: list[Row] = []
 
     def look(step: Step) -> None:
@@ -196,7 +196,8 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
             return
         for name, parameter in step.model.named_parameters():
             if parameter.grad is not None and parameter.dim() > 1:
-                share = float(zero_share([parameter.grad]))
+                finite = bool(torch.isfinite(parameter.grad).all())
+                share = float(zero_share([parameter.grad])) if finite else None
                 rows.append({"layer": name, "step": step.number + 1, "weights": parameter.numel(), "zero_share": share})
         raise _Enough
 
