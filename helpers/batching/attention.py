@@ -11,7 +11,8 @@ Three variants with the same result. For T positions in documents of lengths l, 
     dense    T² numbers of mask, on the device  all T² scores, and the mask read by each     anywhere
     flex     tables of (T / 128)² on the host,  the (128, 128) blocks that some document     CUDA; on the CPU
              one copy                           touches, by a compiled kernel                without speed
-    varlen   the offsets, one copy              Σ l² / 2 scores, by FlashAttention           CUDA, fp16 and bf16
+    varlen   the offsets, one copy              Σ l² / 2 scores, by FlashAttention, on the   CUDA: fp16, bf16;
+                                                CPU by `documents_attention`                 CPU: any
 
 `missing_because` says why one doesn't run on a machine. None makes the host wait for the GPU: all that is needed there
 (the longest document, the tables) is worked out on the host from the offsets.
@@ -43,12 +44,13 @@ from helpers.lab import machine
 from helpers.lab.arguments import check_choice
 from helpers.lab.precision import autocast_dtype
 
+from .documents import documents_attention
 from .sequenced import PackedLayout, causal_mask
 
 VARIANTS = {  # what each needs to run
     "dense": (),
     "flex": ("CUDA", "triton"),  # to be fast; on the CPU it runs as well
-    "varlen": ("CUDA", "compute capability 8.0"),
+    "varlen": ("CUDA", "compute capability 8.0"),  # or a CPU
 }
 Attend = Callable[..., Tensor]  # (q, k, v, dropout=0.0) -> out, all (B, heads, T, head_dim)
 
@@ -103,7 +105,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> T
 def missing_because(variant: str, device: torch.device | str, dtype: torch.dtype | None = None) -> str:
     """Why a variant can't run on a device, in a type if that is known; "" if it can."""
     device = torch.device(device)
-    if variant == "flex" and device.type == "cpu":
+    if variant in ("flex", "varlen") and device.type == "cpu":
         return ""
     if reason := machine.missing_because(*VARIANTS[variant], device=device):
         return reason
@@ -233,9 +235,11 @@ def _block_table(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _varlen(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
+    (offsets,) = to_device([layout.offsets], device)
+    if device.type == "cpu":
+        return lambda q, k, v, dropout: documents_attention(q, k, v, offsets)
     from torch.nn.attention.varlen import varlen_attn
 
-    (offsets,) = to_device([layout.offsets], device)
     longest = int(layout.lengths.max())
     asks_for_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # before torch 2.12 it didn't
 

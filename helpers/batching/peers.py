@@ -1,8 +1,8 @@
 """What others use for the same, to compare with: torchtext's BucketIterator and transformers' padding-free collator.
 
 The collator joins the samples of a random batch, so that each batch has another length; our packs have one length,
-which one compiled graph serves. Both feed the same model, transformers' Llama, whose attention to documents of
-different lengths is torch's own kernel, FlashAttention-2. Functions here raise ImportError where the peer is missing.
+which one compiled graph serves. Both feed the same model, transformers' Llama. On a GPU its attention is torch's varlen
+kernel, FlashAttention-2, for both. Functions here raise ImportError where the peer is missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,14 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device
+from helpers.lab.timing import relative_error
+from helpers.text import SyntheticText
 
-from .attention import HALVES, packed_attention
+from .attention import causal_attention
 from .datasets import StandardDataset
-from .sequenced import Packed, PackedLayout, SequencedDataset
-from .steps import Steps, compute_dtype, synthetic_text, training_step
+from .documents import documents_attention
+from .sequenced import Packed, SequencedDataset
+from .steps import Steps, compute_dtype, training_step
+from .steps import text as steps_text
 
 Inputs = dict[str, Any]
-ATTENTION = "torch-varlen"
+ATTENTION, SDPA = "varlen", "sdpa"  # ours, registered with transformers, and what transformers has on a CPU
 IGNORED = -100  # a label that counts for nothing
 COLLATOR, PACKED = "flattening collator", "packs of one length"
 
@@ -44,8 +48,8 @@ def bucket_iterator(lengths: np.ndarray, batch_size: int) -> Callable[[], Iterat
     return epoch
 
 
-def llama(vocab_size: int, width: int, layers: int, heads: int) -> nn.Module:
-    """A Llama of transformers with random weights."""
+def llama(vocab_size: int, width: int, layers: int, heads: int, attention: str = ATTENTION) -> nn.Module:
+    """A Llama of transformers with random weights, the same in each call."""
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
     AttentionInterface.register(ATTENTION, _attention)
@@ -56,42 +60,63 @@ def llama(vocab_size: int, width: int, layers: int, heads: int) -> nn.Module:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        attn_implementation=ATTENTION,
+        attn_implementation=attention,
         use_cache=False,
     )
+    torch.manual_seed(0)
     return LlamaForCausalLM(config)
 
 
 def llama_steps(width: int, layers: int, batch_size: int, max_length: int, count: int) -> dict[str, Steps]:
-    """Training steps of one Llama on `count` batches of the collator and on as many packs; on a GPU compiled, too."""
-    text = synthetic_text(24 * batch_size, width)
+    """Training steps of a Llama, eager and compiled, on `count` batches of the collator and on as many packs.
+
+    On a CPU transformers has no FlashAttention: SDPA gets the mask that it makes of the collator's position_ids.
+    """
+    text = steps_text(24 * batch_size, width)
     dataset = StandardDataset(text, max_length)
-    model = llama(len(text.vocab), width, layers, heads=8).to(device=device(), dtype=compute_dtype())
-    joined = list(islice(flattened(dataset, batch_size, 0), count))
+    own = ATTENTION if device().type == "cuda" else SDPA
+
+    def model(attention: str) -> nn.Module:
+        return llama(len(text.vocab), width, layers, 8, attention).to(device=device(), dtype=compute_dtype())
+
+    joined = list(islice(flattened(dataset, batch_size, 0, flash=own != SDPA), count))
     capacity = max(round(batch_size * float(dataset.lengths.mean())), max_length)
     sequences = SequencedDataset(dataset, None, capacity, strategy="best-fit", fixed=True)
     packs = [as_inputs(packed, max_length) for packed in islice(sequences, count)]
-    fed = {COLLATOR: (model, joined), PACKED: (model, packs)}
-    if device().type == "cuda":  # on the CPU a compiled model would say nothing, and need a C++ compiler
-        fed |= {f"{COLLATOR}, compiled": (torch.compile(model, dynamic=True), joined)}
-        fed |= {f"{PACKED}, compiled": (torch.compile(model), packs)}
+    theirs, ours = model(own), model(ATTENTION)
+    fed = {COLLATOR: (theirs, joined), PACKED: (ours, packs)}
+    fed[f"{COLLATOR}, compiled"] = (torch.compile(theirs, dynamic=True), joined)
+    fed[f"{PACKED}, compiled"] = (torch.compile(ours), packs)
     return {name: _steps(*what) for name, what in fed.items()}
+
+
+def leak(attention: str) -> float:
+    """The relative error of a small Llama's logits for joined samples, against each sample by itself; fp32."""
+    dataset = StandardDataset(SyntheticText(8, vocab_size=500), 64)
+    model = llama(500, 64, 2, 2, attention).to(device())
+    (inputs,) = flattened(dataset, len(dataset), 0, flash=attention == ATTENTION)
+    bounds = (inputs["position_ids"][0] == 0).nonzero()[:, 0].tolist()
+    with torch.no_grad():
+        joined = model(**_on_device(inputs)).logits[0]
+        alone = [model(part[None].to(device())).logits[0] for part in inputs["input_ids"][0].tensor_split(bounds[1:])]
+    return relative_error(joined, torch.cat(alone))
 
 
 def _steps(model: nn.Module, batches: list[Inputs]) -> Steps:
     real = float(np.mean([int((inputs["labels"] != IGNORED).sum()) for inputs in batches]))
-    there = [
-        {name: value.to(device()) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        for inputs in batches
-    ]
+    there = [_on_device(inputs) for inputs in batches]
     return Steps(training_step(model.parameters(), lambda inputs: model(**inputs).loss), there, real)
 
 
-def flattened(dataset: StandardDataset, batch_size: int, seed: int) -> Iterator[Inputs]:
-    """Random batches as transformers' collator joins them."""
+def _on_device(inputs: Inputs) -> Inputs:
+    return {name: value.to(device()) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+def flattened(dataset: StandardDataset, batch_size: int, seed: int, flash: bool) -> Iterator[Inputs]:
+    """Random batches as transformers' collator joins them; `flash` adds the offsets that FlashAttention takes."""
     from transformers import DataCollatorWithFlattening
 
-    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
     order = np.random.default_rng(seed).permutation(len(dataset))
     for begin in range(0, len(order) - batch_size + 1, batch_size):
         yield dict(collate([{"input_ids": dataset[int(i)].tolist()} for i in order[begin : begin + batch_size]]))
@@ -125,9 +150,10 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for q, k and v of (1, heads, T, head_dim); the result is (1, T, heads, head_dim)."""
-    if q.dtype not in HALVES or not q.is_cuda:  # so that the same code can be tried without a GPU
-        out = packed_attention(PackedLayout(cu_seq_lens_q), "dense", q.device)(q, k, v)
-        return out.transpose(1, 2), None
+    if cu_seq_lens_q is None:
+        return causal_attention(q, k, v).transpose(1, 2), None
+    if not q.is_cuda:
+        return documents_attention(q, k, v, cu_seq_lens_q, scaling).transpose(1, 2), None
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))  # (T, heads, head_dim)

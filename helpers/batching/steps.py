@@ -15,12 +15,10 @@ from helpers.lab.experiment import free_memory, is_out_of_memory
 from helpers.lab.records import Row
 from helpers.lab.timing import queue_ahead
 from helpers.models import GPT2LikeModel
-from helpers.text import SyntheticText
+from helpers.text import Samples, SyntheticText, WikiText, local_wikitext
 from helpers.text.synthetic import SIZE, draw_lengths
 
-from .packing import pack
-from .sequenced import PackedLayout
-
+WIKITEXT_SAMPLES = 2461  # in its validation split
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
 
@@ -91,17 +89,22 @@ def training_step(parameters: Iterable[Tensor], loss: Callable[[Any], Tensor]) -
 
 
 def compute_dtype() -> torch.dtype:
-    """bf16 on a GPU; on the CPU fp32, which every CPU has."""
-    return torch.bfloat16 if device().type == "cuda" else torch.float32
+    """bf16 on a GPU and on a CPU that multiplies bf16, where it is faster; else fp32."""
+    multiplies = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if device().type == "cuda" or multiplies else torch.float32
 
 
 @functools.lru_cache(maxsize=1)
-def synthetic_text(samples: int, width: int) -> SyntheticText:
-    """The text that is batched: WikiText's vocabulary, or a small one for a small model. The last text is kept."""
-    return SyntheticText(samples, seed=0, vocab_size=SIZE if width >= 1024 else 500)
+def text(samples: int, width: int) -> Samples:
+    """The text that is batched, the last one kept: WikiText's validation split where that is on the machine and has so
+    many samples, else text with its lengths. A small model gets a small vocabulary."""
+    words = SIZE if width >= 1024 else 4096
+    if (path := local_wikitext()) and samples <= WIKITEXT_SAMPLES:
+        return WikiText("validation", path, max_size=words, max_samples=samples)
+    return SyntheticText(samples, seed=0, vocab_size=words)
 
 
-def language_model(text: SyntheticText, width: int, layers: int, max_length: int, head: bool = True) -> GPT2LikeModel:
+def language_model(text: Samples, width: int, layers: int, max_length: int, head: bool = True) -> GPT2LikeModel:
     """A model of the text on the device. `head=False` leaves out the product with the vocabulary, as the task does."""
     shape = {"d_model": width, "num_heads": 8, "num_layers": layers, "max_length": max_length}
     model = GPT2LikeModel(len(text.vocab), **shape, dropout=0.0)
@@ -111,8 +114,6 @@ def language_model(text: SyntheticText, width: int, layers: int, max_length: int
 
 
 def packed_offsets(tokens: int, max_length: int) -> np.ndarray:
-    """Where documents of WikiText's lengths begin that fill `tokens`: the fullest of some packs, and padding."""
-    lengths = np.minimum(draw_lengths(20 * max(tokens // 64, 8), seed=0), min(max_length, tokens))
-    packs = pack(lengths, tokens, "best-fit")
-    chosen = np.random.default_rng(0).permutation(lengths[packs[int(packs.loads.argmax())]])
-    return PackedLayout(np.concatenate([[0], np.cumsum(chosen)]), tokens).offsets
+    """Where documents of WikiText's lengths begin that fill `tokens`; the last one is cut."""
+    ends = np.cumsum(np.minimum(draw_lengths(tokens, seed=0), max_length))
+    return np.concatenate([[0], ends[ends < tokens], [tokens]])

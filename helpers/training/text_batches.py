@@ -147,8 +147,7 @@ FEEDS = {
 
 def packed_variant(device: torch.device, dtype: torch.dtype) -> str:
     """The fastest attention over packed documents that runs on the device with this type."""
-    preferred = ("varlen", "flex", "dense") if device.type == "cuda" else ("dense",)
-    return next(variant for variant in preferred if not missing_because(variant, device, dtype))
+    return next(name for name in ("varlen", "flex", "dense") if not missing_because(name, device, dtype))
 
 
 def batches_in_order(

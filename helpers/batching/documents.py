@@ -1,0 +1,98 @@
+"""Attention document by document on a CPU: what FlashAttention's `varlen` is on a GPU.
+
+torch's fused attention for CPUs takes rectangles. Here it is called once for each document, on views of q, k and v, so
+that Σ l² / 2 scores are computed and nothing is padded or copied. All documents are one operator and one node of the
+graph of autograd, which `torch.compile` leaves as it is: offsets may differ from batch to batch without compiling anew.
+
+Without AMX, halves are computed in fp32: torch's backward in bf16 takes twice as long as in fp32 (with AVX-512, torch
+2.13). The casts are those of one document at a time, which fits the cache.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None = None) -> Tensor:
+    """Causal attention within each document; q, k, v (1, heads, T, head_dim), k and v may have fewer heads.
+
+    Document i lies at `offsets[i]` to `offsets[i + 1]`, int32 on the CPU, and the last ends at T.
+    """
+    if groups := q.shape[1] // k.shape[1] - 1:
+        k, v = (part.repeat_interleave(groups + 1, dim=1) for part in (k, v))
+    return _attend(q, k, v, offsets, scale)[0]
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.itemsize == 2 and not torch.cpu._is_amx_tile_supported() else dtype
+
+
+def _spans(offsets: Tensor) -> list[slice]:
+    ends = offsets.tolist()
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends) if end > begin]
+
+
+def _like(q: Tensor) -> Tensor:
+    """Memory for (1, heads, T, head_dim) in which a position's heads lie together, as the next product reads them."""
+    batch, heads, length, size = q.shape
+    return q.new_empty(batch, length, heads, size).transpose(1, 2)
+
+
+@torch.library.custom_op("helpers::documents_attention", mutates_args=(), device_types="cpu")
+def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The output, and the logarithm of each softmax's denominator (1, T, heads), which backward needs."""
+    dtype = _computed_in(q.dtype)
+    out, denominators = _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    for span in _spans(offsets):
+        inputs = (part[:, :, span].to(dtype) for part in (q, k, v))
+        out[:, :, span], found = _forward(*inputs, 0.0, True, scale=scale)
+        denominators[:, span] = found.transpose(1, 2)
+    return out, denominators
+
+
+@_attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    return _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+
+
+@torch.library.custom_op("helpers::documents_attention_backward", mutates_args=(), device_types="cpu")
+def _differentiate(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    denominators: Tensor,
+    offsets: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = _computed_in(q.dtype)
+    grads = _like(q), _like(k), _like(v)
+    for span in _spans(offsets):
+        inputs = (part[:, :, span].to(dtype) for part in (grad, q, k, v, out))
+        saved = denominators[:, span].transpose(1, 2)
+        for into, found in zip(grads, _backward(*inputs, saved, 0.0, True, scale=scale), strict=True):
+            into[:, :, span] = found
+    return grads
+
+
+@_differentiate.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(q), _like(k), _like(v)
+
+
+def _save(ctx: object, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, offsets, scale = inputs
+    ctx.save_for_backward(q, k, v, *output, offsets)
+    ctx.scale = scale
+
+
+def _gradients(ctx: object, grad: Tensor, _: object) -> tuple:
+    return *_differentiate(grad, *ctx.saved_tensors, ctx.scale), None, None
+
+
+_attend.register_autograd(_gradients, setup_context=_save)
