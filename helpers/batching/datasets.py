@@ -113,3 +113,19 @@ def check_rank(rank: int, world_size: int) -> None:
     check_at_least(1, world_size=world_size)
     if rank >= world_size:
         raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
+
+
+def fill(lengths: np.ndarray, batches: Sequence[np.ndarray | list[int]], batch_size: int) -> dict[str, float]:
+    """The share of padding in batches of these indices, how many there are, and how full they are."""
+    area = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
+    full = len(lengths) / (len(batches) * batch_size)
+    return {"padding_share": 1 - int(lengths.sum()) / area, "batches": len(batches), "fill": full}
+
+
+def candidate_share(lengths: np.ndarray, k: int) -> float:
+    """The share of all samples that a sample can meet in a batch whose lengths differ by at most k, on the mean."""
+    counts = np.bincount(lengths)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    places = np.arange(len(counts))
+    near = before[np.minimum(places + k + 1, len(counts))] - before[np.maximum(places - k, 0)]
+    return float((counts * near).sum() / len(lengths) ** 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.lab import device
@@ -21,7 +22,7 @@ from helpers.text import SyntheticText
 from .attention import causal_attention
 from .datasets import StandardDataset
 from .documents import documents_attention
-from .sequenced import Packed, SequencedDataset
+from .sequenced import Packed, PackedLayout, SequencedDataset
 from .steps import Steps, compute_dtype, training_step
 from .steps import text as steps_text
 
@@ -46,6 +47,32 @@ def bucket_iterator(lengths: np.ndarray, batch_size: int) -> Callable[[], Iterat
         return iterator.batches
 
     return epoch
+
+
+def per_document(layout: PackedLayout) -> Callable[..., Tensor]:
+    """SDPA for each document, written with torch alone."""
+    sizes = layout.lengths[layout.lengths > 0].tolist()
+
+    def attend(*inputs: Tensor) -> Tensor:
+        parts = zip(*(part.split(sizes, dim=2) for part in inputs), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
+
+    return attend
+
+
+def nested(layout: PackedLayout) -> Callable[..., Tensor]:
+    """SDPA over nested tensors, torch's own type for rows of different lengths."""
+    offsets = torch.tensor(layout.offsets, device=device())
+
+    def attend(*inputs: Tensor) -> Tensor:
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(part[0].transpose(0, 1).contiguous(), offsets).transpose(1, 2)
+            for part in inputs
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).values().transpose(0, 1)[None]
+
+    return attend
 
 
 def llama(vocab_size: int, width: int, layers: int, heads: int, attention: str = ATTENTION) -> nn.Module:

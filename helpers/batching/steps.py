@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from helpers.lab import compare, device, each
 from helpers.lab.experiment import free_memory, is_out_of_memory
 from helpers.lab.records import Row
-from helpers.lab.timing import queue_ahead
+from helpers.lab.timing import queue_ahead, synchronize
 from helpers.models import GPT2LikeModel
 from helpers.text import Samples, SyntheticText, WikiText, local_wikitext
 from helpers.text.synthetic import SIZE, draw_lengths
@@ -35,6 +36,34 @@ def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
         queue_ahead(AHEAD)
         took += each(made, run)
     return took
+
+
+def epoch(batches: Callable[[int, int], Iterable[Any]], run: Callable[[Any], Any]) -> tuple[float, list[float], int]:
+    """Seconds of an epoch by the clock, milliseconds of each batch, and the positions in all; `batches(epoch, start)`.
+
+    By the clock is as a loop goes: a batch is made, copied and run, and the next. On a GPU the time of each batch is
+    that of the device, from a second pass.
+    """
+    on_cuda, area = device().type == "cuda", []
+
+    def counted() -> Iterator[Any]:
+        for batch in batches(0, 0):
+            area.append(batch.inputs.numel())
+            yield batch
+
+    each(itertools.islice(batches(1, 0), 30 if on_cuda else 2), run)  # warm up
+    synchronize()
+    began = time.perf_counter()
+    took = each(counted(), run)
+    epoch_s = time.perf_counter() - began
+    return epoch_s, device_ms(batches(0, 0), run) if on_cuda else took, sum(area)
+
+
+def percentiles(took_ms: list[float]) -> Row:
+    """What a row says of the times of all batches."""
+    shares = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "p95_ms": 95, "max_ms": 100}
+    told = {name: float(np.percentile(took_ms, share)) for name, share in shares.items()}
+    return told | {"mean_ms": float(np.mean(took_ms))}
 
 
 @dataclass
@@ -102,6 +131,14 @@ def text(samples: int, width: int) -> Samples:
     if (path := local_wikitext()) and samples <= WIKITEXT_SAMPLES:
         return WikiText("validation", path, max_size=words, max_samples=samples)
     return SyntheticText(samples, seed=0, vocab_size=words)
+
+
+def held_out(text: Samples) -> Samples:
+    """An eighth as much text, to validate on: WikiText's test split, or another synthetic text."""
+    few = max(len(text) // 8, 1)
+    if isinstance(text, WikiText):
+        return WikiText("test", local_wikitext(), vocab=text.vocab, max_samples=few)
+    return SyntheticText(few, seed=1, vocab_size=len(text.vocab))
 
 
 def language_model(text: Samples, width: int, layers: int, max_length: int, head: bool = True) -> GPT2LikeModel:

@@ -5,12 +5,11 @@ cuDNN's attention is left out of all that is timed on a device, see `without_cud
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -24,28 +23,24 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
+from helpers.batching.datasets import candidate_share, fill
 from helpers.batching.packing import STRATEGIES
 from helpers.lab import Timing, compare, device, each, experiment, peak_memory
 from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from helpers.lab.machine import NOT_INSTALLED
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, synchronize
-from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
+from helpers.lab.timing import check_agreement
+from helpers.metrics import LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
-from helpers.text import Samples, SyntheticText, WikiText, local_wikitext
+from helpers.text import Samples
 from helpers.text.synthetic import draw_lengths
 from helpers.training import Batch
+from helpers.training.language import text_task
 from helpers.training.loop import fit
 from helpers.training.precision import Precision
-from helpers.training.text_batches import (
-    balanced_batches,
-    batches_in_order,
-    packed_batches,
-    packed_variant,
-    random_batches,
-)
-from helpers.training.trainer import Task, Trainer
+from helpers.training.text_batches import balanced_batches, packed_batches, packed_variant, random_batches
+from helpers.training.trainer import Trainer
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
@@ -56,11 +51,10 @@ FEEDS = {
     **{f"k = {k}": partial(balanced_batches, k=k) for k in SPREADS},
     PACKED: packed_batches,
 }
-PERCENTILES = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "p95_ms": 95, "max_ms": 100}
 LEAKING, PER_DOCUMENT, NESTED = "causal, leaking", "SDPA per document", "nested tensors"
 NO_PADDING = "equally long, no padding"
 BATCHES = 20  # that each variant's training steps go through, round and round; 10 on a CPU
-DENSE_BATCHES = 5  # by dense attention, whose masks are T² numbers each, and of one shape: those take equally long
+DENSE_BATCHES = 5  # of them by dense attention, whose masks are T² numbers each, and whose steps take equally long
 OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"
 
 
@@ -90,32 +84,15 @@ def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
 
 def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_size: int) -> Row:
     batches, _ = FEEDS[variant](dataset, batch_size, device(), steps.compute_dtype(), 0)
-    area = []
-
-    def counted() -> Iterator[Batch]:
-        for batch in batches(0, 0):
-            area.append(batch.inputs.numel())
-            yield batch
-
-    def forward(batch: Batch) -> None:
-        model(batch.inputs, **batch.options)
-
-    on_cuda = device().type == "cuda"
-    each(itertools.islice(batches(1, 0), 30 if on_cuda else 2), forward)  # warm up
-    synchronize()
-    began = time.perf_counter()
-    took = each(counted(), forward)
-    epoch_s = time.perf_counter() - began
-    took = steps.device_ms(batches(0, 0), forward) if on_cuda else took
+    epoch_s, took, area = steps.epoch(batches, lambda batch: model(batch.inputs, **batch.options))
     real = int((dataset.lengths - 1).sum())  # the last token of a sample has nothing to predict
     given = real + (len(dataset) if variant == PACKED else 0)  # only packs keep it
     return (
         {"variant": variant}
-        | {name: float(np.percentile(took, share)) for name, share in PERCENTILES.items()}
+        | steps.percentiles(took)
         | {
-            "mean_ms": float(np.mean(took)),
             "batches": len(took),
-            "padding_share": 1 - given / sum(area),
+            "padding_share": 1 - given / area,
             "device_s": sum(took) / 1e3,
             "epoch_s": epoch_s,
             "real_tokens_per_s": real / epoch_s,
@@ -148,7 +125,7 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     grad = torch.randn_like(q)
     inputs = [part.requires_grad_() for part in (q, k, v)]
     makers = {variant: partial(_packed, variant) for variant in VARIANTS}
-    makers |= {PER_DOCUMENT: _per_document, NESTED: _nested, LEAKING: lambda layout: causal_attention}
+    makers |= {PER_DOCUMENT: peers.per_document, NESTED: peers.nested, LEAKING: lambda layout: causal_attention}
 
     def whole(attend: Callable[..., Tensor]) -> list[Tensor]:
         out = attend(q, k, v)
@@ -183,33 +160,9 @@ def _packed(variant: str, layout: PackedLayout) -> Callable[..., Tensor]:
     return packed_attention(layout, variant, device(), steps.compute_dtype())
 
 
-def _per_document(layout: PackedLayout) -> Callable[..., Tensor]:
-    sizes = layout.lengths[layout.lengths > 0].tolist()
-
-    def attend(*inputs: Tensor) -> Tensor:
-        parts = zip(*(part.split(sizes, dim=2) for part in inputs), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
-
-    return attend
-
-
-def _nested(layout: PackedLayout) -> Callable[..., Tensor]:
-    offsets = torch.tensor(layout.offsets, device=device())
-
-    def attend(*inputs: Tensor) -> Tensor:
-        q, k, v = (
-            torch.nested.nested_tensor_from_jagged(part[0].transpose(0, 1).contiguous(), offsets).transpose(1, 2)
-            for part in inputs
-        )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return out.transpose(1, 2).values().transpose(0, 1)[None]
-
-    return attend
-
-
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
-    cpu=[{"width": 512, "layers": 2, "batch_size": 32, "samples": steps.WIKITEXT_SAMPLES, "rounds": 12}],
+    cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": steps.WIKITEXT_SAMPLES, "rounds": 10}],
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
     version=3,
     same_work=False,  # each step takes another batch
@@ -239,8 +192,8 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     for name, feed in feeds.items():
         batches, _ = feed(dataset, batch_size, device(), dtype, 0)
         variants[name] = _steps(step, list(itertools.islice(batches(0, 0), BATCHES if on_cuda else BATCHES // 2)))
-    for name in ("packed, dense", BRAIN):
-        variants[name].batches = variants[name].batches[:DENSE_BATCHES]
+    variants["packed, dense"].batches = variants["packed, dense"].batches[:DENSE_BATCHES]
+    variants[BRAIN].batches = variants[BRAIN].batches[:1]
     names = list(variants)
     for name in reversed(names):  # the largest last, when all masks are there
         if not variants[name].fit():
@@ -294,6 +247,7 @@ def collator(width: int, layers: int, batch_size: int, rounds: int) -> list[Row]
     return [row | told for row in rows]
 
 
+DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True))  # by the trainer's names
 TRAINING = {"width": 128, "layers": 2, "samples": 2461, "batch_size": 16, "epochs": 1, "learning_rate": 2e-3}
 BIG_TRAINING = {"width": 512, "layers": 6, "samples": 20_000, "batch_size": 64, "epochs": 1, "learning_rate": 3e-4}
 
@@ -318,34 +272,19 @@ def training(
     always guessing the most frequent token. On a CPU `peak_gib` is that of a step on the widest batch.
     """
     text = steps.text(samples, width)
-    pad_id = text.vocab.pad_id
-    if isinstance(text, WikiText):
-        held_out = WikiText("test", local_wikitext(), vocab=text.vocab, max_samples=max(samples // 8, 1))
-    else:
-        held_out = SyntheticText(max(samples // 8, 1), seed=1, vocab_size=len(text.vocab))
-    torch.manual_seed(seed)
-    model = steps.language_model(text, width, layers, MAX_LENGTH + 1).float()
-    trained, evaluated = (StandardDataset(part, MAX_LENGTH + 1, pad_id=pad_id) for part in (text, held_out))
-    criterion = LMCrossEntropyLoss(pad_id)
-    batches, count = FEEDS[data](trained, batch_size, device(), torch.bfloat16, seed)
-    task = Task(
-        source=text.source,
-        model=model,
-        loss=lambda logits, batch: criterion(logits, batch.targets),
-        validation_metric=LMAccuracy(pad_id),
-        batches=batches,
-        steps=count,
-        validation=batches_in_order(evaluated, batch_size, device()),
-        learning_rate=learning_rate,
-    )
+    held_out = steps.held_out(text)
+    shape = {"d_model": width, "num_heads": 8}
+    sizes = {"shape": (shape, shape), "layers": layers, "max_length": MAX_LENGTH, "dropout": 0.0}
+    sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
+    task = text_task(sizes, (text, held_out), device(), seed, DATA[data], torch.bfloat16)
     trainer = Trainer(task, Precision("bf16" if steps.compute_dtype() == torch.bfloat16 else "fp32"))
     with trainer.settings():
         scores = fit(trainer, epochs=epochs)
         peak_gib = scores["peak_gib"]
         if peak_gib is None:
-            widest = max(batches(0, 0), key=lambda batch: batch.inputs.numel())
+            widest = max(task.batches(0, 0), key=lambda batch: batch.inputs.numel())
             peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
-    targets = np.concatenate([evaluated[index][1:] for index in range(len(evaluated))])
+    targets = np.concatenate([held_out[index][1 : MAX_LENGTH + 1] for index in range(len(held_out))])
     return {
         "train_s": scores["epoch_s"],
         "peak_gib": peak_gib,
@@ -353,7 +292,7 @@ def training(
         "validation_accuracy": scores["validation_accuracy"],
         "guess_accuracy": float(np.bincount(targets).max() / len(targets)),
         "steps": scores["steps"],
-        "real_tokens": int((trained.lengths - 1).sum()) * epochs,
+        "real_tokens": int((np.minimum(text.lengths, MAX_LENGTH + 1) - 1).sum()) * epochs,
         "source": text.source,
     }
 
@@ -378,27 +317,13 @@ def padding(samples: int, batch_size: int) -> list[Row]:
     brain = {"padding_share": 1 - float(lengths.mean()) / MAX_LENGTH, "fill": 1.0}
     rows = [
         {"variant": "BRAIN", "candidate_share": 1.0} | brain,
-        {"variant": "BIG BRAIN", "candidate_share": 1.0} | _fill(lengths, chunks, batch_size),
+        {"variant": "BIG BRAIN", "candidate_share": 1.0} | fill(lengths, chunks, batch_size),
     ]
     for k in SPREADS:
         batches = list(BalancedBatchSampler(lengths, batch_size, k))
-        row = {"variant": f"k = {k}", "candidate_share": _candidate_share(lengths, k)}
-        rows.append(row | _fill(lengths, batches, batch_size))
+        row = {"variant": f"k = {k}", "candidate_share": candidate_share(lengths, k)}
+        rows.append(row | fill(lengths, batches, batch_size))
     return rows
-
-
-def _fill(lengths: np.ndarray, batches: list, batch_size: int) -> Row:
-    area = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
-    fill = len(lengths) / (len(batches) * batch_size)
-    return {"padding_share": 1 - int(lengths.sum()) / area, "batches": len(batches), "fill": fill}
-
-
-def _candidate_share(lengths: np.ndarray, k: int) -> float:
-    counts = np.bincount(lengths)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    places = np.arange(len(counts))
-    near = before[np.minimum(places + k + 1, len(counts))] - before[np.maximum(places - k, 0)]
-    return float((counts * near).sum() / len(lengths) ** 2)
 
 
 @experiment(

@@ -357,6 +357,58 @@ def packing(pack: Callable[[Sequence[int], int], Iterable[Sequence[int]]], capac
     return check
 
 
+def packed_attention(attend: Callable[[Tensor, Tensor, Tensor, np.ndarray], Tensor], device: str = "cpu") -> Check:
+    """Attention `attend(q, k, v, offsets)` over documents packed in one sequence, causal within each.
+
+    q, k and v are (1, heads, T, head_dim); document i lies at `offsets[i]` to `offsets[i + 1]`.
+    """
+    check = Check(_name(attend))
+    lengths = [5, 1, 30, 12]
+    offsets = np.cumsum([0, *lengths])
+
+    def inputs() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, 2, int(offsets[-1]), 16)
+        return [torch.randn(shape, generator=generator).to(device).requires_grad_() for _ in range(3)]
+
+    def alone(*tensors: Tensor) -> Tensor:
+        parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
+
+    def close(found: Iterable[Tensor], expected: Iterable[Tensor]) -> tuple[bool, str]:
+        error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+        return error <= 1e-4, f"relative error {error:.1e}"
+
+    def gradients(attention: Callable[..., Tensor], *more: Any) -> tuple[Tensor, ...]:
+        tensors = inputs()
+        out = attention(*tensors, *more)
+        return torch.autograd.grad(out, tensors, torch.sin(torch.arange(out.numel(), device=device)).view(out.shape))
+
+    def changed(at: int) -> Tensor:
+        """By how much each position's output changes with the token at a place, (T,)."""
+        q, k, v = (part.detach() for part in inputs())
+        before = attend(q, k, v, offsets)
+        for part in (q, k, v):
+            part[:, :, at] += 1.0
+        return (attend(q, k, v, offsets) - before).abs().amax(dim=(0, 1, 3))
+
+    def contained() -> tuple[bool, str]:
+        outside = torch.cat(
+            [changed(at)[np.r_[0:begin, end : offsets[-1]]] for at, begin, end in ((8, 6, 36), (5, 5, 6))]
+        )
+        return float(outside.max()) == 0.0, f"largest change {float(outside.max()):.1e}"
+
+    check.holds(
+        "the output is that of each document alone", lambda: close([attend(*inputs(), offsets)], [alone(*inputs())])
+    )
+    check.holds("a changed token changes no other document", contained)
+    check.holds("a changed token changes no position before it", lambda: float(changed(20)[:20].max()) == 0.0)
+    check.holds(
+        "the gradients are those of each document alone", lambda: close(gradients(attend, offsets), gradients(alone))
+    )
+    return check
+
+
 def _each_once(groups: list[list[int]], count: int) -> tuple[bool, str]:
     wrong = int((np.bincount(np.concatenate(groups), minlength=count) != 1).sum())
     return wrong == 0, f"{wrong:,} of {count:,} not exactly once" if wrong else ""

@@ -118,6 +118,18 @@ def language_task(
     sizes = SIZES[preset]
     counts = sizes["samples"], sizes["validation_samples"], sizes["vocab_size"]
     texts = _cached_texts(path, *counts, sizes.get("limited", False))
+    return text_task(sizes, texts, device, seed, data, dtype)
+
+
+def text_task(
+    sizes: dict[str, Any],
+    texts: tuple[Samples, Samples],
+    device: torch.device,
+    seed: int,
+    data: str = "standard",
+    dtype: torch.dtype = torch.float32,
+) -> Task:
+    """The language model of these sizes, trained on the first text and evaluated on the second."""
     pad_id, batch_size = texts[0].vocab.pad_id, sizes["batch_size"]
     model = build_model(sizes, len(texts[0].vocab), pad_id, seed).to(device)
     trained, evaluated = (StandardDataset(text, sizes["max_length"] + 1, pad_id=pad_id) for text in texts)
