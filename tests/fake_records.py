@@ -65,43 +65,34 @@ def _packing(config):
     return [{"sequences": 1000, "fill": fill, "tokens_lost": 0, "pack_s": 0.1, "n": 5}]
 
 
-RATES = {"BRAIN": 1e5, "BIG BRAIN": 2e5, "packed": 9e5}
-
-
 def _batch_time(config):
     shares = ("min_ms", "p5_ms", "p25_ms", "median_ms", "p75_ms", "p95_ms", "max_ms")
-    times = {name: 1.0 + place for place, name in enumerate(shares)} | {"mean_ms": 4.0, "n": 100, "batches": 100}
-    rate = RATES.get(config["variant"], 8e5)
-    return [times | {"padding_share": 0.5, "device_s": 1.0, "epoch_s": 1.1, "real_tokens_per_s": rate}]
+    times = {name: 1.0 + place for place, name in enumerate(shares)} | {"mean_ms": 4.0, "batches": 100}
+    rates = {"BRAIN": 1e5, "BIG BRAIN": 2e5, "packed": 9e5}
+    rows = [
+        {"variant": variant, "real_tokens_per_s": rate, "ratio_to_brain": rate / 1e5}
+        for variant, rate in {**dict.fromkeys(batching.FEEDS, 8e5), **rates}.items()
+    ]
+    same = {"padding_share": 0.5, "epoch_s": 1.1, "dtype": "bfloat16", "source": "synthetic text, seed 0"}
+    return [times | same | row for row in rows]
 
 
 def _batching_training(config):
-    return [
-        {"validation_loss": 5.0, "validation_accuracy": 0.2, "train_loss": 5.1, "steps": 900, "train_s": 30.0}
-        | {"source": "synthetic text, seed 0", "peak_gib": 12.0}
-    ]
+    scores = {"validation_loss": 5.0, "validation_accuracy": 0.2, "guess_accuracy": 0.1, "guess_loss": 6.0}
+    return [scores | {"source": "synthetic text, seed 0", "peak_gib": 12.0, "train_s": 30.0, "real_tokens": 10**6}]
 
 
 def _attention(config):
-    variants = ("dense", "flex", "varlen", "causal, leaking")
-    return [
-        {
-            "variant": variant,
-            "forward_ms": 1.0,
-            "backward_ms": 2.0,
-            "build_ms": 0.1,
-            "ratio_to_dense": 0.5,
-            "peak_gib": 1.0,
-        }
-        | SPREAD
-        for variant in variants
-    ]
+    variants = ("dense", "flex", "varlen", "SDPA per document", "nested tensors", "causal, leaking")
+    same = {"build_ms": 0.1, "ratio": 0.5, "peak_gib": 1.0, "dtype": "bfloat16"}
+    return [{"variant": variant} | same | SPREAD for variant in variants]
 
 
 def _throughput(config):
-    variants = {"equally long, no padding": 1.0, "BIG BRAIN": 0.3, "k = 10": 0.9, "packed, varlen": 0.98}
+    variants = {"equally long, no padding": 1.0, "BRAIN": 0.1, "BIG BRAIN": 0.3, "k = 10": 0.9, "packed, varlen": 0.98}
     return [
-        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_no_padding": ratio} | SPREAD
+        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_no_padding": ratio, "dtype": "bfloat16"}
+        | SPREAD
         for variant, ratio in variants.items()
     ]
 
@@ -109,7 +100,7 @@ def _throughput(config):
 def _collator(config):
     variants = {"flattening collator": 1.0, "packs of one length": 1.1, "packs of one length, compiled": 1.5}
     return [
-        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio} | SPREAD
+        {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio, "dtype": "bfloat16"} | SPREAD
         for variant, ratio in variants.items()
     ]
 

@@ -17,7 +17,7 @@ from pdf_text import first_differences, pages_of
 from helpers.lab.report import build
 
 ROOT = Path(__file__).parents[1]
-REWRITTEN = ("00_summary", "01_amp", "04_swiglu_checkpointing")  # in which the story is told; the others follow
+REWRITTEN = ("00_summary", "01_amp", "02_batching", "04_swiglu_checkpointing")  # told in the notebook; others follow
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

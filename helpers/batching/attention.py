@@ -238,6 +238,10 @@ def _varlen(layout: PackedLayout, device: torch.device, dtype: torch.dtype | Non
     (offsets,) = to_device([layout.offsets], device)
     if device.type == "cpu":
         return lambda q, k, v, dropout: documents_attention(q, k, v, offsets)
+    return _flash(layout, offsets)
+
+
+def _flash(layout: PackedLayout, offsets: Tensor) -> Attend:
     from torch.nn.attention.varlen import varlen_attn
 
     longest = int(layout.lengths.max())

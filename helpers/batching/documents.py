@@ -31,6 +31,10 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 and not torch.cpu._is_amx_tile_supported() else dtype
 
 
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _spans(offsets: Tensor) -> list[slice]:
     ends = offsets.tolist()
     return [slice(begin, end) for begin, end in itertools.pairwise(ends) if end > begin]
@@ -46,7 +50,7 @@ def _like(q: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of each softmax's denominator (1, T, heads), which backward needs."""
     dtype = _computed_in(q.dtype)
-    out, denominators = _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    out, denominators = _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
     for span in _spans(offsets):
         inputs = (part[:, :, span].to(dtype) for part in (q, k, v))
         out[:, :, span], found = _forward(*inputs, 0.0, True, scale=scale)
@@ -56,7 +60,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | Non
 
 @_attend.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    return _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    return _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
 
 
 @torch.library.custom_op("helpers::documents_attention_backward", mutates_args=(), device_types="cpu")

@@ -126,8 +126,8 @@ def compute_dtype() -> torch.dtype:
 @functools.lru_cache(maxsize=1)
 def text(samples: int, width: int) -> Samples:
     """The text that is batched, the last one kept: WikiText's validation split where that is on the machine and has so
-    many samples, else text with its lengths. A small model gets a small vocabulary."""
-    words = SIZE if width >= 1024 else 4096
+    many samples, else text with its lengths. A small model gets a small vocabulary, 8 words for each of its width."""
+    words = min(8 * width, SIZE)
     if (path := local_wikitext()) and samples <= WIKITEXT_SAMPLES:
         return WikiText("validation", path, max_size=words, max_samples=samples)
     return SyntheticText(samples, seed=0, vocab_size=words)

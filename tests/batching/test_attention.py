@@ -26,10 +26,11 @@ from helpers.batching.attention import (
     to_device,
     without_cudnn_attention,
 )
+from helpers.batching.documents import documents_attention
 from helpers.batching.sequenced import causal_mask, join
 from helpers.models import GPT2LikeModel
 
-HERE = ("dense", "flex")  # the variants that run on the CPU
+HERE = ("dense", "flex", "varlen")  # the variants that run on the CPU
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
 
 
@@ -227,10 +228,10 @@ def reference_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, *, windo
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference_varlen)
-    monkeypatch.setattr(attention, "missing_because", lambda *_: "")
     lengths = [3, 0, 17, 1]
     q, k, v = qkv(21, 4, kv_heads, torch.bfloat16)
-    found = packed_attention(layout_of(lengths), "varlen", "cpu")(q, k, v)
+    layout = layout_of(lengths)
+    found = attention._flash(layout, torch.from_numpy(layout.offsets.copy()))(q, k, v, 0.0)
     torch.testing.assert_close(found, one_by_one(q, k, v, lengths))
 
 
@@ -268,9 +269,25 @@ def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
 
 def test_a_table_can_say_which_variants_run_and_why_others_do_not():
     assert missing_because("dense", "mps", torch.float16) == missing_because("flex", "cpu", torch.float32) == ""
-    assert missing_because("varlen", "cpu", torch.bfloat16) == missing_because("flex", "mps") == "needs CUDA"
-    with pytest.raises(ValueError, match="variant is 'varlen', which can't run on cpu: needs CUDA"):
-        packed_attention(layout_of([3]), "varlen", "cpu")
+    assert missing_because("varlen", "cpu", torch.float32) == ""
+    assert missing_because("varlen", "mps", torch.bfloat16) == missing_because("flex", "mps") == "needs CUDA"
+    with pytest.raises(ValueError, match="variant is 'flex', which can't run on mps: needs CUDA"):
+        packed_attention(layout_of([3]), "flex", "mps")
+
+
+def test_documents_are_compiled_once_and_computed_as_they_are_eagerly():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    call = torch.compile(documents_attention, backend=backend, fullgraph=True, dynamic=True)
+    for lengths in ([7, 1, 4], [2, 10], [3, 3, 3, 3]):
+        q, k, v = qkv(12, dtype=torch.float32)
+        found = call(q, k, v, torch.from_numpy(layout_of(lengths).offsets.copy()))
+        torch.testing.assert_close(found, one_by_one(q, k, v, lengths))
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("variant", HERE)
