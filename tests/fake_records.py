@@ -79,7 +79,10 @@ def _batch_time(config):
 
 def _batching_training(config):
     scores = {"validation_loss": 5.0, "validation_accuracy": 0.2, "guess_accuracy": 0.1, "guess_loss": 6.0}
-    return [scores | {"source": "synthetic text, seed 0", "peak_gib": 12.0, "train_s": 30.0, "real_tokens": 10**6}]
+    return [
+        scores
+        | {"source": "synthetic text, seed 0", "peak_gib": 12.0, "train_s": 30.0, "real_tokens": 10**6, "steps": 9}
+    ]
 
 
 def _attention(config):

@@ -107,7 +107,7 @@ def _said(dtype: torch.dtype) -> str:
 
 @experiment(
     small=[{"tokens": 256, "heads": 2, "head_dim": 16}],
-    cpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (2048, 8192)],
+    cpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (1024, 4096)],
     big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
     version=3,
 )
@@ -258,7 +258,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
 
 @experiment(
     small=_trainings(1, 32, 1, 48, MAX_LENGTH, 8, 1, 3e-3),
-    cpu=_trainings(3, 128, 2, 1600, 256, 4, 1, 1e-3),
+    cpu=_trainings(3, 128, 1, steps.WIKITEXT_SAMPLES, 256, 4, 1, 2e-3),
     big_gpu=_trainings(3, 512, 6, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,
 )
