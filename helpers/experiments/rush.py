@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import Comparison, compare, device, experiment, peak_memory
+from helpers.lab import Comparison, compare, device, experiment, in_fresh_process, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import queue_ahead
-from helpers.rush import LADDER, Setup, climb, fused_norms, optimizers, run
+from helpers.rush import CPU_LADDER, LADDER, Setup, climb, fused_norms, optimizers, run
 from helpers.rush import peers as others
 from helpers.rush.distributed import Job
 from helpers.rush.distributed import measure as measure_ranks
@@ -25,9 +25,14 @@ from helpers.rush.measurement import PEAKS, epoch, flops_per_token
 from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
-TINY, ONE_B, EIGHT_B = "tiny", "llama-3.2-1b", "llama-3.1-8b"
-BEST = "batch 8"  # the ladder's step that `peers` and `loading` use
+TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
+# Steps of the ladder by device type: the best, that `peers` and `loading` use; the one before batches grow; the one
+# whose sequences grow in `checkpointing`
+BEST = {"cuda": "batch 8", "cpu": "blocked attention"}
+BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "huge pages"}
+BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "huge pages"}
 SMALL = {"model": TINY, "sequence": 64}
+ON_CPU = {"model": SIXTY_M, "sequence": 1024}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
@@ -35,6 +40,7 @@ WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to co
 
 @experiment(
     small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in fused_norms.KINDS],
+    cpu=[{"kind": kind, "rows": 16384, "width": 2048, "dtype": "bfloat16"} for kind in fused_norms.KINDS],
     big_gpu=[
         {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
         for kind in fused_norms.KINDS
@@ -71,6 +77,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 
 @experiment(
     small=[{"million_parameters": 1}],
+    cpu=[{"million_parameters": size} for size in (10, 100)],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
 )
@@ -101,7 +108,7 @@ def _kernel_rows(
 ) -> list[Row]:
     """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
     share of a copy's; or why it can't run here."""
-    gb_per_s = copy(4096 if device().type == "cuda" else 64)[1]
+    gb_per_s = copy(4096 if device().type == "cuda" else 512)[1]
     rows = []
     for variant, reason in missing.items():
         if reason:
@@ -131,6 +138,7 @@ LECTURE = {
 
 @experiment(
     small=[{"batch": 4, "width": 32, "layers": 1}],
+    cpu=[{"batch": 16, "width": 256, "layers": 4}],
     big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
@@ -174,79 +182,93 @@ def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, 
 
 @experiment(
     small=[{"model": TINY, "strategy": "zero3"}],
+    cpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
     big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
 )
 def memory_alone(model: str, strategy: str) -> Row:
-    """Peak memory of a single rank: counted without a GPU, derived by formula, and measured by CUDA's allocator."""
-    sequence = 64 if model == TINY else 2048
+    """Peak memory of a single rank in a step: counted on tensors without memory, derived by formula, and measured."""
+    sequence = {TINY: 64, SIXTY_M: 1024}.get(model, 2048)
     job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
     counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
-    row = {"counted_gib": counted, "derived_gib": derived}
-    if device().type != "cuda":
-        return row | {STATUS: "needs CUDA"}
-    measured = rank_memory(job, 1)["peak_gib"]
-    return row | {"measured_gib": measured, "ratio": counted / measured}
+    measured = rank_memory(job, 1, count=False)["peak_gib"]
+    return {"counted_gib": counted, "derived_gib": derived, "measured_gib": measured, "ratio": counted / measured}
+
+
+def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
+    """`fn(…)`, or why the setup can't run here. On a CPU in a fresh process, with the setup's allocator."""
+    if reason := setup.missing_because(device()):
+        return {STATUS: f"not here: {reason}"}
+    if device().type == "cuda" or setup.model == TINY:
+        return fn(*arguments, **options)
+    return in_fresh_process(fn, *arguments, environment=setup.environment, **options)
 
 
 def _run(setup: Setup, **steps: int) -> Row:
-    """A setup's row, or why it can't run here."""
-    if reason := setup.missing_because(device()):
-        return {STATUS: f"not here: {reason}"}
-    return run(setup, **(FEW if setup.model == TINY else steps))
+    return _apart(setup, run, setup, **(FEW if setup.model == TINY else steps))
 
 
-def _ladder_setup(name: str, model: str, sequence: int) -> Setup:
-    """A step of the ladder; for the tiny model the nearest setup that runs here, uncompiled to save time."""
-    setup = climb(Setup(model=model, sequence=sequence))[name]
+def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
+    """A step of the device's ladder; for the tiny model the nearest setup that runs here, uncompiled to save time."""
+    kind = device().type
+    setup = climb(Setup(model=model, sequence=sequence), kind)[names[kind]]
     return replace(setup.possible(device()), compile="none") if model == TINY else setup
 
 
 @experiment(
     small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
+    cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
     big_gpu=[FULL | {"step": step} for step in LADDER],
-    version=2,
+    version=3,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
-    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same tokens."""
-    return _run(climb(Setup(model=model, sequence=sequence))[step])
+    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
+    setup = climb(Setup(model=model, sequence=sequence), device().type)[step]
+    return _run(replace(setup, compile="none") if model == TINY else setup)
 
 
 @experiment(
-    small=[SMALL | {"variant": "ours"}],
-    big_gpu=[FULL | {"variant": variant} for variant in ("ours", *others.VARIANTS)],
-    version=2,
+    small=[SMALL | {"variant": "transformers"}],
+    cpu=[
+        ON_CPU | {"variant": variant}
+        for variant in ("transformers, eager attention", "transformers", "transformers, fused AdamW, compile")
+    ],
+    big_gpu=[FULL | {"variant": variant} for variant in others.VARIANTS],
+    version=3,
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
-    """The same model with the same weights and batch, trained by transformers."""
-    setup = _ladder_setup(BEST, model, sequence)
-    if variant == "ours":
-        return _run(setup)
+    """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
+
+    Both have the process's allocator, which on a CPU is the best rung's.
+    """
     if reason := missing_because(*others.needs(variant)):
         return {STATUS: reason}
-    return others.run(variant, setup)
+    setup = _ladder_setup(BEST, model, sequence)
+    return _apart(setup, others.against, variant, setup)
 
 
 @experiment(
     small=[SMALL | {"workers": 0, "pinned": False}],
+    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 1, 2)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
-    version=2,
+    version=3,
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
     setup = _ladder_setup(BEST, model, sequence)
-    if reason := setup.missing_because(device()):
-        return {STATUS: f"not here: {reason}"}
-    return epoch(setup, 8 if model == TINY else 40, workers, pinned)
+    steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
+    return _apart(setup, epoch, setup, steps, workers, pinned)
 
 
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
+    cpu=[ON_CPU | {"batch": size} for size in (1, 8)],
     big_gpu=[FULL | {"batch": size} for size in (32,)],
-    version=2,
+    version=3,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
-    """Batch sizes beyond the ladder's, by the same setup; `story.batches` adds those of the ladder."""
-    return _run(replace(_ladder_setup("CUDA graph", model, sequence), batch=batch), loss_steps=WARM)
+    """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
+    names = BEST if device().type == "cpu" else BEFORE_BATCHES
+    return _run(replace(_ladder_setup(names, model, sequence), batch=batch), loss_steps=WARM)
 
 
 CHECKPOINTING = ("none", "selective", "full", "memory budget")
@@ -255,16 +277,20 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
 
 @experiment(
     small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
+    cpu=[
+        {"model": SIXTY_M, "sequence": length, "checkpointing": name}
+        for length in (512, 2048)
+        for name in CHECKPOINTING
+    ],
     big_gpu=[
         {"model": ONE_B, "sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING
     ],
-    version=2,
+    version=3,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
-    return _run(
-        replace(_ladder_setup("chunked cross-entropy", model, sequence), checkpointing=checkpointing), loss_steps=WARM
-    )
+    setup = _ladder_setup(BEFORE_LENGTHS, model, sequence)
+    return _run(replace(setup, batch=1, checkpointing=checkpointing), loss_steps=WARM)
 
 
 STRATEGIES = ("ddp", "zero2", "zero3", "tp")

@@ -13,24 +13,28 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers.lab import Timing, bench, device, each, peak_memory
+from helpers.lab import Timing, device, each, peak_memory
 from helpers.lab.ceilings import matmul
 from helpers.lab.machine import device_name
 from helpers.lab.memory import GIB
+from helpers.lab.precision import fp32_products
 from helpers.lab.timing import synchronize
 from helpers.models import Llama
 from helpers.models.llama import preset
+from helpers.text import Vocab, corpus, local_wikitext
 
 from .setup import Setup
 from .trainer import BEFORE_CAPTURE, Trainer
 
 LOSS_STEPS = 8
-SEQUENCES = 4  # distinct random sequences for the loss curve; the model can only memorise them
+SEQUENCES = 4  # distinct sequences for the loss curve; the model can only memorise them
 LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of timed steps
+ON_CPU_S = 10.0  # the same on a CPU, where the steps of the loss curve are timed, too
 
 # Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
 PEAKS = {
@@ -60,8 +64,9 @@ def measure(
 ) -> dict[str, Any]:
     """Speed, memory and loss of `build()`, a step that trains on tokens (B, T + 1) and returns the loss; one row.
 
-    The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on random tokens are
-    timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`).
+    The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on other text are
+    timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`). A CPU
+    computes as it is called: there steps after the second count, and more are timed for at most 10 s.
     `compile_s` is the excess of the first step over a timed one. The peak counts what was allocated since `build` was
     called, over all steps but the first, as compiling and tuning take memory too.
     """
@@ -74,17 +79,25 @@ def measure(
         took_s.append(time.perf_counter() - began)
         if len(curve) == 1:
             _reset_peak()
-    batches = itertools.cycle(random_tokens(setup, SEQUENCES))
-    affordable = min(steps, max(int(LONGEST_S / min(took_s)), LEAST))
-    timing = bench(lambda: step(next(batches)), repeat=affordable, warmup=warmup, seconds=0.0)
+    batches = itertools.cycle(text_tokens(setup, SEQUENCES))
+    on_cpu = device().type == "cpu"
+    counted = [seconds * 1e3 for seconds in took_s[1 + warmup :]] if on_cpu else []
+    longest = ON_CPU_S if on_cpu else LONGEST_S
+    affordable = min(steps - len(counted), max(int(longest / min(took_s)), LEAST - len(counted)))
+    timed = [next(batches) for _ in range(max(affordable, 0))]
+    if not counted:
+        for _ in range(warmup):
+            step(next(batches))
+    timing = Timing.of(counted + each(timed, step))
     tokens_per_s = setup.batch * setup.sequence / timing.median_ms * 1e3
     return {
         "tokens_per_s": tokens_per_s,
         **_spread(timing),
         "peak_gib": _peak_gib(lambda: step(next(batches)), baseline_bytes),
-        **shares(setup.model, setup.sequence, tokens_per_s),
-        "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0),
+        **shares(setup, tokens_per_s),
+        "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0) if setup.compile != "none" else None,
         "loss": statistics.fmean(curve[-SEQUENCES:]),  # over the last pass through the fixed sequences
+        "text": stream(setup.model)[1],
     }
 
 
@@ -97,21 +110,31 @@ def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
 def fixed_tokens(setup: Setup) -> Iterator[Tensor]:
     """Endless batches, each one of four sequences repeated: mean loss and gradient don't depend on the batch size, so
     setups of any batch size have the same loss curve."""
-    sequences = draw(setup, SEQUENCES, seed=setup.seed + 1).split(1)
-    for sequence in itertools.cycle(sequences):
+    for sequence in itertools.cycle(sequences(setup, SEQUENCES).split(1)):
         yield sequence.expand(setup.batch, -1)
 
 
-def random_tokens(setup: Setup, batches: int) -> list[Tensor]:
+def text_tokens(setup: Setup, batches: int) -> list[Tensor]:
     """A list of `batches` different batches (B, T + 1) on the device."""
-    return list(draw(setup, batches * setup.batch, seed=setup.seed + 2).split(setup.batch))
+    return list(sequences(setup, batches * setup.batch, after=SEQUENCES).split(setup.batch))
 
 
-def draw(setup: Setup, rows: int, seed: int) -> Tensor:
-    """Uniformly random tokens (rows, T + 1), the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (rows, setup.sequence + 1)
-    return torch.randint(preset(setup.model)["vocab_size"], shape, generator=generator).to(device())
+def sequences(setup: Setup, rows: int, after: int = 0) -> Tensor:
+    """Sequences (rows, T + 1) of text on the device, from the one with number `after` + the setup's seed on."""
+    ids = stream(setup.model)[0]
+    length = setup.sequence + 1
+    start = (after + setup.seed) * length
+    index = torch.arange(start, start + rows * length) % len(ids)  # from its start again where the text ends
+    return ids[index].view(rows, length).to(device())
+
+
+@functools.cache
+def stream(model: str) -> tuple[Tensor, str]:
+    """The validation text as one stream of token ids (n,), and its source. Words beyond a preset's vocabulary, the
+    rarest, are `<unk>`."""
+    text = corpus("validation", local_wikitext(), synthetic_samples=3000)
+    ids = torch.from_numpy(np.concatenate([text[i] for i in range(len(text))]).astype(np.int64))
+    return ids.where(ids < preset(model)["vocab_size"], Vocab.unk_id), text.source
 
 
 def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
@@ -125,9 +148,9 @@ def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, flo
     call of a pinning thread can break the capture.
     """
     trainer = Trainer(setup)
-    for tokens in itertools.islice(itertools.cycle(random_tokens(setup, 1)), BEFORE_CAPTURE + 1):
+    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, 1)), BEFORE_CAPTURE + 1):
         trainer.step(tokens)
-    rows = TensorDataset(torch.randint(preset(setup.model)["vocab_size"], (steps * setup.batch, setup.sequence + 1)))
+    rows = TensorDataset(sequences(setup, steps * setup.batch).cpu())
     loader = DataLoader(rows, setup.batch, num_workers=workers, pin_memory=pinned and device().type == "cuda")
     waited_ms: list[float] = []
     copied_ms: list[float] = []
@@ -170,18 +193,20 @@ def flops_per_token(model: str, sequence: int) -> int:
 
 
 @functools.cache
-def matmul_rate() -> float:
-    """Measured operations a second of a large bf16 matrix product (on a CPU: a small fp32 one)."""
-    size, dtype = (8192, torch.bfloat16) if device().type == "cuda" else (512, torch.float32)
-    return matmul(size, dtype)[1] * 1e12
+def matmul_rate(precision: str = "amp-bf16") -> float:
+    """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
+    size, dtype = 8192 if device().type == "cuda" else 2048, torch.bfloat16 if "bf16" in precision else torch.float32
+    with fp32_products(tf32=precision == "tf32"):
+        return matmul(size, dtype)[1] * 1e12
 
 
-def shares(model: str, sequence: int, tokens_per_s: float) -> dict[str, float | None]:
-    """`mfu` against the vendor's peak and `matmul_share` against the measured matrix product, as fractions."""
-    rate = flops_per_token(model, sequence) * tokens_per_s
+def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | None]:
+    """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
+    rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
     name = device_name()
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
-    return {"mfu": rate / peak if peak else None, "matmul_share": rate / matmul_rate()}
+    product = matmul_rate(setup.precision)
+    return {"mfu": rate / peak if peak else None, "product_tflops": product / 1e12, "matmul_share": rate / product}
 
 
 def _spread(timing: Timing) -> dict[str, float]:

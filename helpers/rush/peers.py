@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import itertools
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -9,16 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from helpers.lab import compare, peak_memory
 from helpers.lab import device as this_device
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import missing_because
+from helpers.lab.memory import GIB
 from helpers.models import Llama
 from helpers.models.llama import RopeScaling, preset
 
-from .measurement import measure
+from .measurement import LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 from .setup import Setup
+from .trainer import Trainer
 
-FLASH = "flash_attention_2"
+FLASH, OURS = "flash_attention_2", "ours"
 
 # variant -> changes to transformers' defaults, which are SDPA and torch's default AdamW (foreach on a GPU)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -41,10 +47,36 @@ def needs(variant: str) -> tuple[str, ...]:
     return ("transformers", *flash, *liger)
 
 
-def run(variant: str, setup: Setup) -> dict[str, Any]:
-    """A variant's row, measured as our own trainer is. Of the setup it uses model, precision, batch, sequence, learning
-    rate and seed; the initial weights are those of our Llama."""
-    return measure(functools.partial(build, variant, setup), setup)
+def against(variant: str, setup: Setup, *, steps: int = LOSS_STEPS, rounds: int = 10) -> dict[str, Any]:
+    """A variant's row beside ours, in this process: losses of `steps` steps on the same tokens, then steps in turn.
+
+    Of the setup the variant uses model, precision, batch, sequence, learning rate and seed; the initial weights are
+    those of our Llama. Rows of slow machines have fewer rounds: a minute's, but at least 5.
+    """
+    ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
+    both = {variant: build(variant, setup), OURS: ours}
+    for name, step in both.items():
+        curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
+        losses[name] = statistics.fmean(curve[-SEQUENCES:])
+    once = (time.perf_counter() - began) / steps  # compilation included: no more than an upper bound
+    batches = itertools.cycle(text_tokens(setup, SEQUENCES))
+    timed = compare(
+        {name: (lambda step=step: step(next(batches))) for name, step in both.items()},
+        check=False,
+        rounds=max(min(rounds, int(60 / once)), 5),
+        warmup=1,
+    )
+    tokens, row = setup.batch * setup.sequence * 1e3, timed.row(variant, OURS)
+    memory = {name: peak_memory(lambda step=step: step(next(batches))).added_bytes / GIB for name, step in both.items()}
+    return row | {
+        "tokens_per_s": tokens / row["median_ms"],
+        "ours_tokens_per_s": tokens / row["baseline_ms"],
+        "step_gib": memory[variant],
+        "ours_step_gib": memory[OURS],
+        "loss": losses[variant],
+        "ours_loss": losses[OURS],
+        "text": stream(setup.model)[1],
+    }
 
 
 def build(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:

@@ -1,5 +1,5 @@
-"""`Setup`: all training options of the chapter, checked before anything is allocated. `LADDER`: setups step by step,
-each one change from its baseline."""
+"""`Setup`: all training options of the chapter, checked before anything is allocated. `LADDER` and `CPU_LADDER`: setups
+step by step, each one change from its baseline."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,13 +20,15 @@ CHOICES = {
     # then lose updates below half a unit in the last place, ours round stochastically, which is exact on average.
     "precision": ("fp32", "tf32", "amp-bf16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
-    "attention": ("eager", "math", "flash", "cudnn"),
+    "attention": ("eager", "math", "flash", "cudnn", "blocked"),  # blocked: ours, for CPUs
     "norm": ("eager", "torch", "triton"),
     "rope": ("eager", "triton"),
     "mlp": ("plain", "level 0", "level 1", "level 2", "level 3"),  # levels: helpers.swiglu's
     "head": ("full", "chunked", "torch", "triton"),  # torch: F.linear_cross_entropy in chunks
     "optimizer": ("for-loop", "foreach", "fused", "triton", "bf16-state", "8-bit"),
-    "compile": ("none", "default", "max-autotune"),
+    # regional: a block's code is compiled once for all blocks, in a fraction of the time
+    "compile": ("none", "default", "regional", "max-autotune", "regional max-autotune"),
+    "allocator": ("default", "kept", "huge pages"),  # glibc's; see `environment`
     "float8": ("none", "tensorwise", "torchao"),  # tensorwise: ours
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
@@ -39,17 +41,15 @@ NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("rope", "triton"): ("CUDA", "triton"),
     ("head", "triton"): ("CUDA", "triton"),
     ("optimizer", "triton"): ("CUDA", "triton"),
-    ("compile", "max-autotune"): ("CUDA",),
     ("cuda_graph", True): ("CUDA",),
     ("float8", "torchao"): ("torchao",),
 }
 NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
-    "cpu": {("compile", "default"): ("C++ compiler",)},
+    "cpu": {("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
     "cuda": {
+        **{("compile", mode): ("triton",) for mode in CHOICES["compile"][1:]},
         ("precision", "amp-bf16"): ("compute capability 8.0",),
         ("precision", "bf16"): ("compute capability 8.0",),
-        ("compile", "default"): ("triton",),
-        ("compile", "max-autotune"): ("triton",),
         ("float8", "tensorwise"): ("compute capability 8.9",),
         ("float8", "torchao"): ("compute capability 8.9",),
     },
@@ -63,15 +63,25 @@ NEXT_BEST: dict[str, dict[Any, Any]] = {
     "rope": {"triton": "eager"},
     "head": {"torch": "chunked", "triton": "chunked"},
     "optimizer": {"triton": "fused"},
-    "compile": {"max-autotune": "default", "default": "none"},
+    "compile": {"regional max-autotune": "regional", "regional": "none", "max-autotune": "default", "default": "none"},
     "cuda_graph": {True: False},
     "float8": {"torchao": "tensorwise", "tensorwise": "none"},
 }
 
 
+# glibc's settings, read when a process starts. By default it returns freed memory to the system and asks for it again,
+# and the kernel clears each page anew. Kept: no block is mapped apart, nothing is returned. Huge pages: of 2 MiB.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(2**28)}
+ENVIRONMENTS = {
+    "default": {},
+    "kept": KEPT,
+    "huge pages": KEPT | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How to train a Llama on one GPU. The defaults are no optimisation at all.
+    """How to train a Llama on one GPU or CPU. The defaults are no optimisation at all.
 
     Contradictory options raise a `ValueError` here; `missing_because` gives the reason why a device can't run a setup.
     """
@@ -87,6 +97,7 @@ class Setup:
     head: str = "full"
     optimizer: str = "for-loop"
     compile: str = "none"
+    allocator: str = "default"  # of the host; it needs a process that is started with `environment`
     cuda_graph: bool = False  # the full step, from the tokens to the new weights, is one launch
     float8: str = "none"  # for the blocks' products; the head's isn't changed
     checkpointing: str = "none"
@@ -130,6 +141,11 @@ class Setup:
             return f"float8 products need a multiple of 16 tokens; batch × sequence is {self.batch * self.sequence}"
         return ""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which a process must start so that its allocator is the setup's (`in_fresh_process`)."""
+        return ENVIRONMENTS[self.allocator]
+
     def differs(self, other: "Setup") -> dict[str, Any]:
         """The fields in which this setup differs from another, with this setup's values."""
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -171,7 +187,7 @@ class Setup:
 
 START = "no optimisation"
 
-# step -> what it changes, in order
+# On a GPU: step -> what it changes, in order
 STEPS = {
     "TF32": {"precision": "tf32"},
     "mixed precision": {"precision": "amp-bf16"},
@@ -199,6 +215,25 @@ STEPS = {
     "Triton SwiGLU": {"mlp": "level 2"},
 }
 
+# On a CPU
+CPU_STEPS = {
+    "mixed precision": {"precision": "amp-bf16"},
+    "fused AdamW": {"optimizer": "fused"},
+    "FlashAttention": {"attention": "flash"},
+    "compile": {"compile": "regional"},
+    "chunked cross-entropy": {"head": "chunked"},
+    "allocator keeps pages": {"allocator": "kept"},
+    "huge pages": {"allocator": "huge pages"},
+    "batch 2": {"batch": 2},
+    "batch 4": {"batch": 4},
+    "blocked attention": {"attention": "blocked"},
+    "bf16 residual stream": {"residual": "bf16"},
+    "fused projections": {"fused": True},
+    "SwiGLU level 2": {"mlp": "level 2"},
+    "max-autotune": {"compile": "regional max-autotune"},
+    "bf16 weights": {"precision": "bf16"},
+}
+
 # Steps that aren't the baseline of the following ones, with the reason. They stay in the table all the same.
 LEFT = {
     "max-autotune": "each product is tuned anew for each shape, for a minute or more that every later step would pay",
@@ -212,25 +247,35 @@ LEFT = {
     "Triton AdamW": "as above",
     "Triton SwiGLU": "as above",
 }
+CPU_LEFT = {
+    "bf16 residual stream": "compiled blocks are bound by products, not by the stream's bytes",
+    "fused projections": "one product of twice the width runs at the rate of two",
+    "SwiGLU level 2": "it saves memory; the compiler fuses as much",
+    "max-autotune": "the tuned products aren't faster than oneDNN's",
+    "bf16 weights": "it changes what is computed",
+}
+LADDERS = {"cuda": (STEPS, LEFT), "cpu": (CPU_STEPS, CPU_LEFT)}  # device type -> steps, and those that are left
 
 
-def stands_on(name: str) -> str:
-    """The baseline of a step, which it is one change from: the last step before it that isn't in `LEFT`."""
+def stands_on(name: str, kind: str = "cuda") -> str:
+    """The baseline of a step, which it is one change from: the last step before it that isn't left."""
+    steps, left = LADDERS[kind]
     before = START
-    for step in STEPS:
+    for step in steps:
         if step == name:
             return before
-        if step not in LEFT:
+        if step not in left:
             before = step
-    raise ValueError(f"no step {name!r}; valid: {', '.join(STEPS)}")
+    raise ValueError(f"no step {name!r}; valid: {', '.join(steps)}")
 
 
-def climb(start: Setup) -> dict[str, Setup]:
-    """The ladder's setups by name, from another start: another model, sequence or batch."""
+def climb(start: Setup, kind: str = "cuda") -> dict[str, Setup]:
+    """A device type's ladder by name, from another start: another model, sequence or batch."""
     setups = {START: start}
-    for name, change in STEPS.items():
-        setups[name] = dataclasses.replace(setups[stands_on(name)], **change)
+    for name, change in LADDERS[kind][0].items():
+        setups[name] = dataclasses.replace(setups[stands_on(name, kind)], **change)
     return setups
 
 
 LADDER: dict[str, Setup] = climb(Setup())
+CPU_LADDER: dict[str, Setup] = climb(Setup(model="llama-60m", sequence=1024), "cpu")

@@ -26,6 +26,7 @@ from helpers.models.llama import eager_attention, eager_rms_norm, eager_rotate
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
 from . import chunked_loss, float8, optimizers
+from .blocked_attention import blocked_attention
 from .setup import Setup
 
 BEFORE_CAPTURE = 3  # warm-up steps before the capture: they compile, allocate, and create the optimizer's state
@@ -49,7 +50,7 @@ SAVED_OPERATORS = {
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_efficient_attention",
     )
-}
+} | {torch.ops.rush.blocked_attention.default}
 
 
 class Trainer:
@@ -72,7 +73,10 @@ class Trainer:
             weight_decay=0.1,
             capturable=setup.cuda_graph,
         )
-        self.hidden = compiled(setup, self.model.hidden)
+        if setup.compile.startswith("regional"):
+            for block in self.model.layers:
+                block.compile(**options(setup))
+        self.hidden = self.model.hidden if "regional" in setup.compile else compiled(setup, self.model.hidden)
         self.head = head(setup)
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -171,7 +175,16 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
 
 def attention(name: str) -> Callable[..., Tensor]:
     """A setup's attention function: q (B, heads, T, D), k, v (B, kv_heads, T, D), optional mask -> (B, heads, T, D)."""
-    return eager_attention if name == "eager" else functools.partial(fused_attention, backend=BACKENDS[name])
+    if name in ("eager", "blocked"):
+        return eager_attention if name == "eager" else causal_blocks
+    return functools.partial(fused_attention, backend=BACKENDS[name])
+
+
+def causal_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`blocked_attention`, which is causal and takes no mask."""
+    if mask is not None:
+        raise ValueError("blocked attention is causal; it takes no mask")
+    return blocked_attention(q, k, v)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, backend: SDPBackend) -> Tensor:
@@ -219,7 +232,7 @@ def head(setup: Setup) -> chunked_loss.Head:
 
 
 def compiled(setup: Setup, fn: Callable) -> Callable:
-    """`fn` compiled as the setup says. max-autotune runs without CUDA graphs, which are a separate step of the ladder.
+    """`fn` compiled as the setup says.
 
     torch caches compiled variants with a function's code object, at most eight; each call here makes a new code object.
     """
@@ -230,8 +243,13 @@ def compiled(setup: Setup, fn: Callable) -> Callable:
         return fn(*arguments)
 
     copied = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-    mode = "max-autotune-no-cudagraphs" if setup.compile == "max-autotune" else "default"
-    return torch.compile(copied, mode=mode, dynamic=False)
+    return torch.compile(copied, **options(setup))
+
+
+def options(setup: Setup) -> dict:
+    """`torch.compile`'s options. max-autotune runs without CUDA graphs, which are a separate step of the ladder."""
+    mode = "max-autotune-no-cudagraphs" if "max-autotune" in setup.compile else "default"
+    return {"mode": mode, "dynamic": False}
 
 
 def checkpoint_with(checkpointing: str) -> Callable | None:

@@ -11,7 +11,7 @@ from helpers.lab.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
 from helpers.rush import LADDER, Setup, Trainer, chunked_loss, climb, loss_curve, run
-from helpers.rush.measurement import random_tokens
+from helpers.rush.measurement import text_tokens
 from helpers.rush.optimizers import SmallStateAdamW
 from helpers.rush.trainer import BEFORE_CAPTURE, attention, build_model, compiled
 
@@ -103,7 +103,7 @@ def test_the_last_step_of_the_ladder_that_the_others_stand_on_gives_a_row():
 
 def test_a_captured_step_reads_the_tokens_it_is_given():
     trainer = Trainer(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12))
-    batches = random_tokens(trainer.setup, 2)
+    batches = text_tokens(trainer.setup, 2)
     for _ in range(5):
         trainer.step(batches[0])
     first, second = float(trainer.step(batches[0])), float(trainer.step(batches[1]))
@@ -174,7 +174,7 @@ def test_weights_are_the_same_however_the_parts_are_held():
 
 def test_steps_that_warm_up_share_the_memory_that_they_free():
     trainer = Trainer(dataclasses.replace(AMP, cuda_graph=True))
-    tokens = random_tokens(trainer.setup, 1)[0]
+    tokens = text_tokens(trainer.setup, 1)[0]
     reserved = []
     for _ in range(BEFORE_CAPTURE):
         trainer.step(tokens)

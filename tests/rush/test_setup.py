@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.rush import LADDER, Setup, climb, stands_on
-from helpers.rush.setup import CHOICES, LEFT, NEXT_BEST, START, STEPS
+from helpers.rush import CPU_LADDER, LADDER, Setup, climb, stands_on
+from helpers.rush.setup import CHOICES, LADDERS, NEXT_BEST, START
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -58,7 +58,6 @@ def test_a_setup_cannot_be_changed_and_takes_keywords_only():
         ({"precision": "tf32"}, "precision 'tf32': needs CUDA"),
         ({"norm": "triton"}, "norm 'triton': needs CUDA"),
         ({"optimizer": "triton"}, "optimizer 'triton': needs CUDA"),
-        ({"compile": "max-autotune"}, "compile 'max-autotune': needs CUDA"),
     ],
 )
 def test_on_a_cpu_what_needs_cuda_says_so(changes, message):
@@ -131,22 +130,30 @@ def test_the_nearest_possible_setup_is_always_possible(fields, graph):
     assert bool(replaced) == bool(setup.missing_because(CPU))
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_a_step_of_the_ladder_changes_one_thing(name):
-    assert list(LADDER[name].differs(LADDER[stands_on(name)])) == list(STEPS[name])
-    assert len(STEPS[name]) == 1
+@pytest.mark.parametrize(("kind", "ladder"), [("cuda", LADDER), ("cpu", CPU_LADDER)])
+def test_each_step_of_a_ladder_changes_one_thing(kind, ladder):
+    steps, left = LADDERS[kind]
+    assert list(ladder) == [START, *steps]
+    assert left.keys() <= steps.keys()
+    for name, change in steps.items():
+        assert list(ladder[name].differs(ladder[stands_on(name, kind)])) == list(change)
+        assert len(change) == 1
+        assert stands_on(name, kind) not in left
 
 
-def test_the_ladder_starts_with_no_optimisation_and_is_in_order():
-    assert LADDER[START] == Setup()
-    assert list(LADDER) == [START, *STEPS]
+@pytest.mark.parametrize("ladder", [LADDER, CPU_LADDER])
+def test_a_ladder_starts_with_no_optimisation(ladder):
+    start = ladder[START]
+    assert start == Setup(model=start.model, sequence=start.sequence)
+
+
+@pytest.mark.parametrize("name", CPU_LADDER)
+def test_a_step_of_the_cpus_ladder_needs_no_gpu(name):
+    assert CPU_LADDER[name].missing_because(CPU) in ("", f"compile {CPU_LADDER[name].compile!r}: needs a C++ compiler")
 
 
 def test_the_next_step_stands_on_the_last_that_was_not_left():
     assert stands_on("TF32") == START
-    assert LEFT.keys() <= STEPS.keys()
-    for name in STEPS:
-        assert stands_on(name) not in LEFT
     with pytest.raises(ValueError, match="no step 'none'; valid: TF32, "):
         stands_on("none")
 

@@ -9,13 +9,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed, missing_because
-from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, measurement, peers, run, trainer
-from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, random_tokens, shares
-from helpers.rush.setup import STEPS
+from helpers.rush import CPU_LADDER, LADDER, Setup, Trainer, climb, loss_curve, measurement, peers, run, trainer
+from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, text_tokens, shares
+from helpers.rush.setup import LADDERS
 
 CPU = torch.device("cpu")
 TINY = Setup(model="tiny", sequence=16)
-ROW = ["tokens_per_s", "step_ms", "p20_ms", "p80_ms", "n", "peak_gib", "mfu", "matmul_share", "compile_s", "loss"]
+TIMES = ["tokens_per_s", "step_ms", "p20_ms", "p80_ms", "n"]
+ROW = [*TIMES, "peak_gib", "mfu", "product_tflops", "matmul_share", "compile_s", "loss", "text"]
 
 
 def tiny(**changes):
@@ -36,9 +37,9 @@ def traced_only(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", LADDER)
-def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(name, reference, traced_only):
-    setup = climb(TINY)[name]
+@pytest.mark.parametrize(("kind", "name"), [("cuda", name) for name in LADDER] + [("cpu", name) for name in CPU_LADDER])
+def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(kind, name, reference, traced_only):
+    setup = climb(TINY, kind)[name]
     possible = setup.possible(CPU)
     if possible != setup:
         reason = setup.missing_because(CPU)
@@ -46,7 +47,7 @@ def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(name, refer
         with pytest.raises(ValueError) as caught:
             run(setup)
         assert str(caught.value) == reason
-    if "compile" not in STEPS.get(name, {}):
+    if "compile" not in LADDERS[kind][0].get(name, {}):
         possible = dataclasses.replace(possible, compile="none")  # the steps above compile are tried without it
     curve = loss_curve(possible, 6)
     # torch's own chunked head adds the loss up in bf16, whose steps are 1/32 here
@@ -56,7 +57,8 @@ def test_a_step_of_the_ladder_runs_on_the_tiny_model_or_says_why_not(name, refer
 def test_a_row_has_what_the_tables_need():
     row = run(tiny(batch=2), steps=4, warmup=1, loss_steps=5)
     assert list(row) == ROW
-    assert row["n"] == 4
+    assert row["n"] == 4  # of which three are of the loss curve
+    assert "text" in row["text"]
     assert row["p20_ms"] <= row["step_ms"] <= row["p80_ms"]
     assert row["tokens_per_s"] == pytest.approx(2 * 16 / row["step_ms"] * 1e3)
     assert row["peak_gib"] > 0
@@ -66,9 +68,10 @@ def test_a_row_has_what_the_tables_need():
 
 def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monkeypatch):
     assert run(TINY, loss_steps=2)["n"] == 20
-    monkeypatch.setattr(measurement, "LONGEST_S", 0.0)
+    monkeypatch.setattr(measurement, "ON_CPU_S", 0.0)
     assert run(TINY, loss_steps=2)["n"] == 5
     assert run(TINY, loss_steps=2, steps=3)["n"] == 3
+    assert run(TINY, loss_steps=10)["n"] == 8  # those of the loss curve after the first two
 
 
 def test_the_loss_of_a_row_is_that_of_the_last_pass_through_the_fixed_tokens():
@@ -102,6 +105,7 @@ def test_the_curve_does_not_depend_on_the_batch(batch, reference):
 EXACT = [
     {"attention": "math"},
     {"attention": "flash"},
+    {"attention": "blocked"},
     {"norm": "torch"},
     {"mlp": "level 1"},
     {"mlp": "level 2", "fused": True},
@@ -132,7 +136,7 @@ def test_every_variant_walks_the_fp32_curve_and_what_rounds_stays_near_it(change
 
 def test_pure_bf16_holds_nothing_in_fp32():
     one = Trainer(tiny(precision="bf16", optimizer="fused"))
-    one.step(random_tokens(one.setup, 1)[0])
+    one.step(text_tokens(one.setup, 1)[0])
     assert {parameter.dtype for parameter in one.model.parameters()} == {torch.bfloat16}
     moments = [value for state in one.optimizer.state.values() for n, value in state.items() if n != "step"]
     assert {moment.dtype for moment in moments} == {torch.bfloat16}
@@ -140,7 +144,7 @@ def test_pure_bf16_holds_nothing_in_fp32():
 
 def test_gradients_are_freed_after_a_step():
     one = Trainer(TINY)
-    one.step(random_tokens(TINY, 1)[0])
+    one.step(text_tokens(TINY, 1)[0])
     assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
@@ -149,7 +153,7 @@ def test_clipping_bounds_the_gradient(monkeypatch):
     one = Trainer(tiny(clip=1e-3))
     norm = lambda: torch.nn.utils.get_total_norm(p.grad for p in one.model.parameters())  # noqa: E731
     monkeypatch.setattr(one.optimizer, "step", lambda: seen.append(norm().item()))
-    one.step(random_tokens(one.setup, 1)[0])
+    one.step(text_tokens(one.setup, 1)[0])
     assert seen == [pytest.approx(1e-3, rel=1e-2)]
 
 
@@ -177,7 +181,7 @@ def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
     for checkpointing in ("none", "selective", "full"):
         setup = tiny(checkpointing=checkpointing, sequence=256, attention="flash", head="chunked")
         one = Trainer(setup)
-        tokens = random_tokens(setup, 1)[0]
+        tokens = text_tokens(setup, 1)[0]
         with Counter() as counter:
             one.loss(tokens).backward()
         products[checkpointing] = counter.count
@@ -190,10 +194,10 @@ def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
 
 def test_tokens_are_of_full_length_and_the_same_everywhere():
     setup = tiny(batch=3)
-    first, second = random_tokens(setup, 2)
+    first, second = text_tokens(setup, 2)
     assert first.shape == (3, 17)
     assert not torch.equal(first, second)
-    assert torch.equal(first, random_tokens(setup, 2)[0])
+    assert torch.equal(first, text_tokens(setup, 2)[0])
     fixed = fixed_tokens(setup)
     rounds = [next(fixed) for _ in range(5)]
     assert torch.equal(rounds[0], rounds[4])
@@ -214,12 +218,12 @@ def test_operations_are_counted_by_the_convention():
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
     monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr("helpers.rush.measurement.matmul_rate", lambda: 780e12)
-    actual = shares("llama-3.2-1b", 2048, 72_200)
+    monkeypatch.setattr("helpers.rush.measurement.matmul_rate", lambda precision: 780e12)
+    actual = shares(Setup(precision="bf16"), 72_200)
     assert actual["mfu"] == pytest.approx(0.600, abs=1e-3)
     assert actual["matmul_share"] == pytest.approx(actual["mfu"] * 989 / 780)
     monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "CPU of some kind")
-    assert shares("llama-3.2-1b", 2048, 72_200)["mfu"] is None
+    assert shares(Setup(precision="bf16"), 72_200)["mfu"] is None
 
 
 @pytest.mark.skipif(installed("transformers") is None, reason="needs transformers")
