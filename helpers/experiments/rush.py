@@ -21,7 +21,7 @@ from helpers.rush import CPU_LADDER, LADDER, Setup, climb, fused_norms, optimize
 from helpers.rush import peers as others
 from helpers.rush.distributed import Job
 from helpers.rush.distributed import measure as measure_ranks
-from helpers.rush.measurement import PEAKS, epoch, flops_per_token
+from helpers.rush.measurement import ON_CPU_LOSS_STEPS, PEAKS, epoch, flops_per_token
 from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
@@ -32,7 +32,7 @@ BEST = {"cuda": "batch 8", "cpu": "blocked attention"}
 BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "huge pages"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "huge pages"}
 SMALL = {"model": TINY, "sequence": 64}
-ON_CPU = {"model": SIXTY_M, "sequence": 1024}
+ON_CPU = {"model": SIXTY_M, "sequence": 2048}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
@@ -187,7 +187,7 @@ def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, 
 )
 def memory_alone(model: str, strategy: str) -> Row:
     """Peak memory of a single rank in a step: counted on tensors without memory, derived by formula, and measured."""
-    sequence = {TINY: 64, SIXTY_M: 1024}.get(model, 2048)
+    sequence = 64 if model == TINY else 2048
     job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
     counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
     measured = rank_memory(job, 1, count=False)["peak_gib"]
@@ -204,7 +204,8 @@ def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
 
 
 def _run(setup: Setup, **steps: int) -> Row:
-    return _apart(setup, run, setup, **(FEW if setup.model == TINY else steps))
+    few = {TINY: FEW, SIXTY_M: {"loss_steps": ON_CPU_LOSS_STEPS} | steps}
+    return _apart(setup, run, setup, **few.get(setup.model, steps))
 
 
 def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
@@ -248,7 +249,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 
 @experiment(
     small=[SMALL | {"workers": 0, "pinned": False}],
-    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 1, 2)],
+    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 2)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
 )
@@ -261,7 +262,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
-    cpu=[ON_CPU | {"batch": size} for size in (1, 8)],
+    cpu=[ON_CPU | {"batch": size} for size in (4,)],
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
 )

@@ -1,4 +1,4 @@
-"""Causal attention as matrix products on blocks of queries: from q, k, v (B, heads, T, D) to the output (B, heads, T, D).
+"""Causal attention as matrix products on blocks of queries: q, k, v (B, heads, T, D) to the output (B, heads, T, D).
 
 torch's flash kernel for CPUs multiplies bf16 at a small share of the product rate where a CPU has no AMX. Here a block
 of 64 queries is multiplied with all keys up to its last, for all heads at once, by the library that also computes the

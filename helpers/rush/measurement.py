@@ -32,9 +32,9 @@ from .setup import Setup
 from .trainer import BEFORE_CAPTURE, Trainer
 
 LOSS_STEPS = 8
+ON_CPU_LOSS_STEPS, ON_CPU_S = 5, 6.0  # on a CPU, where the steps of the loss curve are timed, too
 SEQUENCES = 4  # distinct sequences for the loss curve; the model can only memorise them
 LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of timed steps
-ON_CPU_S = 10.0  # the same on a CPU, where the steps of the loss curve are timed, too
 
 # Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
 PEAKS = {
@@ -66,7 +66,7 @@ def measure(
 
     The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on other text are
     timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`). A CPU
-    computes as it is called: there steps after the second count, and more are timed for at most 10 s.
+    computes as it is called: there steps after the second count, and more are timed for at most 6 s.
     `compile_s` is the excess of the first step over a timed one. The peak counts what was allocated since `build` was
     called, over all steps but the first, as compiling and tuning take memory too.
     """
@@ -82,8 +82,8 @@ def measure(
     batches = itertools.cycle(text_tokens(setup, SEQUENCES))
     on_cpu = device().type == "cpu"
     counted = [seconds * 1e3 for seconds in took_s[1 + warmup :]] if on_cpu else []
-    longest = ON_CPU_S if on_cpu else LONGEST_S
-    affordable = min(steps - len(counted), max(int(longest / min(took_s)), LEAST - len(counted)))
+    longest, least = (ON_CPU_S, 3 - len(counted)) if on_cpu else (LONGEST_S, LEAST)
+    affordable = min(steps - len(counted), max(int(longest / min(took_s)), least))
     timed = [next(batches) for _ in range(max(affordable, 0))]
     if not counted:
         for _ in range(warmup):

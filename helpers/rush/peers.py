@@ -20,7 +20,7 @@ from helpers.lab.memory import GIB
 from helpers.models import Llama
 from helpers.models.llama import RopeScaling, preset
 
-from .measurement import LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
+from .measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 from .setup import Setup
 from .trainer import Trainer
 
@@ -47,7 +47,7 @@ def needs(variant: str) -> tuple[str, ...]:
     return ("transformers", *flash, *liger)
 
 
-def against(variant: str, setup: Setup, *, steps: int = LOSS_STEPS, rounds: int = 10) -> dict[str, Any]:
+def against(variant: str, setup: Setup, *, steps: int = ON_CPU_LOSS_STEPS, rounds: int = 10) -> dict[str, Any]:
     """A variant's row beside ours, in this process: losses of `steps` steps on the same tokens, then steps in turn.
 
     Of the setup the variant uses model, precision, batch, sequence, learning rate and seed; the initial weights are

@@ -8,6 +8,7 @@ from helpers.experiments import tables_of
 from helpers.lab.machine import installed
 from helpers.rush import CPU_LADDER, LADDER, fused_norms, measurement
 
+
 @pytest.mark.parametrize("name", ["ladder", "batch", "checkpointing"])
 def test_setups_are_measured_or_say_why_not(name):
     rows = getattr(experiments, name)("small")

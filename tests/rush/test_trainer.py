@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed, missing_because
 from helpers.rush import CPU_LADDER, LADDER, Setup, Trainer, climb, loss_curve, measurement, peers, run, trainer
-from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, text_tokens, shares
+from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, shares, text_tokens
 from helpers.rush.setup import LADDERS
 
 CPU = torch.device("cpu")
@@ -69,8 +69,8 @@ def test_a_row_has_what_the_tables_need():
 def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monkeypatch):
     assert run(TINY, loss_steps=2)["n"] == 20
     monkeypatch.setattr(measurement, "ON_CPU_S", 0.0)
-    assert run(TINY, loss_steps=2)["n"] == 5
-    assert run(TINY, loss_steps=2, steps=3)["n"] == 3
+    assert run(TINY, loss_steps=2)["n"] == 3
+    assert run(TINY, loss_steps=2, steps=2)["n"] == 2
     assert run(TINY, loss_steps=10)["n"] == 8  # those of the loss curve after the first two
 
 
