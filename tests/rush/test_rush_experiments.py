@@ -47,7 +47,9 @@ def test_a_rung_of_a_cpu_runs_in_a_process_with_its_allocator(monkeypatch):
     monkeypatch.setattr(experiments, "in_fresh_process", lambda *given, **options: apart.append((given, options)) or {})
     setup = CPU_LADDER["huge pages"]
     experiments.ladder.measure(model=setup.model, sequence=setup.sequence, step="huge pages")
-    assert apart == [((experiments.run, setup), {"environment": setup.environment})]
+    ((given, options),) = apart
+    assert given == (experiments.run, setup)
+    assert options["environment"] == setup.environment
     assert setup.environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
