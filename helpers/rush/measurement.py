@@ -197,7 +197,7 @@ def matmul_rate(precision: str = "amp-bf16") -> float:
     """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
     size, dtype = 8192 if device().type == "cuda" else 2048, torch.bfloat16 if "bf16" in precision else torch.float32
     with fp32_products(tf32=precision == "tf32"):
-        return matmul(size, dtype)[1] * 1e12
+        return max(matmul(size, dtype)[1] for _ in range(3)) * 1e12  # a limit: the best of three medians
 
 
 def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | None]:
