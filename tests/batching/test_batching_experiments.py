@@ -100,16 +100,18 @@ def test_a_variant_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_
     forward = GPT2LikeModel.forward
 
     def narrow(model, tokens, *arguments, **options):
-        if len(tokens) == config["batch_size"] and tokens.shape[1] > 200:  # BIG BRAIN's, when a long sample is in it
+        if (
+            len(tokens) == config["batch_size"] and tokens.shape[1] > 200
+        ):  # BRAIN's, and BIG BRAIN's when a long sample is in it
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return forward(model, tokens, *arguments, **options)
 
     monkeypatch.setattr(GPT2LikeModel, "forward", narrow)
     rows = pd.DataFrame(experiments.throughput.rows(config)).set_index("variant")
-    padded = "BIG BRAIN"
-    assert rows["status"].to_dict() == {name: "out of memory" if name == padded else "ok" for name in rows.index}
-    assert padded in rows.index and len(rows) > 3
+    padded = ["BRAIN", "BIG BRAIN"]
+    assert rows["status"].to_dict() == {name: "out of memory" if name in padded else "ok" for name in rows.index}
     timed = rows.drop(index=padded)
+    assert len(timed) > 3
     assert (timed["real_tokens_per_s"] > 0).all() and timed["n"].eq(config["rounds"]).all()
     assert rows.loc[experiments.NO_PADDING, "ratio_to_no_padding"] == 1
 
