@@ -173,11 +173,12 @@ def _metrics_cost(config):
 def _rung(config):
     speed = 1 + list(rush.LADDER).index(config["step"]) if "step" in config else 10
     row = {"tokens_per_s": 5000.0 * speed, "step_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 20, "peak_gib": 20.0}
-    return [row | {"mfu": 0.03 * speed, "matmul_share": 0.04 * speed, "compile_s": 3.0, "loss": 11.8}]
+    shares = {"mfu": 0.03 * speed, "matmul_share": 0.04 * speed, "product_tflops": 780.0}
+    return [row | shares | {"compile_s": 3.0, "loss": 11.8, "text": "synthetic text, seed 1"}]
 
 
 def _rush_peers(config):
-    return [_rung({})[0] | {"tokens_per_s": 30000.0, "ours_tokens_per_s": 60000.0}]
+    return [_rung({})[0] | {"tokens_per_s": 30000.0, "ours_tokens_per_s": 60000.0, "ratio": 2.0, "ours_loss": 11.8}]
 
 
 def _loading(config):
