@@ -133,14 +133,6 @@ def text(samples: int, width: int) -> Samples:
     return SyntheticText(samples, seed=0, vocab_size=words)
 
 
-def held_out(text: Samples) -> Samples:
-    """An eighth as much text, to validate on: WikiText's test split, or another synthetic text."""
-    few = max(len(text) // 8, 1)
-    if isinstance(text, WikiText):
-        return WikiText("test", local_wikitext(), vocab=text.vocab, max_samples=few)
-    return SyntheticText(few, seed=1, vocab_size=len(text.vocab))
-
-
 def language_model(text: Samples, width: int, layers: int, max_length: int, head: bool = True) -> GPT2LikeModel:
     """A model of the text on the device. `head=False` leaves out the product with the vocabulary, as the task does."""
     shape = {"d_model": width, "num_heads": 8, "num_layers": layers, "max_length": max_length}
