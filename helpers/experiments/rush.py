@@ -29,8 +29,8 @@ TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-
 # Steps of the ladder by device type: the best, that `peers` and `loading` use; the one before batches grow; the one
 # whose sequences grow in `checkpointing`
 BEST = {"cuda": "batch 8", "cpu": "SwiGLU level 2"}
-BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "huge pages"}
-BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "huge pages"}
+BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "chunked cross-entropy"}
+BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
 ON_CPU = {"model": SIXTY_M, "sequence": 2048}
 FULL = {"model": ONE_B, "sequence": 2048}
