@@ -156,7 +156,7 @@ def test_wrong_settings_are_named(build, arguments, message):
     ("model", "valid"),
     [
         (lambda name: GPT2LikeModel.from_name(name, 10), "tiny, one-layer, small, medium"),
-        (Llama.from_name, "tiny, llama-3.2-1b"),
+        (Llama.from_name, "tiny, llama-60m, llama-3.2-1b"),
         (Bert.from_name, "tiny, bert-base"),
         (ResNet.from_name, "tiny, resnet-18"),
         (ViT.from_name, "tiny, clothing"),

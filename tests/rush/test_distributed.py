@@ -157,7 +157,7 @@ def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeyp
     ("arguments", "message"),
     [
         (["--strategy", "zero4"], "strategy is 'zero4'; valid: 'single', 'ddp', 'zero2', 'zero3', 'tp'"),
-        (["--model", "llama"], "unknown model 'llama'; valid: tiny, llama-3.2-1b, llama-3.1-8b"),
+        (["--model", "llama"], "unknown model 'llama'; valid: tiny, llama-60m, llama-3.2-1b, llama-3.1-8b"),
         (["--precision", "fp8"], "precision is 'fp8'; valid: 'fp32', 'amp-bf16'"),
         (["--ranks", "3"], "batch is 8; it must be a multiple of 3: 3 ranks × 1 micro-batches"),
         (["--ranks", "2", "--accumulate", "3"], "batch is 8; it must be a multiple of 6"),
