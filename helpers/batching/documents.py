@@ -36,7 +36,7 @@ def _summed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def _spans(offsets: Tensor) -> list[slice]:
-    ends = offsets.tolist()
+    ends = offsets.numpy().tolist()  # tolist of a tensor reads each number by itself
     return [slice(begin, end) for begin, end in itertools.pairwise(ends) if end > begin]
 
 
