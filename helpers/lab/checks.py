@@ -254,12 +254,12 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
     pairs = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
     start = nn.Linear(8, 4).requires_grad_(False)
 
-    def weights(steps: int, way: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> Tensor:
+    def weights(steps: int, run: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> Tensor:
         model = nn.Linear(8, 4)
         model.load_state_dict(start.state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for _ in range(steps):
-            way(model, optimizer)
+            run(model, optimizer)
         return model.weight.detach()
 
     def at_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
