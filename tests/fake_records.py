@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers.experiments import batching, compilers, pipelines, profiling, rush, summary
+from helpers.experiments import batching, compilers, pipelines, rush, summary
 from helpers.experiments import swiglu as experiments
 from helpers.lab import records
 from helpers.swiglu import costs, peers
@@ -105,68 +105,6 @@ def _collator(config):
     return [
         {"variant": variant, "real_tokens_per_s": 1e6 * ratio, "ratio_to_collator": ratio, "dtype": "bfloat16"} | SPREAD
         for variant, ratio in variants.items()
-    ]
-
-
-MODULES = [
-    ("", "ViT"),
-    (".patches", "ConvPatches"),
-    (".blocks.0.attention", "Attention"),
-    (".blocks.0.attention.mix.softmax", "Softmax"),
-    (".blocks.0.mlp", "MLP"),
-    (".blocks.0.mlp.up", "Linear"),
-    (".head", "Linear"),
-]
-
-
-def _modules(config):
-    rows = []
-    for path, kind in MODULES:
-        times = {"forward_ms": 1.0, "backward_ms": 2.0, "total_ms": 3.0, "self_ms": 1.0}
-        row = {"module": config["pipeline"] + path, "type": kind, "calls": 1.0, "share": 0.3, "activation_mib": 8.0}
-        floor = {"gflop": 5.0, "moved_mib": 9.0, "lower_bound_ms": 1.5} if kind == "Linear" else {}
-        rows.append(row | times | floor)
-    sums = {"outside": 7.0, "step": 10.0}
-    return rows + [{"module": name, "type": None, "total_ms": ms, "share": ms / 10} for name, ms in sums.items()]
-
-
-def _fixes(pipeline):
-    names = [switch.name for switch in profiling.PIPELINES[pipeline].switches]
-
-    def fixes(config):
-        steps = names.index(config["fix"]) + 1 if config["variant"] == profiling.CUMULATIVE else 0
-        ms = {"slow": 1000.0, "alone": 900.0, "cumulative": 1000.0 * 0.8**steps}[config["variant"]]
-        times = {name: ms for name in ("iteration_ms", "iteration_p20_ms", "iteration_p80_ms", "iteration_mean_ms")}
-        return [times | {"n": 20, "peak_gib": 4.0, "prepare_s": 1.0, "source": "generated", "device_idle_share": 0.04}]
-
-    return fixes
-
-
-def _whole_runs(config):
-    slow = config["variant"] == "slow"
-    accuracy = 0.8 + 0.01 * config["seed"]
-    times = {"epoch_s": 30.0 if slow else 4.0, "iteration_mean_ms": 1400.0, "peak_gib": 5.0}
-    return [times | {"validation_accuracy": accuracy, "train_loss": 0.5, "steps": 100, "source": "generated"}]
-
-
-def _diagnose(config):
-    if config["variant"] == "fixed":
-        return [{"rank": 0, "finding": "nothing"}]
-    row = {"where": "train.py:1", "count": 2.0, "cost_ms": 5.0, "share": 0.1, "basis": "measured", "advice": "don't"}
-    return [{"rank": 0, "finding": "host synchronisation"} | row]
-
-
-def _timeline(config):
-    tracks = ("annotations", "host", "stream 7")
-    return [{"track": track, "name": "work", "begin_ms": 1.0, "end_ms": 2.0} for track in tracks]
-
-
-def _metrics_cost(config):
-    ways = {"collected on the CPU": 1.0, "streaming on the device": 0.0}
-    return [
-        {"variant": way, "step": step, "ms": 46.0 + growth * step}
-        for way, growth in ways.items()
-        for step in range(0, 300, 20)
     ]
 
 
@@ -389,13 +327,6 @@ TABLES = [
     (batching.attention, _attention),
     (batching.throughput, _throughput),
     (batching.collator, _collator),
-    (profiling.modules, _modules),
-    (profiling.vit_fixes, _fixes("vit")),
-    (profiling.gpt_fixes, _fixes("gpt")),
-    (profiling.whole_runs, _whole_runs),
-    (profiling.diagnose, _diagnose),
-    (profiling.timeline, _timeline),
-    (profiling.metrics_cost, _metrics_cost),
     (rush.ladder, _rung),
     (rush.batch, _rung),
     (rush.checkpointing, _rung),

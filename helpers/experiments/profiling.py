@@ -1,20 +1,26 @@
-"""What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds."""
+"""What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds.
 
+`size` is a preset of the pipelines: "small" for tests, "cpu", "full" for a GPU.
+"""
+
+import itertools
+import statistics
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from helpers.lab import device, experiment
+from helpers.lab import Timing, device, experiment
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
-from helpers.lab.timing import synchronize
+from helpers.lab.timing import between_ms, moment, synchronize
 from helpers.pictures import cores
 from helpers.profiling.costs import Cost, cost
 from helpers.profiling.device_time import device_idle_share
@@ -22,36 +28,43 @@ from helpers.profiling.device_time import timeline as read_timeline
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.profiling.read_trace import read_trace
+from helpers.text import local_wikitext
 from helpers.training import CLOTHES, LANGUAGE, Batch, Excerpt, Trainer
-from helpers.training.loop import SETTLING
 from helpers.training.slow_parts import CollectedMetrics
 from helpers.training.switched import Switched
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
-BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in ("slow", "fixed")]
-SLOW, ALONE, CUMULATIVE = "slow", "alone", "cumulative"
-TIMED_STEPS, BURSTS = 20, 4  # after warm-up; with workers at least so many batches of each worker
-PATIENCE_S = 20.0  # after which fewer timed steps suffice
+SLOW, FIXED = "slow", "fixed"
+BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
+ALONE, CUMULATIVE = "alone", "cumulative"
+# Faults that are drawn, each in a loop without any other, and the later fixes that would hide it.
+DRAWN_FAULTS: dict[str, dict[str, set[str]]] = {
+    "vit": {"decode_once": {"photos_on_device", "workers"}, "bf16": set(), "fused_optimizer": set()},
+    "gpt": {"short_padding": {"packed"}, "fused_attention": set(), "fused_loss": set()},
+}
+ALL = "all"
+DRAWN = 120  # operations of a drawn step, the longest
+PARTS = ("load", "forward", "loss", "backward", "optimizer", "metrics")  # of a step, as the trainer names them
+CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "full": (8192, 2048)}  # product's size, MiB of a copy
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
 TINY = {  # so small that the metric's time shows on a CPU, too
     "batch_size": 256,
     "model": {"image_size": 16, "patch_size": 16, "depth": 1, "heads": 2, "head_dim": 16, "mlp_size": 32},
 }
-DRAWN = 400  # rows of a timeline, the longest
 
 
-def _preset() -> str:
-    return "full" if device().type == "cuda" else "small"
+def _sized(size: str, rows: list[Row]) -> list[Row]:
+    return [{"size": size} | row for row in rows]
 
 
 def fixes_of(pipeline: str, variant: str) -> frozenset[str]:
-    return PIPELINES[pipeline].fixed if variant == "fixed" else frozenset()
+    return PIPELINES[pipeline].fixed if variant == FIXED else frozenset()
 
 
-@experiment(small=BOTH, cpu=BOTH)
-def diagnose(pipeline: str, variant: str) -> list[Row]:
+@experiment(small=_sized("small", BOTH), cpu=_sized("cpu", BOTH), big_gpu=_sized("full", BOTH))
+def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the most expensive first."""
-    findings = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), detailed=True))
+    findings = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant), size, detailed=True))
     if not len(findings):
         return [{"rank": 0, "finding": "nothing"}]
     findings["where"] = findings["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
@@ -59,17 +72,37 @@ def diagnose(pipeline: str, variant: str) -> list[Row]:
     return [{"rank": rank} | row for rank, row in enumerate(rows)]
 
 
-@experiment(small=BOTH[:2], cpu=BOTH)
-def timeline(pipeline: str, variant: str) -> list[Row]:
-    """One step from a trace, to be drawn: the longest of what ran on the host and on the device, and when."""
-    rows = read_timeline(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant)))
-    rows = rows.assign(ms=rows["end_ms"] - rows["begin_ms"]).nlargest(DRAWN, "ms").sort_values("begin_ms")
-    return [row | {"name": row["name"][:60]} for row in rows.drop(columns="ms").to_dict("records")]
+_DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in (ALL, *DRAWN_FAULTS[name])]
 
 
-@experiment(small=BOTH, cpu=BOTH)
-def modules(pipeline: str, variant: str) -> list[Row]:
-    """Forward and backward time and memory of every module, and what its work must cost at least.
+@experiment(small=_sized("small", _DRAWN[:2]), cpu=_sized("cpu", _DRAWN), big_gpu=_sized("full", _DRAWN), version=2)
+def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
+    """A step with one fault and without it, to be drawn: what ran when, and in which part of the step.
+
+    All other faults are fixed; the fault "all" is the slow pipeline.
+    """
+    switched, rows = PIPELINES[pipeline], []
+    hidden = switched.fixed if fault == ALL else DRAWN_FAULTS[pipeline][fault] | {fault}
+    for variant, fixes in ((SLOW, switched.fixed - hidden), (FIXED, switched.fixed)):
+        step = _with_parts(read_timeline(_trace(switched, fixes, size)))
+        parts = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
+        ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
+        shown = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
+        rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in shown.to_dict("records")]
+    return rows
+
+
+def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a step with the part that each lies in by its begin; None outside all of them."""
+    ranges = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
+    spans = list(zip(ranges["begin_ms"], ranges["end_ms"], ranges["name"], strict=True))
+    inside = [next((name for low, high, name in spans if low <= at < high), None) for at in step["begin_ms"]]
+    return step.assign(part=inside)
+
+
+@experiment(small=_sized("small", BOTH), cpu=_sized("cpu", BOTH), big_gpu=_sized("full", BOTH), version=2)
+def modules(size: str, pipeline: str, variant: str) -> list[Row]:
+    """Forward and backward time (medians over steps) and memory of every module, and what its work must cost at least.
 
     The lower bound is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth,
     whichever is more; for all calls of a step, forward and backward.
@@ -80,10 +113,11 @@ def modules(pipeline: str, variant: str) -> list[Row]:
         profiled.append(_ProfiledModel(model, pipeline))
         return profiled[-1].profiler
 
-    fixes = fixes_of(pipeline, variant)
-    PIPELINES[pipeline].run(fixes, preset=_preset(), steps=Excerpt(10), profile=profile_model)
-    table = profiled[0].profiler.summary()
-    bounds = profiled[0].lower_bounds(torch.bfloat16 if "bf16" in fixes else torch.float32)
+    switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant), 5 if size == "small" else 14
+    options = _options(switched, size) | _within_an_epoch(switched, steps, size)
+    switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **options)
+    table = profiled[0].profiler.summary(median=True)
+    bounds = profiled[0].lower_bounds(torch.bfloat16 if "bf16" in fixes else torch.float32, *CEILINGS[size])
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
     names += ["activation_mib", "peak_mib"]
     rows = table[names].astype(object).where(table[names].notna(), None).to_dict("records")
@@ -104,11 +138,9 @@ class _ProfiledModel:
         if torch.is_grad_enabled() and path not in self.called:
             self.called[path] = module, tuple(inputs[0].shape)
 
-    def lower_bounds(self, dtype: torch.dtype) -> dict[str, Row]:
+    def lower_bounds(self, dtype: torch.dtype, product: int, mib: int) -> dict[str, Row]:
         """Operations, bytes and the lower bound on the time of each layer that `costs` knows."""
-        on_gpu = device().type == "cuda"
-        _, tflops = matmul(8192 if on_gpu else 256, dtype)
-        _, gb_per_s = copy(2048 if on_gpu else 16)
+        (_, tflops), (_, gb_per_s) = matmul(product, dtype), copy(mib)
         bounds = {}
         for path, (module, shape) in self.called.items():
             costs = cost(module, shape, dtype.itemsize)
@@ -123,78 +155,130 @@ class _ProfiledModel:
         return bounds
 
 
-def _fix_configurations(pipeline: Switched) -> list[Row]:
-    names = [switch.name for switch in pipeline.switches]
-    return [{"variant": SLOW, "fix": "none"}] + [
-        {"variant": variant, "fix": name} for variant in (ALONE, CUMULATIVE) for name in names
-    ]
-
-
-def _small_configurations(pipeline: Switched) -> list[Row]:
-    names = [switch.name for switch in pipeline.switches if not switch.optional]
-    ends = [{"variant": ALONE, "fix": names[-1]}, {"variant": CUMULATIVE, "fix": names[-1]}]
-    return [{"variant": SLOW, "fix": "none"}, *ends]
-
-
-@experiment(small=_small_configurations(CLOTHES), big_gpu=_fix_configurations(CLOTHES))
-def vit_fixes(variant: str, fix: str) -> Row:
-    """The ViT on photos: each fix alone, and one more at a time."""
-    return _fixed(CLOTHES, variant, fix)
-
-
-@experiment(small=_small_configurations(LANGUAGE), big_gpu=_fix_configurations(LANGUAGE))
-def gpt_fixes(variant: str, fix: str) -> Row:
-    """The language model: each fix alone, and one more at a time."""
-    return _fixed(LANGUAGE, variant, fix)
-
-
-def _fixed(pipeline: Switched, variant: str, fix: str) -> Row:
-    """Time steps after warm-up within one epoch: `TIMED_STEPS`, or as many as `PATIENCE_S` allows.
-
-    Workers deliver in bursts, one batch each, so a few complete bursts are timed, without the batches made before the
-    first step. The idle share comes from a separate profile, of the slow and the cumulative variants only.
-    """
-    names = [switch.name for switch in pipeline.switches]
-    chosen = {SLOW: [], ALONE: [fix], CUMULATIVE: names[: names.index(fix) + 1] if fix in names else []}[variant]
-    fixes = frozenset(chosen)
-    excerpt = Excerpt(4)
-    if _preset() == "full":
-        workers = _workers(pipeline, fixes)
-        settling = max(SETTLING, workers)
-        excerpt = Excerpt(settling + max(TIMED_STEPS, BURSTS * workers), settling, PATIENCE_S)
-    row = pipeline.run(fixes, preset=_preset(), steps=excerpt, **_within_an_epoch(pipeline, excerpt.steps))
-    columns = (
-        "iteration_ms",
-        "iteration_p20_ms",
-        "iteration_p80_ms",
-        "iteration_mean_ms",
-        "n",
-        "peak_gib",
-        "prepare_s",
-        "source",
-    )
-    profiled = device().type == "cuda" and variant != ALONE
-    idle = device_idle_share(_trace(pipeline, fixes)) if profiled else None
-    return {name: row[name] for name in columns} | {"device_idle_share": idle}
+def _fix_rows(pipeline: Switched, size: str) -> list[Row]:
+    """Each fix alone, and one more at a time; on a CPU without those that need a GPU or aren't in a step."""
+    names = [switch.name for switch in pipeline.switches if size == "full" or switch.on_cpu]
+    if size == "small":
+        names = names[-1:]
+    return [{"size": size, "variant": variant, "fix": name} for variant in (ALONE, CUMULATIVE) for name in names]
 
 
 @experiment(
-    small=[{"pipeline": "vit", "variant": "fixed", "epochs": 1, "seed": 0}],
-    big_gpu=[
-        {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
-        for seed in range(3)
-        for pipeline, epochs in (("vit", 5), ("gpt", 1))
-        for variant in ("slow", "fixed")
-    ],
+    small=_fix_rows(CLOTHES, "small"), cpu=_fix_rows(CLOTHES, "cpu"), big_gpu=_fix_rows(CLOTHES, "full"), version=2
 )
-def whole_runs(pipeline: str, variant: str, epochs: int, seed: int) -> Row:
-    """Training for whole epochs: seconds of the last one with its validation, and what was learned."""
-    row = PIPELINES[pipeline].run(fixes_of(pipeline, variant), preset=_preset(), epochs=epochs, seed=seed)
+def vit_fixes(size: str, variant: str, fix: str) -> Row:
+    """The ViT on photos: each fix alone, and one more at a time, against the slow loop beside it."""
+    return _fixed(CLOTHES, size, variant, fix)
+
+
+@experiment(
+    small=_fix_rows(LANGUAGE, "small"),
+    cpu=_fix_rows(LANGUAGE, "cpu"),
+    big_gpu=_fix_rows(LANGUAGE, "full"),
+    version=2,
+    same_work=False,  # lengths differ from batch to batch
+)
+def gpt_fixes(size: str, variant: str, fix: str) -> Row:
+    """The language model: each fix alone, and one more at a time, against the slow loop beside it."""
+    return _fixed(LANGUAGE, size, variant, fix)
+
+
+TIMED = {"small": (1, 2), "cpu": (1, 4), "full": (5, 20)}  # steps of a block: to settle, timed
+BLOCKS = 2
+
+
+def _fixed(pipeline: Switched, size: str, variant: str, fix: str) -> Row:
+    """Blocks of steps of the slow loop and of the fixed one in turn; times are for a real target (photo or token).
+
+    Within a block a loader's workers run ahead of their own loop only. They deliver in bursts, so times are means. A
+    packed step has other samples than a padded one, so a step's time alone wouldn't compare them. The idle share comes
+    from a separate profile on a GPU.
+    """
+    names = [switch.name for switch in pipeline.switches]
+    fixes = frozenset([fix] if variant == ALONE else names[: names.index(fix) + 1])
+    settling, timed = TIMED[size]
+    blocks: dict[str, list[tuple[list[float], int]]] = {}
+    for _ in range(BLOCKS):
+        for name, chosen in ((SLOW, frozenset()), (fix, fixes)):
+            workers = _workers(pipeline, chosen, size)
+            first = max(settling, workers)
+            count = first + max(timed, 4 * workers)
+            options = _options(pipeline, size) | _within_an_epoch(pipeline, count, size)
+            trainer = pipeline.prepare(chosen, **options)
+            blocks.setdefault(name, []).append(_timed_steps(trainer, count, first))
+            source, prepare_s = trainer.task.source, trainer.task.prepare_s
+    times = [ms for samples, _ in blocks[fix] for ms in samples]
+    per_target = {name: _us_per_target(done) for name, done in blocks.items()}
+    timing = Timing.of(times)
+    on_gpu = device().type == "cuda" and variant == CUMULATIVE
+    return {
+        "iteration_ms": timing.median_ms,
+        "iteration_p20_ms": timing.p20_ms,
+        "iteration_p80_ms": timing.p80_ms,
+        "iteration_mean_ms": statistics.mean(times),
+        "n": timing.n,
+        "us_per_target": per_target[fix],
+        "baseline": SLOW,
+        "baseline_us_per_target": per_target[SLOW],
+        "speedup": per_target[SLOW] / per_target[fix],
+        "prepare_s": prepare_s,
+        "source": source,
+        "device_idle_share": device_idle_share(_trace(pipeline, fixes, size)) if on_gpu else None,
+    }
+
+
+def _timed_steps(trainer: Trainer, count: int, settling: int) -> tuple[list[float], int]:
+    """Milliseconds of each step of an epoch's first `count` but the first, loading included; their real targets."""
+    marks, real = [], []
+    with trainer.settings():
+        marks.append(moment())
+        for batch in itertools.islice(trainer.epoch(0), count):
+            trainer.step(batch)
+            marks.append(moment())
+            real.append(batch.real)
+        synchronize()
+    return [between_ms(*pair) for pair in itertools.pairwise(marks[settling:])], sum(real[settling:])
+
+
+def _us_per_target(blocks: list[tuple[list[float], int]]) -> float:
+    return sum(sum(samples) for samples, _ in blocks) * 1e3 / sum(real for _, real in blocks)
+
+
+_RUNS = [
+    {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
+    for seed in range(3)
+    for pipeline, epochs in (("vit", 5), ("gpt", 1))
+    for variant in (SLOW, FIXED)
+]
+
+
+@experiment(
+    small=_sized("small", [{"pipeline": "vit", "variant": FIXED, "epochs": 1, "seed": 0}]),
+    cpu=_sized("cpu", [row | {"epochs": 3} for row in _RUNS]),
+    big_gpu=_sized("full", _RUNS),
+    version=2,
+)
+def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -> Row:
+    """Training for whole epochs: seconds of the last one with its validation, and what was learned.
+
+    `constant_accuracy` is that of guessing the commonest target of the validation split.
+    """
+    switched, fixes = PIPELINES[pipeline], fixes_of(pipeline, variant)
+    row = switched.run(fixes, epochs=epochs, seed=seed, **_options(switched, size))
     names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
-    return {name: row[name] for name in names}
+    guess = _constant_accuracy(switched.prepare(switched.fixed - {"workers"}, **_options(switched, size)))
+    return {name: row[name] for name in names} | {"constant_accuracy": guess}
 
 
-@experiment(small=[{"steps": 40}], cpu=[{"steps": 2000}])
+def _constant_accuracy(trainer: Trainer) -> float:
+    pad_id, counts = getattr(trainer.task.validation_metric, "pad_id", None), Counter()
+    for batch in trainer.task.validation():
+        counts.update(batch.targets.flatten().tolist())
+    counts.pop(pad_id, None)
+    return counts.most_common(1)[0][1] / counts.total()
+
+
+@experiment(small=[{"steps": 40}], cpu=[{"steps": 1000}], big_gpu=[{"steps": 2000}])
 def metrics_cost(steps: int) -> list[Row]:
     """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one.
 
@@ -202,7 +286,7 @@ def metrics_cost(steps: int) -> list[Row]:
     grows. Each step is waited for. 512,000 samples of 10 classes, as many as 2,000 steps of 256 are, take 0.1 s of one
     core to judge once. A row is the median of a fiftieth of the steps.
     """
-    preset = _preset()
+    preset = "full" if device().type == "cuda" else "small"
     changes = TINY if preset == "small" else {}
     fixed = CLOTHES.prepare(preset=preset, **changes | {"samples": 32, "validation_samples": 1})
     batch = _repeated(next(fixed.epoch(0)), (CLOTHES.sizes[preset] | changes)["batch_size"])
@@ -222,7 +306,8 @@ def metrics_cost(steps: int) -> list[Row]:
             if step >= 0:
                 chunks.setdefault((variant, step // every), []).append((time.perf_counter() - began) * 1e3)
     return [
-        {"variant": variant, "step": chunk * every, "ms": median(times)} for (variant, chunk), times in chunks.items()
+        {"variant": variant, "step": chunk * every, "ms": statistics.median(times)}
+        for (variant, chunk), times in chunks.items()
     ]
 
 
@@ -233,12 +318,12 @@ def _repeated(batch: Batch, size: int) -> Batch:
     return replace(batch, inputs=images, targets=labels, real=size)
 
 
-def _trace(pipeline: Switched, fixes: frozenset[str], detailed: bool = False) -> Any:
+def _trace(pipeline: Switched, fixes: frozenset[str], size: str, detailed: bool = False) -> Any:
     """The trace of a few steps within one epoch. `detailed` adds shapes and source lines, and slows the host."""
     profiles: list[profile] = []
     on_gpu = device().type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
-    workers = _workers(pipeline, fixes) if on_gpu else 0
+    workers = _workers(pipeline, fixes, size) if on_gpu else 0
     wait, active = max(workers, 1), max(workers, 4 if on_gpu else 2)  # with workers a complete burst, after the first
 
     def profile_steps(_model: nn.Module) -> profile:
@@ -247,21 +332,27 @@ def _trace(pipeline: Switched, fixes: frozenset[str], detailed: bool = False) ->
         return profiles[0]
 
     steps = wait + active + 3
-    longer = _within_an_epoch(pipeline, steps)
-    pipeline.run(fixes, preset=_preset(), steps=Excerpt(steps), profile=profile_steps, **longer)
+    options = _options(pipeline, size) | _within_an_epoch(pipeline, steps, size)
+    pipeline.run(fixes, steps=Excerpt(steps), profile=profile_steps, **options)
     return read_trace(profiles[0])
 
 
-def _within_an_epoch(pipeline: Switched, steps: int) -> dict[str, int]:
+def _options(pipeline: Switched, size: str) -> dict[str, Any]:
+    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it."""
+    text = pipeline is LANGUAGE and size != "small"
+    return {"preset": size, "path": local_wikitext() if text else None}
+
+
+def _within_an_epoch(pipeline: Switched, steps: int, size: str) -> dict[str, int]:
     """Changes of the preset that make an epoch have so many steps: workers start anew in the next."""
-    preset = pipeline.sizes[_preset()]
+    preset = pipeline.sizes[size]
     needed = preset["batch_size"] * (steps + 2)
     if "passes" in preset:
         return {"passes": -(-needed // preset["samples"])}
     return {"samples": max(preset["samples"], needed)}
 
 
-def _workers(pipeline: Switched, fixes: frozenset[str]) -> int:
+def _workers(pipeline: Switched, fixes: frozenset[str], size: str) -> int:
     """How many worker processes make batches."""
     makes = "workers" in fixes and "photos_on_device" not in fixes
-    return min(pipeline.sizes[_preset()]["workers"], cores()) if makes else 0
+    return min(pipeline.sizes[size]["workers"], cores()) if makes else 0

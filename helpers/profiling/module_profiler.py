@@ -126,17 +126,18 @@ class ModuleProfiler:
         self._number += 1
         self._begin()
 
-    def summary(self) -> pd.DataFrame:
+    def summary(self, median: bool = False) -> pd.DataFrame:
         """One row for each module in the model's order, then "outside" (of all modules), then the whole "step".
 
         Milliseconds are sums over a module's calls in a step, and means over the steps between the 20th and the 80th
-        percentile. `forward_ms`, `backward_ms`, `recompute_ms` and their sum `total_ms` include the modules that a
-        module calls; `self_ms` doesn't, and adds up to the step. `share` is `total_ms` as a fraction of the step.
+        percentile, or, with `median`, each a median over all steps. `forward_ms`, `backward_ms`, `recompute_ms` and
+        their sum `total_ms` include the modules that a module calls; `self_ms` doesn't, and adds up to the step (means
+        do). `share` is `total_ms` as a fraction of the step.
         `.attrs` has the device, the number of steps, and the median, p20 and p80 of their times.
         """
         recorded = self._recorded()
         warmups = [step for step in self._steps if step.saved is not None]
-        table = summary(recorded, warmups[-1] if warmups else None, self._paths, self._types)
+        table = summary(recorded, warmups[-1] if warmups else None, self._paths, self._types, median)
         table.attrs["device"] = str(self._device)
         return table
 

@@ -193,16 +193,21 @@ def rises(tree: Sequence[Span], levels: np.ndarray, peaks: np.ndarray, modules: 
     return highest
 
 
-def summary(recorded: Sequence[Step], warmup: Step | None, paths: list[str], types: list[str]) -> pd.DataFrame:
+def summary(
+    recorded: Sequence[Step], warmup: Step | None, paths: list[str], types: list[str], median_of_parts: bool = False
+) -> pd.DataFrame:
     """The table of a profile. Times are means over the steps between the 20th and the 80th percentile.
 
-    Means over the same steps add up, which medians of parts don't; like a median, this ignores a few odd steps.
+    Means over the same steps add up, which medians of parts don't; like a median, this ignores a few odd steps. With
+    `median_of_parts` each time is its own median over all steps: a stall within one module of one step is ignored.
     """
     tallies = [tally(step, len(paths)) for step in recorded]
     p20, median, p80 = np.percentile([step.step_ms for step in tallies], [20, 50, 80])
     middle = [step for step in tallies if p20 <= step.step_ms <= p80] or tallies  # of two, both
 
     def mean(of: Callable[[Tally], Any]) -> Any:
+        if median_of_parts:
+            return np.median([of(step) for step in tallies], axis=0)
         return np.mean([of(step) for step in middle], axis=0)
 
     table = pd.DataFrame({"module": paths, "type": types, "calls": mean(lambda step: step.calls)})

@@ -87,6 +87,18 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "workers": 1,
         "learning_rate": 1e-3,
     },
+    "cpu": {
+        "samples": 1024,
+        "validation_samples": 256,
+        "vocab_size": 4001,
+        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
+        "layers": 2,
+        "max_length": 256,
+        "dropout": 0.0,
+        "batch_size": 8,
+        "workers": 2,
+        "learning_rate": 1e-3,
+    },
     "full": {
         "samples": 4096,
         "validation_samples": 1024,

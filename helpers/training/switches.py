@@ -19,6 +19,7 @@ class Switch:
     fixed: str
     changes: str | None = None  # of the function or the data; None: the same numbers up to rounding
     optional: bool = False  # an optimization beyond the loop's inefficiencies; left out of `fixed`
+    on_cpu: bool = True  # a CPU's steps show it, too
 
     @property
     def kind(self) -> str:
@@ -38,6 +39,7 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
 
 PINNED = Switch(
     name="pinned",
+    on_cpu=False,
     slow="batches are copied from pageable memory, and the host waits for each copy",
     fixed="from page-locked memory, while the host goes on",
 )
@@ -49,11 +51,13 @@ BF16 = Switch(
 )
 INFERENCE_MODE = Switch(
     name="inference_mode",
+    on_cpu=False,
     slow="validation keeps a graph for a backward that never comes",
     fixed="torch.inference_mode keeps nothing",
 )
 NO_ITEM = Switch(
     name="no_item",
+    on_cpu=False,
     slow="loss.item() in each step, before backward: the host waits for the device",
     fixed="the loss is summed up on the device and read once an epoch",
 )
@@ -69,6 +73,7 @@ SET_TO_NONE = Switch(
 )
 COMPILE = Switch(
     name="compile",
+    on_cpu=False,
     slow="each operation is a kernel of its own",
     fixed="torch.compile makes one of many; validation stays eager",
     optional=True,
@@ -208,6 +213,7 @@ CLOTHES = (
     SET_TO_NONE,
     Switch(
         name="cudnn_benchmark",
+        on_cpu=False,
         slow="cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed",
         fixed="cuDNN tries its kernels once and takes the fastest",
     ),
@@ -218,6 +224,7 @@ CLOTHES = (
     ),
     Switch(
         name="keep_memory",
+        on_cpu=False,
         slow="torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again",
         fixed="the allocator keeps what it has",
     ),
@@ -231,6 +238,7 @@ CLOTHES = (
     COMPILE,
     Switch(
         name="cuda_graph",
+        on_cpu=False,
         slow="Python launches each kernel of a step",
         fixed="the step is recorded once and replayed with one launch",
         optional=True,
