@@ -17,7 +17,6 @@ from .execute import check_executed, cleaned, code_cells, execute, read
 from .exporter import ReportExporter, compile_pdf
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"  # the part of README.md that quotes records
-SUBTITLE = "Measured with the notebooks and the library of this repository"
 
 
 def build(
@@ -63,7 +62,7 @@ def build(
                 check_executed(content, path)
         exporter = ReportExporter()
         chapters = _chapters(exporter, contents, paths, pages)
-        pdf = _compiled(exporter, chapters, _front(results), pages, _waiting(contents))
+        pdf = _compiled(exporter, chapters, pages, _waiting(contents))
 
         whole = notebooks is None and output.resolve() == root / "report.pdf"
         readme = update_readme(root / "README.md", contents) if whole else None
@@ -120,17 +119,6 @@ def _chapters(
     return chapters
 
 
-def _front(results: Path | str | None) -> dict:
-    from helpers.lab import records
-
-    rows = []
-    for row in records.summary(results).to_dict("records"):
-        first, last = str(row["first_date"]), str(row["last_date"])
-        dates = first if first == last else f"{first} to {last}"
-        rows.append([row["gpu"], row["driver"], row["torch"], row["cuda"], dates, row["rows"]])
-    return {"subtitle": SUBTITLE, "rows": rows}
-
-
 def _waiting(notebooks: list[nbformat.NotebookNode]) -> list[tuple[str, str]]:
     """The tables that no machine has measured, each with what it is about."""
     outputs = [note(output) for nb in notebooks for cell in nb.cells for output in cell.get("outputs", [])]
@@ -138,11 +126,9 @@ def _waiting(notebooks: list[nbformat.NotebookNode]) -> list[tuple[str, str]]:
     return [(name, " ".join(about.split()).partition(". ")[0].rstrip(".")) for name, about in tables.items()]
 
 
-def _compiled(
-    exporter: ReportExporter, chapters: list[Chapter], front: dict, pages: Path, waiting: list[tuple[str, str]]
-) -> bytes:
+def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path, waiting: list[tuple[str, str]]) -> bytes:
     try:
-        return compile_pdf(exporter.document(chapters, front=front, waiting=waiting), pages)
+        return compile_pdf(exporter.document(chapters, contents=True, waiting=waiting), pages)
     except BuildError as whole:
         # Typst names a line of the whole document; the notebook is found by compiling each alone.
         for chapter in chapters:

@@ -2,7 +2,7 @@
 
 A piece is a mapping: its `kind` (text, code, printed or figure), its `text`, the `reader` that turns the
 text into Typst (none for what is shown as it is), its `caption` in Markdown, and `where` it stands. A cell tagged
-`live` shows nothing, and code is shown if its cell is tagged `show-code`.
+`live` shows nothing, code is shown if its cell is tagged `show-code`, and a cell tagged `appendix` stands at the end.
 """
 
 import base64
@@ -60,7 +60,7 @@ def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Pa
         if "reader" in piece:
             piece["text"] = _with_pictures(piece, f"{file}: {piece['where']}", source, folder)
     if not any(re.search(r"(?m)^= ", piece["text"]) for piece in parts if "reader" in piece):
-        parts.insert(0, {"kind": "text", "text": '= #"' + name + '"'})
+        parts.insert(0, {"kind": "text", "text": '= #"' + name + '"', "appendix": False})
     number = re.match(r"\d+", name)
     wanted = int(number[0]) if number else position
     return Chapter(file, wanted, wanted == 0, parts, figures)
@@ -120,7 +120,11 @@ def _put(content: bytes, suffix: str, folder: Path) -> str:
 
 def pieces(notebook: nbformat.NotebookNode) -> list[Piece]:
     """The pieces of a notebook in their order, before anything is converted."""
-    return [{**piece, "where": where} for cell, where in places(notebook) for piece in _of_cell(cell)]
+    return [
+        {**piece, "where": where, "appendix": "appendix" in cell.metadata.get("tags", [])}
+        for cell, where in places(notebook)
+        for piece in _of_cell(cell)
+    ]
 
 
 def places(notebook: nbformat.NotebookNode) -> Iterator[tuple[nbformat.NotebookNode, str]]:

@@ -67,10 +67,10 @@ class ReportExporter(TemplateExporter):
         return chapter(nb, name, Path(about.get("path") or "."), folder, position), resources
 
     def document(
-        self, chapters: Sequence[Chapter], title: str = TITLE, front: dict | None = None, waiting: Sequence = ()
+        self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False, waiting: Sequence = ()
     ) -> str:
-        """Typst source of the chapters; `front` is the title page's, and `waiting` are the tables nobody measured."""
-        return self.template.render(chapters=chapters, title=title, front=front, waiting=waiting)
+        """Typst source of the chapters, with the table of `contents` after the first; `waiting` has no record yet."""
+        return self.template.render(chapters=chapters, title=title, contents=contents, waiting=waiting)
 
 
 def typst_string(text: object) -> str:

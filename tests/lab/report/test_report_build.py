@@ -8,24 +8,20 @@ from pathlib import Path
 
 import nbformat
 import nbformat.v4 as v4
-import pandas as pd
 import pytest
 from nbconvert.nbconvertapp import NbConvertApp
 
-from helpers.lab import records
 from helpers.lab.report import BuildError, build
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
-COLUMNS = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project of its own, in which nothing has been recorded."""
+    """A project of its own."""
     monkeypatch.setenv("HELPERS_ROOT", str(tmp_path))
     monkeypatch.setattr("helpers.lab.machine.project_root", lambda: tmp_path)
-    monkeypatch.setattr(records, "summary", lambda results=None: pd.DataFrame(columns=COLUMNS))
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "figures").mkdir()
     return tmp_path
@@ -76,7 +72,7 @@ print('to stderr', file=sys.stderr)
     assert output == project / "report.pdf"
     report = pages(output.read_bytes())
     assert report.text.index("1 First") < report.text.index("2 Second")
-    assert "21" in report.pages[2]
+    assert "21" in report.pages[0]
     assert f"notebooks{project / 'mine'}" in report.flat
     assert "Figure 1. Tokens" in report.text and "stderr" not in report.text
     assert sorted(path.name for path in (project / "figures").iterdir()) == ["photo.png", "speed.svg"]
@@ -223,24 +219,15 @@ def test_what_is_no_notebook_is_an_error(content, project):
         build([path], execute=False)
 
 
-def test_the_title_page_names_the_gpus_that_were_recorded(project, pages, monkeypatch):
-    write(project, "00_summary", "# Summary\n\n## Part")
+def test_the_first_chapter_comes_before_the_contents_and_what_is_tagged_appendix_last(project, pages):
+    goals = nbformat.v4.new_markdown_cell("## Goals", metadata={"tags": ["appendix"]})
+    write(project, "00_summary", "# Summary\n\n## Findings", goals)
     write(project, "04_fourth", "# Fourth\n\n## Part")
-    assert "Nothing has been recorded yet" in pages(build(execute=False).read_bytes()).pages[0]
-
-    row = ["nvidia-h200", "575.57", "2.13.0+cu129", "12.9", "2026-07-01", "2026-07-04", 812]
-    monkeypatch.setattr(records, "summary", lambda results=None: pd.DataFrame([row], columns=COLUMNS))
     report = pages(build(execute=False).read_bytes())
-    for said in (
-        "Fast deep-learning training",
-        "nvidia-h200",
-        "2.13.0+cu129",
-        "2026-07-01 to 2026-07-04",
-        "812",
-    ):
-        assert said in report.pages[0]
+    assert report.pages[0].startswith("Summary\nFindings") and "Goals" not in report.pages[0]
     assert "Contents" in report.pages[1] and "4.1 Part" in report.pages[1]
-    assert report.pages[2].startswith("Summary") and report.pages[3].startswith("4 Fourth\n4.1 Part")
+    assert report.pages[2].startswith("4 Fourth\n4.1 Part")
+    assert report.pages[3].startswith("Appendix\nGoals")
 
 
 def test_nbconvert_exports_one_notebook(project, pages):
@@ -273,5 +260,5 @@ def test_what_nobody_has_measured_is_one_list_at_the_end(project, pages):
     )
     write(project, "04_fourth", "# Fourth", code("results(e)", output))
     report = pages(build(execute=False).read_bytes())
-    assert "Not measured yet" not in report.pages[2]
+    assert "Not measured yet" not in report.pages[0]
     assert "amp/quality" in report.pages[-1] and "A whole training run: its accuracy" in report.pages[-1]
