@@ -65,7 +65,7 @@ class Results:
 
     @property
     def origin(self) -> str:
-        """For a caption: the machine, where it isn't the one of the title page, and rows of an older method."""
+        """For a caption: the machine, where it is not the one that page 1 names, and rows of an older method."""
         if not len(self.rows):
             return ""
         said = []
@@ -87,7 +87,7 @@ def results(experiment: Experiment) -> Results:
 
 
 def recorded(experiment: Experiment) -> Results:
-    """The records of the machine that knows most: a GPU's before a CPU's, the machine of the title page before others.
+    """The records of the machine that knows most: a GPU's before a CPU's, the main machine before others.
 
     Rows of the small preset are no results.
     """
@@ -103,7 +103,7 @@ def recorded(experiment: Experiment) -> Results:
 
 
 def main_machine() -> str:
-    """The machine of the title page: of the GPUs (else of the CPUs) with records, the one with the most tables."""
+    """The machine that the report names first: of the GPUs (else of the CPUs) with records, the one with the most tables."""
     for cpu in (False, True):
         if names := records.devices(cpu=cpu):
             folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))

@@ -1,8 +1,8 @@
 """What of a notebook is read in the report: its cells as pieces of Typst, and the pictures that they show.
 
 A piece is a mapping: its `kind` (text, code, printed or figure), its `text`, the `reader` that turns the
-text into Typst (none for what is shown as it is), its `caption` in Markdown, and `where` it stands. A cell tagged
-`live` shows nothing, code is shown if its cell is tagged `show-code`, and a cell tagged `appendix` stands at the end.
+text into Typst (none for what is shown as it is), its `caption` in Markdown, `where` it stands and the `tags` of its
+cell: `live` shows nothing, `show-code` shows the code, `appendix` stands at the end, `new-page` begins a page.
 """
 
 import base64
@@ -60,7 +60,7 @@ def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Pa
         if "reader" in piece:
             piece["text"] = _with_pictures(piece, f"{file}: {piece['where']}", source, folder)
     if not any(re.search(r"(?m)^= ", piece["text"]) for piece in parts if "reader" in piece):
-        parts.insert(0, {"kind": "text", "text": '= #"' + name + '"', "appendix": False})
+        parts.insert(0, {"kind": "text", "text": '= #"' + name + '"', "tags": []})
     number = re.match(r"\d+", name)
     wanted = int(number[0]) if number else position
     return Chapter(file, wanted, wanted == 0, parts, figures)
@@ -121,7 +121,7 @@ def _put(content: bytes, suffix: str, folder: Path) -> str:
 def pieces(notebook: nbformat.NotebookNode) -> list[Piece]:
     """The pieces of a notebook in their order, before anything is converted."""
     return [
-        {**piece, "where": where, "appendix": "appendix" in cell.metadata.get("tags", [])}
+        {**piece, "where": where, "tags": cell.metadata.get("tags", [])}
         for cell, where in places(notebook)
         for piece in _of_cell(cell)
     ]

@@ -70,7 +70,10 @@ class ReportExporter(TemplateExporter):
         self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False, waiting: Sequence = ()
     ) -> str:
         """Typst source of the chapters, with the table of `contents` after the first; `waiting` has no record yet."""
-        return self.template.render(chapters=chapters, title=title, contents=contents, waiting=waiting)
+        appendix = [piece for chapter in chapters for piece in chapter.pieces if "appendix" in piece["tags"]]
+        return self.template.render(
+            chapters=chapters, title=title, contents=contents, appendix=appendix, waiting=waiting
+        )
 
 
 def typst_string(text: object) -> str:

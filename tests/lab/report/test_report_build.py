@@ -222,12 +222,14 @@ def test_what_is_no_notebook_is_an_error(content, project):
 def test_the_first_chapter_comes_before_the_contents_and_what_is_tagged_appendix_last(project, pages):
     goals = nbformat.v4.new_markdown_cell("## Goals", metadata={"tags": ["appendix"]})
     write(project, "00_summary", "# Summary\n\n## Findings", goals)
-    write(project, "04_fourth", "# Fourth\n\n## Part")
+    decide = nbformat.v4.new_markdown_cell("## Another part", metadata={"tags": ["new-page"]})
+    write(project, "04_fourth", "# Fourth\n\n## Part", decide)
     report = pages(build(execute=False).read_bytes())
     assert report.pages[0].startswith("Summary\nFindings") and "Goals" not in report.pages[0]
     assert "Contents" in report.pages[1] and "4.1 Part" in report.pages[1]
-    assert report.pages[2].startswith("4 Fourth\n4.1 Part")
-    assert report.pages[3].startswith("Appendix\nGoals")
+    assert report.pages[2].startswith("4 Fourth\n4.1 Part") and "Another" not in report.pages[2]
+    assert report.pages[3].startswith("4.2 Another part")
+    assert report.pages[4].startswith("Appendix\nGoals")
 
 
 def test_nbconvert_exports_one_notebook(project, pages):
