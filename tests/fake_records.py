@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers.experiments import batching, compilers, pipelines, rush, summary
+from helpers.experiments import batching, compilers, rush, summary
 from helpers.experiments import swiglu as experiments
 from helpers.lab import records
 from helpers.swiglu import costs, peers
@@ -181,81 +181,6 @@ SPEEDS = {
 }
 
 
-def _formats(config):
-    speed = SPEEDS[config["format"]] * (1 + config["workers"] / 4)
-    disk = {"build_s": 1.0, "bytes_on_disk": 9e6, "bytes_allocated": 1e7, "files": 17, "payload_bytes": 8e6}
-    cache = "data and inodes" if config["cached"] == "cold" else "warm"
-    times = {"samples_per_s": speed, "samples_per_s_p20": speed * 0.9, "samples_per_s_p80": speed * 1.1, "n": 3}
-    more = {"raw_s": 100 / SPEEDS[config["format"]], "lookup_us": 50.0, "subset_s": 0.1, "find_s": 0.01}
-    return [disk | times | more | {"mb_per_s": speed / 1e3, "cache": cache}]
-
-
-def _loader(config):
-    idle = max(0.9 - config["workers"] / 4, 0.01)
-    times = {"median_ms": 30.0, "p20_ms": 29.0, "p80_ms": 31.0, "n": 40, "samples_per_s": 900.0}
-    return [times | {"idle_share": idle, "predicted_idle_share": idle + 0.01, "wait_ms": 9.0, "startup_s": 0.5}]
-
-
-def _decoding(config):
-    ways = {"Pillow": 900.0, "simplejpeg": 1600.0}
-    return [
-        {"variant": way, "scale": 1, "images_per_s": speed, "mb_per_s": speed / 50, "mean_difference": 0.0} | SPREAD
-        for way, speed in ways.items()
-    ]
-
-
-def _decoder_faults(config):
-    return [
-        {"variant": way, "fault": fault, "library": "raises", "decode": f"{way}: broken"}
-        for way in ("Pillow", "OpenCV")
-        for fault in ("empty", "truncated")
-    ]
-
-
-METRICS = {"scikit-learn, each step": 0.2, "torchmetrics, update": 0.0, "confusion matrix": 0.0}
-
-
-def _epoch_of_metrics(config):
-    return [
-        {"variant": way, "step": step, "ms": 1 + slope * step}
-        for way, slope in METRICS.items()
-        for step in range(0, 1000, 25)
-    ]
-
-
-def _metrics_growth(config):
-    return [
-        {"variant": way, "first_ms": 1.0, "last_ms": 1 + 1000 * slope, "slope_us_per_step": 1e3 * slope, "total_s": 2.0}
-        | {"slope_p20": 0.0, "slope_p80": 1.0}
-        | SPREAD
-        for way, slope in METRICS.items()
-    ]
-
-
-def _forgetting(config):
-    lost = {"least forgotten": 0.2, "random": 2.0, "most forgotten": 5.0}[config["variant"]] * config["share"]
-    about = {"samples": 1198, "samples_kept": round(1198 * (1 - config["share"])), "test_samples": 599}
-    accuracy = 0.98 - lost / 100 + config["seed"] / 1000
-    return [about | {"test_accuracy": accuracy, "lost_points": lost, "source": "digits", "train_s": 1.0}]
-
-
-def _forgotten(config):
-    return [{"forgotten": times, "samples": 100, "share": 0.5} for times in ("0", "1", "never learned")]
-
-
-def _wrong_labels(config):
-    return [{"precision": 0.6, "gained_points": 2.0, "test_accuracy": 0.95, "noisy_accuracy": 0.93}]
-
-
-def _jit(config):
-    compiled = {"compile_s": 0.5, "speedup": 50.0, "turns": 3e6}
-    return [{"variant": "CPython", "compile_s": 0.0} | SPREAD, {"variant": "numba"} | compiled | SPREAD]
-
-
-def _process_start(config):
-    return [{"variant": "CPython", "part": part} | SPREAD for part in ("start", "demo")]
-
-
 def _semantics(config):
     wrong = config["case"] == "printing"
     ways = {"torch.jit.trace": "silently wrong" if wrong else "right", "torch.export": "refuses"}
@@ -299,17 +224,6 @@ def _compiled_training(config):
 
 
 TABLES = [
-    (pipelines.formats, _formats),
-    (pipelines.loader, _loader),
-    (pipelines.decoding, _decoding),
-    (pipelines.decoder_faults, _decoder_faults),
-    (pipelines.metrics_cost, _epoch_of_metrics),
-    (pipelines.metrics_growth, _metrics_growth),
-    (pipelines.forgetting, _forgetting),
-    (pipelines.forgotten, _forgotten),
-    (pipelines.wrong_labels, _wrong_labels),
-    (pipelines.jit, _jit),
-    (pipelines.process_start, _process_start),
     (compilers.semantics, _semantics),
     (compilers.deprecations, _deprecations),
     (compilers.fusion, _fusion),

@@ -18,7 +18,15 @@ from helpers.lab.report import build
 
 ROOT = Path(__file__).parents[1]
 # Notebooks in which the story is told; the others follow
-REWRITTEN = ("00_summary", "01_amp", "02_batching", "03_profiling", "04_swiglu_checkpointing", "05_optimization_rush")
+REWRITTEN = (
+    "00_summary",
+    "01_amp",
+    "02_batching",
+    "03_profiling",
+    "04_swiglu_checkpointing",
+    "05_optimization_rush",
+    "06_data_pipelines",
+)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

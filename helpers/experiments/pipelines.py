@@ -10,28 +10,26 @@ from helpers.pipelines import decoders, format_speed, metric_cost, samples, sele
 from helpers.pipelines import jit as python_speed
 from helpers.pipelines import loader as loops
 
-WORKERS = (0, 2, 8)
 COLD, WARM = "cold", "warm"
 
 
 PLAIN = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
+SIMULATED = [PLAIN | {"step_ms": step, "workers": workers} for step in (20.0, 50.0) for workers in (0, 1, 2, 4)]
+SIMULATED += [PLAIN | {"workers": 2, "prefetch": 8}]
+SIMULATED += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
+TRAINED = [PLAIN | {"where": "cpu", "step_ms": None, "workers": workers} for workers in (0, 2)]
+ON_GPU = [
+    PLAIN | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned}
+    for workers in (0, 2, 8)
+    for pinned in (False, True)
+]
 
 
-def _loops() -> list[Row]:
-    """The GPU's configurations first, as GPU time may run out; without a GPU they only give a status."""
-    on_gpu = [
-        PLAIN | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned}
-        for workers in (0, 2, 8)
-        for pinned in (False, True)
-    ]
-    configs = [PLAIN | {"step_ms": step, "workers": w} for step in (20.0, 200.0) for w in (0, 1, 2, 4, 8)]
-    configs += [PLAIN | {"workers": 2, "prefetch": ahead} for ahead in (1, 8)]
-    configs += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
-    on_cpu = [PLAIN | {"where": "cpu", "step_ms": None, "workers": w} for w in (0, 2)]
-    return [*on_gpu, *configs, *on_cpu]
-
-
-@experiment(small=[PLAIN | {"step_ms": 1.0, "workers": 0}], cpu=_loops())
+@experiment(
+    small=[PLAIN | {"step_ms": 1.0, "workers": 0}],
+    cpu=SIMULATED + TRAINED,
+    gpu=ON_GPU + SIMULATED,
+)
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop fed by a `DataLoader`: the share of time in which the device waits for data."""
     if reason := missing_because(*loops.needs(where, decode, pinned)):
@@ -75,28 +73,29 @@ def decoder_faults(pixels: int) -> list[Row]:
 SHOWN = 40  # number of an epoch's steps that are recorded
 
 
-@experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
+@experiment(
+    small=[{"steps": 20, "batch": 16, "classes": 4}],
+    cpu=[{"steps": 400, "batch": 256, "classes": 10}],
+    gpu=[{"steps": 1000, "batch": 256, "classes": 10}],
+    version=2,
+)
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
-    """Milliseconds of a metric at steps of an epoch, by each variant."""
-    every = max(steps // SHOWN, 1)
-    return [row for row in metric_cost.measure_metrics(steps, batch, classes) if row["step"] % every == 0]
+    """Milliseconds of a metric at steps of an epoch, medians of neighbouring steps, by each variant."""
+    return metric_cost.measure_metrics(steps, batch, classes, every=max(steps // SHOWN, 1))
 
 
-@experiment(small=[{"steps": 20, "batch": 16, "classes": 4}], cpu=[{"steps": 1000, "batch": 256, "classes": 10}])
-def metrics_growth(steps: int, batch: int, classes: int) -> list[Row]:
-    """Cost of a metric at the start and the end of an epoch, and its growth with each step."""
-    return metric_cost.growth(metric_cost.measure_metrics(steps, batch, classes))
+CASES = [("sequential", COLD, 0), ("sequential", WARM, 0), ("random", COLD, 0), ("random", WARM, 0)]
+COUNTS = {"image": 12_000, "tokens": 20_000}
 
 
 def _passes() -> list[Row]:
-    """Sequential and cold, and random and warm, for each number of workers; the other two cases without workers."""
-    cases = [("sequential", COLD, w) for w in WORKERS] + [("random", WARM, w) for w in WORKERS]
-    cases += [("random", COLD, 0), ("sequential", WARM, 0)]
+    """Images in all cases, in order and cold with workers, too; tokens cold."""
+    cases = {"image": [*CASES, ("sequential", COLD, 2)], "tokens": [case for case in CASES if case[1] == COLD]}
     return [
-        {"kind": kind, "format": format, "samples": 3000, "order": order, "cached": cached, "workers": workers}
-        for kind in ("image", "tokens")
+        {"kind": kind, "format": format, "samples": count, "order": order, "cached": cached, "workers": workers}
+        for kind, count in COUNTS.items()
         for format in format_speed.VARIANTS
-        for order, cached, workers in cases
+        for order, cached, workers in cases[kind]
     ]
 
 
@@ -106,6 +105,7 @@ def _passes() -> list[Row]:
         for format in format_speed.VARIANTS
     ],
     cpu=_passes(),
+    version=2,
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """Speed of an epoch in each format, with all bytes read; disk space, build and look-up times."""
@@ -114,31 +114,21 @@ def formats(kind: str, format: str, samples: int, order: str, cached: str, worke
     )
 
 
-SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+SHARES = (0.0, 0.1, 0.3, 0.5, 0.7)
 
 
-def _selections() -> list[Row]:
-    digits = [
-        {"data": "digits", "variant": variant, "share": share, "budget": "epochs", "seed": seed}
-        for seed in range(10)
-        for variant in selection.VARIANTS
-        for share in SHARES
-        if share or variant == selection.RANDOM
-    ]
-    garments = [
-        {"data": selection.GARMENTS, "variant": variant, "share": share, "budget": "epochs", "seed": seed}
-        for seed in range(3)
-        for variant in selection.VARIANTS
-        for share in (0.0, 0.3)
-        if share or variant == selection.RANDOM
-    ]
-    equal_steps = [
-        {"data": data, "variant": variant, "share": 0.3, "budget": "steps", "seed": seed}
-        for data, seeds in (("digits", 10), (selection.GARMENTS, 3))
+def _selections(data: str, seeds: int, shares: tuple[float, ...]) -> list[Row]:
+    """Each variant at each share, and at 0.3 with as many steps as for all samples."""
+    config = {"data": data, "budget": "epochs"}
+    return [
+        config | {"variant": variant, "share": share, "seed": seed} | change
         for seed in range(seeds)
-        for variant in (selection.LEAST, selection.RANDOM)
+        for variant in selection.VARIANTS
+        for share in shares
+        if share or variant == selection.RANDOM
+        for change in ({}, {"budget": "steps"})
+        if not change or (share == 0.3 and variant != selection.MOST)
     ]
-    return digits + garments + equal_steps
 
 
 @experiment(
@@ -146,7 +136,8 @@ def _selections() -> list[Row]:
         {"data": "digits", "variant": variant, "share": 0.3, "budget": "epochs", "seed": 0}
         for variant in (selection.LEAST, selection.RANDOM)
     ],
-    cpu=_selections(),
+    cpu=_selections("digits", 5, SHARES),
+    gpu=_selections("digits", 10, SHARES) + _selections(selection.GARMENTS, 3, (0.0, 0.3)),
 )
 def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
@@ -179,14 +170,18 @@ def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     return _without(selection.measure_noise(data, variant, wrong, seed), "data", "variant", "seed")
 
 
+# Compilers copy the text of `strings` at each turn: 10⁵ turns take numba a second.
+LOOP_SIZES = {
+    name: (10**2, 10**4, 10**6) if name != "strings" else (10**2, 10**3, 10**4) for name in python_speed.LOOPS
+}
+
+
 @experiment(
     small=[{"program": "forgetting", "size": 1000}],
-    cpu=[{"program": program, "size": 10**power} for program in python_speed.LOOPS for power in range(2, 7)],
+    cpu=[{"program": program, "size": size} for program, sizes in LOOP_SIZES.items() for size in sizes],
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by compilers, compile time separately, and the size from which compiling pays."""
-    if program == "strings" and size > 10**5:
-        return {STATUS: "left out: numba copies the text at each turn"}
     rows = python_speed.measure_jit(program, size, seconds=0.02 if size <= 1000 else python_speed.SECONDS)
     return [_without(row, "program", "size") for row in rows]
 

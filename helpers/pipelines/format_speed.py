@@ -33,27 +33,22 @@ from helpers.lab.records import STATUS
 
 from .formats import FORMATS, ORDERS, Sample, Stream
 from .formats.dataset import SUFFIXES
-from .samples import image_samples, token_samples
+from .samples import image_samples, token_windows
 
 BATCH = 64
 BY_INDEX = "webdataset by index"
 # variant -> the format that is written, and options for opening it
-VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in FORMATS} | {
-    BY_INDEX: ("webdataset", {"by_index": True})
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "files": ("files", {}),
+    "webdataset": ("webdataset", {"library": True}),
+    BY_INDEX: ("webdataset", {}),
+    "mapped": ("mapped", {}),
+    "tfrecord": ("tfrecord", {}),
+    "ffcv": ("ffcv", {}),
 }
-SHARDS = 16  # twice the most workers that are measured, so that each worker has full shards
-LOOKUPS = 200  # number of single samples that are looked up and timed
+SHARDS = 16  # so that each worker has full shards
 SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Which samples: drawn images of width × height, or synthetic text."""
-
-    kind: str
-    count: int
-    size: tuple[int, int] = (160, 213)
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,9 @@ class Prepared:
 
     folder: Path
     build_s: float
-    bytes_on_disk: int  # lengths of the files
-    bytes_allocated: int  # blocks of files and folders: the disk space that is used
     files: list[Path]
     touched: tuple[int, int, int]  # samples, bytes of data, sum of crc32s: expected of an epoch
+    label: int  # of the first sample
 
 
 def measure_format(
@@ -77,7 +71,6 @@ def measure_format(
     cold: bool = False,
     *,
     repeats: int = 3,
-    size: tuple[int, int] = (160, 213),
     folder: str | None = None,
 ) -> dict:
     """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
@@ -86,9 +79,8 @@ def measure_format(
     epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
     its status says so. Data is written to a temporary folder in `folder`.
 
-    Measured once for a format and cache, in one process, and repeated in all its rows: `raw_s`, to read the files from
-    end to end, the lower bound for a sequential reader; `lookup_us`, the median of single samples by index; `subset_s`,
-    to fetch a random 1 %; `find_s`, to open the data set and find the samples of a label.
+    `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a random 1 %;
+    `find_s` to open the data set and find the samples of a label.
     """
     check_choice(SUFFIXES, kind=kind)
     check_choice(VARIANTS, format=format)
@@ -96,18 +88,13 @@ def measure_format(
     written, options = VARIANTS[format]
     if reason := missing_because(*FORMATS[written].NEEDS):
         return {STATUS: reason}
-    source = Source(kind, count, tuple(size))
-    data = prepared(source, written, folder)
-    row = {
-        "build_s": data.build_s,
-        "bytes_on_disk": data.bytes_on_disk,
-        "bytes_allocated": data.bytes_allocated,
-        "files": len(data.files),
-        "payload_bytes": data.touched[1],
-    }
-    seconds, caches = [], []
+    data = prepared(kind, count, written, folder)
+    row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
+    row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
+    row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
+    reader = FORMATS[written].open_(data.folder, verify=False, **options)
+    seconds = []
     for repeat in range(repeats):
-        reader = FORMATS[written].open_(data.folder, verify=False, **options)
         took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
         if touched != data.touched:
             counts = f"{touched} (samples, bytes, sum of crc32), written was {data.touched}"
@@ -115,41 +102,42 @@ def measure_format(
         if cache.startswith("warm:"):
             return row | {STATUS: f"not cold: {cache.removeprefix('warm: ')}", "cache": cache}
         seconds.append(took)
-        caches.append(cache)
     speed = count / np.percentile(seconds, [50, 80, 20])  # the 80th percentile of time is the 20th of speed
     row |= dict(zip(("samples_per_s", "samples_per_s_p20", "samples_per_s_p80"), speed.tolist(), strict=True))
-    row |= {"mb_per_s": float(speed[0]) * data.touched[1] / count / 1e6, "n": repeats, "cache": caches[-1]}
-    return row | _once(source, written, folder, cold)
+    row |= {"mb_per_s": float(speed[0]) * data.touched[1] / count / 1e6, "n": repeats, "cache": cache}
+
+    def once(run: Callable[[], object]) -> float:
+        reader.close()
+        _set_cache(data, cold)
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    positions = np.random.default_rng(0).permutation(count)[: max(int(SHARE * count), 1)].tolist()
+    row["raw_s"] = once(lambda: _read_all(data.files))
+    row["subset_s"] = once(lambda: [_touch(reader[at]) for at in positions])
+    return row | {"find_s": once(lambda: FORMATS[written].open_(data.folder, verify=False).find(data.label))}
 
 
 @functools.lru_cache(maxsize=1)
-def samples_of(source: Source) -> list[Sample]:
-    """The samples that are written in every format; cached for the latest source."""
-    if source.kind == "image":
-        return image_samples(source.count, size=source.size)
-    return token_samples(source.count)
+def samples_of(kind: str, count: int) -> list[Sample]:
+    """The samples that are written in every format; cached for the latest kind."""
+    return image_samples(count) if kind == "image" else token_windows(count)
 
 
 @functools.cache
-def prepared(source: Source, format: str, folder: str | None = None) -> Prepared:
+def prepared(kind: str, count: int, format: str, folder: str | None = None) -> Prepared:
     """The data set on disk, written and flushed at the first call, and deleted when the process ends."""
-    samples = samples_of(source)
-    home = Path(tempfile.mkdtemp(prefix=f"{source.kind}-{format}-", dir=_home(folder).name)) / "data"
-    sharded = {"per_shard": -(-source.count // SHARDS)} if format in ("webdataset", "tfrecord") else {}
+    samples = samples_of(kind, count)
+    home = Path(tempfile.mkdtemp(prefix=f"{kind}-{format}-", dir=_home(folder).name)) / "data"
+    sharded = {"per_shard": -(-count // SHARDS)} if format in ("webdataset", "tfrecord") else {}
     began = time.perf_counter()
-    FORMATS[format].write(samples, home, source.kind, **sharded)
+    FORMATS[format].write(samples, home, kind, **sharded)
     flush(home)
     build_s = time.perf_counter() - began
     files = sorted(file for file in home.rglob("*") if file.is_file())
     touched = np.sum([_touch(sample) for sample in samples], axis=0)
-    return Prepared(
-        home,
-        build_s,
-        sum(file.stat().st_size for file in files),
-        sum(path.stat().st_blocks for path in (home, *home.rglob("*"))) * 512,
-        files,
-        tuple(touched.tolist()),
-    )
+    return Prepared(home, build_s, files, tuple(touched.tolist()), samples[0].label)
 
 
 @functools.cache
@@ -183,31 +171,6 @@ def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[fl
     took = time.perf_counter() - began
     stream.reader.close()
     return took, tuple(touched.tolist()), cache
-
-
-@functools.cache
-def _once(source: Source, format: str, folder: str | None, cold: bool) -> dict[str, float]:
-    """Times that don't depend on order and workers: one sample, 1 % of all, finding a label, the raw files."""
-    data, module = prepared(source, format, folder), FORMATS[format]
-    label = samples_of(source)[0].label
-    positions = np.random.default_rng(0).permutation(source.count).tolist()
-    subset = sorted(positions[: max(int(SHARE * source.count), 1)])
-    reader = module.open_(data.folder, verify=False)
-
-    def seconds(run: Callable[[], object], prepare_cache: bool = True) -> float:
-        if prepare_cache:
-            reader.close()
-            _set_cache(data, cold)
-        began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
-
-    row = {"raw_s": float(np.median([seconds(lambda: _read_all(data.files)) for _ in range(5)]))}
-    row["subset_s"] = seconds(lambda: [_touch(reader[at]) for at in subset])
-    row["find_s"] = seconds(lambda: module.open_(data.folder, verify=False).find(label))
-    seconds(lambda: None)  # prepares the cache for all look-ups
-    lookups = [seconds(lambda at=at: _touch(reader[at]), prepare_cache=False) for at in positions[-LOOKUPS:]]
-    return row | {"lookup_us": float(np.median(lookups)) * 1e6}
 
 
 def _set_cache(data: Prepared, cold: bool) -> str:

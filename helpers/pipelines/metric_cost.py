@@ -22,7 +22,7 @@ from torch import Tensor
 from helpers.lab import device as this_device
 from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.lab.machine import missing_because
-from helpers.lab.timing import Disagreement, Timing, synchronize
+from helpers.lab.timing import Disagreement, synchronize
 from helpers.metrics import StreamingMetrics
 
 Scores = dict[str, float]
@@ -60,14 +60,15 @@ def build(variant: str, classes: int, device: torch.device | None = None) -> Met
 
 
 def measure_metrics(
-    steps: int, batch: int, classes: int, variants: Sequence[str] | None = None
+    steps: int, batch: int, classes: int, variants: Sequence[str] | None = None, *, every: int = 1
 ) -> list[dict[str, Any]]:
-    """Milliseconds of the metric alone at each step of an epoch: rows of `step`, `variant`, `ms`.
+    """Milliseconds of the metric alone in an epoch: rows of `step`, `variant`, `ms` (with p20, p80), `until_s`.
 
     The variants are timed in turn at every step, each with a synchronize, on the same random batch, which is on the
-    device already. Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
+    device already. A row is the median of `every` steps up to `step`; `until_s` is the sum since the epoch's start.
+    Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
     """
-    check_positive(steps=steps, batch=batch)
+    check_positive(steps=steps, batch=batch, every=every)
     for variant in variants or ():
         check_choice(VARIANTS, variant=variant)
     device, variants = this_device(), list(VARIANTS) if variants is None else variants
@@ -79,7 +80,7 @@ def measure_metrics(
             warm.step(*batches[at % len(batches)])
         warm.compute()
     metrics = {variant: build(variant, classes, device) for variant in usable}
-    rows = []
+    taken: dict[str, list[float]] = {variant: [] for variant in usable}
     for step in range(steps):
         logits, labels = batches[step % len(batches)]
         for variant, metric in metrics.items():
@@ -87,32 +88,15 @@ def measure_metrics(
             began = time.perf_counter()
             metric.step(logits, labels)
             synchronize()
-            rows.append({"step": step, "variant": variant, "ms": (time.perf_counter() - began) * 1e3})
+            taken[variant].append((time.perf_counter() - began) * 1e3)
     check_scores({variant: metric.compute() for variant, metric in metrics.items()})
+    rows = []
+    for variant, ms in taken.items():
+        for stop in range(every, steps + 1, every):
+            p20, median, p80 = np.percentile(ms[stop - every : stop], [20, 50, 80]).tolist()
+            row = {"step": stop, "variant": variant, "ms": median, "ms_p20": p20, "ms_p80": p80}
+            rows.append(row | {"until_s": sum(ms[:stop]) / 1e3})
     return rows
-
-
-def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a variant from `measure_metrics`' rows: cost at the start and at the end of the epoch, and the slope.
-
-    `first_ms` and `last_ms` are medians over the first and the last tenth of the steps. `slope_us_per_step`, the growth
-    of the cost with each step, is the median (with 20th and 80th percentile) of the slopes between all pairs of steps
-    that are half an epoch apart, which is robust against outliers. `n` is the number of steps; times are over all.
-    """
-    grown = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        ms = np.array([row["ms"] for row in sorted(rows, key=lambda row: row["step"]) if row["variant"] == variant])
-        if len(ms) < 2:
-            raise ValueError(f"{variant!r} has {len(ms)} step; a slope takes 2 or more")
-        tenth, half = max(len(ms) // 10, 1), len(ms) // 2
-        p20, slope, p80 = np.percentile((ms[half:] - ms[:-half]) / half * 1e3, [20, 50, 80])
-        grown.append(
-            {"variant": variant, "first_ms": float(np.median(ms[:tenth])), "last_ms": float(np.median(ms[-tenth:]))}
-            | {"slope_us_per_step": float(slope), "slope_p20": float(p20), "slope_p80": float(p80)}
-            | {"total_s": float(ms.sum() / 1e3)}
-            | Timing.of(list(ms)).row()
-        )
-    return grown
 
 
 def check_scores(scores: dict[str, Scores]) -> None:

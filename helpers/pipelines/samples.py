@@ -12,22 +12,23 @@ from helpers.text import SyntheticText
 
 from .formats import Sample
 
-DRAWINGS = 64  # distinct drawings; each sample is a crop of one
+DRAWINGS, CROPS = 64, 512  # distinct drawings, and crops of them
 ROOM = 1.25  # size of a drawing, relative to its crops
 QUALITIES = range(70, 95)
 
 
 def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213)) -> list[Sample]:
-    """`count` JPEGs of width × height: crops of drawn garments.
+    """`count` JPEGs of width × height: crops of drawn garments, at 160×213 about 7 kB each.
 
-    There are 64 distinct drawings; samples differ in crop, quality and the number in the file's comment. At 160×213
-    (about 7 kB each) it costs 1 s, and about 2 ms a sample.
+    The first 512 differ in drawing, crop or quality, at 2 ms each; later ones repeat them, but for the number in the
+    file's comment.
     """
     check_positive(count=count)
     if min(size) < 16:
         raise ValueError(f"size is {size}; width and height must be 16 or more")
     drawings = _drawings(min(DRAWINGS, count), seed, tuple(int(side * ROOM) for side in size))
-    return [_cut(drawings, position, seed, size) for position in range(count)]
+    crops = [_cut(drawings, position, seed, size) for position in range(min(CROPS, count))]
+    return [_numbered(*crops[position % len(crops)], position) for position in range(count)]
 
 
 def token_samples(count: int, seed: int = 0) -> list[Sample]:
@@ -37,6 +38,13 @@ def token_samples(count: int, seed: int = 0) -> list[Sample]:
     """
     texts = enumerate(SyntheticText(count, seed))
     return [Sample(f"text-{position:08d}", len(ids).bit_length(), ids) for position, ids in texts]
+
+
+def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]:
+    """`count` windows of `length` tokens, int32, each from another place of one synthetic text; labels 0 to 9."""
+    text = np.concatenate([np.asarray(SyntheticText(500, seed)[i], np.int32) for i in range(500)])
+    text = np.resize(text, count + length + len(text))
+    return [Sample(f"window-{at:08d}", at % 10, text[at : at + length]) for at in range(count)]
 
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
@@ -59,14 +67,20 @@ def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, A
     return [(name, draw_garment(np.random.default_rng([seed, at]), name, size)) for at, name in enumerate(names)]
 
 
-def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[int, int]) -> Sample:
-    """Sample `position`, a crop that depends on seed and position only."""
-    from helpers.pictures import GARMENTS
-
+def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[int, int]) -> tuple[str, bytes]:
+    """A garment's name and the JPEG of a crop, which depends on seed and position only."""
     (name, image), rng = drawings[position % len(drawings)], np.random.default_rng([seed, position, 1])
     left, top = (int(rng.integers(room + 1)) for room in (image.width - size[0], image.height - size[1]))
     stream = io.BytesIO()
     cut = image.crop((left, top, left + size[0], top + size[1]))
-    cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)), comment=str(position).encode())
-    data = np.frombuffer(stream.getvalue(), np.uint8)
-    return Sample(f"{name}-{position:08d}", list(GARMENTS).index(name), data)
+    cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)))
+    return name, stream.getvalue()
+
+
+def _numbered(name: str, jpeg: bytes, position: int) -> Sample:
+    """The JPEG with the position as its comment, a segment after the start mark."""
+    from helpers.pictures import GARMENTS
+
+    text = str(position).encode()
+    data = jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text + jpeg[2:]
+    return Sample(f"{name}-{position:08d}", list(GARMENTS).index(name), np.frombuffer(data, np.uint8))

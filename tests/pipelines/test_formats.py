@@ -86,11 +86,14 @@ def test_shards_are_those_of_the_webdataset_library(folders):
     same(actual, numbers(53))
 
 
-def test_shards_are_streamed_by_index_alone_when_asked_for(folders):
-    if "webdataset" not in HERE:
-        pytest.skip("webdataset is not installed")
-    with patch("webdataset.WebDataset", side_effect=AssertionError):
-        same(list(FORMATS["webdataset"].open_(folders["webdataset"], by_index=True).stream()), numbers(53))
+def test_shards_are_streamed_by_the_library_when_asked_for(folders):
+    webdataset = pytest.importorskip("webdataset")
+    with patch("webdataset.WebDataset", wraps=webdataset.WebDataset) as library:
+        same(list(FORMATS["webdataset"].open_(folders["webdataset"], library=True).stream()), numbers(53))
+        assert library.called
+        library.reset_mock()
+        same(list(FORMATS["webdataset"].open_(folders["webdataset"]).stream()), numbers(53))
+        assert not library.called
 
 
 def test_records_are_those_of_the_tfrecord_library(folders):

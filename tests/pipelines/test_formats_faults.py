@@ -22,7 +22,7 @@ from helpers.pipelines.formats.mapped import HEADER
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
 INDEXED = [name for name in HERE if name in ("files", "webdataset", "tfrecord")]
-INDEX = {"files": "labels.csv", "webdataset": "00001.idx.json", "tfrecord": "00001.tfindex"}
+INDEX = {"files": "labels.csv", "webdataset": "00001.idx.npz", "tfrecord": "00001.tfindex"}
 COUNT = 12
 
 

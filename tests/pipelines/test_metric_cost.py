@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
-from helpers.pipelines.metric_cost import VARIANTS, Metric, Variant, build, growth, measure_metrics, random_batches
+from helpers.pipelines.metric_cost import VARIANTS, Metric, Variant, build, measure_metrics, random_batches
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
 CPU = torch.device("cpu")
@@ -51,34 +53,20 @@ def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
         assert actual == pytest.approx(by_hand(batches[:seen]))
 
 
-def test_every_variant_has_a_row_at_every_step():
-    rows = measure_metrics(5, 8, 3)
-    assert [(row["step"], row["variant"]) for row in rows] == [(step, name) for step in range(5) for name in USABLE]
-    assert all(row["ms"] > 0 for row in rows)
+def test_every_variant_has_a_row_for_each_group_of_steps():
+    rows = measure_metrics(6, 8, 3, every=2)
+    assert [(row["step"], row["variant"]) for row in rows] == [(step, name) for name in USABLE for step in (2, 4, 6)]
+    assert all(0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] for row in rows)
+    assert all(row["until_s"] <= later["until_s"] for row, later in pairwise(rows) if row["step"] < later["step"])
 
 
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
 def test_what_is_computed_over_everything_grows_and_counts_do_not():
-    rows = measure_metrics(40, 4096, 10, ["scikit-learn, each step", "confusion matrix"])
-    slopes = {row["variant"]: row for row in growth(rows)}
-    collected, counted = slopes["scikit-learn, each step"], slopes["confusion matrix"]
-    assert collected["last_ms"] > 2 * collected["first_ms"]
-    assert collected["slope_us_per_step"] > 10 * abs(counted["slope_us_per_step"])
-
-
-@given(st.floats(0, 10), st.floats(-0.05, 1), st.integers(10, 60))
-def test_the_slope_of_a_line_is_its_slope_whatever_single_steps_take(start, slope_ms, steps):
-    ms = [start + 5 + slope_ms * step for step in range(steps)]
-    ms[3] += 1000
-    row = growth([{"step": step, "variant": "a", "ms": value} for step, value in enumerate(ms)])[0]
-    assert row["slope_us_per_step"] == pytest.approx(1e3 * slope_ms, abs=1e-6)
-    assert row["n"] == steps
-    assert row["total_s"] == pytest.approx(sum(ms) / 1e3)
-
-
-def test_growth_needs_two_steps():
-    with pytest.raises(ValueError, match="'a' has 1 step; a slope takes 2 or more"):
-        growth([{"step": 0, "variant": "a", "ms": 1.0}])
+    rows = measure_metrics(40, 4096, 10, ["scikit-learn, each step", "confusion matrix"], every=10)
+    growth = {row["variant"]: [each["ms"] for each in rows if each["variant"] == row["variant"]] for row in rows}
+    collected, counted = growth["scikit-learn, each step"], growth["confusion matrix"]
+    assert collected[-1] > 2 * collected[0]
+    assert collected[-1] - collected[0] > 10 * abs(counted[-1] - counted[0])
 
 
 def test_a_metric_with_other_scores_is_not_let_through(monkeypatch):

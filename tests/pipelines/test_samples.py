@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.pipelines.formats import decode
-from helpers.pipelines.samples import example_jpegs, image_samples, token_samples
+from helpers.pipelines.samples import CROPS, example_jpegs, image_samples, token_samples, token_windows
 from helpers.text import SyntheticText
 
 
@@ -27,6 +27,19 @@ def test_a_seed_is_the_same_images_and_another_seed_others(images):
     again = image_samples(130, seed=1, size=(32, 40))
     assert all(one.data.tobytes() == other.data.tobytes() for one, other in zip(images, again, strict=True))
     assert image_samples(1, seed=2, size=(32, 40))[0].data.tobytes() != images[0].data.tobytes()
+
+
+def test_repeated_crops_differ_in_their_comment_only(monkeypatch):
+    monkeypatch.setattr("helpers.pipelines.samples.CROPS", 4)
+    images = image_samples(8, size=(32, 40))
+    assert len({sample.data.tobytes() for sample in images}) == 8 < CROPS
+    assert all(np.array_equal(decode(images[at].data), decode(images[at + 4].data)) for at in range(4))
+
+
+def test_windows_have_a_length_and_no_two_are_alike():
+    windows = token_windows(50, length=64)
+    assert {len(sample.data) for sample in windows} == {64} and windows[0].data.dtype == np.int32
+    assert len({sample.data.tobytes() for sample in windows}) == len({sample.key for sample in windows}) == 50
 
 
 def test_tokens_are_the_texts_and_their_label_is_a_length_class():

@@ -20,18 +20,20 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from .dataset import SUFFIXES, TOKEN_TYPES, Fault, Reader, Sample, building, checked, naming
+from .dataset import SUFFIXES, TOKEN_TYPES, Fault, Keys, Reader, Sample, building, checked, naming
 
 NEEDS = ()
 NAME = "samples.mapped"
 MAGIC = b"\x93MAPPED\n"  # not valid text; a conversion of line ends would change it
 VERSION = 1
 PAGE = 4096
+AHEAD = 4 << 20  # bytes
+WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 # magic, version, kind, type, N, bytes of keys, where the data begins, bytes of the file, crc32 of tables, of header
 HEADER = struct.Struct("<8sI8s4sQQQQII")
 
@@ -102,6 +104,12 @@ class OneFile(Reader):
                 raise ValueError("is another than when it was opened: its size changed")
         return np.frombuffer(self._map, dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
 
+    def _read_ahead(self, start: int, stop: int) -> None:
+        """Let the kernel read a part of the file, where the system can, without waiting for it."""
+        start, stop = start - start % mmap.PAGESIZE, min(stop, self.file_bytes)
+        if self._map is not None and WILLNEED is not None and start < stop:
+            self._map.madvise(WILLNEED, start, stop - start)
+
 
 class Mapped(OneFile):
     """Sample i is a slice of the file. Damaged headers or tables always raise, for any `faults`."""
@@ -128,8 +136,7 @@ class Mapped(OneFile):
             )
         )
         self.offsets = offsets.astype(np.int64) + start  # (N + 1,), within the file
-        blob = tables[28 * count + 16 :]
-        self.keys = [blob[low:high].decode() for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        self.keys = Keys(tables[28 * count + 16 :], ends.astype(np.int64))
         self.shards = [range(count)]
 
     def _read_header(self, raw: bytes) -> tuple[int, ...]:
@@ -150,8 +157,25 @@ class Mapped(OneFile):
         self.dtype = np.dtype("<" + dtype)
         return tuple(sizes)
 
+    def in_order(self, piece: range) -> Iterator[Sample]:
+        """The samples of a piece; the kernel reads the next `AHEAD` bytes meanwhile."""
+        at = piece.start
+        while at < piece.stop:
+            start = int(self.offsets[at])
+            stop = int(np.searchsorted(self.offsets, start + AHEAD, side="right")) - 1
+            stop = min(max(stop, at + 1), piece.stop)
+            self._read_ahead(start, start + 2 * AHEAD)
+            for position in range(at, stop):
+                yield self._sample(position)
+            at = stop
+
     def read(self, position: int) -> Sample:
-        start, end = int(self.offsets[position]), int(self.offsets[position + 1])
+        # All pages of the sample by one read of the disk: a fault reads a page, or 128 KiB around it.
+        self._read_ahead(*self.offsets[position : position + 2].tolist())
+        return self._sample(position)
+
+    def _sample(self, position: int) -> Sample:
+        start, end = self.offsets[position : position + 2].tolist()
         data = self._slice(start, end - start, self.dtype)
         self._check(data, self.sums[position])
         return Sample(self.keys[position], int(self.labels[position]), data)

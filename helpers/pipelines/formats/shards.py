@@ -1,11 +1,12 @@
 """Base class of formats with numbered shards: an index for each shard, reads at any offset, and shards' faults.
 
-    folder/00000.tar, 00000.idx.json, 00001.tar, …
+    folder/00000.tar, 00000.idx.npz, 00001.tar, …
 
 Faults at opening: a shard whose index can't be read (its samples aren't counted), a gap in the numbers, and a shard of
 another size than in its index, even if no sample is lost. A missing sample is a fault when it is read.
 """
 
+import bisect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ class Shards(Reader):
         raise NotImplementedError
 
     def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
-        """The samples of a piece that starts with a shard, by the format's library. May end early."""
+        """The samples of a piece of a shard, in order. May end early, or at once."""
         raise NotImplementedError
 
     def _open(self) -> None:
@@ -102,15 +103,14 @@ class Shards(Reader):
 
     def _locate(self, position: int) -> tuple[str, int]:
         """The shard's file that contains a sample, and the sample's number within it."""
-        shard = int(np.searchsorted(self.starts, position, side="right")) - 1
+        shard = bisect.bisect_right(self.starts, position) - 1
         return self.files[shard], position - self.starts[shard]
 
     def file_of(self, position: int) -> str:
         return self._locate(position)[0]
 
-    def by_library(self, piece: range) -> Iterator[Sample]:
-        file, within = self._locate(piece.start)
-        return iter(()) if within else self.from_shard(file, piece)
+    def in_order(self, piece: range) -> Iterator[Sample]:
+        return self.from_shard(self.file_of(piece.start), piece)
 
     def _raw(self, position: int) -> bytes:
         """A sample's bytes, at the offset and of the size in the index."""

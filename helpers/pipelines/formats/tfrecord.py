@@ -115,6 +115,8 @@ class Records(Shards):
         """By the library's reader, until it fails or disagrees with the index."""
         from tfrecord.reader import tfrecord_iterator
 
+        if self._locate(piece.start)[1]:  # it can only start with a shard
+            return
         records = tfrecord_iterator(file)
         for position in piece:
             offset, size = int(self.offsets[position]), int(self.sizes[position])
