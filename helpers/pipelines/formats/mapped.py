@@ -92,23 +92,26 @@ class OneFile(Reader):
                 Fault(self.file, None, f"truncated or changed: it has {self.file_bytes} bytes of {expected}")
             )
 
-    def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
-        """Bytes of the file as an array, without a copy."""
-        if start + size > self.file_bytes:
-            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
+    def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open(self.file, "rb") as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             if len(self._map) != self.file_bytes:
                 self._map = None
                 raise ValueError("is another than when it was opened: its size changed")
-        return np.frombuffer(self._map, dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
+        return self._map
+
+    def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Bytes of the file as an array, without a copy."""
+        if start + size > self.file_bytes:
+            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
+        return np.frombuffer(self._mapped(), dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
 
     def _read_ahead(self, start: int, stop: int) -> None:
         """Let the kernel read a part of the file, where the system can, without waiting for it."""
         start, stop = start - start % mmap.PAGESIZE, min(stop, self.file_bytes)
-        if self._map is not None and WILLNEED is not None and start < stop:
-            self._map.madvise(WILLNEED, start, stop - start)
+        if WILLNEED is not None and start < stop:
+            self._mapped().madvise(WILLNEED, start, stop - start)
 
 
 class Mapped(OneFile):
@@ -170,7 +173,7 @@ class Mapped(OneFile):
             at = stop
 
     def read(self, position: int) -> Sample:
-        # All pages of the sample by one read of the disk: a fault reads a page, or 128 KiB around it.
+        # One read of the sample's pages alone: a fault would read up to some MiB around its page.
         self._read_ahead(*self.offsets[position : position + 2].tolist())
         return self._sample(position)
 
