@@ -2,17 +2,19 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
-from helpers.lab import device, experiment
+from helpers.lab import device, experiment, in_fresh_process
 from helpers.lab.records import Row
-from helpers.training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, run
+from helpers.text import local_wikitext
+from helpers.training.stages import ALLOCATOR, COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SAMPLES = 3072  # 48 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores
 ONE_STEP = {"samples": 64, "validation_samples": 64}
 SEEDS = range(3)
-ON_GPU = list(STAGES)
-ON_CPU = [name for name in STAGES if name != MIXED]  # a CPU has no fast matrix products in fp16
+ON_GPU = [name for name in STAGES if name != ALLOCATOR]  # torch keeps a GPU's memory anyway
+ON_CPU = list(STAGES)
 
 
 def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
@@ -21,18 +23,33 @@ def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
     return {START: [], ALONE: [stage], CUMULATIVE: list(up_to)}[way]
 
 
-def _configurations(stages: Sequence[str]) -> list[Row]:
-    """The first stage alone equals the stages up to it, so it is run once."""
-    runs = [{"way": START, "stage": "none"}]
-    runs += [{"way": CUMULATIVE, "stage": name} for name in stages]
-    runs += [{"way": ALONE, "stage": name} for name in stages[1:]]
-    return [config | {"seed": seed} for seed in SEEDS for config in runs]
+def _cumulative(stages: Sequence[str], seed: int) -> list[Row]:
+    runs = [{"way": START, "stage": "none"}, *({"way": CUMULATIVE, "stage": name} for name in stages)]
+    return [config | {"seed": seed} for config in runs]
+
+
+def _alone(stages: Sequence[str], seed: int) -> list[Row]:
+    """The first stage alone equals the stages up to it, so it isn't run again."""
+    return [{"way": ALONE, "stage": name, "seed": seed} for name in stages[1:]]
+
+
+def _on_cpu() -> list[Row]:
+    """Compilation takes as long as a training here: it is measured with one seed, as are the stages alone."""
+    compiled = {"way": CUMULATIVE, "stage": COMPILED, "seed": SEEDS[0]}
+    return [config for seed in SEEDS for config in _cumulative(ON_CPU[:-1], seed)] + [
+        compiled,
+        *_alone(ON_CPU, SEEDS[0]),
+    ]
+
+
+def _on_gpu() -> list[Row]:
+    return [config for seed in SEEDS for config in _cumulative(ON_GPU, seed) + _alone(ON_GPU, seed)]
 
 
 @functools.cache
 def _settle() -> None:
     """A training that absorbs what a process does once: start of the device, imports, choice of kernels."""
-    run([MIXED] if device().type == "cuda" else [], preset="small")
+    run([MIXED], preset="small")
 
 
 @functools.cache
@@ -45,10 +62,19 @@ def _settle_norms(stages: frozenset[str], preset: str) -> None:
 
 
 def _measured(names: Sequence[str], preset: str, seed: int, **changes: int) -> Row:
-    _settle()
+    """On a CPU in a process of its own, as the allocator is a process's."""
+    if device().type == "cpu" and preset != "small":
+        options = {"environment": environment(names), "preset": preset, "seed": seed} | changes
+        return in_fresh_process(_settled, names, **options)
     if FUSED in names and device().type == "cuda":
+        _settle()
         _settle_norms(frozenset(names) - {COMPILED}, preset)
-    return run(names, preset=preset, seed=seed, **changes)
+    return _settled(names, preset=preset, seed=seed, **changes)
+
+
+def _settled(names: Sequence[str], **options: Any) -> Row:
+    _settle()
+    return run(names, path=local_wikitext(), **options)
 
 
 FEW = [
@@ -60,9 +86,9 @@ FEW = [
 
 @experiment(
     small=[config | {"size": "small"} for config in FEW],
-    cpu=[config | {"size": "reduced"} for config in _configurations(ON_CPU)],
-    big_gpu=[config | {"size": "full"} for config in _configurations(ON_GPU)],
-    version=2,
+    cpu=[config | {"size": "reduced"} for config in _on_cpu()],
+    big_gpu=[config | {"size": "full"} for config in _on_gpu()],
+    version=3,
 )
 def stages(way: str, stage: str, seed: int, size: str) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""

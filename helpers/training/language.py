@@ -14,6 +14,7 @@ from helpers.batching import StandardDataset
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
 from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
+from helpers.text.vocab import SPECIALS
 
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
@@ -61,12 +62,15 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 # Sizes for chapters 0 and 3, whose training is slow on purpose. `samples` and `validation_samples` also limit what is
-# taken of WikiText. `full` needs about 50 GiB while nothing is fixed.
+# taken of WikiText. `words`: how many of the most frequent words are kept, the others are left out of the text; None
+# keeps all. `full` needs about 50 GiB while nothing is fixed.
 SWITCHED_SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "samples": 24,
         "validation_samples": 8,
         "vocab_size": 499,
+        "words": None,
+        "tied": True,
         "shape": ({"d_model": 30, "num_heads": 2}, {"d_model": 32, "num_heads": 2}),  # slow, fixed
         "layers": 2,
         "max_length": 192,
@@ -79,6 +83,8 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "samples": 256,
         "validation_samples": 64,
         "vocab_size": 4000,
+        "words": None,
+        "tied": True,
         "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
         "layers": 2,
         "max_length": 256,
@@ -103,6 +109,8 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "samples": 4096,
         "validation_samples": 1024,
         "vocab_size": 24_725,
+        "words": None,
+        "tied": True,
         "shape": ({"d_model": 1023, "num_heads": 11}, {"d_model": 1024, "num_heads": 16}),
         "layers": 6,
         "max_length": 640,
@@ -169,6 +177,8 @@ def switched_language_task(
 ) -> Task:
     """The language model and lines of text, with the inefficiencies that `slow` names; see `switches.LANGUAGE`."""
     texts = open_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
+    if sizes["words"]:
+        texts = frequent_words(texts, sizes["words"])
     pad_id, longest, batch_size = texts[0].vocab.pad_id, sizes["max_length"] + 1, sizes["batch_size"]
     lines: list[Any] = [Lines(text) for text in texts]
     began = time.perf_counter()
@@ -184,10 +194,10 @@ def switched_language_task(
     if "packed" in slow:
         batches, steps = random_batches(trained, batch_size, device, dtype, seed, to_maximum, **loading)
     else:
-        # FlashAttention needs 16-bit types and a head size that is a multiple of 8; a dense mask works with any.
+        # A GPU's FlashAttention needs 16-bit types and heads of a multiple of 8 channels; a dense mask works with any.
         shape = sizes["shape"]["width_1024" not in slow]
         flash = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
-        variant = packed_variant(device, dtype) if flash else "dense"
+        variant = packed_variant(device, dtype) if flash or device.type == "cpu" else "dense"
         batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, MULTIPLE, **loading)
     metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
     return Task(
@@ -218,6 +228,7 @@ def build_model(
         dropout=sizes["dropout"],
         attention_dropout=0.0,  # kernels for packed samples have none
         pad_id=pad_id,
+        tied=sizes.get("tied", True),
     )
 
 
@@ -244,6 +255,24 @@ def open_texts(
 def _cached_texts(path: Path | None, *options: Any) -> tuple[Samples, Samples]:
     """`open_texts`, cached for the next run: making text takes longer than a small run."""
     return open_texts(path, *options)
+
+
+def frequent_words(texts: tuple[Samples, Samples], words: int) -> tuple[Samples, Samples]:
+    """Both texts without the words that are not among the first one's `words` most frequent, nor samples that are then
+    shorter than two words.
+
+    Kept as one token `<unk>`, they would be the most frequent token by far, and predicting it the best guess.
+    """
+    tokens = texts[0].vocab.tokens[len(SPECIALS) : words + len(SPECIALS)]
+    vocab = Vocab({token: len(tokens) - rank for rank, token in enumerate(tokens)})
+    source = f"{{}}, its {words:,} most frequent words"
+    short = []
+    for text in texts:
+        kept = [sample[(sample != vocab.unk_id) & (sample < len(vocab))] for sample in text]
+        kept = [sample for sample in kept if len(sample) > 1]
+        offsets = np.cumsum([0, *map(len, kept)])
+        short.append(Samples(np.concatenate(kept), offsets, vocab, source.format(text.source)))
+    return short[0], short[1]
 
 
 class Lines:

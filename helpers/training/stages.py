@@ -3,54 +3,80 @@
     from helpers.training.stages import STAGES, run
     before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and with all stages
 
-All combinations train on the same samples, so an epoch has equally many real tokens.
+All combinations train on the same samples, in steps of equally many real tokens on average.
 """
 
 import contextlib
+import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from helpers.compilers import runtimes
+from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_positive
 from helpers.lab.machine import missing_because
+from helpers.lab.memory import GIB
 from helpers.lab.records import Row
 from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
+from helpers.rush.setup import ENVIRONMENTS
 
-from .loop import fit
+from .loop import Excerpt, Step, fit
 from .precision import Precision
 from .switched import LANGUAGE
 from .trainer import Trainer
 
-PRECISION = "bf16"  # chapter 3's switch; chapter 0's mixed precision is fp16 with our scaler
+PRECISION = "bf16"  # chapter 3's switch, in whose place `mixed_precision` chooses
 # Packing needs fused attention within each document, whose kernels need heads of 64 channels.
 BATCHING = frozenset({"short_padding", "packed", "fused_attention", "width_1024"})
 OPTIMIZER = frozenset({"fused_optimizer"})
+SETTLING = 20  # steps that don't count for the steady state: among them are those in which shapes are compiled
+RISING = 0.1  # share of the steps in which the learning rate rises
+
+# What differs from chapter 3's sizes: a text and a model that learn more than the most frequent word in a minute.
+SIZES: dict[str, dict[str, Any]] = {
+    "reduced": {
+        "samples": 1900,
+        "validation_samples": 256,
+        "words": 1000,
+        "tied": False,  # a tied embedding learns slower at first
+        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
+        "layers": 1,
+        "max_length": 304,  # the longest sample's, to which the beginner's loop pads
+        "dropout": 0.0,
+        "batch_size": 4,
+        "workers": 0,  # a worker would take a core from the training
+        "learning_rate": 2e-3,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage: what it is, the chapter about it, and the fixes of `switches.LANGUAGE` that it switches on."""
+    """One stage: what it is, the chapter about it, the fixes of `switches.LANGUAGE` that it switches on, and variables
+    that its process must start with."""
 
     about: str
     chapter: str
     fixes: frozenset[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-MIXED, BATCHES, PROFILED, FUSED, COMPILED = (
+MIXED, BATCHES, PROFILED, FUSED, ALLOCATOR, COMPILED = (
     "mixed precision",
     "batching",
     "profiling fixes",
     "fused norm and optimizer",
+    "allocator keeps pages",
     "compile",
 )
 STAGES: dict[str, Stage] = {
-    MIXED: Stage(about="fp16 under autocast, with the dynamic loss scale", chapter="01_amp"),
+    MIXED: Stage(about="bf16 under autocast; fp16 with our loss scale on a GPU without bf16", chapter="01_amp"),
     BATCHES: Stage(
         about="samples packed into sequences of one length; fused attention within each, heads of 64 channels for it",
         chapter="02_batching",
@@ -65,6 +91,11 @@ STAGES: dict[str, Stage] = {
         about="AdamW in one kernel; each LayerNorm in our kernel, on a GPU: a CPU keeps torch's",
         chapter="05_optimization_rush",
         fixes=OPTIMIZER,
+    ),
+    ALLOCATOR: Stage(
+        about="on a CPU: glibc keeps freed memory, and the kernel needn't clear it again",
+        chapter="05_optimization_rush",
+        environment=ENVIRONMENTS["kept"],
     ),
     COMPILED: Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
 }
@@ -82,7 +113,11 @@ def run(
     """Train with these stages and no others; returns a row of times, memory and scores.
 
     `train_s` is the whole waiting time: tokenising, building the model, compiling from an empty cache, training and
-    validation; the start of Python and CUDA, which no stage changes, is left out. cuDNN's attention is disabled, since
+    validation; the start of Python and CUDA, which no stage changes, is left out. `real_tokens_per_s` and `step_ms` are
+    the steady state's. `constant_accuracy` is that of the guess that is always the most frequent token.
+
+    The allocator's stage needs a process that starts with its environment: see `run_apart`. On a CPU `peak_gib` is what
+    the process grew by, which is the training's need only in a process of its own. cuDNN's attention is disabled, since
     it would plan for each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
     replace values of the preset.
     """
@@ -90,37 +125,93 @@ def run(
     check_positive(epochs=epochs)
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")
+    held = _most_held()
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         trainer = build(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
-            timed = fit(trainer, epochs=epochs)
+            timed = fit(
+                trainer, epochs=epochs, excerpt=Excerpt(None, settling=SETTLING), on_step=_schedule(trainer, epochs)
+            )
         train_s = time.perf_counter() - began
-    real = trainer.counts.real
-    mean_ms = timed["iteration_mean_ms"]
+    counts, mean_ms = trainer.counts, timed["iteration_mean_ms"]
     return {
         "train_s": train_s,
         "epoch_s": timed["epoch_s"],
-        "iteration_mean_ms": mean_ms,
-        "real_tokens_per_s": real / timed["steps"] * epochs / mean_ms * 1e3 if mean_ms else None,
-        "real_tokens": real * epochs,
-        "peak_gib": timed["peak_gib"],
+        "step_ms": timed["iteration_ms"],
+        "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3 if mean_ms else None,
+        "real_tokens": counts.real * epochs,
+        "padding_share": 1 - counts.real / counts.positions,
+        "peak_gib": (_most_held() - held) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
+        "constant_accuracy": constant_accuracy(trainer),
         "train_loss": trainer.train_scores()["loss"],
         "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped_steps(),
         "steps": timed["steps"],
+        "million_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()) / 1e6,
+        "precision": trainer.precision.name,
         "source": trainer.task.source,
     }
 
 
-def build(stages: frozenset[str], **options: Any) -> Trainer:
+def run_apart(stages: Iterable[str], **options: Any) -> Row:
+    """`run` in a process of its own, started with the stages' environment. It takes some seconds to start."""
+    stages = check_stages(stages)
+    return in_fresh_process(run, stages, environment=environment(stages), **options)
+
+
+def environment(stages: Iterable[str]) -> dict[str, str]:
+    """The variables with which a process must start for these stages; on a GPU, whose memory torch keeps, none."""
+    if device().type == "cuda":
+        return {}
+    return {name: value for stage in stages for name, value in STAGES[stage].environment.items()}
+
+
+def build(stages: frozenset[str], *, preset: str = "small", **options: Any) -> Trainer:
     """The trainer of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
-    trainer = LANGUAGE.prepare(fixes, precision=Precision("dynamic") if MIXED in stages else None, **options)
+    precision = mixed_precision() if MIXED in stages else Precision()
+    options = SIZES.get(preset, {}) | options
+    trainer = LANGUAGE.prepare(fixes, preset=preset, precision=precision, **options)
     if FUSED in stages and not missing_because(*NEEDS[OURS]):
         swap_norms(trainer.model, OURS)
     return trainer
+
+
+def mixed_precision() -> Precision:
+    """bf16, which needs no loss scale; fp16 with ours on a GPU without bf16."""
+    without = device().type == "cuda" and missing_because("compute capability 8.0")
+    return Precision("dynamic" if without else "bf16")
+
+
+def constant_accuracy(trainer: Trainer) -> float:
+    """The share of the most frequent token among the targets of validation."""
+    pad_id = trainer.model.pad_id
+    targets = torch.cat([batch.targets.flatten().cpu() for batch in trainer.task.validation()])
+    counts = torch.bincount(targets[targets != pad_id])
+    return float(counts.max() / counts.sum())
+
+
+def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:
+    """Before each step: a learning rate that rises for a tenth of the steps, and then falls to 0."""
+    total, highest = sum(map(trainer.task.steps, range(epochs))), trainer.task.learning_rate
+
+    def set_rate(step: Step) -> None:
+        done = (step.number + 1) / (total + 1)
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = highest * min(done / RISING, (1 - done) / (1 - RISING))
+
+    return set_rate
+
+
+def _most_held() -> int:
+    """The most bytes of memory that this process has held so far; 0 where the system doesn't say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
 
 
 @contextlib.contextmanager
@@ -140,9 +231,3 @@ def check_stages(stages: Iterable[str]) -> frozenset[str]:
     if unknown := sorted(chosen.difference(STAGES)):
         raise ValueError(f"unknown stage {unknown[0]!r}; valid: {', '.join(STAGES)}")
     return chosen
-
-
-def cumulative(last: str) -> list[str]:
-    """The stages up to and including `last`."""
-    names = list(STAGES)
-    return names[: names.index(last) + 1]

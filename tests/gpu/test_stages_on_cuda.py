@@ -5,9 +5,9 @@ import math
 import pytest
 from torch import nn
 
-from helpers.experiments.summary import ONE_STEP
+from helpers.experiments.summary import CUMULATIVE, ON_GPU, ONE_STEP, chosen
 from helpers.rush.fused_norms import LayerNorm
-from helpers.training.stages import FUSED, MIXED, STAGES, build, cumulative, run
+from helpers.training.stages import FUSED, MIXED, STAGES, build, run
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 
@@ -28,7 +28,7 @@ def test_norms_are_ours_where_they_are_fused():
     assert norms and all(isinstance(norm, LayerNorm) for norm in norms)
 
 
-@pytest.mark.parametrize("names", [[FUSED], cumulative(FUSED)], ids="+".join)
+@pytest.mark.parametrize("names", [[FUSED], chosen(CUMULATIVE, FUSED, ON_GPU)], ids="+".join)
 def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
     from helpers.rush.kernels import norms
 

@@ -6,11 +6,13 @@ from torch import nn
 
 from helpers.amp import DynamicGradScaler
 from helpers.experiments import summary as experiments
-from helpers.experiments.summary import ALONE, CUMULATIVE, ONE_STEP, SAMPLES, START, chosen, stages
+from helpers.experiments.summary import ALONE, CUMULATIVE, ON_CPU, ON_GPU, ONE_STEP, SAMPLES, START, chosen, stages
 from helpers.lab import records
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop
+from helpers.training import stages as staircase
 from helpers.training.stages import (
+    ALLOCATOR,
     BATCHES,
     COMPILED,
     FUSED,
@@ -19,7 +21,8 @@ from helpers.training.stages import (
     PROFILED,
     STAGES,
     build,
-    cumulative,
+    constant_accuracy,
+    environment,
     run,
 )
 
@@ -35,8 +38,38 @@ def test_stages_switch_on_what_they_say():
     plain = build(frozenset(), preset="small", **FAST)
     assert plain.scaler is None and plain.precision.name == "fp32" and not plain.fixes
     mixed = build(frozenset({MIXED, FUSED}), preset="small", **FAST)
-    assert isinstance(mixed.scaler, DynamicGradScaler) and mixed.precision.dtype == torch.float16
+    assert mixed.scaler is None and mixed.precision.dtype == torch.bfloat16
     assert mixed.optimizer.defaults["fused"] and not plain.optimizer.defaults["fused"]
+
+
+def test_a_gpu_without_bf16_trains_in_fp16_with_our_loss_scale(monkeypatch):
+    monkeypatch.setattr(staircase, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(staircase, "missing_because", lambda *needs: "needs compute capability 8.0")
+    precision = staircase.mixed_precision()
+    assert isinstance(precision.scaler(torch.device("cpu")), DynamicGradScaler)
+    assert environment(STAGES) == {}
+
+
+def test_the_allocators_stage_is_an_environment_that_a_process_starts_with():
+    assert environment([MIXED, FUSED]) == {}
+    assert environment([MIXED, ALLOCATOR])["MALLOC_MMAP_MAX_"] == "0"
+
+
+def test_the_constant_guess_is_the_most_frequent_target_of_validation():
+    trainer = build(frozenset(), preset="small", **FAST)
+    targets = [token for batch in trainer.task.validation() for token in batch.targets.flatten().tolist() if token]
+    most = max(targets.count(token) for token in set(targets))
+    assert constant_accuracy(trainer) == pytest.approx(most / len(targets))
+
+
+def test_the_learning_rate_rises_and_falls():
+    trainer, rates = build(frozenset(), preset="small", **FAST), []
+    schedule = staircase._schedule(trainer, 10)
+    for number in range(20):
+        schedule(loop.Step(number, None, None, None))
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    assert rates[0] < rates[1] == max(rates) <= trainer.task.learning_rate
+    assert rates[1:] == sorted(rates[1:], reverse=True) and 0 < rates[-1] < 0.1 * rates[1]
 
 
 @pytest.mark.parametrize("names", [[], [BATCHES, PROFILED, FUSED]])
@@ -54,13 +87,19 @@ def test_mixed_precision_scales_its_loss_and_still_learns():
 
 
 def test_stages_are_added_in_order_or_stand_alone():
-    names = list(STAGES)
-    assert chosen(START, "none", names) == []
-    assert chosen(ALONE, PROFILED, names) == [PROFILED]
-    assert chosen(CUMULATIVE, PROFILED, names) == [MIXED, BATCHES, PROFILED]
+    assert chosen(START, "none", ON_CPU) == []
+    assert chosen(ALONE, PROFILED, ON_CPU) == [PROFILED]
+    assert chosen(CUMULATIVE, PROFILED, ON_CPU) == [MIXED, BATCHES, PROFILED]
     full = stages.configurations("big-gpu")
-    assert len(full) == 3 * (1 + len(names) + len(names) - 1)
-    assert all(set(chosen(c["way"], c["stage"], names)) <= set(names) for c in full)
+    assert len(full) == 3 * (1 + len(ON_GPU) + len(ON_GPU) - 1)
+    assert all(set(chosen(c["way"], c["stage"], ON_GPU)) <= set(ON_GPU) for c in full)
+
+
+def test_on_a_cpu_every_stage_is_added_and_stands_alone_but_only_what_is_short_thrice():
+    cpu = stages.configurations("cpu")
+    seeds = {(c["way"], c["stage"]): sum(d | {"seed": 0} == c | {"seed": 0} for d in cpu) for c in cpu}
+    assert {stage for way, stage in seeds if way == CUMULATIVE} == set(STAGES)
+    assert seeds[START, "none"] == seeds[CUMULATIVE, ALLOCATOR] == 3 and seeds[CUMULATIVE, COMPILED] == 1
 
 
 def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_it():
@@ -69,7 +108,7 @@ def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_
     assert seeds == sorted(seeds)
     for seed in set(seeds):
         ways = [config["way"] for config in full if config["seed"] == seed]
-        assert ways == [START] + [CUMULATIVE] * len(STAGES) + [ALONE] * (len(STAGES) - 1)
+        assert ways == [START] + [CUMULATIVE] * len(ON_GPU) + [ALONE] * (len(ON_GPU) - 1)
 
 
 def test_enough_steps_are_left_after_those_in_which_a_training_settles():
@@ -81,6 +120,7 @@ def test_enough_steps_are_left_after_those_in_which_a_training_settles():
 def trained(monkeypatch):
     """What would have been trained on a GPU, in order."""
     seen = []
+    monkeypatch.delenv("HELPERS_WIKITEXT", raising=False)
     monkeypatch.setattr(experiments, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(experiments, "run", lambda names, **options: seen.append((set(names), options)) or {})
     for once in (experiments._settle, experiments._settle_norms):
@@ -96,7 +136,7 @@ def test_no_run_pays_for_compiling_our_norms(trained):
         stages.measure(way=CUMULATIVE, stage=FUSED, seed=seed, size="full")
         stages.measure(way=CUMULATIVE, stage=COMPILED, seed=seed, size="full")
     settling = [(names, options) for names, options in trained if "seed" not in options]
-    both = [({FUSED}, ONE_STEP), (set(cumulative(FUSED)), ONE_STEP)]
+    both = [({FUSED}, ONE_STEP), ({MIXED, BATCHES, PROFILED, FUSED}, ONE_STEP)]
     assert settling == [({MIXED}, {"preset": "small"}), *((names, {"preset": "full"} | step) for names, step in both)]
     place = [options.get("seed") for _, options in trained]
     assert place == [None, None, 0, None, 0, 0, 1, 1, 1]  # each before the first run that it is for
@@ -105,7 +145,7 @@ def test_no_run_pays_for_compiling_our_norms(trained):
 def test_runs_of_which_our_norms_are_no_part_do_not_wait_for_them(trained):
     stages.measure(way=START, stage="none", seed=0, size="full")
     assert [names for names, _ in trained] == [{MIXED}, set()]
-    assert trained[-1][1] == {"preset": "full", "seed": 0, "samples": SAMPLES}
+    assert trained[-1][1] == {"path": None, "preset": "full", "seed": 0, "samples": SAMPLES}
 
 
 def test_attention_in_a_training_is_never_cudnns(monkeypatch):
