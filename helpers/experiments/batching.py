@@ -38,9 +38,8 @@ from helpers.text.synthetic import draw_lengths
 from helpers.training import Batch
 from helpers.training.language import text_task
 from helpers.training.loop import fit
-from helpers.training.precision import Precision
 from helpers.training.text_batches import balanced_batches, packed_batches, packed_variant, random_batches
-from helpers.training.trainer import Trainer
+from helpers.training.trainer import Precision, Trainer
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k

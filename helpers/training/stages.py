@@ -27,9 +27,8 @@ from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
 from helpers.rush.setup import ENVIRONMENTS
 
 from .loop import Excerpt, Step, fit
-from .precision import Precision
 from .switched import LANGUAGE
-from .trainer import Trainer
+from .trainer import Precision, Trainer
 
 PRECISION = "bf16"  # chapter 3's switch, in whose place `mixed_precision` chooses
 # Packing needs fused attention within each document, whose kernels need heads of 64 channels.
@@ -37,23 +36,6 @@ BATCHING = frozenset({"short_padding", "packed", "fused_attention", "width_1024"
 OPTIMIZER = frozenset({"fused_optimizer"})
 SETTLING = 20  # steps that don't count for the steady state: among them are those in which shapes are compiled
 RISING = 0.1  # share of the steps in which the learning rate rises
-
-# What differs from chapter 3's sizes: a text and a model that learn more than the most frequent word in a minute.
-SIZES: dict[str, dict[str, Any]] = {
-    "reduced": {
-        "samples": 1900,
-        "validation_samples": 256,
-        "words": 1000,
-        "tied": False,  # a tied embedding learns slower at first
-        "shape": ({"d_model": 255, "num_heads": 5}, {"d_model": 256, "num_heads": 4}),
-        "layers": 1,
-        "max_length": 304,  # the longest sample's, to which the beginner's loop pads
-        "dropout": 0.0,
-        "batch_size": 4,
-        "workers": 0,  # a worker would take a core from the training
-        "learning_rate": 2e-3,
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +154,6 @@ def build(stages: frozenset[str], *, preset: str = "small", **options: Any) -> T
     """The trainer of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
     precision = mixed_precision() if MIXED in stages else Precision()
-    options = SIZES.get(preset, {}) | options
     trainer = LANGUAGE.prepare(fixes, preset=preset, precision=precision, **options)
     if FUSED in stages and not missing_because(*NEEDS[OURS]):
         swap_norms(trainer.model, OURS)

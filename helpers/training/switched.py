@@ -23,9 +23,8 @@ from helpers.pictures import cores
 
 from . import clothes, language, switches
 from .loop import Excerpt, OnStep, Profile, fit
-from .precision import Precision
 from .switches import Fixes, Switch
-from .trainer import Task, Trainer
+from .trainer import Precision, Task, Trainer
 
 
 @dataclass(frozen=True)
