@@ -7,9 +7,12 @@ the output's gradient, input and parameters, and writes the gradients of input a
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,29 @@ def _convolution_shape(module: nn.Conv2d, shape: tuple[int, ...]) -> tuple[int, 
         (side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side, pad, dilation, kernel, stride in steps
     )
     return (*shape[:-3], module.out_channels, *sides)
+
+
+class CalledLayers:
+    """The layers of a model that are called in training, each with the shape of its first input."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.called: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
+        for path, module in model.named_modules():
+            if not list(module.children()):
+                module.register_forward_pre_hook(partial(self._note, f"{name}.{path}"))
+
+    def _note(self, path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if torch.is_grad_enabled() and path not in self.called:
+            self.called[path] = module, tuple(inputs[0].shape)
+
+    def lower_bounds(self, itemsize: int, tflops: float, gb_per_s: float) -> dict[str, dict[str, Any]]:
+        """Operations, bytes and the lower bound on the time of each layer that `cost` knows, forward and backward."""
+        bounds = {}
+        for path, (module, shape) in self.called.items():
+            if (costs := cost(module, shape, itemsize)) is not None:
+                bounds[path] = {
+                    "gflop": sum(c.flop for c in costs) / 1e9,
+                    "moved_mib": sum(c.bytes for c in costs) / 2**20,
+                    "lower_bound_ms": sum(c.lower_bound_ms(tflops, gb_per_s) for c in costs),
+                }
+        return bounds
