@@ -189,14 +189,9 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
         blocks.setdefault(name, []).append(tuple(block))
     times = [ms for samples, _ in blocks[fix] for ms in samples]
     per_target = {name: _us_per_target(done) for name, done in blocks.items()}
-    timing = Timing.of(times)
     on_gpu = device().type == "cuda" and variant == CUMULATIVE
-    return {
-        "iteration_ms": timing.median_ms,
-        "iteration_p20_ms": timing.p20_ms,
-        "iteration_p80_ms": timing.p80_ms,
-        "iteration_mean_ms": statistics.mean(times),
-        "n": timing.n,
+    return Timing.of(times).row() | {
+        "mean_ms": statistics.mean(times),
         "us_per_target": per_target[fix],
         "baseline": SLOW,
         "baseline_us_per_target": per_target[SLOW],
