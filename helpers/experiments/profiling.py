@@ -3,6 +3,7 @@
 `size` is a preset of the pipelines: "small" for tests, "cpu", "full" for a GPU.
 """
 
+import functools
 import itertools
 import statistics
 import time
@@ -103,7 +104,7 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
 def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
     """The rows of a step with the part that each lies in by its begin; None outside all of them."""
     ranges = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
-    spans = list(zip(ranges["begin_ms"], ranges["end_ms"], ranges["name"], strict=True))
+    spans = ranges[["begin_ms", "end_ms", "name"]].to_numpy().tolist()
     inside = [next((name for low, high, name in spans if low <= at < high), None) for at in step["begin_ms"]]
     return step.assign(part=inside)
 
@@ -179,19 +180,20 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
     fixes = frozenset([fix] if variant == ALONE else names[: names.index(fix) + 1])
     if size == "cpu" and variant == CUMULATIVE:
         fixes = fixes & (fixes_of(pipeline, FIXED, size) | {KEPT_PAGES})
-    blocks: dict[str, list[tuple[list[float], int]]] = {}
+    times: dict[str, list[float]] = {fix: [], SLOW: []}
+    targets: Counter = Counter()
     for name, chosen in ((fix, fixes), (SLOW, frozenset()), (fix, fixes)):
         if KEPT_PAGES in chosen:
             done = in_fresh_process(_block, switched, chosen - {KEPT_PAGES}, size, environment=ENVIRONMENT)
         else:
             done = _block(switched, chosen, size)
-        *block, source, prepare_s = done
-        blocks.setdefault(name, []).append(tuple(block))
-    times = [ms for samples, _ in blocks[fix] for ms in samples]
-    per_target = {name: _us_per_target(done) for name, done in blocks.items()}
+        samples, real, source, prepare_s = done
+        times[name] += samples
+        targets[name] += real
+    per_target = {name: sum(samples) * 1e3 / targets[name] for name, samples in times.items()}
     on_gpu = device().type == "cuda" and variant == CUMULATIVE
-    return Timing.of(times).row() | {
-        "mean_ms": statistics.mean(times),
+    return Timing.of(times[fix]).row() | {
+        "mean_ms": statistics.mean(times[fix]),
         "us_per_target": per_target[fix],
         "baseline": SLOW,
         "baseline_us_per_target": per_target[SLOW],
@@ -222,23 +224,20 @@ def _block(pipeline: Switched, fixes: frozenset[str], size: str) -> tuple[list[f
     return times, sum(real[settling:]), trainer.task.source, trainer.task.prepare_s
 
 
-def _us_per_target(blocks: list[tuple[list[float], int]]) -> float:
-    return sum(sum(samples) for samples, _ in blocks) * 1e3 / sum(real for _, real in blocks)
-
-
-EPOCHS_ON_CPU = {"vit": 4, "gpt": 2}
-_RUNS = [
-    {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
-    for seed in range(3)
-    for pipeline, epochs in (("vit", 5), ("gpt", 1))
-    for variant in (SLOW, FIXED)
-]
+def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
+    """Epochs and seeds by pipeline."""
+    return [
+        {"pipeline": pipeline, "variant": variant, "epochs": epochs, "seed": seed}
+        for pipeline, (epochs, seeds) in plan.items()
+        for seed in range(seeds)
+        for variant in (SLOW, FIXED)
+    ]
 
 
 @experiment(
     small=_sized("small", [{"pipeline": "vit", "variant": FIXED, "epochs": 1, "seed": 0}]),
-    cpu=_sized("cpu", [row | {"epochs": EPOCHS_ON_CPU[row["pipeline"]]} for row in _RUNS]),
-    big_gpu=_sized("full", _RUNS),
+    cpu=_sized("cpu", _runs({"vit": (3, 3), "gpt": (2, 2)})),
+    big_gpu=_sized("full", _runs({"vit": (5, 3), "gpt": (1, 3)})),
     version=2,
 )
 def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -> Row:
@@ -253,11 +252,13 @@ def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -
     else:
         row = switched.run(fixes, **options)
     names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
-    guess = _constant_accuracy(switched.prepare(switched.fixed - {"workers"}, **_options(switched, size)))
-    return {name: row[name] for name in names} | {"constant_accuracy": guess}
+    return {name: row[name] for name in names} | {"constant_accuracy": _constant_accuracy(pipeline, size)}
 
 
-def _constant_accuracy(trainer: Trainer) -> float:
+@functools.cache
+def _constant_accuracy(pipeline: str, size: str) -> float:
+    switched = PIPELINES[pipeline]
+    trainer = switched.prepare(switched.fixed - {"workers"}, **_options(switched, size))
     pad_id = getattr(trainer.task.validation_metric, "pad_id", None)
     trained, judged = Counter(), Counter()
     for counts, batches in ((trained, trainer.epoch(0)), (judged, trainer.task.validation())):
@@ -267,7 +268,7 @@ def _constant_accuracy(trainer: Trainer) -> float:
     return judged[trained.most_common(1)[0][0]] / judged.total()
 
 
-@experiment(small=[{"steps": 40}], cpu=[{"steps": 800}], big_gpu=[{"steps": 2000}])
+@experiment(small=[{"steps": 40}], cpu=[{"steps": 600}], big_gpu=[{"steps": 2000}])
 def metrics_cost(steps: int) -> list[Row]:
     """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one.
 
