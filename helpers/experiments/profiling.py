@@ -50,6 +50,7 @@ NOT_ON_CPU: dict[str, set[str]] = {"vit": {"fused_attention"}, "gpt": set()}
 # they are asked for again, unless the environment of the process says otherwise.
 KEPT_PAGES = "kept_pages"
 ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+FRESH = 4  # steps to settle in a new process
 TIMED = {"small": (1, 2), "cpu": (1, 3), "full": (5, 20)}  # steps of a block: to settle, timed
 DRAWN = 120  # operations of a drawn step, the longest
 PARTS = ("load", "forward", "loss", "backward", "optimizer", "metrics")  # of a step, as the trainer names them
@@ -184,7 +185,7 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
     targets: Counter = Counter()
     for name, chosen in ((fix, fixes), (SLOW, frozenset()), (fix, fixes)):
         if KEPT_PAGES in chosen:
-            done = in_fresh_process(_block, switched, chosen - {KEPT_PAGES}, size, environment=ENVIRONMENT)
+            done = in_fresh_process(_block, switched, chosen - {KEPT_PAGES}, size, FRESH, environment=ENVIRONMENT)
         else:
             done = _block(switched, chosen, size)
         samples, real, source, prepare_s = done
@@ -204,11 +205,12 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
     }
 
 
-def _block(pipeline: Switched, fixes: frozenset[str], size: str) -> tuple[list[float], int, str, float]:
+def _block(
+    pipeline: Switched, fixes: frozenset[str], size: str, settling: int = 0
+) -> tuple[list[float], int, str, float]:
     """Milliseconds of steps of an epoch, loading included, after some to settle; their real targets; about the task."""
-    workers = _workers(pipeline, fixes, size)
-    settling, timed = TIMED[size]
-    settling = max(settling, workers)
+    workers, (least, timed) = _workers(pipeline, fixes, size), TIMED[size]
+    settling = max(settling, least, workers)
     count = settling + max(timed, 4 * workers)
     options = _options(pipeline, size) | _within_an_epoch(pipeline, count, size)
     trainer = pipeline.prepare(fixes, **options)
