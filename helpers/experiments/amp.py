@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from helpers import train as training
 from helpers.amp import variants
+from helpers.amp.gradients import LOWEST, count_exponents, zero_share
 from helpers.lab import Comparison, bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB
@@ -206,9 +207,6 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
     return rows
 
 
-LOWEST, HIGHEST = -60, 20  # exponents that are told apart; fp16 ends at -24, with subnormal numbers
-
-
 @experiment(
     small=[{"task": "segmentation", "size": "small"}],
     cpu=[{"task": task, "size": "reduced"} for task in BOTH],
@@ -336,19 +334,6 @@ def _constant_accuracy(task: Task) -> float:
 
     validation = counts(task.validation())
     return float(validation[counts(task.batches(0, 0)).argmax()] / validation.sum())
-
-
-def count_exponents(values: Tensor) -> Tensor:
-    """Counts of values by exponent: at 0 the exact zeros, then LOWEST to HIGHEST. Nothing is read on the host."""
-    magnitude = values.detach().float().abs()
-    exponent = torch.frexp(magnitude).exponent - 1
-    bins = torch.where(magnitude == 0, 0, exponent.clamp(LOWEST, HIGHEST) - LOWEST + 1)
-    return torch.bincount(bins.flatten().long(), minlength=HIGHEST - LOWEST + 2)
-
-
-def zero_share(grads: list[Tensor]) -> Tensor:
-    """The share of all their values that is exactly zero."""
-    return sum((g == 0).sum() for g in grads) / sum(g.numel() for g in grads)
 
 
 def _bytes(held: Iterable[Tensor]) -> int:

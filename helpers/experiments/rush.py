@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.lab import Comparison, compare, device, experiment, in_fresh_process, peak_memory
 from helpers.lab.ceilings import copy
@@ -151,34 +151,11 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
         reason = missing_because(*fused_norms.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
         rows[name] = {"variant": name} | ({STATUS: f"not here: {reason}"} if reason else {})
         if not reason:
-            steps[name] = _decoder_step(x, layers, dtype, norm, optimizer)
+            steps[name] = fused_norms.decoder_step(x, layers, dtype, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
         rows[name] = _against(timed, name, "fp32") | {"peak_gib": peak_memory(step).added_bytes / GIB}
     return list(rows.values())
-
-
-def _decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
-    """A training step on x (B, T, C), which is also every layer's memory, with the mean square as the loss."""
-    torch.manual_seed(0)
-    width = x.shape[-1]
-    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
-    model = nn.ModuleList(blocks).to(device())
-    fused_norms.swap_norms(model, norm)
-    adamw = optimizers.build(optimizer, list(model.parameters()))
-
-    def step() -> Tensor:
-        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            hidden = x
-            for block in model:
-                hidden = block(hidden, x)
-        loss = hidden.float().square().mean()
-        loss.backward()
-        adamw.step()
-        adamw.zero_grad()
-        return loss.detach()
-
-    return step
 
 
 @experiment(

@@ -34,7 +34,7 @@ def _alone(stages: Sequence[str], seed: int) -> list[Row]:
 
 
 def _on_cpu() -> list[Row]:
-    """Compilation takes as long as a training here: it is measured with one seed, as are the stages alone."""
+    """The stages alone, and compilation, which takes longer than all the rest, are measured with one seed."""
     compiled = {"way": CUMULATIVE, "stage": COMPILED, "seed": SEEDS[0]}
     return [config for seed in SEEDS for config in _cumulative(ON_CPU[:-1], seed)] + [
         compiled,

@@ -16,7 +16,7 @@ from helpers.lab import device
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import missing_because
 
-from . import kernels
+from . import kernels, optimizers
 
 KINDS = ("layer", "rms")
 WRITTEN_OUT, COMPILED, TORCH, OURS = "torch operations", "torch.compile", "torch", "triton"
@@ -185,3 +185,26 @@ def _one_dimension(normalized_shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"normalized_shape must be one number, the width of the last dimension, not {normalized_shape}"
         )
+
+
+def decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
+    """A training step on x (B, T, C), which is also every layer's memory, with the mean square as the loss."""
+    torch.manual_seed(0)
+    width = x.shape[-1]
+    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
+    model = nn.ModuleList(blocks).to(device())
+    swap_norms(model, norm)
+    adamw = optimizers.build(optimizer, list(model.parameters()))
+
+    def step() -> Tensor:
+        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            hidden = x
+            for block in model:
+                hidden = block(hidden, x)
+        loss = hidden.float().square().mean()
+        loss.backward()
+        adamw.step()
+        adamw.zero_grad()
+        return loss.detach()
+
+    return step

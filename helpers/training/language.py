@@ -123,7 +123,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-4,
     },
 }
-MULTIPLE = 64  # a pack's length is a multiple of it, for the kernels of chapters 0 and 3
+MULTIPLE = {"cuda": 64, "cpu": 16}  # a pack's length is a multiple of it, for the kernels of chapters 0 and 3
 
 
 def language_task(
@@ -201,7 +201,8 @@ def switched_language_task(
         shape = sizes["shape"]["width_1024" not in slow]
         flash = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
         variant = packed_variant(device, dtype) if flash or device.type == "cpu" else "dense"
-        batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, MULTIPLE, **loading)
+        multiple = MULTIPLE[device.type]
+        batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, multiple, **loading)
     metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
     return Task(
         source=texts[0].source,

@@ -1,0 +1,27 @@
+"""Checks that judge any implementation of what the tasks ask for: the reader's, ours, torch's.
+
+    from helpers.lab import checks
+    checks.swiglu(MySwigluFunction)
+
+A check prints a line for each thing that must hold, with the figure that shows it, and raises nothing: what raises
+inside counts as failed, with its message. `check.passed` says whether all held. What isn't written yet (it raises
+`NotImplementedError`) is "not attempted". References are torch's own operations, gradcheck or brute force; the checks
+know nothing of the rest of this library. Each takes a second or a few.
+"""
+
+from .batching import batch_sampler, packed_attention, packing
+from .check import Check
+from .layers import profiler_times, swiglu
+from .precision import accumulated_step, autocast, grad_scaler
+
+__all__ = [
+    "Check",
+    "accumulated_step",
+    "autocast",
+    "batch_sampler",
+    "grad_scaler",
+    "packed_attention",
+    "packing",
+    "profiler_times",
+    "swiglu",
+]

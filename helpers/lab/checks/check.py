@@ -1,0 +1,51 @@
+"""What a check says: a line for each thing that must hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Check:
+    """What held and what didn't, a line each."""
+
+    name: str
+    lines: list[tuple[str, str]] = field(default_factory=list)  # (verdict, what it is about)
+    attempted: bool = True
+
+    @property
+    def passed(self) -> bool:
+        return self.attempted and all(verdict == "holds" for verdict, _ in self.lines)
+
+    def holds(self, about: str, test: Callable[[], Any]) -> None:
+        """One line. `test` returns whether it holds, or that and a figure; what it raises is told as a failure."""
+        if not self.attempted:
+            return
+        try:
+            result = test()
+        except NotImplementedError:
+            self.attempted = False
+            return
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0][:120]
+            self.lines.append(("FAILS", f"{about}: {type(error).__name__}: {said}"))
+            return
+        held, figure = result if isinstance(result, tuple) else (result, "")
+        self.lines.append(("holds" if held else "FAILS", f"{about}: {figure}" if figure else about))
+
+    def summary(self) -> str:
+        """One line without figures, the same on every machine."""
+        if not self.attempted:
+            return f"{self.name}: not attempted"
+        failed = [about.partition(":")[0] for verdict, about in self.lines if verdict == "FAILS"]
+        said = f"{self.name}: {len(self.lines) - len(failed)} of {len(self.lines)} checks hold"
+        return f"{said}; not: {'; '.join(failed)}" if failed else said
+
+    def __repr__(self) -> str:
+        if not self.attempted:
+            return f"{self.name}: not attempted"
+        return "\n".join([self.name, *(f"  {verdict}  {about}" for verdict, about in self.lines)])
+
+
+def name_of(implementation: Any) -> str:
+    return getattr(implementation, "__name__", type(implementation).__name__)

@@ -1,0 +1,110 @@
+"""Checks of a layer's gradients and saved tensors, and of a profiler's times by module."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.lab.memory import saved_bytes
+from helpers.lab.timing import relative_error
+
+from .check import Check, name_of
+
+
+def swiglu(function: Any, levels: Sequence[int] = (0, 1), tolerance: float = 1e-4) -> Check:
+    """A `torch.autograd.Function` (or a callable) of (x, W, V, U, level), against autograd of the plain formula.
+
+    W and V are (d, I), U is (I, d). Level 0 may save xW, SiLU(xW) and xV, level 1 nothing but x; other levels are
+    checked for their output and gradients.
+    """
+    check = Check(name_of(function))
+    apply = getattr(function, "apply", function)
+    d, intermediate = 12, 40
+    shapes = ((d, intermediate), (d, intermediate), (intermediate, d))
+
+    def inputs(dtype: torch.dtype, *leading: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = ((*leading, d), *shapes)
+        return [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in sizes]
+
+    def plain(x: Tensor, W: Tensor, V: Tensor, U: Tensor) -> Tensor:
+        return (F.silu(x @ W) * (x @ V)) @ U
+
+    def output(level: int) -> tuple[bool, str]:
+        tensors = inputs(torch.float32, 3, 7)
+        error = relative_error(apply(*tensors, level), plain(*tensors))
+        return error <= tolerance, f"relative error {error:.1e}"
+
+    def gradient(level: int, place: int) -> tuple[bool, str]:
+        tensors = inputs(torch.float32, 3, 7)
+        l = torch.randn(3, 7, d, generator=torch.Generator().manual_seed(1))
+        found, expected = (torch.autograd.grad(y, tensors, l)[place] for y in (apply(*tensors, level), plain(*tensors)))
+        error = relative_error(found, expected)
+        return error <= tolerance, f"relative error {error:.1e}"
+
+    def derivatives(level: int) -> bool:
+        return torch.autograd.gradcheck(lambda *tensors: apply(*tensors, level), inputs(torch.float64, 2))
+
+    def saved(level: int, allowed: int) -> tuple[bool, str]:
+        x, *weights = inputs(torch.float32, 50)
+        found = saved_bytes(lambda: apply(x, *weights, level), without=weights)
+        return found <= allowed, f"{found:,} bytes, at most {allowed:,}"
+
+    for level in levels:
+        check.holds(f"level {level}: the output is (SiLU(xW) ⊙ xV) U, for x (3, 7, d)", partial(output, level))
+        for place, name in enumerate("xWVU"):
+            check.holds(f"level {level}: the gradient of {name} is autograd's", partial(gradient, level, place))
+        if tolerance <= 1e-4:
+            check.holds(f"level {level}: gradcheck in fp64", partial(derivatives, level))
+        if level < 2:
+            what, tensors_of_xW = (("x, xW, SiLU(xW), xV", 3), ("x alone", 0))[level]
+            check.holds(
+                f"level {level} saves {what}", partial(saved, level, 50 * (d + tensors_of_xW * intermediate) * 4)
+            )
+    return check
+
+
+class _Spin(nn.Module):
+    """Takes so many milliseconds, forward."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.ms = ms
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = time.perf_counter() + self.ms / 1e3
+        while time.perf_counter() < end:
+            pass
+        return x
+
+
+def profiler_times(measure: Callable[[nn.Module, Callable[[], Any]], Mapping[str, float]]) -> Check:
+    """A function of (model, step) that runs a training step some times: milliseconds of forward by module name."""
+    check = Check(name_of(measure))
+    model = nn.Sequential(nn.Linear(1, 1))
+    for name, ms in (("short", 2.0), ("long", 6.0)):
+        model.add_module(name, nn.Sequential(_Spin(ms / 2), _Spin(ms / 2)))
+    times: dict[str, float] = {}
+
+    def known() -> tuple[bool, str]:
+        for _ in range(3):  # another process may take the core for a while
+            times.update(measure(model, lambda: model(torch.zeros(1, 1)).sum().backward()))
+            short, long = times["short"], times["long"]
+            if held := max(abs(short / 2 - 1), abs(long / 6 - 1)) <= 0.15:
+                break
+        return held, f"{short:.2f} ms of 2, {long:.2f} ms of 6"
+
+    def nested() -> tuple[bool, str]:
+        inner = times["long.0"] + times["long.1"]
+        return inner <= times["long"] * 1.05, f"{inner:.2f} ms in {times['long']:.2f}"
+
+    check.holds("modules take the time that they are known to take", known)
+    if times:
+        check.holds("what lies inside takes no longer than what lies around it", nested)
+        hooks = [hook for m in model.modules() for hook in (*m._forward_hooks, *m._forward_pre_hooks)]
+        check.holds("no hook is left behind", lambda: not hooks)
+    return check
