@@ -92,7 +92,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "dropout": 0.0,
         "batch_size": 6,
         "workers": 0,  # a worker would take a core from the training
-        "learning_rate": 3e-3,
+        "learning_rate": 2e-3,
     },
     "cpu": {
         "samples": 512,
