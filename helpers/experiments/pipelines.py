@@ -143,8 +143,7 @@ def forgetting(data: str, variant: str, share: float, budget: str, seed: int) ->
     """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    row = selection.measure_selection(data, variant, share, seed, budget=budget)
-    return _without(row, "data", "variant", "share", "budget", "seed")
+    return selection.measure_selection(data, variant, share, seed, budget=budget)
 
 
 @experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
@@ -152,7 +151,7 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
     """Histogram of forgetting counts."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    return [_without(row, "data", "seed") for row in selection.distribution(data, seed)]
+    return selection.distribution(data, seed)
 
 
 @experiment(
@@ -162,12 +161,13 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
         for seed in range(5)
         for variant in (selection.MOST, selection.RANDOM)
     ],
+    version=2,
 )
 def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
     if reason := missing_because(*selection.needs(data)):
         return {STATUS: reason}
-    return _without(selection.measure_noise(data, variant, wrong, seed), "data", "variant", "seed")
+    return selection.measure_selection(data, variant, wrong, seed, wrong=wrong)
 
 
 # Compilers copy the text of `strings` at each turn: 10⁵ turns take numba a second.
@@ -179,14 +179,14 @@ LOOP_SIZES = {
 @experiment(
     small=[{"program": "forgetting", "size": 1000}],
     cpu=[{"program": program, "size": size} for program, sizes in LOOP_SIZES.items() for size in sizes],
+    version=2,
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by compilers, compile time separately, and the size from which compiling pays."""
-    rows = python_speed.measure_jit(program, size, seconds=0.02 if size <= 1000 else python_speed.SECONDS)
-    return [_without(row, "program", "size") for row in rows]
+    return python_speed.measure_jit(program, size, rounds=20 if size > 10**4 else 200)
 
 
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])
 def process_start(exponent: int) -> list[Row]:
     """The parts of a single timing of a process: start, import, loop."""
-    return python_speed.process_start(exponent, repeat=3 if exponent == 2 else python_speed.REPEAT)
+    return python_speed.process_start(exponent, repeat=3 if exponent == 2 else 20)

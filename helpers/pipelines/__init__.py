@@ -4,7 +4,7 @@ formats/, format_speed    samples on disk in five formats: writing, reading, sha
 samples, decoders         generated JPEGs and texts; JPEG decoding by several libraries
 loader, metric_cost       idle time of the device because of the loader, and because of metrics
 forgetting, selection     which samples a network forgets; accuracy after leaving some out
-jit, jit_loops            Python loops by interpreters and compilers
+jit                       Python loops by the interpreter, numba and numpy
 """
 
 from .forgetting import ForgettingTracker

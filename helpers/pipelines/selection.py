@@ -5,7 +5,7 @@ network, from another seed, is trained on the rest; its lost accuracy is against
 samples. The same number of epochs on fewer samples has fewer steps; with `budget="steps"` the number of steps is that
 for all samples.
 
-The data are scikit-learn's digits, drawn garments, or a folder of photos. They are pooled and split by seed, so that
+The data are scikit-learn's digits or drawn garments. They are pooled and split by seed, so that
 results can be averaged over seeds, as a test set has only a few hundred samples. All data is on the device: 0.3 MB of
 digits, 94 MB of 8,000 garments. A training on digits has 570 steps, about a second of one core; on garments 1,250
 steps, about 20 s. Results are reproducible on a machine by the seed: orders are drawn on the CPU, and cuDNN uses
@@ -19,7 +19,6 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,39 +74,44 @@ class Trained:
     steps: int
 
 
-def needs(data: str | Path) -> tuple[str, ...]:
+def needs(data: str) -> tuple[str, ...]:
     """The packages that this data needs."""
-    return ("scikit-learn",) if str(data) == DIGITS else ("pillow",)
+    return ("scikit-learn",) if data == DIGITS else ("pillow",)
 
 
 def measure_selection(
-    data: str | Path, variant: str, share: float, seed: int = 0, *, budget: str = "epochs", epochs: int | None = None
+    data: str,
+    variant: str,
+    share: float,
+    seed: int = 0,
+    *,
+    budget: str = "epochs",
+    wrong: float = 0.0,
+    epochs: int | None = None,
 ) -> dict[str, Any]:
     """Test accuracy after leaving out a `share` of the training samples, selected by `variant`; one row.
 
-    `data` is "digits", "garments" or a folder of photos. `seed` determines the split, both trainings and the random
-    selection. `lost_points` is against the same network trained on all samples; negative if leaving out helped. The
-    first call for (data, seed) costs two more trainings, which later calls reuse.
+    `seed` determines the split, both trainings and the random selection. `lost_points` is against the same network
+    trained on all samples; negative if leaving out helped. A share `wrong` of the training labels is changed first, and
+    `wrong_share` is the share of wrong labels among the samples left out. The first call for (data, seed) costs two
+    more trainings, which later calls reuse.
     """
     check_choice(VARIANTS, variant=variant)
     check_choice(BUDGETS, budget=budget)
-    if not 0 <= share < 1:
-        raise ValueError(f"share is {share!r}; it must be 0 or more and below 1")
+    for name, value in (("share", share), ("wrong", wrong)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is {value}; it must be 0 or more and below 1")
     recipe = _recipe(data, epochs)
-    parts, _ = _parts(str(data), seed)
-    tracker = _tracked(str(data), seed, recipe)
-    baseline = _on_everything(str(data), seed, recipe)
+    parts, mask = _parts(data, seed, wrong)
+    tracker = _tracked(data, seed, recipe, wrong)
+    baseline = _on_everything(data, seed, recipe, wrong)
     kept = selected(tracker, variant, share, seed)
     steps = baseline.steps if budget == "steps" else None
     trained = train(parts, recipe, derived(seed, "second training"), kept=kept, steps=steps) if share else baseline
     return {
-        "data": str(data),
-        "variant": variant,
-        "share": share,
-        "seed": seed,
-        "budget": budget,
         "test_accuracy": trained.accuracy,
         "lost_points": 100 * (baseline.accuracy - trained.accuracy),
+        "wrong_share": int(mask.sum() - mask[kept].sum()) / max(len(parts) - len(kept), 1),
         "samples": len(parts),
         "samples_kept": len(kept),
         "test_samples": len(parts.test_labels),
@@ -119,51 +123,14 @@ def measure_selection(
     }
 
 
-def distribution(data: str | Path, seed: int = 0, *, epochs: int | None = None) -> list[dict[str, Any]]:
+def distribution(data: str, seed: int = 0, *, epochs: int | None = None) -> list[dict[str, Any]]:
     """Histogram of forgetting: a row for each count, and one for samples that were never learned."""
-    tracker = _tracked(str(data), seed, _recipe(data, epochs))
+    tracker = _tracked(data, seed, _recipe(data, epochs))
     learned = tracker.learned()
     sizes = torch.bincount(tracker.counts()[learned]).tolist()
     rows = [{"forgotten": str(times), "samples": size} for times, size in enumerate(sizes)]
     rows.append({"forgotten": "never learned", "samples": int((~learned).sum())})
-    config = {"data": str(data), "seed": seed}
-    return [config | row | {"share": row["samples"] / len(learned)} for row in rows]
-
-
-def measure_noise(
-    data: str | Path, variant: str, noise: float = 0.1, seed: int = 0, *, epochs: int | None = None
-) -> dict[str, Any]:
-    """Whether forgetting finds wrong labels: a share `noise` of the training labels is wrong, and as many are left out.
-
-    `precision` is the share of wrong labels among the samples left out; a random selection has `noise`.
-    `test_accuracy` is that of a new network trained on the rest, `noisy_accuracy` of the same network trained on all.
-    """
-    check_choice(VARIANTS, variant=variant)
-    if not 0 < noise < 1:
-        raise ValueError(f"noise is {noise!r}; it must be above 0 and below 1")
-    recipe = _recipe(data, epochs)
-    parts, wrong = _parts(str(data), seed, noise)
-    tracker = _tracked(str(data), seed, recipe, noise)
-    share = float(wrong.sum()) / len(wrong)
-    kept = selected(tracker, variant, share, seed)
-    baseline = _on_everything(str(data), seed, recipe, noise)
-    trained = train(parts, recipe, derived(seed, "second training"), kept=kept)
-    removed = int(wrong.sum() - wrong[kept].sum())
-    return {
-        "data": str(data),
-        "variant": variant,
-        "noise": share,
-        "seed": seed,
-        "precision": removed / max(len(parts) - len(kept), 1),
-        "test_accuracy": trained.accuracy,
-        "noisy_accuracy": baseline.accuracy,
-        "gained_points": 100 * (trained.accuracy - baseline.accuracy),
-        "samples": len(parts),
-        "samples_kept": len(kept),
-        "train_s": trained.seconds,
-        "epochs": recipe.epochs,
-        "source": parts.source,
-    }
+    return [row | {"share": row["samples"] / len(learned)} for row in rows]
 
 
 def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) -> Tensor:
@@ -189,12 +156,9 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(derived(seed, purpose))
 
 
-def split(data: str | Path, seed: int, device: torch.device) -> Split:
-    """Training and test data of "digits", "garments" or a folder of photos; `seed` determines the split.
-
-    The first call draws garments into the cache, about 4 ms of a core each, or decodes the folder of photos.
-    """
-    images, labels, source = _pool(str(data))
+def split(data: str, seed: int, device: torch.device) -> Split:
+    """Training and test data; `seed` determines the split. Garments are drawn once into the cache, 4 ms each."""
+    images, labels, source = _pool(data)
     shuffled = torch.randperm(len(labels), generator=generator(seed, "split"))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     for_test = torch.zeros(len(labels), dtype=torch.bool)
@@ -312,8 +276,7 @@ def _parts(data: str, seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
 @functools.lru_cache(maxsize=2)
 def _pool(data: str) -> tuple[Tensor, Tensor, str]:
     """All images (N, C, H, W) uint8 and labels (N,) on the CPU, and a description."""
-    if data not in (DIGITS, GARMENTS) and not Path(data).is_dir():
-        raise ValueError(f"data is {data!r}; it must be {DIGITS!r}, {GARMENTS!r} or a folder of photos")
+    check_choice((DIGITS, GARMENTS), data=data)
     if reason := missing_because(*needs(data)):
         raise ModuleNotFoundError(reason)
     if data == DIGITS:
@@ -322,24 +285,17 @@ def _pool(data: str) -> tuple[Tensor, Tensor, str]:
         digits = load_digits()
         images = torch.from_numpy(digits.images).to(torch.uint8)[:, None]
         return images, torch.from_numpy(digits.target).long(), "digits of scikit-learn, 8×8"
-    return _photos(None if data == GARMENTS else data)
-
-
-def _photos(folder: str | None) -> tuple[Tensor, Tensor, str]:
     from helpers.pictures import decode_photos, photo_files
 
-    # Drawn larger than SIDE and resized, as photos are.
-    parts = photo_files(size=(48, 48), **GARMENT_COUNTS) if folder is None else photo_files(folder)
-    images, labels = [], []
-    for part in parts:
-        decoded = decode_photos(part, SIDE)
-        images.append(decoded.pixels[decoded.usable].permute(0, 3, 1, 2))  # (n, H, W, C) -> (n, C, H, W)
-        labels.append(torch.from_numpy(part.labels[decoded.usable]))
+    parts = photo_files(size=(48, 48), **GARMENT_COUNTS)  # drawn larger than SIDE and resized, as photos are
+    decoded = [decode_photos(part, SIDE) for part in parts]
+    images = [each.pixels[each.usable].permute(0, 3, 1, 2) for each in decoded]  # (n, H, W, C) -> (n, C, H, W)
+    labels = [torch.from_numpy(part.labels[each.usable]) for part, each in zip(parts, decoded, strict=True)]
     return torch.cat(images), torch.cat(labels), f"{parts[0].source}, as {SIDE}×{SIDE}"
 
 
-def _recipe(data: str | Path, epochs: int | None) -> Recipe:
-    recipe = ON_DIGITS if str(data) == DIGITS else ON_PHOTOS
+def _recipe(data: str, epochs: int | None) -> Recipe:
+    recipe = ON_DIGITS if data == DIGITS else ON_PHOTOS
     if epochs is None:
         return recipe
     check_positive(epochs=epochs)
