@@ -71,6 +71,7 @@ def measure_format(
     cold: bool = False,
     *,
     repeats: int = 3,
+    search: bool = True,
     folder: str | None = None,
 ) -> dict:
     """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
@@ -79,7 +80,7 @@ def measure_format(
     epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
     its status says so. Data is written to a temporary folder in `folder`.
 
-    `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a random 1 %;
+    With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a random 1 %;
     `find_s` to open the data set and find the samples of a label.
     """
     check_choice(SUFFIXES, kind=kind)
@@ -105,6 +106,9 @@ def measure_format(
     speed = count / np.percentile(seconds, [50, 80, 20])  # the 80th percentile of time is the 20th of speed
     row |= dict(zip(("samples_per_s", "samples_per_s_p20", "samples_per_s_p80"), speed.tolist(), strict=True))
     row |= {"mb_per_s": float(speed[0]) * data.touched[1] / count / 1e6, "n": repeats, "cache": cache}
+
+    if not search:
+        return row
 
     def once(run: Callable[[], object]) -> float:
         reader.close()
