@@ -13,8 +13,8 @@ from helpers.pipelines import loader as loops
 COLD, WARM = "cold", "warm"
 
 
-PLAIN = {"where": "simulated", "step_ms": 20.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
-SIMULATED = [PLAIN | {"step_ms": step, "workers": workers} for step in (20.0, 50.0) for workers in (0, 1, 2, 4)]
+PLAIN = {"where": "simulated", "step_ms": 10.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
+SIMULATED = [PLAIN | {"step_ms": step, "workers": workers} for step in (10.0, 30.0) for workers in (0, 1, 2, 4)]
 SIMULATED += [PLAIN | {"workers": 2, "prefetch": 8}]
 SIMULATED += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
 TRAINED = [PLAIN | {"where": "cpu", "step_ms": None, "workers": workers} for workers in (0, 2)]

@@ -8,7 +8,7 @@ resized to a smaller one afterwards.
 
 For a broken file some libraries return None, or grey pixels where data is missing. `decode` checks the first and last
 bytes itself (some µs), and raises `ImageError`, which names the library and the fault. It doesn't detect a hole in the
-middle: simplejpeg and PyTurboJPEG raise, Pillow and OpenCV return pixels (`faults` lists all cases).
+middle: simplejpeg raises, Pillow and OpenCV return pixels (`faults` lists all cases).
 """
 
 import functools
@@ -192,21 +192,6 @@ def _simplejpeg(data: bytes) -> np.ndarray:
     return simplejpeg.decode_jpeg(data, colorspace="RGB")  # strict, so that a warning of libjpeg's is an error
 
 
-def _pyturbojpeg(data: bytes) -> np.ndarray:
-    from turbojpeg import TJPF_RGB
-
-    decoder, strict = _turbojpeg()
-    return decoder.decode(data, pixel_format=TJPF_RGB, flags=strict)
-
-
-@functools.cache
-def _turbojpeg() -> tuple[Any, int]:
-    """The library's handle, and the flag that turns its warnings into errors."""
-    import turbojpeg
-
-    return turbojpeg.TurboJPEG(), getattr(turbojpeg, "TJFLAG_STOPONWARNING", 0)
-
-
 def _torchvision(images: Sequence[bytes], where: str) -> list[Tensor]:
     """Tensors (3, H, W). On CUDA all images go to nvJPEG at once, which is what it is fast at."""
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -226,7 +211,6 @@ VARIANTS: dict[str, Decoder] = {
     "Pillow, draft at half size": Decoder(_each(functools.partial(_pillow, scale=2)), ("pillow",), scale=2),
     "OpenCV": Decoder(_each(_opencv), ("opencv-python-headless",)),
     "simplejpeg": Decoder(_each(_simplejpeg), ("simplejpeg",)),
-    "PyTurboJPEG": Decoder(_each(_pyturbojpeg), ("PyTurboJPEG", "libturbojpeg")),
     "torchvision": Decoder(functools.partial(_torchvision, where="cpu"), ("torchvision",)),
     "nvJPEG": Decoder(functools.partial(_torchvision, where="cuda"), ("CUDA", "torchvision")),
 }

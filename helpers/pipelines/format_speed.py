@@ -80,8 +80,8 @@ def measure_format(
     epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
     its status says so. Data is written to a temporary folder in `folder`.
 
-    With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a random 1 %;
-    `find_s` to open the data set and find the samples of a label.
+    With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a
+    random 1 %; `find_s` to open the data set and find the samples of a label.
     """
     check_choice(SUFFIXES, kind=kind)
     check_choice(VARIANTS, format=format)

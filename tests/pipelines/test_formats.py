@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from helpers.lab.machine import missing_because
-from helpers.pipelines.formats import FORMATS, ORDERS, Permutation, Sample, Stream, collate, shard, shuffled
+from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate, shard, shuffled
 from helpers.pipelines.formats import stream as module_of_stream
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
@@ -127,7 +127,7 @@ def test_a_reader_finds_labels_counts_from_the_end_too_and_survives_pickle_with_
 def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
     reader = FORMATS[name].open_(folders[name])
     reader[0], reader[52]
-    loader = DataLoader(reader, 8, num_workers=2, collate_fn=collate, sampler=Permutation(53, seed=3))
+    loader = DataLoader(reader, 8, num_workers=2, collate_fn=collate, shuffle=True)
     batches = list(loader)
     assert Counter(key for batch in batches for key in batch.keys) == Counter(sample.key for sample in numbers(53))
     assert all((batch.labels.numpy() == [int(key[1:]) % 5 for key in batch.keys]).all() for batch in batches)
@@ -198,24 +198,6 @@ def test_a_shuffled_stream_takes_shards_in_another_order(folders):
     stream = Stream(reader, "shuffled", buffer=1, seed=4)
     tens = [int(sample.key[1:]) // 10 for sample in stream]
     assert tens != sorted(tens) and sorted(tens) == [place // 10 for place in range(53)]
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_permutation_is_all_places_once_over_its_ranks(ranks):
-    places = [place for rank in range(ranks) for place in Permutation(20, seed=2, rank=rank, ranks=ranks)]
-    assert sorted(places) == list(range(20)) != places
-    first = Permutation(20, seed=2)
-    again, later = list(first), first.set_epoch(1) or list(first)
-    assert again != later
-
-
-def test_every_order_of_a_permutation_is_as_likely_as_another():
-    seen = Counter()
-    sampler = Permutation(3)
-    for epoch in range(1200):
-        sampler.set_epoch(epoch)
-        seen[tuple(sampler)] += 1
-    assert len(seen) == 6 and all(150 < count < 250 for count in seen.values())
 
 
 @pytest.mark.parametrize("name", HERE)

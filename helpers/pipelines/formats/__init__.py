@@ -21,7 +21,7 @@ from types import ModuleType
 
 from . import ffcv, files, mapped, tfrecord, webdataset
 from .dataset import Fault, FormatError, Reader, Sample, decode
-from .stream import ORDERS, Batch, Permutation, Stream, collate, shard, shuffled, whole
+from .stream import ORDERS, Batch, Stream, collate, shard, shuffled, whole
 
 FORMATS: dict[str, ModuleType] = {
     "files": files,
@@ -37,7 +37,6 @@ __all__ = [
     "Batch",
     "Fault",
     "FormatError",
-    "Permutation",
     "Reader",
     "Sample",
     "Stream",

@@ -3,7 +3,7 @@
     reader = mapped.open_(folder, faults="skip", check_image=True)
     reader[3]                                   # Sample(key, label, data), or a Fault
     for item in reader.stream(): ...            # every position in order
-    DataLoader(reader, batch_size=64, sampler=Permutation(len(reader)), num_workers=4, collate_fn=collate)
+    DataLoader(reader, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)
 
 An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays of a
 data set have one dtype.

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from helpers.lab.arguments import check_choice, check_positive
 
@@ -81,27 +81,6 @@ class Stream(IterableDataset):
         if self.transform is None:
             return iter(items)
         return (item if isinstance(item, Fault) else self.transform(item) for item in items)
-
-
-class Permutation(Sampler):
-    """An epoch's positions as a uniformly random permutation, for reading by position; 8 bytes a sample.
-
-    Ranks share one order, which depends on seed and epoch. Their shares differ by at most one position.
-    """
-
-    def __init__(self, count: int, seed: int = 0, *, rank: int | None = None, ranks: int | None = None) -> None:
-        self.count, self.seed, self.epoch = count, seed, 0
-        self.rank, self.ranks = _distributed(rank, ranks)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, shard([range(self.count)], self.rank, self.ranks)))
-
-    def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
-        return (int(position) for piece in shard([order], self.rank, self.ranks) for position in piece)
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
