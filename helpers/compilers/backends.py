@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from helpers.lab import machine
 from helpers.lab.arguments import check_choice
-from helpers.lab.timing import TOLERANCE, synchronize, tensors
+from helpers.lab.timing import TOLERANCE, synchronize
 
 from . import runtimes
 from .messages import failures_named
@@ -51,10 +51,10 @@ SAME_SUMS, FOLDED, TACTICS = 1e-5, 1e-4, 1e-3
 class Backend:
     """How a backend is prepared, its tolerance against eager in fp32 as ‖a − b‖ / ‖b‖, and its requirements.
 
-    `prepare(model, example, folder, tf32)` returns a function of inputs. `needs` are those of `lab.machine`.
+    `prepare(model, example, folder)` returns a function of inputs. `needs` are those of `lab.machine`.
     """
 
-    prepare: Callable[[nn.Module, Example, Path, bool], Run]
+    prepare: Callable[[nn.Module, Example, Path], Run]
     tolerance: float
     needs: tuple[str, ...] = ()
     needs_on_cuda: tuple[str, ...] = ()  # additional requirements on CUDA
@@ -72,35 +72,35 @@ def _channels_last(model: nn.Module) -> Run:
     return lambda images: model(images.contiguous(memory_format=torch.channels_last))
 
 
-def _inductor(prepare: Callable[[nn.Module, Example, Path, bool], Run], *needs: str) -> Backend:
+def _inductor(prepare: Callable[[nn.Module, Example, Path], Run], *needs: str) -> Backend:
     """An Inductor backend. C++ code for CPUs and Triton's kernel launchers are both compiled against Python.h."""
     return Backend(prepare, SAME_SUMS, (*needs, "C++ compiler", "Python.h"), ("triton",), by_inductor=True)
 
 
 BACKENDS: dict[str, Backend] = {
-    EAGER: Backend(lambda model, example, folder, tf32: model, SAME_SUMS),
-    CHANNELS_LAST: Backend(lambda model, example, folder, tf32: _channels_last(model), SAME_SUMS, pictures_only=True),
-    TRACE: Backend(lambda model, example, folder, tf32: runtimes.frozen(runtimes.traced(model, example)), FOLDED),
-    SCRIPT: Backend(lambda model, example, folder, tf32: runtimes.frozen(runtimes.scripted(model)), FOLDED),
-    COMPILE: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model)),
+    EAGER: Backend(lambda model, example, folder: model, SAME_SUMS),
+    CHANNELS_LAST: Backend(lambda model, example, folder: _channels_last(model), SAME_SUMS, pictures_only=True),
+    TRACE: Backend(lambda model, example, folder: runtimes.frozen(runtimes.traced(model, example)), FOLDED),
+    SCRIPT: Backend(lambda model, example, folder: runtimes.frozen(runtimes.scripted(model)), FOLDED),
+    COMPILE: _inductor(lambda model, example, folder: runtimes.compiled(model)),
     # It records CUDA graphs; on a CPU it is the same as the default mode.
-    OVERHEAD: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
-    AUTOTUNE: _inductor(lambda model, example, folder, tf32: runtimes.compiled(model, "max-autotune")),
-    AOT: _inductor(lambda model, example, folder, tf32: runtimes.ahead_of_time(model, example, folder)),
+    OVERHEAD: _inductor(lambda model, example, folder: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
+    AUTOTUNE: _inductor(lambda model, example, folder: runtimes.compiled(model, "max-autotune")),
+    AOT: _inductor(lambda model, example, folder: runtimes.ahead_of_time(model, example, folder)),
     ONNX: Backend(
-        lambda model, example, folder, tf32: runtimes.onnx_session(model, example, folder, tf32=tf32),
+        lambda model, example, folder: runtimes.onnx_session(model, example, folder),
         FOLDED,
         needs_on_cuda=("onnxruntime-gpu",),
         packages=("onnx", "onnxscript", "onnxruntime"),
     ),
     OPENVINO: Backend(
-        lambda model, example, folder, tf32: runtimes.openvino_request(model, example, folder),
+        lambda model, example, folder: runtimes.openvino_request(model, example, folder),
         FOLDED,
         needs=("CPU",),
         packages=("onnx", "onnxscript", "openvino"),
     ),
     TENSORRT: Backend(
-        lambda model, example, folder, tf32: runtimes.tensorrt_engine(model, example, folder, tf32=tf32),
+        lambda model, example, folder: runtimes.tensorrt_engine(model, example, folder),
         TACTICS,
         needs=("CUDA",),
         packages=(runtimes.TORCH_TENSORRT,),
@@ -119,18 +119,18 @@ def missing_because(backend: str, device: torch.device | None = None) -> str:
     return reason
 
 
-def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str, *, tf32: bool = False) -> Run:
+def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
     """A function of inputs with the example's shapes; just-in-time compilers compile only in its first calls.
 
-    `folder` receives the files that a backend writes, and must outlive the function. `tf32` is for runtimes that ignore
-    torch's settings. Raises `ExportFailed`, or a ValueError with the reason of `missing_because`.
+    `folder` receives the files that a backend writes, and must outlive the function. Raises `ExportFailed`, or a
+    ValueError with the reason of `missing_because`.
     """
     if reason := missing_because(backend, example[0].device):
         raise ValueError(f"{backend}: {reason}")
     chosen = _named(backend)
     if chosen.pictures_only and example[0].dim() != 4:
         raise ValueError(f"{backend} takes pictures (B, C, H, W); the input has shape {tuple(example[0].shape)}")
-    fn = chosen.prepare(model, example, Path(folder), tf32)
+    fn = chosen.prepare(model, example, Path(folder))
 
     def run(*inputs: Tensor) -> Any:
         with torch.inference_mode():
@@ -139,12 +139,10 @@ def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str
     return run
 
 
-def build(
-    backend: str, model: nn.Module, example: Example, folder: Path | str, *, tf32: bool = False, cold: bool = True
-) -> Run:
+def build(backend: str, model: nn.Module, example: Example, folder: Path | str, *, cold: bool = True) -> Run:
     """`prepare`, and the first calls, so that all compilation is done, from an empty cache if `cold`."""
     with compile_cache(backend, folder, cold):
-        run = prepare(backend, model, example, folder, tf32=tf32)
+        run = prepare(backend, model, example, folder)
         with first_runs(backend):
             for _ in range(FIRST_RUNS):
                 run(*example)
@@ -176,19 +174,9 @@ def start(backend: str) -> None:
             runtimes.start_inductor()
 
 
-def agree_within(backend: str, dtype: torch.dtype, *, tf32: bool = False) -> float:
-    """A backend's tolerance against eager: its own in fp32, at least the dtype's in other precisions.
-
-    TF32 has as many mantissa bits as fp16, and the same tolerance.
-    """
-    least = TOLERANCE[torch.float16] if tf32 and dtype == torch.float32 else 0.0
-    return max(_named(backend).tolerance, least if dtype == torch.float32 else TOLERANCE[dtype])
-
-
-def largest_difference(outputs: Any, reference: Any) -> float:
-    """The largest absolute difference of two results, over all of their tensors."""
-    pairs = zip(tensors(outputs), tensors(reference), strict=True)
-    return max(float((ours.double() - theirs.double()).abs().max()) for ours, theirs in pairs)
+def agree_within(backend: str, dtype: torch.dtype) -> float:
+    """A backend's tolerance against eager: its own in fp32, at least the dtype's in other precisions."""
+    return max(_named(backend).tolerance, 0.0 if dtype == torch.float32 else TOLERANCE[dtype])
 
 
 def version(backend: str) -> str:

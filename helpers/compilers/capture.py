@@ -1,9 +1,9 @@
-"""Capturing a graph of a Python function: eight variants behind one signature, and what each captured, as text.
+"""Capturing a graph of a Python function: six variants behind one signature, and what each captured, as text.
 
     captured = VARIANTS["torch.jit.trace"](fn, example)
     captured(*other)
-    print(show("torch.compile", fn, x))             # every graph that Dynamo broke the function into
-    print(show("torch.compile, inductor", fn, x))   # C++ on the CPU, Triton on a GPU
+    print(show("Dynamo", fn, x))          # every graph that Dynamo broke the function into
+    print(show("torch.compile", fn, x))   # C++ on the CPU, Triton on a GPU
 
 A tracer runs the function and records its operations; TorchScript's `script` compiles its source; fx runs it on proxies
 without values; Dynamo analyses its bytecode, guards its assumptions, and leaves unsupported code to Python (a graph
@@ -32,16 +32,14 @@ Function = Callable[..., Any]
 Example = tuple[Any, ...]
 
 TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_trace"
-COMPILE, FULLGRAPH, INDUCTOR = "torch.compile", "torch.compile, fullgraph", "torch.compile, inductor"
-EXPORT, STRICT, REPAIRED = "torch.export", "torch.export, strict", "torch.export, repaired"
-BY_DYNAMO = (COMPILE, FULLGRAPH, INDUCTOR)
+# Dynamo: torch.compile(backend="eager"), whose graphs are run by torch's own operations: only the capture can be wrong.
+DYNAMO, INDUCTOR = "Dynamo", "torch.compile"
+EXPORT, REPAIRED = "torch.export", "torch.export, repaired"
 
 
-def exported(
-    fn: Function, example: Example, *, strict: bool = False, dynamic: tuple[Any, ...] | None = None
-) -> torch.export.ExportedProgram:
+def exported(fn: Function, example: Example, *, dynamic: tuple[Any, ...] | None = None) -> torch.export.ExportedProgram:
     """torch.export of a function or a module; `dynamic` are its dynamic_shapes, one entry an argument."""
-    return torch.export.export(as_module(fn), example, strict=strict, dynamic_shapes=dynamic)
+    return torch.export.export(as_module(fn), example, dynamic_shapes=dynamic)
 
 
 def as_module(fn: Function) -> nn.Module:
@@ -58,17 +56,14 @@ def as_module(fn: Function) -> nn.Module:
     return module
 
 
-# torch.compile captures at its first call, and again when a guard fails; the others once, here. With the backend
-# "eager" graphs are run by torch's own operations, so that only the capture can be wrong.
+# torch.compile captures at its first call, and again when a guard fails; the others once, here.
 VARIANTS: dict[str, Callable[[Function, Example], Function]] = {
     TRACE: lambda fn, example: torch.jit.trace(fn, example),
     SCRIPT: lambda fn, example: torch.jit.script(fn),
     FX: lambda fn, example: torch.fx.symbolic_trace(fn),
-    COMPILE: lambda fn, example: torch.compile(fn, backend="eager"),
-    FULLGRAPH: lambda fn, example: torch.compile(fn, backend="eager", fullgraph=True),
+    DYNAMO: lambda fn, example: torch.compile(fn, backend="eager"),
     INDUCTOR: lambda fn, example: torch.compile(fn),
     EXPORT: lambda fn, example: exported(fn, example).module(),
-    STRICT: lambda fn, example: exported(fn, example, strict=True).module(),
 }
 
 
@@ -99,11 +94,20 @@ def isolated() -> Iterator[None]:
 
 
 def forget_compiled() -> None:
-    """Clear torch.compile's cache and compilation metrics in this process."""
-    from torch._dynamo.utils import clear_compilation_metrics
+    """Clear torch.compile's cache, compilation metrics and counters in this process."""
+    from torch._dynamo.utils import clear_compilation_metrics, counters
 
     torch._dynamo.reset()
     clear_compilation_metrics()
+    counters.clear()
+
+
+def dynamo_counts() -> tuple[list[str], list[str]]:
+    """The reasons of Dynamo's graph breaks, and of its recompilations, since `forget_compiled`."""
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
+    return list(counters["graph_break"]), [reason.partition(": ")[2] for reason in reasons]
 
 
 def show(variant: str, fn: Function, *example: Any) -> str:
@@ -150,16 +154,16 @@ _BOOKKEEPING = ("inductor_cpu_integer_div_error", "RAIIAtenRecordFunctionHandle"
 def _text(variant: str, fn: Function, example: Example) -> str:
     if variant == INDUCTOR:
         return "\n\n".join(map(kernel_body, generated_code(fn, *example)))
-    if variant in BY_DYNAMO:
-        return _dynamo_graphs(fn, example, fullgraph=variant == FULLGRAPH)
-    if variant in (EXPORT, STRICT):
-        program = exported(fn, example, strict=variant == STRICT)
+    if variant == DYNAMO:
+        return _dynamo_graphs(fn, example)
+    if variant == EXPORT:
+        program = exported(fn, example)
         return f"{program.graph_module.print_readable(print_output=False)}\n{program.graph_signature}"
     captured = VARIANTS[variant](fn, example)
     return captured.code if variant == FX else f"{captured.graph}\n{captured.code}"
 
 
-def _dynamo_graphs(fn: Function, example: Example, fullgraph: bool) -> str:
+def _dynamo_graphs(fn: Function, example: Example) -> str:
     graphs: list[torch.fx.GraphModule] = []
 
     def collect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Function:
@@ -167,6 +171,6 @@ def _dynamo_graphs(fn: Function, example: Example, fullgraph: bool) -> str:
         graphs.append(graph)
         return graph.forward
 
-    torch.compile(fn, backend=collect, fullgraph=fullgraph)(*example)
+    torch.compile(fn, backend=collect)(*example)
     parts = [f"# graph {number} of {len(graphs)}\n{graph.code.strip()}" for number, graph in enumerate(graphs, 1)]
     return "\n\n".join(parts)

@@ -8,9 +8,6 @@ Each call makes a new case with its own state, so that variants don't affect eac
 """
 
 import dataclasses
-import functools
-import inspect
-import textwrap
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -100,28 +97,6 @@ def loop_on_data() -> Case:
         return while_loop(lambda x: x.abs().max() > 1, lambda x: (x / 2,), (x,))[0]
 
     return Case(shrink, (torch.tensor([3.0, -1.0]),), (torch.tensor([90.0, 1.0]),), repaired=repaired)
-
-
-def assertion_on_data() -> Case:
-    """Raises if a value is negative."""
-
-    def root(x: Tensor) -> Tensor:
-        assert x.min() >= 0, "negative"
-        return x.sqrt()
-
-    return Case(root, (torch.tensor([1.0, 4.0]),), (torch.tensor([-1.0, 4.0]),))
-
-
-def size_as_a_number() -> Case:
-    """Converts a size to a Python number and computes with it."""
-
-    def scaled(x: Tensor) -> Tensor:
-        return x / int(x.shape[0]) ** 0.5
-
-    def repaired(x: Tensor) -> Tensor:  # int() would fix the size, and refuse to have it declared as dynamic
-        return x / x.shape[0] ** 0.5
-
-    return Case(scaled, (torch.ones(4),), (torch.ones(9),), repaired=repaired, dynamic=({0: torch.export.Dim.DYNAMIC},))
 
 
 def item() -> Case:
@@ -215,23 +190,8 @@ def c_call() -> Case:
     def weighted(x: Tensor) -> Tensor:
         return x * packed_size(x)
 
-    def repaired(x: Tensor) -> Tensor:
-        return x * _packed_size_operator()(x)
-
     noise = torch.rand(256, generator=torch.Generator().manual_seed(0))
-    return Case(weighted, (torch.ones(256),), (noise,), repaired=repaired)
-
-
-@functools.cache
-def _packed_size_operator() -> Callable[[Tensor], Tensor]:
-    """The C call as an operator of torch's: opaque, but in the graph, with the shape of its result declared."""
-
-    @torch.library.custom_op("capture_cases::packed_size", mutates_args=())
-    def operator(x: Tensor) -> Tensor:
-        return torch.tensor(packed_size(x))
-
-    operator.register_fake(lambda x: x.new_empty((), dtype=torch.int64))
-    return operator
+    return Case(weighted, (torch.ones(256),), (noise,))
 
 
 def dropout_mode() -> Case:
@@ -252,30 +212,6 @@ def random_numbers() -> Case:
     return Case(noised, (torch.zeros(64),), (torch.zeros(64),))
 
 
-def dict_output() -> Case:
-    """Returns a dict."""
-
-    def statistics(x: Tensor) -> dict[str, Tensor]:
-        return {"sum": x.sum(), "largest": x.max()}
-
-    return Case(statistics, (torch.zeros(2),), (torch.ones(2),))
-
-
-@dataclasses.dataclass
-class Statistics:
-    sum: Tensor
-    largest: Tensor
-
-
-def dataclass_output() -> Case:
-    """Returns a dataclass of tensors. (torch.export takes it once `torch.export.register_dataclass` has been told.)"""
-
-    def statistics(x: Tensor) -> Statistics:
-        return Statistics(x.sum(), x.max())
-
-    return Case(statistics, (torch.zeros(2),), (torch.ones(2),))
-
-
 def string_argument() -> Case:
     """A string argument selects what is computed."""
 
@@ -294,8 +230,6 @@ CASES: dict[str, Callable[[], Case]] = {
         branch_on_shape,
         branch_on_dtype,
         loop_on_data,
-        assertion_on_data,
-        size_as_a_number,
         item,
         printing,
         appending_to_a_list,
@@ -306,14 +240,6 @@ CASES: dict[str, Callable[[], Case]] = {
         c_call,
         dropout_mode,
         random_numbers,
-        dict_output,
-        dataclass_output,
         string_argument,
     )
 }
-
-
-def source(case: str) -> str:
-    """The source of a case's function, or of its module's class."""
-    fn = CASES[case]().fn
-    return textwrap.dedent(inspect.getsource(type(fn) if isinstance(fn, nn.Module) else fn))

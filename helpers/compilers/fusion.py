@@ -1,6 +1,6 @@
 """Vertical and horizontal fusion: number of kernels, memory traffic and time of each variant.
 
-    measure_fusion("layer norm", "torch.compile", 2**20)
+    measure_fusion("LayerNorm", 2**20)
 
 Vertical: one operation's result is the next one's input, and stays in registers instead of memory. Horizontal:
 independent operations share a kernel; they move as many bytes as before (fewer if they share an input), but with one
@@ -8,7 +8,7 @@ launch instead of one for each.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +19,15 @@ from torch import Tensor
 from helpers.lab import compare
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import device, missing_because
-from helpers.lab.records import STATUS
-from helpers.lab.timing import tensors
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import check_agreement, tensors
 
 from . import backends, capture, kernels
 
 EAGER, COMPILED, COMBO = "eager", "torch.compile", "torch.compile, combo kernels"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
 VERTICAL, HORIZONTAL = "vertical", "horizontal"
-WIDTH, MANY = 1024, 16
+WIDTH, MANY, ROWS = 1024, 16, 128  # numbers in a row, tensors in a list, rows in a block
 
 
 @dataclass
@@ -49,10 +49,17 @@ def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def pointwise_chain(size: int) -> Job:
-    """gelu(x·w + b) + residual: four operations; by hand three, with the `addcmul` that torch has."""
+    """gelu(x·w + b) + residual: four operations; by hand all of them on a block of rows while it is in the cache, on
+    a CPU, or three with the `addcmul` that torch has, on a GPU."""
     x, residual, w, b = _tensors((size // WIDTH, WIDTH), (size // WIDTH, WIDTH), (WIDTH,), (WIDTH,))
-    variants = {EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: lambda: F.gelu(torch.addcmul(b, x, w)) + residual}
-    return Job(variants, [x, w, b, residual])
+
+    def by_hand() -> Tensor:
+        out, rows = torch.empty_like(x), ROWS if device().type == "cpu" else len(x)
+        for h, r, o in zip(x.split(rows), residual.split(rows), out.split(rows), strict=True):
+            torch.add(F.gelu(torch.addcmul(b, h, w)), r, out=o)
+        return out
+
+    return Job({EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: by_hand}, [x, w, b, residual])
 
 
 def chain_and_norm(size: int) -> Job:
@@ -109,7 +116,8 @@ def many_pointwise(size: int) -> Job:
         EAGER: lambda: [torch.tanh(x) * 2 for x in xs],
         FOREACH: lambda: torch._foreach_mul(torch._foreach_tanh(xs), 2),
     }
-    return Job(variants, xs, options={COMPILED: {}, COMBO: {"combo_kernels": True}})
+    combo = {COMBO: {"combo_kernels": True}} if device().type == "cuda" else {}  # on a CPU the same code
+    return Job(variants, xs, options={COMPILED: {}} | combo)
 
 
 def three_linears(size: int) -> Job:
@@ -172,50 +180,46 @@ CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
 }
 
 
-def variants(case: str) -> list[str]:
-    """The variants of a case; `eager` is the first."""
-    job = _job(case, MANY * WIDTH)
-    return [*job.variants, *job.options]
+def measure_fusion(case: str, size: int, variants: Iterable[str] = (), *, rounds: int = 20) -> list[Row]:
+    """Kernels, bytes moved and time of eager and of other variants of a case (all of them if none are given) on `size`
+    elements, as a row each, from one comparison.
 
-
-def _job(case: str, size: int) -> Job:
+    `kernels` and `bytes_moved` are counted as in `kernels.py`; `bytes_least` is the lower bound: every input read once
+    and every output written once; `share_of_least` is their ratio, 1 where no byte is moved twice. All variants are
+    compiled first, must agree with eager's outputs (`error`) and then run in turn; `ratio` is to eager's time,
+    `baseline_ms`. Compiling costs seconds, of the optimizer 20 on a CPU, and clears torch.compile's cache.
+    """
     check_choice(CASES, case=case)
     if size < MANY * WIDTH or size % (MANY * WIDTH):
         raise ValueError(f"size is {size}; it must be a multiple of {MANY * WIDTH}")
-    return CASES[case][1](size)
-
-
-@torch.no_grad()
-def measure_fusion(case: str, variant: str, size: int, rounds: int = 20) -> dict[str, Any]:
-    """Kernels, bytes moved and time of a variant of a case on `size` elements, as a row.
-
-    `kernels` and `bytes_moved` are counted as in `kernels.py`; `bytes_least` is the lower bound: every input read once
-    and every output written once; `share_of_least` is their ratio, 1 where no byte is moved twice. The variant is timed
-    in turn with eager, whose outputs must agree within `helpers.lab.compare`'s tolerance for their dtype (`error` is
-    the largest difference); `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the optimizer 20 on
-    a CPU, and clears torch.compile's cache.
-    """
-    job = _job(case, size)
-    check_choice([*job.variants, *job.options], variant=variant)
-    row: dict[str, Any] = {"kind": CASES[case][0], "case": case, "variant": variant, "size": size}
-    compiles = variant in job.options
-    reason = backends.missing_because(backends.COMPILE) if compiles else missing_because(*job.needs.get(variant, ()))
-    if reason:
-        return row | {STATUS: reason}
-    job.before()
-    least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(job.variants[EAGER]()))
-    try:
-        run, names, moved = _compiled(job, variant) if compiles else _plain(job, variant)
-        compared = compare({EAGER: job.variants[EAGER], variant: run}, rounds=rounds, before=job.before)
-    finally:
-        capture.forget_compiled()
-    return (
-        row
-        | {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
-        | {"bytes_moved": moved, "bytes_least": least, "share_of_least": least / moved}
-        | compared.row(variant, EAGER)
-        | {"error": compared.errors[variant]}
-    )
+    kind, make = CASES[case]
+    job = make(size)
+    known = [*job.variants, *job.options]
+    for variant in (variants := list(variants)):
+        check_choice(known, variant=variant)
+    chosen = [name for name in known if name == EAGER or not variants or name in variants]
+    rows: dict[str, Row] = {name: {"kind": kind, "variant": name} for name in chosen}
+    runs = {}
+    with torch.no_grad():
+        try:
+            for variant, row in rows.items():
+                compiles = variant in job.options
+                missing = missing_because(*job.needs.get(variant, ()))
+                if reason := backends.missing_because(backends.COMPILE) if compiles else missing:
+                    row[STATUS] = reason
+                    continue
+                run, names, moved = _compiled(job, variant) if compiles else _plain(job, variant)
+                runs[variant] = run
+                least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
+                row |= {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
+                row |= {"bytes_moved": moved, "bytes_least": least, "share_of_least": least / moved}
+            errors = check_agreement(runs, before=job.before)
+            compared = compare(runs, rounds=rounds, check=False)  # time doesn't depend on values: nothing is restored
+        finally:
+            capture.forget_compiled()
+    for variant in runs:
+        rows[variant] |= compared.row(variant, EAGER) | {"error": errors[variant]}
+    return list(rows.values())
 
 
 def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:

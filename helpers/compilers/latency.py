@@ -7,7 +7,8 @@ synchronize. The inputs are on the device already.
 import copy
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,123 +16,128 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import Comparison, Disagreement, compare, device
-from helpers.lab.experiment import FAILED
+from helpers.lab.arguments import check_choice
+from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from helpers.lab.precision import fp32_products
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import relative_error, synchronize, tensors
+from helpers.lab.timing import check_agreement, synchronize
 
 from . import models
 from .backends import (
+    AOT,
+    AUTOTUNE,
     BACKENDS,
     CHANNELS_LAST,
     EAGER,
+    SCRIPT,
     agree_within,
     build,
     compile_cache,
-    first_runs,
-    largest_difference,
     missing_because,
     prepare,
     start,
     version,
 )
-from .messages import ExportFailed
+from .messages import ExportFailed, failures_named
 
-# Least number of runs of a backend, least number if a run takes over SLOW_MS, and most runs.
-LEAST_RUNS, LEAST_SLOW_RUNS, MOST_RUNS, SLOW_MS = 20, 5, 200, 1000.0
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-FLAWED_EAGER_RUNS, FLAWED_RUNS, FLAWED_MOST_MS = 10, 100, 20e3  # the lecture's numbers of runs; our time limit
+# Rounds of a comparison: at least 20, if a run takes over a second at least 6, at most 200.
+LEAST_ROUNDS, LEAST_SLOW_ROUNDS, MOST_ROUNDS, SLOW_S = 20, 6, 200, 1.0
+
+# Each backend has threads of its own, which wait for more work for some ms before they sleep, on the cores that the
+# next backend needs: without this pause before each run, medians were up to 1.4 times as long on two cores.
+REST_S = 0.02
+
+FLAWED_EAGER_RUNS, FLAWED_RUNS = 10, 100  # the lecture's numbers of runs
 
 
-def backends_for(model: str) -> list[str]:
-    """The backends for a model; channels last is for pictures only."""
-    return [backend for backend in BACKENDS if backend != CHANNELS_LAST or model in models.RESNET_MODELS]
+def backends_for(model: str, batch: int) -> list[str]:
+    """The backends for a model. Channels last is for pictures; what builds for minutes is built for batch 1 only,
+    max-autotune on a GPU only; on a CPU a script is as fast as a trace and left out."""
+    left_out = set() if model in models.RESNET_MODELS else {CHANNELS_LAST}
+    left_out |= set() if batch == 1 else {AUTOTUNE, AOT}
+    left_out |= set() if device().type == "cuda" else {AUTOTUNE, SCRIPT}
+    return [backend for backend in BACKENDS if backend not in left_out]
 
 
 def measure_latency(
     model: str,
-    backend: str,
     batch: int,
+    backends: Iterable[str] = (),
     *,
     precision: str = "fp32",
-    length: int | None = None,
     seconds: float = 10.0,
     cold: bool = True,
-) -> Row:
-    """Latency of a backend and of eager, timed in turn in this process after their outputs were compared, as a row.
+) -> list[Row]:
+    """Latency of each backend (all that suit the model if none are given), as a row each, from one comparison.
 
-    `median_ms`, `p20_ms`, `p80_ms`, `p99_ms` of `n` runs; `samples_per_s`; `baseline_ms` of eager and `speedup`, the
-    ratio of the two medians, with the spread of the rounds' ratios; `build_s`: export, compilation and the first three
-    runs, as the second and third may still compile or record; `max_difference`, the largest absolute difference from
-    eager, and `error`, ‖a − b‖ / ‖b‖. Together they run for `seconds`, but at least 20 times each, or 5 times if a run
-    takes more than a second; with fewer than 100 runs, p99 is near the maximum. `cold` compiles from an empty cache. If
-    a backend can't run here, fails, or disagrees, the row's status says so.
+    All are built first and their outputs compared with eager's; then they run in turn, for `seconds` in all, but at
+    least 20 times each. `baseline_ms` is eager's median of these rounds, the same in all rows; `speedup` is its ratio
+    to `median_ms`, with the spread of the rounds' ratios. `build_s`: export, compilation and the first three runs, as
+    the second and third may still compile or record; `cold` compiles from an empty cache. `error` is ‖a − b‖ / ‖b‖.
+    If a backend can't run here, fails, or disagrees, its row's status says so.
     """
-    with models.products(precision):
-        if reason := missing_because(backend):
-            return {STATUS: reason}
-        net, data = _on_device(model, batch, precision, length)
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            eager = waited(build(EAGER, net, data, folder), *data)
+    chosen = [EAGER, *(name for name in backends or backends_for(model, batch) if name != EAGER)]
+    check_choice(PRECISIONS, precision=precision)
+    net, data = _on_device(model, batch, precision)
+    rows: dict[str, Row] = {backend: {"backend": backend} for backend in chosen}
+    runs: dict[str, Callable[[], Any]] = {}
+    with fp32_products(tf32=False), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for number, backend in enumerate(chosen):
+            if reason := missing_because(backend):
+                rows[backend][STATUS] = reason
+                continue
+            place = Path(folder, str(number))
+            place.mkdir()
             try:
-                start(backend)
-                copied = copy.deepcopy(net)  # a backend may change its model's memory layout
-                began = time.perf_counter()
-                run = build(backend, copied, data, folder, tf32=precision == "tf32", cold=cold)
-                build_s = time.perf_counter() - began
-                row = _timed(backend, waited(run, *data), eager, batch, precision, seconds)
-            except (Disagreement, ExportFailed) as error:
-                return {STATUS: f"{FAILED}{error}"}
-    return row | {"build_s": build_s}
+                run, facts = _built(backend, net, data, place, cold)
+                both = {EAGER: runs.get(EAGER, run), backend: run}
+                tolerance = agree_within(backend, PRECISIONS[precision])
+                facts |= {"error": check_agreement(both, tolerance)[backend], "tolerance": tolerance}
+            except Exception as error:
+                rows[backend][STATUS] = status_of(error)
+                continue
+            rows[backend] |= facts
+            runs[backend] = run
+        compared = compare(runs, rounds=rounds_for(runs, seconds), warmup=1, check=False, before=rest)
+    for backend in runs:
+        rows[backend] |= speeds(compared, backend, batch)
+    return list(rows.values())
 
 
-def measure_flawed(
-    model: str,
-    backend: str,
-    batch: int = 1,
-    *,
-    precision: str = "fp32",
-    length: int | None = None,
-    seconds: float = 10.0,
-    cold: bool = True,
-) -> Row:
-    """`measure_latency`'s row, and the lecture's flawed timing of the same two backends.
+def measure_flawed(model: str, backend: str, *, seconds: float = 5.0) -> Row:
+    """The lecture's flawed timing of a backend and of eager at batch 1, and `measure_latency`'s row of the same.
 
     `flawed_ms` and `flawed_eager_ms` are means that include the first runs, without synchronizing, and only the
-    backend's includes the input's copy to the device: 10 runs of eager, 100 of the backend (at least 10, and none after
-    20 s). `flawed_speedup` is their ratio. On the CPU the copy is free and nothing is asynchronous; only the first
-    runs' compilation distorts. The flawed timing comes first, but eager's first run is slowest in a fresh process.
+    backend's includes the input's copy to the device: 10 runs of eager, 100 of the backend. `flawed_speedup` is their
+    ratio. On the CPU the copy is free and nothing is asynchronous; only the first runs' compilation distorts.
     """
     if reason := missing_because(backend):
         return {STATUS: reason}
-    with models.products(precision), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        net, data = _on_device(model, batch, precision, length)
-        on_host = tuple(tensor.cpu() for tensor in data)
+    net, data = _on_device(model, 1, "fp32")
+    on_host = tuple(tensor.cpu() for tensor in data)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fp32_products(tf32=False):
         eager = prepare(EAGER, net, data, folder)
-        eager_ms, _ = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
+        eager_ms = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
         try:
             start(backend)
-            with compile_cache(backend, folder, cold):
-                run = prepare(backend, copy.deepcopy(net), data, folder, tf32=precision == "tf32")
-                with first_runs(backend):
-                    flawed_ms, n = flawed_mean(
-                        lambda: run(*(tensor.to(data[0].device) for tensor in on_host)), FLAWED_RUNS
-                    )
-                    synchronize()
+            with compile_cache(backend, folder), failures_named("first runs"):
+                run = prepare(backend, copy.deepcopy(net), data, folder)
+                ms = flawed_mean(lambda: run(*(tensor.to(data[0].device) for tensor in on_host)), FLAWED_RUNS)
+                synchronize()
         except ExportFailed as error:
             return {STATUS: f"{FAILED}{error}"}
-    flawed = {"flawed_ms": flawed_ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / flawed_ms}
-    right = measure_latency(model, backend, batch, precision=precision, length=length, seconds=seconds, cold=cold)
-    return right | flawed | {"flawed_n": n}
+    flawed = {"flawed_ms": ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / ms}
+    return measure_latency(model, 1, [backend], seconds=seconds)[-1] | flawed
 
 
-def flawed_mean(fn: Callable[[], Any], runs: int) -> tuple[float, int]:
-    """Mean milliseconds of the first runs by the host's clock, without waiting for the device; and their number."""
-    taken: list[float] = []
-    while len(taken) < runs and (len(taken) < FLAWED_EAGER_RUNS or sum(taken) < FLAWED_MOST_MS):
-        began = time.perf_counter()
+def flawed_mean(fn: Callable[[], Any], runs: int) -> float:
+    """Mean milliseconds of the first runs by the host's clock, without waiting for the device."""
+    began = time.perf_counter()
+    for _ in range(runs):
         fn()
-        taken.append(1000 * (time.perf_counter() - began))
-    return float(np.mean(taken)), len(taken)
+    return 1e3 * (time.perf_counter() - began) / runs
 
 
 def waited(run: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:
@@ -145,56 +151,61 @@ def waited(run: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:
     return call
 
 
+def rest() -> None:
+    """Wait until the threads of other backends sleep; on a GPU there is nothing to wait for."""
+    if device().type == "cpu":
+        time.sleep(REST_S)
+
+
 def speeds(compared: Comparison, backend: str, batch: int) -> Row:
     """Times of a backend and of eager, its baseline, and the speed-up: the ratio of eager's median to the backend's."""
     timing = compared.timing(backend)
     speedup, p20, p80 = compared.ratio(EAGER, backend)
     return timing.row() | {
+        "p99_ms": float(np.percentile(compared.samples_ms[backend], 99)),
         "samples_per_s": 1e3 * batch / timing.median_ms,
         "baseline": EAGER,
         "baseline_ms": compared.timing(EAGER).median_ms,
         "speedup": speedup,
         "speedup_p20": p20,
         "speedup_p80": p80,
+        "threads": torch.get_num_threads(),
     }
 
 
-def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> tuple[int, int]:
-    """The number of rounds that fill the seconds, within bounds, and of warm-up runs. Costs two runs of each."""
+def rounds_for(runs: dict[str, Callable[[], Any]], seconds: float) -> int:
+    """The number of rounds that fill the seconds, within bounds. Costs a run of each."""
     taken = []
     for fn in runs.values():
-        fn()
         began = time.perf_counter()
         fn()
-        taken.append(1e3 * (time.perf_counter() - began))
-    slow = max(taken) > SLOW_MS
-    least = LEAST_SLOW_RUNS if slow else LEAST_RUNS
-    return min(max(int(1e3 * seconds / sum(taken)), least), MOST_RUNS), 1 if slow else 3
+        taken.append(time.perf_counter() - began)
+    least = LEAST_SLOW_ROUNDS if max(taken) > SLOW_S else LEAST_ROUNDS
+    return min(max(int(seconds / sum(taken)), least), MOST_ROUNDS)
 
 
-def _on_device(model: str, batch: int, precision: str, length: int | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model in evaluation mode and its inputs, on the device, in the precision's dtype."""
-    dtype = models.PRECISIONS[precision]
-    data = models.example(model, batch, length=length)
+def status_of(error: Exception) -> str:
+    """What a row says of an error that concerns its backend only; other errors are raised."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    if isinstance(error, (Disagreement, ExportFailed)):
+        return f"{FAILED}{error}"
+    raise error
+
+
+def _built(
+    backend: str, net: nn.Module, data: tuple[Tensor, ...], folder: Path, cold: bool
+) -> tuple[Callable[[], Any], Row]:
+    start(backend)
+    copied = copy.deepcopy(net)  # a backend may change its model's memory layout
+    began = time.perf_counter()
+    run = waited(build(backend, copied, data, folder, cold=cold), *data)
+    return run, {"build_s": time.perf_counter() - began, "version": version(backend)}
+
+
+def _on_device(model: str, batch: int, precision: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model and its inputs on the device, in the precision's dtype."""
+    dtype = PRECISIONS[precision]
+    data = models.example(model, batch)
     data = tuple(tensor.to(device(), dtype if tensor.is_floating_point() else None) for tensor in data)
-    return models.network(model).eval().to(device(), dtype), data
-
-
-def _timed(
-    backend: str, run: Callable[[], Any], eager: Callable[[], Any], batch: int, precision: str, seconds: float
-) -> Row:
-    reference = [tensor.clone() for tensor in tensors(eager())]
-    outputs = tensors(run())
-    tolerance = agree_within(backend, reference[0].dtype, tf32=precision == "tf32")
-    facts = {
-        "max_difference": largest_difference(outputs, reference),
-        "error": max(map(relative_error, outputs, reference)),
-        "tolerance": tolerance,
-        "threads": torch.get_num_threads(),
-        "version": version(backend),
-    }
-    both = {EAGER: eager} if backend == EAGER else {EAGER: eager, backend: run}
-    rounds, warmup = rounds_for(both, seconds)
-    compared = compare(both, rounds=rounds, warmup=warmup, tolerance=tolerance)
-    p99 = float(np.percentile(compared.samples_ms[backend], 99))
-    return speeds(compared, backend, batch) | {"p99_ms": p99} | facts
+    return models.network(model).to(device(), dtype), data

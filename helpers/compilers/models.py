@@ -1,82 +1,85 @@
-"""The models whose latency and training steps are measured, ResNet and BERT, with random weights and inputs."""
-
-import contextlib
-from typing import Any
+"""The models whose latency and training steps are measured, with random weights, inputs and targets."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab import device
 from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.precision import fp32_products
-from helpers.models import Bert, ResNet
+from helpers.models import Bert, Llama, ResNet
 from helpers.models.bert import PRESETS as BERTS
+from helpers.models.bert import Classifier
+from helpers.models.llama import PRESETS as LLAMAS
 from helpers.models.resnet import PRESETS as RESNETS
 
-TINY_RESNET, TINY_BERT, RESNET_18, BERT_BASE = "tiny resnet", "tiny bert", "resnet-18", "bert-base"
+TINY_RESNET, TINY_BERT, TINY_LLAMA = "tiny ResNet", "tiny BERT", "tiny Llama"
+RESNET_18, BERT_BASE, LLAMA = "ResNet-18, 224 px", "BERT-base, 128 tokens", "Llama 57M, 256 tokens"
+BERT_SHORT = "BERT-base, 14 tokens"  # the lecture's sentence
 
-# name -> preset of the model, side of a picture or length of a sequence
-MODELS: dict[str, tuple[str, int]] = {
-    TINY_RESNET: ("tiny", 32),
-    TINY_BERT: ("tiny", 16),
-    RESNET_18: ("resnet-18", 224),
-    BERT_BASE: ("bert-base", 128),
+# name -> class, preset, side of a picture or length of a sequence
+MODELS: dict[str, tuple[type[nn.Module], str, int]] = {
+    TINY_RESNET: (ResNet, "tiny", 32),
+    TINY_BERT: (Bert, "tiny", 16),
+    TINY_LLAMA: (Llama, "tiny", 16),
+    RESNET_18: (ResNet, "resnet-18", 224),
+    BERT_BASE: (Bert, "bert-base", 128),
+    BERT_SHORT: (Bert, "bert-base", 14),
+    LLAMA: (Llama, "llama-60m", 256),
 }
 RESNET_MODELS = (TINY_RESNET, RESNET_18)
 
-# precision -> dtype in inference; tf32: fp32 tensors, products in TF32
-PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-
-def network(model: str, **changes: Any) -> nn.Module:
-    """A model by its name, in fp32 on the CPU, with fixed weights."""
-    preset, size = _named(model)
+def network(model: str) -> nn.Module:
+    """A model by its name, in fp32 on the CPU, in evaluation mode, with fixed weights and without dropout."""
+    of, preset, size = _named(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if model in RESNET_MODELS:
-            net: nn.Module = ResNet.from_name(preset, **changes)
-            _randomise_norms(net)
+        net = of.from_name(preset, **({"dropout": 0.0} if of is Bert else {}))
+        _randomise_norms(net)
+        if of is ResNet:
             _set_running_statistics(net, size)
-        else:
-            net = Bert.from_name(preset, **changes)
-            _randomise_norms(net)
-    return net
+    return net.eval()
 
 
-def example(model: str, batch: int, *, length: int | None = None, seed: int = 1) -> tuple[Tensor, ...]:
-    """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T) with T = `length` or the model's default."""
-    preset, size = _named(model)
+def example(model: str, batch: int, *, seed: int = 1) -> tuple[Tensor, ...]:
+    """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T)."""
+    of, preset, size = _named(model)
     check_positive(batch=batch)
     generator = torch.Generator().manual_seed(seed)
-    if model in RESNET_MODELS:
-        if length is not None:
-            raise ValueError(f"length is {length}; {model} reads pictures, which have none")
+    if of is ResNet:
         return (torch.rand(batch, 3, size, size, generator=generator),)
-    length = size if length is None else length
-    limit = BERTS[preset].get("max_length", 512)
-    check_positive(length=length)
-    if length > limit:
-        raise ValueError(f"length is {length}; {model} reads {limit} tokens at most")
-    vocabulary = BERTS[preset]["vocab_size"]
-    return (torch.randint(vocabulary, (batch, length), generator=generator),)
+    vocabulary = (BERTS if of is Bert else LLAMAS)[preset]["vocab_size"]
+    return (torch.randint(vocabulary, (batch, size), generator=generator),)
 
 
-def labels(classes: int, batch: int) -> Tensor:
-    """Random labels (B,)."""
+def targets(model: str, batch: int) -> Tensor:
+    """Random labels (B,); of a language model the next tokens (B, T), its inputs shifted."""
+    of, preset, _ = _named(model)
+    if of is Llama:
+        return example(model, batch)[0].roll(-1, dims=1)
+    classes = RESNETS[preset]["classes"] if of is ResNet else 2
     return torch.randint(classes, (batch,), generator=torch.Generator().manual_seed(2))
 
 
-def classes_of(model: str) -> int:
-    """The number of classes of a model's logits: pictures' classes, or 2 for pairs of sentences."""
-    return RESNETS[_named(model)[0]]["classes"] if model in RESNET_MODELS else 2
+class Loss(nn.Module):
+    """Inputs and targets to the mean cross-entropy: what a compiler of training gets."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.net(x).float()  # (B, classes) or (B, T, vocabulary)
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
-def products(precision: str) -> contextlib.AbstractContextManager[None]:
-    """A context that sets the precision of fp32 products and convolutions on a GPU. The CPU has no TF32."""
-    check_choice(PRECISIONS, precision=precision)
-    if precision == "tf32" and device().type != "cuda":
-        raise ValueError("precision is 'tf32', which needs CUDA; valid on the CPU: 'fp32', 'fp16', 'bf16'")
-    return fp32_products(tf32=precision == "tf32")
+def trainable(model: str) -> Loss:
+    """A model with its loss, in training mode."""
+    net = network(model)
+    if isinstance(net, Bert):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            net = Classifier(net, 2)
+    return Loss(net).train()
 
 
 def _randomise_norms(net: nn.Module) -> None:
@@ -98,6 +101,6 @@ def _set_running_statistics(net: ResNet, size: int) -> None:
             norm.momentum = 0.1
 
 
-def _named(model: str) -> tuple[str, int]:
+def _named(model: str) -> tuple[type[nn.Module], str, int]:
     check_choice(MODELS, model=model)
     return MODELS[model]

@@ -90,10 +90,16 @@ def compiled(model: Callable, mode: str = "default") -> Callable:
 
 
 def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:
-    """Export, compile to a shared library in a `.pt2` package, and load it; it can also run without Python."""
+    """Export, compile to a shared library in a `.pt2` package, and load it; it can also run without Python.
+
+    The wrapper, which only calls kernels, is compiled without optimisation: that halves the time to build.
+    """
+    options = {"aot_inductor.compile_wrapper_opt_level": "O0"}
     program = export(model, example)
     with failures_named("compile"), torch.no_grad(), _without_treespec_warning():
-        package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(folder / "model.pt2"), inductor_configs=options
+        )
     return torch._inductor.aoti_load_package(package)
 
 
@@ -161,7 +167,7 @@ def _without_treespec_warning() -> Iterator[None]:
 
 
 def onnx_session(
-    model: nn.Module, example: Example, folder: Path, provider: str | None = None, *, tf32: bool = False
+    model: nn.Module, example: Example, folder: Path, provider: str | None = None
 ) -> Callable[..., Outputs]:
     """A session of ONNX Runtime, by default with CUDA's provider for inputs on CUDA, else with the CPU's.
 
@@ -173,8 +179,8 @@ def onnx_session(
     on_cuda = example[0].is_cuda
     provider = provider or (CUDA if on_cuda else CPU)
     file = to_onnx(model, example, folder)
-    providers = [(provider, _provider_options(provider, tf32))]
-    providers += [(CUDA, _provider_options(CUDA, tf32))] if provider == TENSORRT else []  # for unsupported operations
+    providers = [(provider, _provider_options(provider))]
+    providers += [(CUDA, _provider_options(CUDA))] if provider == TENSORRT else []  # for unsupported operations
     with failures_named("ONNX Runtime"):
         session = onnxruntime.InferenceSession(str(file), session_options(), providers=providers)
         if provider not in session.get_providers():  # its fallback to another provider is only logged
@@ -202,13 +208,13 @@ def session_options():
     return options
 
 
-def _provider_options(provider: str, tf32: bool) -> dict[str, str]:
+def _provider_options(provider: str) -> dict[str, str]:
     """Options of a provider; CUDA's would use TF32 by default."""
     if provider == CPU:
         return {}
     options = {"device_id": str(torch.cuda.current_device())}
     options["user_compute_stream"] = str(torch.cuda.current_stream().cuda_stream)
-    return options | ({"use_tf32": str(int(tf32))} if provider == CUDA else {})
+    return options | ({"use_tf32": "0"} if provider == CUDA else {})
 
 
 def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Outputs]:
@@ -283,14 +289,14 @@ def openvino_settings() -> dict[str, str]:
 # TensorRT
 
 
-def tensorrt_engine(model: nn.Module, example: Example, folder: Path, *, tf32: bool = False) -> Callable[..., Outputs]:
+def tensorrt_engine(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
     """Engines by torch_tensorrt if installed, else by ONNX Runtime; these run operations that TensorRT lacks."""
     if installed(TORCH_TENSORRT) is None:
-        return onnx_session(model, example, folder, TENSORRT, tf32=tf32)
+        return onnx_session(model, example, folder, TENSORRT)
     import torch_tensorrt
 
     program = export(model, example)
     with failures_named("TensorRT"):
         return torch_tensorrt.dynamo.compile(
-            program, arg_inputs=list(example), disable_tf32=not tf32, min_block_size=1, truncate_double=True
+            program, arg_inputs=list(example), disable_tf32=True, min_block_size=1, truncate_double=True
         )

@@ -1,109 +1,94 @@
 """Chapter 7's experiments: correctness of each capture variant, savings by fusion, speed of each backend.
 
-Tables are measured in this order: those for a GPU first, as GPU time is scarce, and capture last, as it takes minutes
-of a C++ compiler and has the same result on every machine.
+All variants or backends of a row's configuration are built first and then timed in turn, with one baseline.
 """
 
 from helpers.compilers import fusion as fused
 from helpers.compilers import latency as latencies
 from helpers.compilers import semantics as captured
 from helpers.compilers import training as trained
-from helpers.compilers.backends import AUTOTUNE, BACKENDS, COMPILE, EAGER, ONNX, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE
 from helpers.compilers.capture_cases import CASES
-from helpers.compilers.models import BERT_BASE, RESNET_18, TINY_BERT, TINY_RESNET
+from helpers.compilers.models import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 from helpers.lab import experiment
 from helpers.lab.records import Row
 
+SMALL = (TINY_RESNET, TINY_BERT)
+
+
+def _shapes(names: str, *values: tuple) -> list[Row]:
+    return [dict(zip(names.split(), value, strict=True)) for value in values]
+
 
 @experiment(
-    small=[{"case": "softmax", "size": 2**14}],
-    cpu=[{"case": case, "size": size} for case in fused.CASES for size in (2**20, 2**24)],
-    version=2,
+    small=_shapes("case size", ("softmax", 2**14)),
+    cpu=_shapes("case size", *((case, 2**24) for case in fused.CASES)),
+    gpu=_shapes("case size", *((case, size) for case in fused.CASES for size in (2**20, 2**24))),
+    version=3,
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
-    names = fused.variants(case) if size > 2**14 else [fused.EAGER]
-    return [fused.measure_fusion(case, variant, size) for variant in names]
-
-
-def _trainings(*shapes: tuple[str, int]) -> list[Row]:
-    return [
-        {"model": model, "batch": batch, "backend": backend} for model, batch in shapes for backend in trained.BACKENDS
-    ]
+    return fused.measure_fusion(case, size, rounds=20)
 
 
 @experiment(
-    small=[{"model": TINY_RESNET, "batch": 2, "backend": TRACE}],
-    cpu=_trainings((RESNET_18, 16), (BERT_BASE, 4)),
-    gpu=_trainings((RESNET_18, 16), (BERT_BASE, 4), (RESNET_18, 128), (BERT_BASE, 32)),
-    version=2,
+    small=_shapes("model precision batch", (TINY_BERT, "fp32", 2)),
+    cpu=_shapes(
+        "model precision batch",
+        (RESNET_18, "fp32", 16),
+        (BERT_BASE, "bf16", 4),
+        (LLAMA, "bf16", 2),
+    ),
+    gpu=_shapes(
+        "model precision batch",
+        *((RESNET_18, "bf16", batch) for batch in (16, 128)),
+        *((BERT_BASE, "bf16", batch) for batch in (4, 32)),
+        *((LLAMA, "bf16", batch) for batch in (2, 16)),
+    ),
+    version=3,
 )
-def training(model: str, batch: int, backend: str) -> Row:
-    """Training steps by each compiler, in turn with eager's, after their losses were compared; bf16 on a GPU."""
-    small = {"seconds": 1.0, "steps": 2} if model == TINY_RESNET else {"seconds": 5.0}
-    return trained.measure_training(model, backend, batch, **small)
+def training(model: str, precision: str, batch: int) -> list[Row]:
+    """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
+    backends = {TINY_BERT: (TRACE,), RESNET_18: trained.BACKENDS}.get(model, (COMPILE, OVERHEAD))
+    return trained.measure_training(model, batch, backends, precision=precision, seconds=5.0)
 
 
 @experiment(
-    small=[{"model": TINY_RESNET, "backend": TRACE, "length": None}],
-    cpu=[
-        {"model": model, "backend": backend, "length": length}
-        for model, length in ((RESNET_18, None), (BERT_BASE, 14))
-        for backend in (SCRIPT, TRACE, COMPILE)
-    ],
-    version=2,
+    small=_shapes("model backend", (TINY_RESNET, TRACE)),
+    cpu=_shapes("model backend", (RESNET_18, SCRIPT), (BERT_SHORT, SCRIPT)),
+    version=3,
 )
-def flawed(model: str, backend: str, length: int | None) -> Row:
+def flawed(model: str, backend: str) -> Row:
     """The lecture's timing and the correct one, of the same models in the same process."""
-    return latencies.measure_flawed(model, backend, length=length, seconds=1.0 if model == TINY_RESNET else 5.0)
-
-
-def _latencies(*precisions: str) -> list[Row]:
-    """Configurations in order of importance, as GPU time may run out.
-
-    First ONNX Runtime and compile in fp32, at two batches, of both models (the chapter's goal); then the same backends
-    at the other shapes; then the other backends, and last `max-autotune`, which takes longest to build.
-    """
-    shapes = [("fp32", model, batch) for batch in (1, 8) for model in (RESNET_18, BERT_BASE)]
-    shapes += [("fp16", model, batch) for batch in (1, 8, 64) for model in (RESNET_18, BERT_BASE)]
-    shapes.append(("fp32", RESNET_18, 64))
-    first = (EAGER, COMPILE, OVERHEAD, ONNX)
-    others = tuple(backend for backend in BACKENDS if backend not in (*first, AUTOTUNE))
-    return [
-        {"model": model, "batch": batch, "precision": precision, "backend": backend}
-        for turn in (first, others, (AUTOTUNE,))
-        for precision, model, batch in shapes
-        for backend in turn
-        if precision in precisions and backend in latencies.backends_for(model)
-    ]
+    return latencies.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)
 
 
 @experiment(
-    small=[
-        {"model": model, "batch": 1, "precision": "fp32", "backend": backend}
-        for model in (TINY_RESNET, TINY_BERT)
-        for backend in (EAGER, ONNX)
-    ],
-    cpu=_latencies("fp32"),
-    # max-autotune times dozens of kernels for each product and convolution, minutes a build: only for batch 1.
-    gpu=[c for c in _latencies("fp32", "fp16") if c["backend"] != AUTOTUNE or c["batch"] == 1],
-    version=2,
+    small=_shapes("model precision batch", *((model, "fp32", 1) for model in SMALL)),
+    cpu=_shapes(
+        "model precision batch", *((model, "fp32", batch) for model in (RESNET_18, BERT_BASE) for batch in (1, 8))
+    ),
+    gpu=_shapes(
+        "model precision batch",
+        *(
+            (model, precision, batch)
+            for precision, batches in (("fp32", (1, 8)), ("fp16", (1, 8, 64)))
+            for batch in batches
+            for model in (RESNET_18, BERT_BASE)
+        ),
+    ),
+    version=3,
 )
-def latency(model: str, batch: int, precision: str, backend: str) -> Row:
-    """Latency of a model by each backend, in turn with eager's, after their outputs were compared."""
-    seconds = 1.0 if model in (TINY_RESNET, TINY_BERT) else 5.0
-    return latencies.measure_latency(model, backend, batch, precision=precision, seconds=seconds)
-
-
-@experiment(small=[{"of": "TorchScript"}], cpu=[{"of": "TorchScript"}])
-def deprecations(of: str) -> list[Row]:
-    """Torch's deprecation warning for each function of TorchScript, and its successor."""
-    return captured.deprecations()
+def latency(model: str, precision: str, batch: int) -> list[Row]:
+    """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""
+    backends = [TRACE] if model in SMALL else []
+    return latencies.measure_latency(model, batch, backends, precision=precision, seconds=5.0)
 
 
 @experiment(
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
+    version=2,
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""

@@ -13,11 +13,15 @@ from helpers.compilers.training import (
     measure_training,
     same_gradient,
     same_losses,
-    trainable,
     training_step,
 )
 from helpers.lab import Disagreement
 from helpers.lab.timing import relative_error
+
+
+def batch_of(model, batch):
+    """Inputs and targets."""
+    return *models.example(model, batch), models.targets(model, batch)
 
 
 class Replaced(nn.Module):
@@ -37,28 +41,34 @@ def scripted_row(monkeypatch):
 
     def row(call, model=models.TINY_BERT, precision="fp32"):
         monkeypatch.setattr(training.runtimes, "scripted", lambda net: Replaced(net, call))
-        return measure_training(model, SCRIPT, 8, precision=precision, seconds=0.1)
+        return measure_training(model, 8, [SCRIPT], precision=precision, seconds=0.1)[-1]
 
     return row
 
 
-@pytest.mark.parametrize(("model", "optimizer"), [(models.TINY_RESNET, "sgd"), (models.TINY_BERT, "adamw")])
-@pytest.mark.parametrize("backend", [TRACE, SCRIPT])
-def test_torchscript_learns_as_eager_does(model, optimizer, backend):
-    row = measure_training(model, backend, 4, precision="fp32", seconds=0.1)
-    assert row["optimizer"] == optimizer
-    assert row["steps"] == 5
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [(models.TINY_RESNET, "SGD"), (models.TINY_BERT, "AdamW"), (models.TINY_LLAMA, "AdamW")]
+)
+def test_torchscript_learns_as_eager_does(model, optimizer):
+    eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
+    assert (row["optimizer"], row["steps"]) == (optimizer, 5)
     assert row["n"] >= 20
     assert row["gradient_error"] < 1e-4
     assert row["loss_difference"] < 1e-4
     assert row["samples_per_s"] == pytest.approx(4000 / row["median_ms"])
-    assert row["speedup"] > 0
+    assert row["baseline_ms"] == eager["median_ms"]
+    gained = (row["baseline_ms"] - row["median_ms"]) / 1e3
+    assert row["break_even_steps"] == (pytest.approx(row["build_s"] / gained) if gained > 0 else None)
+
+
+def test_a_scripted_model_learns_as_eager_does():
+    assert measure_training(models.TINY_BERT, 4, [SCRIPT], seconds=0.1)[-1]["gradient_error"] < 1e-4
 
 
 def test_autocast_is_the_same_inside_a_trace():
-    row = measure_training(models.TINY_BERT, TRACE, 4, precision="bf16", seconds=0.1)
-    assert row["gradient_error"] <= row["gradient_tolerance"] == 1.25 * row["eager_gradient_error"] + 0.02
-    assert row["loss_difference"] <= row["tolerance"] == 0.1
+    row = measure_training(models.TINY_BERT, 4, [TRACE], precision="bf16", seconds=0.1)[-1]
+    assert row["gradient_error"] <= row["gradient_tolerance"]
+    assert row["loss_difference"] <= training.TOLERANCE["bf16"]
 
 
 def test_a_backend_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_further_from_fp32(scripted_row):
@@ -68,7 +78,8 @@ def test_a_backend_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_fur
 
     row = scripted_row(unrounded, models.TINY_RESNET, "bf16")
     assert row["gradient_error"] < 1e-6, "it computes in fp32"
-    assert row["eager_gradient_error"] > training.TOLERANCE["bf16"], "eager is far from fp32, and so from this backend"
+    eager_error = (row["gradient_tolerance"] - training.BF16_MARGIN) / training.BF16_FACTOR
+    assert eager_error > training.TOLERANCE["bf16"], "eager is far from fp32, and so from this backend"
 
 
 def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_more():
@@ -78,8 +89,8 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
     there[100:200], across[200:300] = 0.0377, 0.0377  # rounding by 0.377 of the norm, in ways of their own
     assert relative_error(exact + there, exact + across) > 0.45
     row = same_gradient(COMPILE, exact + there, exact + across, exact, "bf16")
-    assert row["gradient_error"] == pytest.approx(row["eager_gradient_error"]) == pytest.approx(0.377)
-    with pytest.raises(Disagreement, match=r"differs by 0\.566 of fp32's norm, eager's by 0\.377; at most 0\.491"):
+    assert row["gradient_error"] == pytest.approx(0.377)
+    with pytest.raises(Disagreement, match=r"differs by 0\.566 of fp32's norm; at most 0\.491"):
         same_gradient(COMPILE, exact + 1.5 * there, exact + across, exact, "bf16")
     with pytest.raises(Disagreement, match=r"differs by 0\.377 of eager's norm; at most 0\.01"):
         same_gradient(COMPILE, exact + there, exact, None, "fp32")
@@ -88,46 +99,43 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
 
 
 def test_the_gradient_in_fp32_leaves_the_model_as_it_was():
-    net, data = trainable(models.TINY_RESNET), models.example(models.TINY_RESNET, 4)
-    before, targets = copy.deepcopy(net.state_dict()), models.labels(10, 4)
-    gradient = training.gradient_in_fp32(net, data, targets)
+    net, data = models.trainable(models.TINY_RESNET), batch_of(models.TINY_RESNET, 4)
+    before = copy.deepcopy(net.state_dict())
+    gradient = training.gradient_in_fp32(net, data)
     torch.testing.assert_close(dict(net.state_dict()), dict(before))
     assert all(parameter.grad is None for parameter in net.parameters())
-    training_step(EAGER, net, data, targets, "sgd", "fp32")()
+    training_step(EAGER, net, data, "SGD", "fp32")()
     assert relative_error(gradient, gradients(net)) < 1e-6
 
 
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_step_learns_as_an_eager_one():
-    net, data, targets = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6), torch.ones(5)
-    steps = {
-        backend: training_step(backend, copy.deepcopy(net), (data,), targets.long(), "sgd", "fp32")
-        for backend in (EAGER, COMPILE)
-    }
+    net = models.Loss(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    data = torch.randn(5, 6), torch.ones(5).long()
+    steps = {backend: training_step(backend, copy.deepcopy(net), data, "SGD", "fp32") for backend in (EAGER, COMPILE)}
     losses = {backend: [float(step()) for _ in range(4)] for backend, step in steps.items()}
     assert losses[COMPILE] == pytest.approx(losses[EAGER], rel=1e-5)
     assert losses[EAGER][-1] < losses[EAGER][0]
 
 
 @pytest.mark.parametrize("optimizer", training.OPTIMIZERS)
-@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT, models.TINY_LLAMA])
 def test_steps_lower_the_loss(model, optimizer):
-    net, targets = trainable(model), models.labels(models.classes_of(model), 8)
-    step = training_step(EAGER, net, models.example(model, 8), targets, optimizer, "fp32")
+    step = training_step(EAGER, models.trainable(model), batch_of(model, 8), optimizer, "fp32")
     losses = [float(step()) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
 def test_tracing_leaves_the_running_means_as_they_were():
-    net, data = trainable(models.TINY_RESNET), models.example(models.TINY_RESNET, 4)
+    net = models.trainable(models.TINY_RESNET)
     before = {name: tensor.clone() for name, tensor in net.named_buffers()}
-    training_step(TRACE, net, data, models.labels(10, 4), "sgd", "fp32")
+    training_step(TRACE, net, batch_of(models.TINY_RESNET, 4), "SGD", "fp32")
     torch.testing.assert_close(dict(net.named_buffers()), before)
 
 
 def half_the_gradient(model, *inputs):
-    y = model(*inputs)
-    return y / 2 + y.detach() / 2
+    loss = model(*inputs)
+    return loss / 2 + loss.detach() / 2
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -158,9 +166,9 @@ def test_building_ends_with_the_third_step(scripted_row, monkeypatch):
         return model(*inputs)
 
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(training, "compare", lambda both, **settings: None)
-    monkeypatch.setattr(training, "rounds_for", lambda both, seconds: (1, 1))
-    monkeypatch.setattr(training, "speeds", lambda compared, backend, batch: {})
+    monkeypatch.setattr(training, "compare", lambda runs, **settings: None)
+    monkeypatch.setattr(training, "rounds_for", lambda runs, seconds: 1)
+    monkeypatch.setattr(training, "speeds", lambda times, backend, batch: {"baseline_ms": 1.0, "median_ms": 1.0})
     assert scripted_row(slow)["build_s"] == pytest.approx(0.3)
 
 
@@ -171,31 +179,30 @@ def test_the_first_step_that_differs_is_named():
         same_losses(COMPILE, [float("nan")], [1.0], 1e-3)
 
 
-def test_both_start_from_the_same_weights_and_have_gradients_of_all():
-    one, other = trainable(models.TINY_BERT), trainable(models.TINY_BERT)
+def test_all_start_from_the_same_weights_and_have_gradients_of_all():
+    one, other = models.trainable(models.TINY_BERT), models.trainable(models.TINY_BERT)
     torch.testing.assert_close(one.state_dict(), other.state_dict())
-    training_step(EAGER, one, models.example(models.TINY_BERT, 2), models.labels(2, 2), "adamw", "fp32")()
-    unused = one.encoder.segments.weight[1].numel()  # no token is of the second segment
+    training_step(EAGER, one, batch_of(models.TINY_BERT, 2), "AdamW", "fp32")()
+    unused = one.net.encoder.segments.weight[1].numel()  # no token is of the second segment
     assert len(gradients(one)) == sum(parameter.numel() for parameter in one.parameters())
     assert (gradients(one) != 0).sum() <= len(gradients(one)) - unused
-    assert relative_error(gradients(one), gradients(one)) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 def test_what_cannot_run_here_is_a_row_that_says_why():
-    row = measure_training(models.TINY_RESNET, OVERHEAD, 2)
-    assert row == {"precision": "fp32", "optimizer": "sgd", "status": "needs CUDA"}
+    row = measure_training(models.TINY_RESNET, 2, [OVERHEAD], seconds=0.1)[-1]
+    assert row == {"backend": OVERHEAD, "optimizer": "SGD", "status": "needs CUDA"}
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backend": "ONNX Runtime"}, "backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"),
-        ({"precision": "fp16"}, "precision is 'fp16'; valid: 'fp32', 'tf32', 'bf16'"),
+        ({"backends": ["ONNX Runtime"]}, "backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"),
+        ({"precision": "fp16"}, "precision is 'fp16'; valid: 'fp32', 'bf16'"),
         ({"steps": 0}, "steps is 0"),
         ({"batch": 0}, "batch is 0"),
     ],
 )
 def test_wrong_arguments_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        measure_training(**{"model": models.TINY_RESNET, "backend": EAGER, "batch": 2} | settings)
+        measure_training(**{"model": models.TINY_RESNET, "backends": [EAGER], "batch": 2} | settings)
