@@ -34,6 +34,7 @@ Example = tuple[Any, ...]
 TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_trace"
 # Dynamo: torch.compile(backend="eager"), whose graphs are run by torch's own operations: only the capture can be wrong.
 DYNAMO, INDUCTOR = "Dynamo", "torch.compile"
+BY_DYNAMO = (DYNAMO, INDUCTOR)
 EXPORT, REPAIRED = "torch.export", "torch.export, repaired"
 
 
@@ -94,20 +95,20 @@ def isolated() -> Iterator[None]:
 
 
 def forget_compiled() -> None:
-    """Clear torch.compile's cache, compilation metrics and counters in this process."""
-    from torch._dynamo.utils import clear_compilation_metrics, counters
+    """Clear torch.compile's cache and compilation metrics in this process."""
+    from torch._dynamo.utils import clear_compilation_metrics
 
     torch._dynamo.reset()
     clear_compilation_metrics()
-    counters.clear()
 
 
-def dynamo_counts() -> tuple[list[str], list[str]]:
-    """The reasons of Dynamo's graph breaks, and of its recompilations, since `forget_compiled`."""
-    from torch._dynamo.utils import counters, get_compilation_metrics
+def dynamo_reasons(fn: Function, example: Example) -> tuple[list[str], list[str]]:
+    """The reasons of Dynamo's graph breaks in `fn(*example)`, and of its recompilations since `forget_compiled`."""
+    from torch._dynamo.utils import get_compilation_metrics
 
     reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
-    return list(counters["graph_break"]), [reason.partition(": ")[2] for reason in reasons]
+    breaks = torch._dynamo.explain(fn)(*example).break_reasons
+    return [str(each.reason) for each in breaks], [reason.partition(": ")[2] for reason in reasons]
 
 
 def show(variant: str, fn: Function, *example: Any) -> str:

@@ -81,7 +81,8 @@ def _measure(name: str, variant: str) -> Row:
         calls = _calls(case, captured)
         # A variant's deprecation warning isn't about the case.
         relevant = [warning for warning in caught if "deprecated" not in str(warning.message)]
-        breaks, guards = capture.dynamo_counts()
+        again = _make(name)
+        breaks, guards = capture.dynamo_reasons(again.fn, again.example) if variant in capture.BY_DYNAMO else ([], [])
     counts = {"breaks": len(breaks), "recompiles": len(guards)}
     refused = next((c.raised for c, e in zip(calls, expected, strict=True) if c.raised and not e.raised), None)
     if refused is not None:
