@@ -26,7 +26,7 @@ EXPECTED = {
     "reading a setting": {TRACE: SILENT, SCRIPT: REFUSES, FX: SILENT, EXPORT: SILENT},
     "changing its input": {TRACE: RIGHT, SCRIPT: RIGHT, FX: RIGHT, EXPORT: RIGHT},
     "numpy call": {TRACE: WARNED, SCRIPT: REFUSES, FX: REFUSES, EXPORT: REFUSES},
-    "c call": {TRACE: WARNED, SCRIPT: REFUSES, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},
+    "c call": {TRACE: WARNED, SCRIPT: REFUSES, FX: REFUSES, EXPORT: REFUSES},
     "dropout mode": {TRACE: WARNED, SCRIPT: RIGHT, FX: RIGHT, EXPORT: REFUSES},
     "random numbers": {TRACE: RIGHT, SCRIPT: RIGHT, FX: RIGHT, EXPORT: RIGHT},
     "string argument": {TRACE: REFUSES, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES},
@@ -34,7 +34,7 @@ EXPECTED = {
 BY_DYNAMO = {
     "branch on data": BREAKS,
     "branch on shape": RECOMPILES,
-    "printing": BREAKS,
+    "printing": RIGHT,
     "reading a setting": RECOMPILES,
     "numpy call": RIGHT,
     "string argument": RECOMPILES,
