@@ -30,14 +30,3 @@ def results(tmp_path, monkeypatch):
     """A folder of records of its own, empty."""
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def measured(results):
-    """What a made-up GPU has measured of an experiment."""
-    import fake_records
-
-    from helpers.lab.notebook import recorded
-
-    fake_records.write(results)
-    return lambda experiment: recorded(experiment).measured

@@ -17,16 +17,6 @@ from pdf_text import first_differences, pages_of
 from helpers.lab.report import build
 
 ROOT = Path(__file__).parents[1]
-# Notebooks in which the story is told; the others follow
-REWRITTEN = (
-    "00_summary",
-    "01_amp",
-    "02_batching",
-    "03_profiling",
-    "04_swiglu_checkpointing",
-    "05_optimization_rush",
-    "06_data_pipelines",
-)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -86,7 +76,7 @@ def test_a_cell_fits_on_a_screen_and_draws_in_few_lines(path):
             assert len(lines) - start <= 16, source
 
 
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem in REWRITTEN], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_figure_of_a_measurement_is_typed_into_what_is_shown(path):
     """Digits in the strings that a cell shows come out of braces, but for names (level 2, bf16) and settings."""
     assert [said for source in cells_of(path) for said in typed_figures(source)] == []

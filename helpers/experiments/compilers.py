@@ -38,7 +38,7 @@ def fusion(case: str, size: int) -> list[Row]:
         "model precision batch",
         (RESNET_18, "fp32", 16),
         (BERT_BASE, "bf16", 4),
-        (LLAMA, "bf16", 2),
+        (LLAMA, "bf16", 8),
     ),
     gpu=_shapes(
         "model precision batch",
