@@ -1,6 +1,7 @@
 """Chapter 7's experiments: correctness of each capture variant, savings by fusion, speed of each backend.
 
 All variants or backends of a row's configuration are built first and then timed in turn, with one baseline.
+Tables come in the order of worth, as a measurement may be cut short.
 """
 
 from helpers.compilers import fusion as fused
@@ -19,49 +20,6 @@ SMALL = (TINY_RESNET, TINY_BERT)
 
 def _shapes(names: str, *values: tuple) -> list[Row]:
     return [dict(zip(names.split(), value, strict=True)) for value in values]
-
-
-@experiment(
-    small=_shapes("case size", ("softmax", 2**14)),
-    cpu=_shapes("case size", *((case, 2**23) for case in fused.CASES if case not in GPU_CASES)),
-    gpu=_shapes("case size", *((case, size) for case in fused.CASES for size in (2**20, 2**24))),
-    version=3,
-)
-def fusion(case: str, size: int) -> list[Row]:
-    """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
-    return fused.measure_fusion(case, size, rounds=20)
-
-
-@experiment(
-    small=_shapes("model precision batch", (TINY_BERT, "fp32", 2)),
-    cpu=_shapes(
-        "model precision batch",
-        (RESNET_18, "fp32", 16),
-        (BERT_BASE, "bf16", 4),
-        (LLAMA, "bf16", 8),
-    ),
-    gpu=_shapes(
-        "model precision batch",
-        *((RESNET_18, "bf16", batch) for batch in (16, 128)),
-        *((BERT_BASE, "bf16", batch) for batch in (4, 32)),
-        *((LLAMA, "bf16", batch) for batch in (2, 16)),
-    ),
-    version=3,
-)
-def training(model: str, precision: str, batch: int) -> list[Row]:
-    """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
-    backends = {TINY_BERT: (TRACE,), RESNET_18: trained.BACKENDS}.get(model, (COMPILE, OVERHEAD))
-    return trained.measure_training(model, batch, backends, precision=precision, seconds=5.0)
-
-
-@experiment(
-    small=_shapes("model backend", (TINY_RESNET, TRACE)),
-    cpu=_shapes("model backend", (RESNET_18, SCRIPT), (BERT_SHORT, SCRIPT)),
-    version=3,
-)
-def flawed(model: str, backend: str) -> Row:
-    """The lecture's timing and the correct one, of the same models in the same process."""
-    return latencies.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)
 
 
 @experiment(
@@ -87,6 +45,39 @@ def latency(model: str, precision: str, batch: int) -> list[Row]:
 
 
 @experiment(
+    small=_shapes("model precision batch", (TINY_BERT, "fp32", 2)),
+    cpu=_shapes(
+        "model precision batch",
+        (RESNET_18, "fp32", 8),
+        (BERT_BASE, "bf16", 4),
+        (LLAMA, "bf16", 8),
+    ),
+    gpu=_shapes(
+        "model precision batch",
+        *((RESNET_18, "bf16", batch) for batch in (16, 128)),
+        *((BERT_BASE, "bf16", batch) for batch in (4, 32)),
+        *((LLAMA, "bf16", batch) for batch in (2, 16)),
+    ),
+    version=3,
+)
+def training(model: str, precision: str, batch: int) -> list[Row]:
+    """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
+    backends = {TINY_BERT: (TRACE,), RESNET_18: (TRACE, COMPILE, OVERHEAD)}.get(model, (COMPILE, OVERHEAD))
+    return trained.measure_training(model, batch, backends, precision=precision, seconds=5.0)
+
+
+@experiment(
+    small=_shapes("case size", ("softmax", 2**14)),
+    cpu=_shapes("case size", *((case, 2**23) for case in fused.CASES if case not in GPU_CASES)),
+    gpu=_shapes("case size", *((case, size) for case in fused.CASES for size in (2**20, 2**24))),
+    version=3,
+)
+def fusion(case: str, size: int) -> list[Row]:
+    """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
+    return fused.measure_fusion(case, size, rounds=20)
+
+
+@experiment(
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
     version=2,
@@ -94,3 +85,13 @@ def latency(model: str, precision: str, batch: int) -> list[Row]:
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""
     return [captured.measure_semantics(case, variant) for variant in captured.variants(case)]
+
+
+@experiment(
+    small=_shapes("model backend", (TINY_RESNET, TRACE)),
+    cpu=_shapes("model backend", (RESNET_18, SCRIPT), (BERT_SHORT, SCRIPT)),
+    version=3,
+)
+def flawed(model: str, backend: str) -> Row:
+    """The lecture's timing and the correct one, of the same models in the same process."""
+    return latencies.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)
