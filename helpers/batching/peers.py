@@ -6,6 +6,7 @@ kernel, FlashAttention-2, for both. Functions here raise ImportError where the p
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from helpers.lab import device
 from helpers.lab.timing import relative_error
 from helpers.text import SyntheticText
 
-from .attention import causal_attention
+from .attention import block_mask, causal_attention, packed_attention
 from .datasets import StandardDataset
 from .documents import documents_attention
 from .sequenced import Packed, PackedLayout, SequencedDataset
@@ -47,6 +49,13 @@ def bucket_iterator(lengths: np.ndarray, batch_size: int) -> Callable[[], Iterat
         return iterator.batches
 
     return epoch
+
+
+def packed(variant: str, layout: PackedLayout) -> Callable[..., Tensor]:
+    """Our variant; on a CPU `flex` is torch's own, as ours computes it as `dense` does."""
+    if variant == "flex" and device().type == "cpu":
+        return partial(flex_attention, block_mask=block_mask(layout.documents, "cpu"))
+    return packed_attention(layout, variant, device(), compute_dtype())
 
 
 def per_document(layout: PackedLayout) -> Callable[..., Tensor]:

@@ -11,16 +11,13 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from helpers.batching import BalancedBatchSampler, PackedLayout, StandardDataset, pack, peers, steps
 from helpers.batching.attention import (
     VARIANTS,
-    block_mask,
     causal_attention,
     forget_compiled,
     missing_because,
-    packed_attention,
     without_cudnn_attention,
 )
 from helpers.batching.datasets import candidate_share, fill
@@ -33,12 +30,10 @@ from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement
 from helpers.metrics import LMCrossEntropyLoss
 from helpers.models import GPT2LikeModel
-from helpers.text import Samples, SyntheticText
-from helpers.text.synthetic import draw_lengths
-from helpers.training import Batch
-from helpers.training.language import text_task
+from helpers.text import SyntheticText
+from helpers.training.language import guess_scores, text_task
 from helpers.training.loop import fit
-from helpers.training.text_batches import balanced_batches, packed_batches, packed_variant, random_batches
+from helpers.training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
 from helpers.training.trainer import Precision, Trainer
 
 MAX_LENGTH = 640  # the task's
@@ -123,7 +118,7 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     q, k, v = (torch.randn(1, heads, tokens, head_dim, device=device(), dtype=dtype) for _ in range(3))
     grad = torch.randn_like(q)
     inputs = [part.requires_grad_() for part in (q, k, v)]
-    makers = {variant: partial(_packed, variant) for variant in VARIANTS}
+    makers = {variant: partial(peers.packed, variant) for variant in VARIANTS}
     makers |= {PER_DOCUMENT: peers.per_document, NESTED: peers.nested, LEAKING: lambda layout: causal_attention}
 
     def whole(attend: Callable[..., Tensor]) -> list[Tensor]:
@@ -151,12 +146,6 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
         memory = peak_memory(lambda make=makers[variant]: whole(make(PackedLayout(offsets))))
         rows[variant]["peak_gib"] = memory.added_bytes / GIB
     return list(rows.values())
-
-
-def _packed(variant: str, layout: PackedLayout) -> Callable[..., Tensor]:
-    if variant == "flex" and device().type == "cpu":  # torch's own: ours computes it as `dense` does
-        return partial(flex_attention, block_mask=block_mask(layout.documents, "cpu"))
-    return packed_attention(layout, variant, device(), steps.compute_dtype())
 
 
 @experiment(
@@ -187,10 +176,11 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     for variant in VARIANTS if on_cuda else ("dense", "varlen"):
         if not missing_because(variant, device(), dtype):
             feeds[f"packed, {variant}"] = partial(packed_batches, variant=variant)
-    variants = {NO_PADDING: _steps(step, [_full_batch(text, batch_size, round(float(dataset.lengths.mean())))])}
+    mean, count = round(float(dataset.lengths.mean())), BATCHES if on_cuda else BATCHES // 2
+    variants = {NO_PADDING: steps.Steps.of(step, [full_batch(text, batch_size, mean, device())])}
     for name, feed in feeds.items():
         batches, _ = feed(dataset, batch_size, device(), dtype, 0)
-        variants[name] = _steps(step, list(itertools.islice(batches(0, 0), BATCHES if on_cuda else BATCHES // 2)))
+        variants[name] = steps.Steps.of(step, list(itertools.islice(batches(0, 0), count)))
     variants["packed, dense"].batches = variants["packed, dense"].batches[:DENSE_BATCHES]
     variants[BRAIN].batches = variants[BRAIN].batches[:1]
     names = list(variants)
@@ -203,16 +193,6 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     for row in rows.values():
         row["ratio_to_no_padding"] = row["real_tokens_per_s"] / limit["real_tokens_per_s"] if limit else None
     return [rows.get(name, {"variant": name, STATUS: OUT_OF_MEMORY}) | told for name in names]
-
-
-def _steps(step: Callable[[Batch], None], batches: list[Batch]) -> steps.Steps:
-    return steps.Steps(step, batches, float(np.mean([int((batch.targets != 0).sum()) for batch in batches])))
-
-
-def _full_batch(text: Samples, batch_size: int, length: int) -> Batch:
-    tokens = torch.from_numpy(text.ids[: batch_size * (length + 1)].astype(np.int64)).view(batch_size, -1)
-    tokens = tokens.to(device())  # (B, T + 1)
-    return Batch(tokens[:, :-1], tokens[:, 1:], {"attend": causal_attention})
 
 
 @experiment(
@@ -293,24 +273,16 @@ def training(
         if peak_gib is None:
             widest = max(task.batches(0, 0), key=lambda batch: batch.inputs.numel())
             peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
-    targets = np.concatenate([held_out[index][1 : max_length + 1] for index in range(len(held_out))])
-    shares = np.bincount(targets) / len(targets)
     return {
         "train_s": scores["epoch_s"],
         "peak_gib": peak_gib,
         "validation_loss": scores["validation_loss"],
         "validation_accuracy": scores["validation_accuracy"],
-        "guess_accuracy": float(shares.max()),
-        "guess_loss": float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()),
+        **guess_scores(task),
         "steps": scores["steps"],
         "real_tokens": int((np.minimum(text.lengths, max_length + 1) - 1).sum()) * epochs,
         "source": text.source,
     }
-
-
-def wikitext_lengths(samples: int) -> np.ndarray:
-    """Lengths as WikiText's samples have them, cut to the task's 640."""
-    return np.minimum(draw_lengths(samples, seed=0), MAX_LENGTH)
 
 
 @experiment(
@@ -322,7 +294,7 @@ def padding(samples: int, batch_size: int) -> list[Row]:
 
     `candidate_share` is the share of all samples that a sample can meet in a batch, on the mean.
     """
-    lengths = wikitext_lengths(samples)
+    lengths = steps.wikitext_lengths(samples, MAX_LENGTH)
     shuffled = np.random.default_rng(0).permutation(samples)
     chunks = [shuffled[begin : begin + batch_size] for begin in range(0, samples, batch_size)]
     brain = {"padding_share": 1 - float(lengths.mean()) / MAX_LENGTH, "fill": 1.0}
@@ -343,7 +315,7 @@ def padding(samples: int, batch_size: int) -> list[Row]:
 )
 def sampler_scaling(samples: int, variant: str) -> Row:
     """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""
-    lengths, batch_size = wikitext_lengths(samples), 32
+    lengths, batch_size = steps.wikitext_lengths(samples, MAX_LENGTH), 32
     began = time.perf_counter()
     try:
         make = peers.bucket_iterator if variant == TORCHTEXT else partial(BalancedBatchSampler, k=5)
@@ -352,17 +324,7 @@ def sampler_scaling(samples: int, variant: str) -> Row:
         return {STATUS: f"{NOT_INSTALLED}torchtext"}
     init_s = time.perf_counter() - began
     begin = made if variant == TORCHTEXT else partial(iter, made)
-    first_ms, batch_us, began = [], [], time.perf_counter()
-    while len(batch_us) < 2 or (len(batch_us) < 20 and time.perf_counter() - began < 3):
-        start = time.perf_counter()
-        batches = begin()
-        next(batches)
-        first_ms.append((time.perf_counter() - start) * 1e3)
-        number = 1 + sum(1 for _ in batches)
-        batch_us.append((time.perf_counter() - start) / number * 1e6)
-    p20, median, p80 = np.percentile(batch_us, [20, 50, 80])
-    row = {"init_s": init_s, "first_batch_ms": float(np.median(first_ms))}
-    return row | {"batch_us": median, "batch_p20_us": p20, "batch_p80_us": p80, "n": len(batch_us)}
+    return {"init_s": init_s} | steps.sampler_times(begin)
 
 
 @experiment(
@@ -376,7 +338,7 @@ def sampler_scaling(samples: int, variant: str) -> Row:
 )
 def packing(samples: int, capacity: int, strategy: str) -> Row:
     """How full sequences become by each strategy, what is lost, and how long it takes to find out."""
-    lengths = wikitext_lengths(samples)
+    lengths = steps.wikitext_lengths(samples, MAX_LENGTH)
     took = []
     for _ in range(5):
         began = time.perf_counter()

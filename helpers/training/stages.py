@@ -26,6 +26,7 @@ from helpers.lab.records import Row
 from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
 from helpers.rush.setup import ENVIRONMENTS
 
+from .language import guess_scores
 from .loop import Excerpt, Step, fit
 from .switched import LANGUAGE
 from .trainer import Precision, Trainer
@@ -96,7 +97,7 @@ def run(
 
     `train_s` is the whole waiting time: tokenising, building the model, compiling from an empty cache, training and
     validation; the start of Python and CUDA, which no stage changes, is left out. `real_tokens_per_s` and `step_ms` are
-    the steady state's. `constant_accuracy` is that of the guess that is always the most frequent token.
+    the steady state's. `constant_accuracy` is that of always guessing the most frequent token.
 
     The allocator's stage needs a process that starts with its environment: see `run_apart`. On a CPU `peak_gib` is what
     the process grew by, which is the training's need only in a process of its own. cuDNN's attention is disabled, since
@@ -127,7 +128,7 @@ def run(
         "peak_gib": (_most_held() - held) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
-        "constant_accuracy": constant_accuracy(trainer),
+        "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],
         "train_loss": trainer.train_scores()["loss"],
         "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped_steps(),
         "steps": timed["steps"],
@@ -164,14 +165,6 @@ def mixed_precision() -> Precision:
     """bf16, which needs no loss scale; fp16 with ours on a GPU without bf16."""
     without = device().type == "cuda" and missing_because("compute capability 8.0")
     return Precision("dynamic" if without else "bf16")
-
-
-def constant_accuracy(trainer: Trainer) -> float:
-    """The share of the most frequent token among the targets of validation."""
-    pad_id = trainer.model.pad_id
-    targets = torch.cat([batch.targets.flatten().cpu() for batch in trainer.task.validation()])
-    counts = torch.bincount(targets[targets != pad_id])
-    return float(counts.max() / counts.sum())
 
 
 def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
 from helpers.batching.attention import causal_attention, missing_because, packed_attention
 from helpers.batching.sequenced import Packed
+from helpers.text import Samples
 
 from .slow_parts import hidden_keys, materialised_attention
 from .trainer import Batch
@@ -135,6 +136,13 @@ def packed_batches(
         return len(packed)
 
     return batches, steps
+
+
+def full_batch(text: Samples, size: int, length: int, device: torch.device) -> Batch:
+    """A batch of samples that are all `length` long: the text, cut anywhere."""
+    tokens = torch.from_numpy(text.ids[: size * (length + 1)].astype(np.int64)).view(size, -1)
+    tokens = tokens.to(device)  # (B, T + 1)
+    return Batch(tokens[:, :-1], tokens[:, 1:], {"attend": causal_attention})
 
 
 FEEDS = {

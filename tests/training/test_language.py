@@ -9,15 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.lab import device
 from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
 from helpers.text import SyntheticText
 from helpers.training import LANGUAGE
+from helpers.training.language import MULTIPLE as PACK_MULTIPLE
 from helpers.training.language import Lines, open_texts
 from helpers.training.slow_parts import HostAccuracy, SpelledOutLoss
 from helpers.training.text_batches import RandomOrder
 
 SLOW = frozenset()
 CLEAN = LANGUAGE.fixed - {"bf16", "workers"}
+MULTIPLE = PACK_MULTIPLE[device().type]
 
 
 def lengths():
@@ -31,7 +34,7 @@ def real_tokens(all_of_it=False):
 
 
 def capacity():
-    return math.ceil(max(round(4 * lengths().mean()), lengths().max()) / 64) * 64
+    return math.ceil(max(round(4 * lengths().mean()), lengths().max()) / MULTIPLE) * MULTIPLE
 
 
 @pytest.mark.parametrize("fixes", [SLOW, LANGUAGE.fixed], ids=["slow", "fixed"])
