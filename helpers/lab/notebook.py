@@ -103,7 +103,7 @@ def recorded(experiment: Experiment) -> Results:
 
 
 def main_machine() -> str:
-    """The machine that the report names first: of the GPUs (else of the CPUs) with records, the one with the most tables."""
+    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most tables."""
     for cpu in (False, True):
         if names := records.devices(cpu=cpu):
             folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
