@@ -186,9 +186,9 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
     targets: Counter = Counter()
     for name, chosen in ((fix, fixes), (SLOW, frozenset()), (fix, fixes)):
         if KEPT_PAGES in chosen:
-            done = in_fresh_process(_block, switched, chosen - {KEPT_PAGES}, size, FRESH, environment=KEPT)
+            done = in_fresh_process(_block, pipeline, chosen - {KEPT_PAGES}, size, FRESH, environment=KEPT)
         else:
-            done = _block(switched, chosen, size)
+            done = _block(pipeline, chosen, size)
         samples, real, source, prepare_s = done
         times[name] += samples
         targets[name] += real
@@ -206,10 +206,9 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
     }
 
 
-def _block(
-    pipeline: Switched, fixes: frozenset[str], size: str, settling: int = 0
-) -> tuple[list[float], int, str, float]:
+def _block(name: str, fixes: frozenset[str], size: str, settling: int = 0) -> tuple[list[float], int, str, float]:
     """Milliseconds of steps of an epoch, loading included, after some to settle; their real targets; about the task."""
+    pipeline = PIPELINES[name]
     workers, (least, timed) = _workers(pipeline, fixes, size), TIMED[size]
     settling = max(settling, least, workers)
     count = settling + max(timed, 4 * workers)

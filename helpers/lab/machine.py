@@ -4,8 +4,6 @@ Nothing here initialises CUDA at import. `environment()` calls `nvidia-smi` and 
 its result is cached.
 """
 
-import ctypes
-import ctypes.util
 import datetime
 import functools
 import hashlib
@@ -37,7 +35,6 @@ PEERS = {
 MODULES = PEERS | {
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
-    "PyTurboJPEG": "turbojpeg",
     "scikit-learn": "sklearn",
 }
 
@@ -241,7 +238,6 @@ def _outside_python() -> dict[str, Callable[[], bool]]:
     return {
         "C++ compiler": lambda: shutil.which(os.environ.get("CXX") or CXX) is not None,
         "Python.h": _has_python_header,
-        "libturbojpeg": _has_turbojpeg,
         "pypy3": lambda: shutil.which("pypy3") is not None,
     }
 
@@ -260,15 +256,6 @@ def _has_python_header() -> bool:
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         folders += os.environ.get(variable, "").split(os.pathsep)
     return any((Path(folder) / "Python.h").is_file() for folder in folders if folder)
-
-
-def _has_turbojpeg() -> bool:
-    """Whether the system has libjpeg-turbo's TurboJPEG API of version 3, which PyTurboJPEG needs."""
-    name = ctypes.util.find_library("turbojpeg")
-    try:
-        return name is not None and hasattr(ctypes.CDLL(name), "tj3Init")
-    except OSError:
-        return False
 
 
 def _driver() -> str:
