@@ -1,4 +1,4 @@
-"""Chapter 1's variants: an optimizer's step with and without scalers, and a forward pass under each autocast."""
+"""Chapter 1's variants: an optimizer step with and without scalers, a forward under each autocast; zero gradients."""
 
 import math
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from .scaler import DynamicGradScaler
 SCALE = 2.0**8
 
 NO_SCALER, TORCHS, PLAIN, OURS = "no scaler", "torch.amp.GradScaler", "plain operations", "ours"
+LOWEST, HIGHEST = -60, 20  # exponents that are told apart; fp16 ends at -24, with subnormal numbers
 NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
 
 
@@ -119,3 +120,16 @@ def check_same_casts(
         got, expected = types[layer], expected_types[layer]
         raise Disagreement(f"layer {layer} returns {got} under our Autocast, {expected} under torch's")
     check_agreement(runs, tolerance)
+
+
+def count_exponents(values: Tensor) -> Tensor:
+    """Counts of values by exponent: at 0 the exact zeros, then LOWEST to HIGHEST. Nothing is read on the host."""
+    magnitude = values.detach().float().abs()
+    exponent = torch.frexp(magnitude).exponent - 1
+    bins = torch.where(magnitude == 0, 0, exponent.clamp(LOWEST, HIGHEST) - LOWEST + 1)
+    return torch.bincount(bins.flatten().long(), minlength=HIGHEST - LOWEST + 2)
+
+
+def zero_share(grads: list[Tensor]) -> Tensor:
+    """The share of all their values that is exactly zero."""
+    return sum((g == 0).sum() for g in grads) / sum(g.numel() for g in grads)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from helpers import train as training
 from helpers.amp import variants
-from helpers.amp.gradients import LOWEST, count_exponents, zero_share
+from helpers.amp.variants import LOWEST, count_exponents, zero_share
 from helpers.lab import Comparison, bench, compare, device, experiment, peak_memory
 from helpers.lab.ceilings import copy
 from helpers.lab.memory import GIB

@@ -5,12 +5,10 @@ stays out of the PDF, whose last page lists it.
 """
 
 import html
-import inspect
 import os
 import re
-import textwrap
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import matplotlib.style
@@ -21,9 +19,7 @@ from matplotlib.figure import Figure
 
 from . import figures, records
 from .experiment import Experiment
-from .machine import slug
 from .records import STATUS
-from .tables import number
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
@@ -32,6 +28,7 @@ NOT_MEASURED = "not measured"
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {unit: unit for unit in ("s", "ms", "us")}
+YES_NO = {"True": "yes", "False": "no"}
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 
 
@@ -138,19 +135,6 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     display(Markdown(f"*{caption}*"), metadata=LEFT_OUT)
 
 
-def figures_of(draw: Callable[[pd.DataFrame], Figure], rows: pd.DataFrame, name: str, caption: str) -> None:
-    """A figure for each device that has rows: the first is called `name`, the others by their device, too."""
-    for place, (gpu, found) in enumerate(rows.groupby("gpu", sort=False) if len(rows) else []):
-        own = f"{name}-{slug(str(gpu))}" if place else name
-        figure(draw(found), own, f"{caption} {gpu}." if rows["gpu"].nunique() > 1 else caption)
-
-
-def source(*functions: object) -> None:
-    """Show the code of functions, as it is."""
-    text = "\n\n\n".join(textwrap.dedent(inspect.getsource(function)).rstrip() for function in functions)
-    display(Markdown(f"```python\n{text}\n```"))
-
-
 def show_text(*sentences: str) -> None:
     """Show sentences as text of the report. Write the figures in them with f-strings that read the records."""
     display(Markdown(" ".join(sentences)))
@@ -203,6 +187,19 @@ def _texts(column: pd.Series) -> list[str]:
     numbers = pd.to_numeric(column, errors="coerce").dropna()
     whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
     return [number(value, whole) for value in column]
+
+
+def number(value: object, whole: bool = False) -> str:
+    """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell."""
+    if value is None or value == "" or (isinstance(value, float) and value != value):
+        return "–"
+    if answer := YES_NO.get(str(value)):  # a bool, or its text in a record
+        return answer
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if whole or isinstance(value, (int, np.integer)):
+        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def _is_text(shown: str) -> bool:

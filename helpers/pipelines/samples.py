@@ -31,15 +31,6 @@ def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213))
     return [_numbered(*crops[position % len(crops)], position) for position in range(count)]
 
 
-def token_samples(count: int, seed: int = 0) -> list[Sample]:
-    """`count` samples of synthetic text with the lengths of WikiText: int32, 85 tokens on average.
-
-    A sample's label is its length class, the bits that its length needs: class c has lengths from 2**(c-1) to 2**c - 1.
-    """
-    texts = enumerate(SyntheticText(count, seed))
-    return [Sample(f"text-{position:08d}", len(ids).bit_length(), ids) for position, ids in texts]
-
-
 def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]:
     """`count` windows of `length` tokens, int32, each from another place of one synthetic text; labels 0 to 9."""
     text = np.concatenate([np.asarray(SyntheticText(500, seed)[i], np.int32) for i in range(500)])

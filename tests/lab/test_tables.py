@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from helpers.lab.notebook import heading
-from helpers.lab.tables import number
+from helpers.lab.notebook import heading, number
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.pipelines.formats import decode
-from helpers.pipelines.samples import CROPS, example_jpegs, image_samples, token_samples, token_windows
-from helpers.text import SyntheticText
+from helpers.pipelines.samples import CROPS, example_jpegs, image_samples, token_windows
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +41,11 @@ def test_windows_have_a_length_and_no_two_are_alike():
     assert len({sample.data.tobytes() for sample in windows}) == len({sample.key for sample in windows}) == 50
 
 
-def test_tokens_are_the_texts_and_their_label_is_a_length_class():
-    text, samples = SyntheticText(40, seed=3), token_samples(40, seed=3)
-    assert len({sample.key for sample in samples}) == 40
-    for ids, sample in zip(text, samples, strict=True):
-        assert np.array_equal(ids, sample.data)
-        assert 2 ** (sample.label - 1) <= len(ids) < 2**sample.label
-
-
 def test_what_cannot_be_had_is_named():
     with pytest.raises(ValueError, match="count is 0"):
         image_samples(0)
     with pytest.raises(ValueError, match="size is"):
         image_samples(1, size=(8, 100))
-    with pytest.raises(ValueError, match="0"):
-        token_samples(0)
 
 
 def test_examples_are_the_same_for_a_seed():
