@@ -46,7 +46,7 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat
 LEAST_ROUNDS, LEAST_SLOW_ROUNDS, MOST_ROUNDS, SLOW_S = 20, 6, 200, 1.0
 
 # Each backend has threads of its own, which wait for more work for some ms before they sleep, on the cores that the
-# next backend needs: without this pause before each run, medians were up to 1.4 times as long on two cores.
+# next backend needs: without this pause ONNX Runtime took 1.5 to 1.7 times as long after eager on two cores.
 REST_S = 0.02
 
 FLAWED_EAGER_RUNS, FLAWED_RUNS = 10, 100  # the lecture's numbers of runs
