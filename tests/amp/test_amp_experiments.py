@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.amp import Autocast, gradients, variants
+from helpers.amp import Autocast, variants
 from helpers.experiments import amp as experiments
 from helpers.experiments import tables_of
 from helpers.lab import Disagreement
@@ -66,14 +66,14 @@ def test_exponents_are_shares_of_all_gradients():
     rows = experiments.exponents("small")
     shares = rows.groupby("kind")["share"].sum()
     assert shares.to_dict() == pytest.approx({"activations": 1.0, "weights": 1.0})
-    assert rows["exponent"].dropna().between(gradients.LOWEST, gradients.HIGHEST).all()
+    assert rows["exponent"].dropna().between(variants.LOWEST, variants.HIGHEST).all()
 
 
 def test_exponents_are_those_of_the_values():
-    counts = gradients.count_exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
-    places = {place - 1 + gradients.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
+    counts = variants.count_exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
+    places = {place - 1 + variants.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
     assert counts[0] == 1
-    assert places == {0: 2, 1: 1, -30: 1, gradients.LOWEST: 1}
+    assert places == {0: 2, 1: 1, -30: 1, variants.LOWEST: 1}
 
 
 def test_zeros_are_counted_for_each_layer():
