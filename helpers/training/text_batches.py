@@ -111,6 +111,7 @@ def packed_batches(
     seed: int,
     variant: str | None = None,
     multiple: int = 1,
+    strategy: str = "best-fit",
     **loading: Any,
 ) -> Feed:
     """One packed sequence a step, with as many tokens as padded batches have real tokens on average.
@@ -121,9 +122,7 @@ def packed_batches(
     longest = dataset.max_length if multiple == 1 else int(dataset.lengths.max())
     capacity = max(round(min(size, len(dataset)) * float(dataset.lengths.mean())), longest)
     capacity = -(-capacity // multiple) * multiple
-    packed = SequencedDataset(
-        dataset, None, capacity, strategy="best-fit", seed=seed, pad_id=dataset.pad_id, fixed=True
-    )
+    packed = SequencedDataset(dataset, None, capacity, strategy=strategy, seed=seed, pad_id=dataset.pad_id, fixed=True)
     variant = variant or packed_variant(device, dtype)
     loader = _Loader(packed, device, dataset.pad_id, batch_size=None, variant=variant, **loading)
 
