@@ -76,6 +76,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "max_length": 192,
         "dropout": 0.1,
         "batch_size": 4,
+        "strategy": "best-fit",
         "workers": 1,
         "learning_rate": 3e-3,
     },
@@ -106,6 +107,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "max_length": 192,
         "dropout": 0.0,
         "batch_size": 8,
+        "strategy": "best-fit",
         "workers": 2,
         "learning_rate": 3e-3,
     },
@@ -120,6 +122,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "max_length": 640,
         "dropout": 0.1,
         "batch_size": 48,
+        "strategy": "best-fit",
         "workers": 4,
         "learning_rate": 3e-4,
     },
@@ -202,7 +205,7 @@ def switched_language_task(
         shape = sizes["shape"]["width_1024" not in slow]
         flash = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
         variant = packed_variant(device, dtype) if flash or device.type == "cpu" else "dense"
-        packing = {"multiple": MULTIPLE[device.type], "strategy": sizes.get("strategy", "best-fit")}
+        packing = {"multiple": MULTIPLE[device.type], "strategy": sizes["strategy"]}
         batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, **packing, **loading)
     metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
     return Task(
