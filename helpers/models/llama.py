@@ -5,7 +5,7 @@ whether products with the same input are fused. The defaults are plain torch, wi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
+
+from .weights import attention_weights, copy_weights, mlp_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ PRESETS = {
 }  # fmt: skip
 
 INIT_STD = 0.02
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # transformers' names
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -286,28 +289,29 @@ class Llama(nn.Module):
 
         `of` maps a parameter to what is viewed: `lambda p: p.grad` for gradients. A tied head has no entry.
         """
-        views = {"model.embed_tokens.weight": of(self.embedding.weight)}
+        views = {EMBEDDING: of(self.embedding.weight)}
         for i, layer in enumerate(self.layers):
-            named = {f"self_attn.{name}": view for name, view in _attention_weights(layer.attention, of).items()}
-            named |= {f"mlp.{name}": view for name, view in _mlp_weights(layer.mlp, of).items()}
+            named = {f"self_attn.{name}": view for name, view in attention_weights(layer.attention, of).items()}
+            named |= {f"mlp.{name}": view for name, view in mlp_weights(layer.mlp, of).items()}
             named |= {"input_layernorm": of(layer.norm1.weight), "post_attention_layernorm": of(layer.norm2.weight)}
             views |= {f"model.layers.{i}.{name}.weight": view for name, view in named.items()}
         views["model.norm.weight"] = of(self.norm.weight)
         if self.head.weight is not self.embedding.weight:
-            views["lm_head.weight"] = of(self.head.weight)
+            views[HEAD] = of(self.head.weight)
         return views
 
-    @torch.no_grad()
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Copy weights by transformers' names: its model's `state_dict()`, or another Llama's `weights()`."""
-        views = self.weights()
-        missing = sorted(views.keys() - weights.keys())
-        if missing:
-            raise ValueError(f"no weight {missing[0]!r} is given, nor {len(missing) - 1} others of {len(views)}")
-        for name, view in views.items():
-            if view.shape != weights[name].shape:
-                raise ValueError(f"{name} is {tuple(weights[name].shape)}; it must be {tuple(view.shape)}")
-            view.copy_(weights[name])
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights by transformers' names: its model's `state_dict()`, or another Llama's `weights()`.
+
+        A `ValueError`, before anything is copied, names a weight that is missing, that this model has no place for, or
+        that has another shape. A tied model takes a head if it equals the embedding.
+        """
+        head, embedding = weights.get(HEAD), weights.get(EMBEDDING)
+        if self.head.weight is self.embedding.weight and head is not None and embedding is not None:
+            if not torch.equal(head, embedding):
+                raise ValueError(f"{HEAD} differs from {EMBEDDING}, and this model has one weight for both: tied=False")
+            weights = {name: weight for name, weight in weights.items() if name != HEAD}
+        copy_weights(self.weights(), weights)
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """The input of the head: the normed residual stream (B, T, width)."""
@@ -331,21 +335,3 @@ def preset(name: str) -> dict:
     if name not in PRESETS:
         raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
     return PRESETS[name]
-
-
-def _attention_weights(attention: Attention, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    if attention.fused:
-        q, k, v = of(attention.qkv.weight).split(attention.sizes)
-    else:
-        q, k, v = (of(linear.weight) for linear in (attention.q, attention.k, attention.v))
-    return {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": of(attention.out.weight)}
-
-
-def _mlp_weights(mlp: nn.Module, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    if not isinstance(mlp, SwiGLU):  # `helpers.swiglu` stores them transposed
-        gate, up, down = (of(weight).t() for weight in (mlp.W, mlp.V, mlp.U))
-    elif mlp.fused:
-        (gate, up), down = of(mlp.gate_up.weight).chunk(2), of(mlp.down.weight)
-    else:
-        gate, up, down = (of(linear.weight) for linear in (mlp.gate, mlp.up, mlp.down))
-    return {"gate_proj": gate, "up_proj": up, "down_proj": down}

@@ -36,43 +36,6 @@ def transformers_state():
     return state
 
 
-# transformers' names of what is one to one; q, k and v are ours in one.
-OUR_NAMES = {
-    "embeddings.word_embeddings": "words",
-    "embeddings.position_embeddings": "positions",
-    "embeddings.token_type_embeddings": "segments",
-    "embeddings.LayerNorm": "norm",
-    "pooler.dense": "pooler",
-}
-OUR_LAYER_NAMES = {
-    "attention.output.dense": "attention.out",
-    "attention.output.LayerNorm": "norm1",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "norm2",
-}
-
-
-def from_transformers(state):
-    """A state dict of transformers' `BertModel` under our names; q, k and v are put in one tensor."""
-    kinds = ("weight", "bias")
-    renamed = {
-        f"{ours}.{kind}": state[f"{theirs}.{kind}"]
-        for theirs, ours in OUR_NAMES.items()
-        for kind in kinds
-        if f"{theirs}.{kind}" in state  # embeddings have no bias
-    }
-    layers = {int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")}
-    for i in sorted(layers):
-        theirs = f"encoder.layer.{i}."
-        for kind in kinds:
-            parts = [state[f"{theirs}attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-            renamed[f"layers.{i}.attention.qkv.{kind}"] = torch.cat(parts)
-            for name, ours in OUR_LAYER_NAMES.items():
-                renamed[f"layers.{i}.{ours}.{kind}"] = state[f"{theirs}{name}.{kind}"]
-    return renamed
-
-
 def both(name, *shape):
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
@@ -94,7 +57,7 @@ STATES = [
 
 def loaded():
     model = tiny()
-    model.load_state_dict(from_transformers(transformers_state()))
+    model.load_weights(transformers_state())
     return model
 
 
@@ -124,6 +87,36 @@ def test_it_is_transformers_own_model_on_the_same_weights(mask):
     real = torch.ones_like(MASK) if mask is None else mask
     torch.testing.assert_close(states[real], expected.last_hidden_state[real], atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(pooled, expected.pooler_output, atol=2e-5, rtol=1e-4)
+
+
+def test_the_encoder_of_a_bert_with_a_head_is_loaded():
+    state = {f"bert.{name}": weight for name, weight in transformers_state().items()}
+    model = tiny()
+    model.load_weights(state | {"classifier.weight": torch.ones(2, WIDTH)})
+    for ours, expected in zip(model.parameters(), loaded().parameters(), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: {}, r"lack 'embeddings\.LayerNorm\.bias' and 38 more; the model has 39"),
+        (
+            lambda state: state | {"encoder.layer.2.output.dense.bias": torch.ones(WIDTH)},
+            r"no place for 'encoder",
+        ),
+        (
+            lambda state: state | {"pooler.dense.bias": torch.ones(3)},
+            r"pooler.* is \(3,\); it must be \(8,\)",
+        ),
+    ],
+)
+def test_weights_of_another_bert_are_refused(change, said):
+    model = tiny()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=said):
+        model.load_weights(change(transformers_state()))
+    assert all(map(torch.equal, before, model.parameters()))
 
 
 @settings(max_examples=20, deadline=None)

@@ -183,7 +183,39 @@ def test_wrong_input_is_named():
         model(torch.zeros(1, 4))
     weights = dict(model.weights())
     del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"no weight 'model\.norm\.weight' is given"):
+    with pytest.raises(ValueError, match=r"the weights lack 'model\.norm\.weight'; the model has 20"):
         model.load_weights(weights)
     with pytest.raises(ValueError, match=r"model\.norm\.weight is \(3,\); it must be \(32,\)"):
         model.load_weights(weights | {"model.norm.weight": torch.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (
+            {"lm_head.weight": torch.ones(19, 32)},
+            r"lm_head\.weight differs .* tied=False",
+        ),
+        (
+            {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
+            r"no place for 'model\.layers\.0\.self_attn\.q",
+        ),
+        (
+            dict.fromkeys((f"model.layers.{i}.x" for i in (2, 3)), torch.ones(3)),
+            r"2\.x' and 1 more; 22 weights",
+        ),
+    ],
+    ids=["untied", "biases", "more layers"],
+)
+def test_weights_of_another_model_are_refused_before_any_is_copied(extra, said):
+    model, other = small(), filled()
+    before = {name: weight.clone() for name, weight in model.weights().items()}
+    with pytest.raises(ValueError, match=said):
+        model.load_weights(other.weights() | extra)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
+
+
+def test_a_tied_model_takes_a_head_that_equals_the_embedding():
+    model, weights = small(), filled().weights()
+    model.load_weights(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
+    assert torch.equal(model.embedding.weight, weights["model.embed_tokens.weight"])
