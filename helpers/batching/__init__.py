@@ -10,9 +10,10 @@ packed_attention                           attention over such a sequence that k
 
 from .attention import causal_attention, packed_attention
 from .datasets import BaseDataset, StandardDataset, collate_fn
+from .packed import PackedLayout
 from .packing import pack
 from .sampler import BalancedBatchSampler
-from .sequenced import PackedLayout, SequencedDataset
+from .sequenced import SequencedDataset
 
 BrainDataset, BigBrainDataset, UltraDuperBigBrainDataset = BaseDataset, StandardDataset, StandardDataset
 UltraDuperBigBrainBatchSampler = BalancedBatchSampler

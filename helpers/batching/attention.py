@@ -45,7 +45,7 @@ from helpers.lab.arguments import check_choice
 from helpers.lab.precision import autocast_dtype
 
 from .documents import documents_attention
-from .sequenced import PackedLayout, causal_mask
+from .packed import PackedLayout, causal_mask
 
 VARIANTS = {  # what each needs to run
     "dense": (),

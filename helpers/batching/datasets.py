@@ -8,7 +8,8 @@
 Also here: what every piece of batching takes as samples and as lengths.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -40,15 +41,21 @@ class StandardDataset(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor(token_ids(self.samples[index])[: self.max_length], dtype=torch.int64)
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        """A sample; of a slice, the list of its samples."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        return self._cut(self.samples[index])
+
+    def _cut(self, sample: Sample) -> Tensor:
+        return torch.tensor(token_ids(sample)[: self.max_length], dtype=torch.int64)
 
 
 class BaseDataset(StandardDataset):
     """Samples cut *and* padded to `max_length`: every batch is as wide as the longest sample might be."""
 
-    def __getitem__(self, index: int) -> Tensor:
-        return pad([self.samples[index]], self.max_length, self.pad_id)[0]
+    def _cut(self, sample: Sample) -> Tensor:
+        return pad([sample], self.max_length, self.pad_id)[0]
 
 
 def collate_fn(batch: Sequence[Sample], pad_id: int = 0) -> Tensor:
@@ -73,16 +80,26 @@ def pad(samples: Sequence[Sample], length: int | None = None, pad_id: int = 0) -
 
 def token_ids(sample: Sample, name: str = "a sample") -> np.ndarray:
     """A sample as an array (T,); a ValueError, which calls it by its name, if it isn't integers in one dimension."""
+    _refuse_fields(sample, name)
     ids = np.asarray(sample)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):  # an empty list is an array of floats
         raise ValueError(f"{name} is {ids.dtype} of shape {ids.shape}; it must be whole numbers in one dimension")
     return ids
 
 
+def _refuse_fields(sample: object, name: str) -> None:
+    """A ValueError if a sample is a dict of fields, whose length is the number of its fields."""
+    if isinstance(sample, Mapping):
+        fields = ", ".join(map(repr, sample))
+        raise ValueError(f"{name} is a dict of {fields}; pass one field: [sample['input_ids'] for sample in samples]")
+
+
 def lengths_of(samples: Sequence[Sample]) -> np.ndarray:
     """The lengths of samples (n,): a corpus knows its own; of anything else each sample is looked at once."""
     known = getattr(samples, "lengths", None)
     if known is None:
+        if len(samples):
+            _refuse_fields(samples[0], "a sample")
         return checked_lengths([len(samples[index]) for index in range(len(samples))])
     if len(known) != len(samples):
         raise ValueError(f"there are {len(known)} lengths; there must be one for each of the {len(samples)} samples")
@@ -107,12 +124,9 @@ def checked_lengths(lengths: Lengths) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def check_rank(rank: int, world_size: int) -> None:
-    """A ValueError if `world_size` processes have no such rank."""
-    check_at_least(0, rank=rank)
-    check_at_least(1, world_size=world_size)
-    if rank >= world_size:
-        raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
+def checksum(lengths: np.ndarray) -> int:
+    """CRC-32 of lengths (n,) int64, by which a state knows its dataset. 8 ms for a million."""
+    return zlib.crc32(np.ascontiguousarray(lengths))
 
 
 def fill(lengths: np.ndarray, batches: Sequence[np.ndarray | list[int]], batch_size: int) -> dict[str, float]:

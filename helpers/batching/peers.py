@@ -24,7 +24,8 @@ from helpers.text import SyntheticText
 from .attention import block_mask, causal_attention, packed_attention
 from .datasets import StandardDataset
 from .documents import documents_attention
-from .sequenced import Packed, PackedLayout, SequencedDataset
+from .packed import Packed, PackedLayout
+from .sequenced import SequencedDataset
 from .steps import Steps, compute_dtype, training_step
 from .steps import text as steps_text
 

@@ -29,8 +29,9 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from helpers.lab.arguments import check_at_least
+from helpers.lab.ranks import Place, check_identity, rank_of
 
-from .datasets import LONGEST, Lengths, check_rank, checked_lengths
+from .datasets import LONGEST, Lengths, checked_lengths, checksum
 
 MOST = 2**32  # samples: the permutations compute in 32 bits
 BLOCK = 4096  # samples computed at once, or one batch: numpy's fixed costs are shared by the batches of a block
@@ -42,10 +43,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
     A batch has `batch_size` samples, fewer only where too few samples have lengths that near. With k at least the
     longest length less the shortest, batches are random over all samples. Lengths above `max_length` count as it.
 
-    A pass over the sampler is an epoch, and the next pass the next one; `set_epoch` says which it is. The order
-    depends on the seed and the epoch only. Of `world_size` ranks each gets equally many batches, none of them twice
-    (a few batches are then smaller), and in each step all ranks get batches of neighbouring lengths, so that none
-    waits for another's longer one.
+    The order depends on the seed and the epoch only, and the epoch doesn't advance by itself: call `set_epoch` before
+    each pass, or each has the same batches. Of `world_size` ranks (torch.distributed's unless given) each gets equally
+    many batches, none of them twice (a few batches are then smaller), and in each step all ranks get batches of
+    neighbouring lengths, so that none waits for another's longer one.
 
     Memory: 6 bytes a sample. A million samples take 0.1 s to sort, an epoch some microseconds for each length that
     occurs, a batch of 32 a few microseconds.
@@ -59,8 +60,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         *,
         max_length: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         lengths = checked_lengths(lengths)
         if not 0 < len(lengths) < MOST:
@@ -70,85 +71,85 @@ class BalancedBatchSampler(Sampler[list[int]]):
             lengths = np.minimum(lengths, max_length)
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, k=k, seed=seed)
-        check_rank(rank, world_size)
         self.batch_size, self.k, self.seed = operator.index(batch_size), operator.index(k), operator.index(seed)
-        self.rank, self.world_size = operator.index(rank), operator.index(world_size)
+        self.rank, self.world_size = map(operator.index, rank_of(rank, world_size))
+        self._checksum = checksum(lengths)
         self._order, self._values, self._starts = _sorted(lengths, self.seed)
         counts = np.diff(self._starts)
         small = np.uint16 if len(counts) < 2**16 else np.uint32
         self._value = np.repeat(np.arange(len(counts), dtype=small), counts)  # (n,) which length each sorted sample has
-        self.epoch = self._position = self._resume_at = 0
+        self._place = Place()
         self._planned: tuple[int, _Windows, np.ndarray] | None = None
-        self._plan()  # too many ranks are an error here, not in mid-training
+        self._plan(0)  # too many ranks are an error here, not in mid-training
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass."""
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next pass is. Another one than the present begins with its first batch."""
-        check_at_least(0, epoch=epoch)
-        if epoch != self.epoch:
-            self.epoch, self._position, self._resume_at = operator.index(epoch), 0, 0
+        self._place.set_epoch(epoch)
 
     def __len__(self) -> int:
         """This rank's batches in the epoch. Epochs differ by a batch or two."""
-        return len(self._plan()[0]) // self.world_size
+        return len(self._plan(self.epoch)[0]) // self.world_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        begin, self._resume_at = self._resume_at, 0
-        self._position = begin
-        total, epoch = len(self), self.epoch
+        epoch, resume = self._place.begin()
+        begin = resume["position"] if resume else 0
+        self._place.reach(epoch, begin)
+        return self._given(epoch, begin)
+
+    def _given(self, epoch: int, begin: int) -> Iterator[list[int]]:
+        total = len(self._plan(epoch)[0]) // self.world_size
         at_once = max(BLOCK // self.batch_size, 1)
         for first in range(begin, total, at_once):
-            for batch in self._batches(np.arange(first, min(first + at_once, total))):
-                self._position += 1
+            steps = range(first, min(first + at_once, total))
+            for step, batch in zip(steps, self._batches(epoch, np.array(steps)), strict=True):
+                self._place.reach(epoch, step + 1)
                 yield batch
-        if self.epoch == epoch:  # otherwise set_epoch was called in between
-            self.epoch, self._position = epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is. `position` counts the batches given out. A loader with workers fetches some ahead, and so
-        ends the epoch before its last batches are trained on. There set both, `position` to the number of batches
-        trained on: `sampler.state_dict() | {"epoch": epoch, "position": steps}`."""
-        return self._identity() | {"epoch": self.epoch, "position": self._position}
+        """Where the pass is. `position` counts the batches given out. A loader with workers fetches some ahead: there
+        set it to the number of batches trained on, `sampler.state_dict() | {"position": steps}`."""
+        return self._identity() | self._place.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass go on from there; a ValueError if the state is of another sampler."""
-        differing = sorted(name for name, value in self._identity().items() if state.get(name) != value)
-        if differing:
-            raise ValueError(f"the state is of another sampler; it differs in {', '.join(differing)}")
-        epoch, position = state.get("epoch"), state.get("position")
-        check_at_least(0, epoch=epoch, position=position)
-        before, self.epoch = self.epoch, operator.index(epoch)
-        if position > (batches := len(self)):
-            self.epoch = before
+        check_identity(state, self._identity(), "sampler")
+        epoch, position = state["epoch"], state["position"]
+        if position > (batches := len(self._plan(epoch)[0]) // self.world_size):
             raise ValueError(f"position is {position}; epoch {epoch} has {batches} batches")
-        self._position = self._resume_at = operator.index(position)
+        self._place.load(state, ended=position == batches)
 
     def _identity(self) -> dict[str, int]:
         names = ("batch_size", "k", "seed", "world_size")
-        return {name: getattr(self, name) for name in names} | {"samples": len(self._order)}
+        return {name: getattr(self, name) for name in names} | {"lengths": self._checksum}
 
-    def _plan(self) -> tuple["_Windows", np.ndarray]:
-        """The windows of the epoch, and by how much each length's stretch is rotated in it."""
-        if self._planned is None or self._planned[0] != self.epoch:
-            random = np.random.default_rng((self.seed, self.epoch))
+    def _plan(self, epoch: int) -> tuple["_Windows", np.ndarray]:
+        """The windows of an epoch, and by how much each length's stretch is rotated in it. The last one is kept."""
+        if self._planned is None or self._planned[0] != epoch:
+            random = np.random.default_rng((self.seed, epoch))
             k = min(self.k, LONGEST)  # no two lengths differ by more
             first = int(random.integers(k, endpoint=True))
             windows = _windows(self._values.tolist(), self._starts.tolist(), self.batch_size, k, first, self.world_size)
             rotations = random.integers(np.diff(self._starts))
-            self._planned = self.epoch, windows, rotations
+            self._planned = epoch, windows, rotations
         return self._planned[1:]
 
-    def _batches(self, steps: np.ndarray) -> list[list[int]]:
+    def _batches(self, epoch: int, steps: np.ndarray) -> list[list[int]]:
         """The batches that this rank gets in these steps. O(their samples)."""
-        windows, rotations = self._plan()
+        windows, rotations = self._plan(epoch)
         # Steps are shuffled; in a step, the ranks get batches that are neighbours in order of length.
         groups = np.full(len(steps), len(windows) // self.world_size)
-        group = permuted(_uint(steps), _uint(groups), self._keys(np.zeros(len(steps)))).astype(np.int64)
+        group = permuted(_uint(steps), _uint(groups), self._keys(epoch, np.zeros(len(steps)))).astype(np.int64)
         window, begin, end = windows.bounds(group * self.world_size + self.rank)  # (batches,) each
         sizes = end - begin
         ends = np.cumsum(sizes)
         batch = np.repeat(np.arange(len(steps)), sizes)  # (samples,) the batch that each is in
         place = np.arange(ends[-1]) + (begin - ends + sizes)[batch]  # in its shuffled window
-        where = permuted(_uint(place), _uint(windows.counts[window])[batch], self._keys(window + 1)[batch])
+        where = permuted(_uint(place), _uint(windows.counts[window])[batch], self._keys(epoch, window + 1)[batch])
         where = where + windows.begins[window][batch]  # among the samples in order of length
         # Rotating each length's stretch by epoch changes which of its samples fall to which window.
         value = self._value[where]
@@ -157,9 +158,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         indices = self._order[where].tolist()
         return [indices[to - size : to] for size, to in zip(sizes.tolist(), ends.tolist(), strict=True)]
 
-    def _keys(self, numbers: np.ndarray) -> np.ndarray:
-        """The keys of this epoch's permutations of these numbers."""
-        name = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1)
+    def _keys(self, epoch: int, numbers: np.ndarray) -> np.ndarray:
+        """The keys of an epoch's permutations of these numbers."""
+        name = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
         return _mixed(_mixed(_uint(numbers) * GOLDEN + name) + name)
 
 

@@ -24,7 +24,7 @@ class Samples:
     """Samples of token ids: `len(c)`, `c[i]`, `c.lengths`, `c.vocab`, and `c.source`, a phrase for captions.
 
     All ids lie in one flat array, `c.ids`; sample i is `ids[offsets[i] : offsets[i + 1]]`. `c[i]` is a view,
-    so writing to it changes the corpus. 4 bytes a token and 8 a sample.
+    so writing to it changes the corpus; of a slice, `c[a:b]` is a corpus of copies. 4 bytes a token and 8 a sample.
     """
 
     def __init__(self, ids: np.ndarray, offsets: np.ndarray, vocab: Vocab, source: str):
@@ -38,12 +38,21 @@ class Samples:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int | slice) -> "np.ndarray | Samples":
+        if isinstance(index, slice):
+            return self._part(range(len(self))[index])
         index = index.__index__()
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a corpus of {len(self)} samples")
         index %= len(self)
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def _part(self, numbers: range) -> "Samples":
+        """A copy of these samples, with the same vocabulary."""
+        chosen = [self[number] for number in numbers]
+        offsets = np.cumsum([0, *map(len, chosen)])
+        ids = np.concatenate([self.ids[:0], *chosen])
+        return Samples(ids, offsets, self.vocab, f"{self.source}, {len(chosen):,} of its samples")
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[index] for index in range(len(self)))

@@ -89,6 +89,7 @@ class Vocab:
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Ids (n,) int32 of tokens; unknown tokens become `unk_id`."""
+        _refuse_text(tokens)
         ids = self._ids
         return np.fromiter((ids.get(token, self.unk_id) for token in tokens), np.int32, len(tokens))
 
@@ -128,10 +129,15 @@ class Vocab:
 def _count(samples: Iterable[Sequence[str]]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for tokens in samples:
-        if isinstance(tokens, str):
-            raise TextError(f"{tokens[:40]!r} is one text; a vocabulary is made of lists of tokens: tokenize it first")
+        _refuse_text(tokens)
         counts.update(tokens)
     return counts
+
+
+def _refuse_text(tokens: object) -> None:
+    """A TextError of a text, whose elements are its letters."""
+    if isinstance(tokens, str):
+        raise TextError(f"{tokens[:40]!r} is one text, and not a list of tokens: tokenize it first")
 
 
 @contextlib.contextmanager

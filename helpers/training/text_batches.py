@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
 from helpers.batching.attention import causal_attention, missing_because, packed_attention
-from helpers.batching.sequenced import Packed
+from helpers.batching.packed import Packed
 from helpers.text import Samples
 
 from .slow_parts import hidden_keys, materialised_attention

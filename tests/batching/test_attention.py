@@ -27,7 +27,7 @@ from helpers.batching.attention import (
     without_cudnn_attention,
 )
 from helpers.batching.documents import documents_attention
-from helpers.batching.sequenced import causal_mask, join
+from helpers.batching.packed import causal_mask, join
 from helpers.models import GPT2LikeModel
 
 HERE = ("dense", "flex", "varlen")  # the variants that run on the CPU

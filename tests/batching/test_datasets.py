@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from helpers import batching
-from helpers.batching import BaseDataset, StandardDataset, collate_fn
+from helpers.batching import BaseDataset, SequencedDataset, StandardDataset, collate_fn
 from helpers.text import SyntheticText
 
 samples = st.lists(st.lists(st.integers(1, 99), max_size=30), min_size=1, max_size=12)
@@ -68,6 +68,23 @@ def test_a_worker_that_dies_surfaces_as_its_own_error():
 def test_the_courses_names_are_the_same_things():
     assert batching.BrainDataset is BaseDataset
     assert batching.BigBrainDataset is batching.UltraDuperBigBrainDataset is StandardDataset
+
+
+def test_a_slice_is_the_list_of_its_samples():
+    for dataset in (StandardDataset([[1, 2, 3], [4], [5, 6]], 2), BaseDataset([[1, 2, 3], [4], [5, 6]], 2)):
+        assert [sample.tolist() for sample in dataset[1:]] == [dataset[1].tolist(), dataset[2].tolist()]
+        assert [sample.tolist() for sample in dataset[::-2]] == [dataset[2].tolist(), dataset[0].tolist()]
+    text = SyntheticText(50, 0)
+    assert [row.tolist() for row in StandardDataset(text)[3:5]] == [row.tolist() for row in text[3:5]]
+    assert text[3:5].lengths.tolist() == text.lengths[3:5].tolist() and len(text[60:]) == 0
+
+
+def test_samples_of_several_fields_are_refused():
+    samples = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}] * 2
+    said = r"a sample is a dict of 'input_ids', 'attention_mask'; pass one field"
+    for make in (StandardDataset, lambda samples: SequencedDataset(samples, None, 9), collate_fn):
+        with pytest.raises(ValueError, match=said):
+            make(samples)
 
 
 def test_bad_input_is_named():

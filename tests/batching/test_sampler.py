@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from helpers.batching import BalancedBatchSampler, StandardDataset, collate_fn
+from helpers.batching import BalancedBatchSampler, SequencedDataset, StandardDataset, collate_fn
 from helpers.batching.sampler import permuted
 from helpers.text import SyntheticText
 
@@ -104,12 +104,15 @@ def test_permutations_are_random_enough(size):
 def test_the_order_depends_on_seed_and_epoch_only():
     lengths = wikitext_like(2000)
     first, again, other = (BalancedBatchSampler(lengths, 8, 5, seed) for seed in (1, 1, 2))
-    epochs = [list(first), list(first)]  # a pass is an epoch, the next pass the next one
+    epochs = []
+    for epoch in (0, 1):
+        first.set_epoch(epoch)
+        epochs.append(list(first))
     assert epochs[0] != epochs[1]
-    assert [list(again), list(again)] == epochs
-    assert list(other) != epochs[0]
-    again.set_epoch(0)
-    assert list(again) == epochs[0]
+    assert list(first) == epochs[1]  # an epoch doesn't advance by itself
+    assert list(again) == epochs[0] != list(other)
+    again.set_epoch(1)
+    assert list(again) == epochs[1]
 
 
 def test_with_k_as_wide_as_the_lengths_batches_are_those_of_random_order():
@@ -125,7 +128,10 @@ def test_with_k_as_wide_as_the_lengths_batches_are_those_of_random_order():
 
 def test_samples_meet_others_in_each_epoch():
     sampler = BalancedBatchSampler([7] * 100, 10, 0)
-    met = {j for _ in range(60) for batch in sampler if 0 in batch for j in batch}
+    met = set()
+    for epoch in range(60):
+        sampler.set_epoch(epoch)
+        met |= {j for batch in sampler if 0 in batch for j in batch}
     assert len(met) > 95
 
 
@@ -158,13 +164,12 @@ def test_a_million_samples_are_sorted_in_half_a_second():
     assert min(took) < 0.5
 
 
-@given(st.integers(0, 40), st.integers(1, 3), st.booleans())
+@given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2))
 @settings(max_examples=40, deadline=None)
-def test_a_pass_resumes_where_it_was(done, world_size, again):
+def test_a_pass_resumes_where_it_was(done, world_size, epoch):
     lengths = wikitext_like(700).tolist()
     sampler = BalancedBatchSampler(lengths, 8, 20, rank=0, world_size=world_size)
-    if again:
-        list(sampler)  # the second epoch then
+    sampler.set_epoch(epoch)
     whole, batches = list(_copy(sampler)), iter(sampler)
     done = min(done, len(sampler) - 1)
     begun = [next(batches) for _ in range(done)]
@@ -187,13 +192,13 @@ def test_a_loader_resumes_after_any_of_its_batches(workers):
     sampler = BalancedBatchSampler(dataset.lengths, 8, 20)
     loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, num_workers=workers)
     whole = list(BalancedBatchSampler(dataset.lengths, 8, 20))
-    for steps, tokens in enumerate(loader, start=1):  # workers end the sampler's epoch before the loader's
+    for steps, tokens in enumerate(loader, start=1):  # workers end the sampler's pass before the loader's
         indices = whole[steps - 1]
         assert tokens.shape == (len(indices), max(dataset.lengths[i] for i in indices))
         resumed = BalancedBatchSampler(dataset.lengths, 8, 20)
-        resumed.load_state_dict(sampler.state_dict() | {"epoch": 0, "position": steps})
+        resumed.load_state_dict(sampler.state_dict() | {"position": steps})
         assert list(resumed) == whole[steps:]
-        assert list(resumed) != whole  # the next epoch
+        assert list(resumed) == whole
 
 
 def test_states_of_other_samplers_and_places_that_an_epoch_does_not_have_are_refused():
@@ -203,8 +208,33 @@ def test_states_of_other_samplers_and_places_that_an_epoch_does_not_have_are_ref
     with pytest.raises(ValueError, match="epoch is None; it must be an integer"):
         sampler.load_state_dict({name: value for name, value in sampler.state_dict().items() if name != "epoch"})
     assert sampler.epoch == 0
-    with pytest.raises(ValueError, match="it differs in k, samples"):
-        BalancedBatchSampler([1, 2], 2, 0).load_state_dict(sampler.state_dict())
+    for other, differs in (([1, 2], 2, 0), "k, lengths"), (([3, 2, 1], 2, 5), "lengths"):
+        with pytest.raises(ValueError, match=f"it differs in {differs}$"):
+            BalancedBatchSampler(*other).load_state_dict(sampler.state_dict())
+
+
+def test_a_pass_that_had_ended_leaves_the_epoch_that_was_set():
+    """`StatefulDataLoader` loads a state when it is iterated, after `set_epoch`, and then iterates anew."""
+    sampler, resumed = (BalancedBatchSampler(wikitext_like(100), 8, 20) for _ in range(2))
+    list(sampler)
+    resumed.set_epoch(1)
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(resumed) == []
+    sampler.set_epoch(1)
+    assert list(resumed) == list(sampler)
+
+
+def test_ranks_are_those_of_torch_distributed(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    lengths = wikitext_like(300)
+    assert list(BalancedBatchSampler(lengths, 8, 20)) == list(
+        BalancedBatchSampler(lengths, 8, 20, rank=2, world_size=3)
+    )
+    text = SyntheticText(60, 0)
+    ours, expected = SequencedDataset(text, None, 512), SequencedDataset(text, None, 512, rank=2, world_size=3)
+    assert [packed.tokens.tolist() for packed in ours] == [packed.tokens.tolist() for packed in expected]
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda x: np.array(x, dtype=np.uint64)])

@@ -19,7 +19,7 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.batching.sequenced import causal_mask
+from helpers.batching.packed import causal_mask
 from helpers.batching.steps import device_ms
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error

@@ -1,5 +1,6 @@
 """Every format gives back exactly what was written, in any order, split over any number of readers."""
 
+import itertools
 import pickle
 import tempfile
 from collections import Counter
@@ -13,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from helpers.lab import ranks as ranks_module
 from helpers.lab.machine import missing_because
 from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate, shard, shuffled
-from helpers.pipelines.formats import stream as module_of_stream
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 few = settings(deadline=None, max_examples=25)
@@ -162,12 +163,12 @@ def test_a_buffer_gives_each_item_once_and_none_too_early(count, buffer, seed):
 def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, order, ranks, workers, epoch):
     reader, seen = FORMATS[name].open_(folders[name]), Counter()
     for rank in range(ranks):
-        stream = Stream(reader, order, buffer=7, seed=1, rank=rank, ranks=ranks)
+        stream = Stream(reader, order, buffer=7, seed=1, rank=rank, world_size=ranks)
         stream.set_epoch(epoch)
         actual = []
         for worker in range(workers):
             info = SimpleNamespace(id=worker, num_workers=workers)
-            with patch.object(module_of_stream, "get_worker_info", return_value=info):
+            with patch.object(ranks_module, "get_worker_info", return_value=info):
                 actual += [sample.key for sample in stream]
         assert len(actual) == len(stream)
         seen.update(actual)
@@ -191,6 +192,26 @@ def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(o
         orders.append([key for batch in loader for key in batch.keys])
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("done", [0, 1, 17, 100])
+def test_every_worker_of_a_stream_resumes_where_it_was(order, done, folders, monkeypatch):
+    reader = FORMATS["webdataset"].open_(folders["webdataset"])
+    first, resumed = (Stream(reader, order, buffer=7, seed=1, rank=1, world_size=2) for _ in range(2))
+    monkeypatch.setattr(ranks_module, "get_worker_info", lambda: SimpleNamespace(id=1, num_workers=2))
+    first.set_epoch(2)
+    whole = [sample.key for sample in first]
+    begun = [sample.key for sample in itertools.islice(iter(first), done)]
+    resumed.load_state_dict(state := first.state_dict())
+    assert begun + [sample.key for sample in resumed] == whole
+    resumed.set_epoch(2)
+    assert [sample.key for sample in resumed] == whole
+    with pytest.raises(ValueError, match="the state is of another stream; it differs in seed"):
+        Stream(reader, order, buffer=7, seed=2, rank=1, world_size=2).load_state_dict(state)
+    monkeypatch.setattr(ranks_module, "get_worker_info", lambda: None)
+    with pytest.raises(ValueError, match="the state is of worker 1 of 2"):
+        resumed.load_state_dict(state)
 
 
 def test_a_shuffled_stream_takes_shards_in_another_order(folders):
@@ -239,7 +260,7 @@ def test_wrong_arguments_are_named(folders):
     reader = mapped.open_(folders["mapped"])
     with pytest.raises(ValueError, match="order is 'sorted'"):
         Stream(reader, "sorted")
-    with pytest.raises(ValueError, match="rank is 2 of 2"):
-        Stream(reader, rank=2, ranks=2)
+    with pytest.raises(ValueError, match="rank is 2; of 2 ranks the last is 1"):
+        Stream(reader, rank=2, world_size=2)
     with pytest.raises(ValueError, match="part is -1 of 2"):
         shard([range(3)], -1, 2)

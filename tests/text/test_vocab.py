@@ -101,3 +101,8 @@ def test_wrong_arguments_are_named():
         Vocab([["a"]], max_size=3)
     with pytest.raises(ValueError, match="min_count is 0"):
         Vocab([["a"]], min_count=0)
+
+
+def test_a_text_is_not_taken_for_its_letters():
+    with pytest.raises(TextError, match="'the' is one text, and not a list of tokens"):
+        Vocab([["the"]]).encode("the")

@@ -14,15 +14,17 @@ shuffled      shards in random order, each in order, through a buffer           
 random        single samples, by position                                         every order is equally likely
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.ranks import Place, check_identity, rank_of, worker_of
 
 from .dataset import Fault, Reader, Sample
 
@@ -46,41 +48,92 @@ class Stream(IterableDataset):
         buffer: int = 1000,
         seed: int = 0,
         rank: int | None = None,
-        ranks: int | None = None,
+        world_size: int | None = None,
         transform: Callable[[Sample], object] | None = None,
     ) -> None:
         check_choice(ORDERS, order=order)
         check_positive(buffer=buffer)
         self.reader, self.order, self.buffer, self.seed, self.transform = reader, order, buffer, seed, transform
-        self.rank, self.ranks = _distributed(rank, ranks)
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.rank, self.world_size = rank_of(rank, world_size)
+        self._place = Place()
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
+        """The epoch of the passes that begin from now on."""
+        self._place.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the last pass in this process: `position` counts its items, faults among them.
+
+        In a loader's workers each has its own, which `StatefulDataLoader` collects.
+        """
+        return self._identity() | self._place.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass go on from there; `shuffled` reads again what lies before it.
+
+        A ValueError if the state is of another stream, or of another worker.
+        """
+        check_identity(state, self._identity(), "stream")
+        if (state.get("worker"), state.get("workers")) != worker_of():
+            raise ValueError(f"the state is of worker {state.get('worker')} of {state.get('workers')}; load it there")
+        total = sum(map(len, self._share([range(len(self.reader))], *worker_of())))
+        if state["position"] > total:
+            raise ValueError(f"position is {state['position']}; the share has {total} items")
+        self._place.load(state, ended=state["position"] == total)
+
+    def _identity(self) -> dict[str, Any]:
+        names = ("order", "buffer", "seed", "rank", "world_size")
+        return {name: getattr(self, name) for name in names} | {"lengths": [len(run) for run in self.reader.shards]}
 
     def __len__(self) -> int:
         """The number of items of this rank, over all workers."""
-        return sum(map(len, shard([range(len(self.reader))], self.rank, self.ranks)))
+        return sum(map(len, self._share([range(len(self.reader))], 0, 1)))
+
+    def _share(self, runs: Sequence[Sequence[int]], worker: int, workers: int) -> list[Sequence[int]]:
+        return shard(shard(runs, self.rank, self.world_size), worker, workers)
 
     def __iter__(self) -> Iterator:
-        info, epoch = get_worker_info(), int(self._epoch)
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        epoch, resume = self._place.begin()
+        worker, workers = worker_of()
+        if resume is not None and (resume["worker"], resume["workers"]) != (worker, workers):
+            raise ValueError("the state was loaded outside of the workers; a StatefulDataLoader loads it in each")
+        done = resume["position"] if resume else 0
+        self._place.reach(epoch, done)
+        return self._given(self._items(epoch, worker, workers, done), epoch, done)
+
+    def _given(self, items: Iterable[Sample | Fault], epoch: int, position: int) -> Iterator:
+        for item in items:
+            item = item if isinstance(item, Fault) or self.transform is None else self.transform(item)
+            position += 1
+            self._place.reach(epoch, position)
+            yield item
+
+    def _items(self, epoch: int, worker: int, workers: int, done: int) -> Iterator[Sample | Fault]:
+        """This worker's items after the first `done`."""
         rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
         runs: list[Sequence[int]] = list(self.reader.shards)
         if self.order == "random":
             runs = [rng.permutation(len(self.reader)).tolist()]
         elif self.order == "shuffled":
             runs = [runs[at] for at in rng.permutation(len(runs))]
-        pieces = shard(shard(runs, self.rank, self.ranks), worker, workers)
-        if self.order == "random":
-            items = (self.reader[position] for piece in pieces for position in piece)
-        else:
-            items = self.reader.stream(pieces)
+        pieces = self._share(runs, worker, workers)
         if self.order == "shuffled":
-            items = shuffled(items, self.buffer, np.random.default_rng([self.seed, epoch, self.rank, worker]))
-        if self.transform is None:
-            return iter(items)
-        return (item if isinstance(item, Fault) else self.transform(item) for item in items)
+            own = np.random.default_rng([self.seed, epoch, self.rank, worker])
+            return itertools.islice(shuffled(self.reader.stream(pieces), self.buffer, own), done, None)
+        pieces = after(pieces, done)
+        if self.order == "random":
+            return (self.reader[position] for piece in pieces for position in piece)
+        return iter(self.reader.stream(pieces))
+
+
+def after(pieces: Iterable[Sequence[int]], done: int) -> list[Sequence[int]]:
+    """The positions of the pieces after the first `done`."""
+    left = []
+    for piece in pieces:
+        if len(piece) > done:
+            left.append(piece[done:])
+        done = max(done - len(piece), 0)
+    return left
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
@@ -140,13 +193,3 @@ def whole(items: Iterable[Sample | Fault], faults: list[Fault]) -> Iterator[Samp
             faults.append(item)
         else:
             yield item
-
-
-def _distributed(rank: int | None, ranks: int | None) -> tuple[int, int]:
-    """Rank and number of ranks: as given, else torch.distributed's, else 0 of 1."""
-    running = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = ranks if ranks is not None else torch.distributed.get_world_size() if running else 1
-    rank = rank if rank is not None else torch.distributed.get_rank() if running else 0
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank is {rank} of {ranks}; valid: 0 to {ranks - 1}")
-    return rank, ranks
