@@ -4,10 +4,10 @@
 stays out of the PDF, whose last page lists it.
 """
 
+import base64
 import html
 import os
 import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {unit: unit for unit in ("s", "ms", "us")}
 YES_NO = {"True": "yes", "False": "no"}
+LONG = 12  # rows: a longer table is folded
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 
 
@@ -115,23 +116,28 @@ def main_machine() -> str:
 def table(frame: pd.DataFrame, caption: str) -> None:
     """Show a table with plain headings and a caption; cells without a value hold a dash, text is left-aligned.
 
-    A table of which nothing is measured isn't shown: `results` has said so.
+    One of more than `LONG` rows is folded under its caption. A table of which nothing is measured isn't shown:
+    `results` has said so.
     """
     if not len(frame) or (STATUS in frame and (frame[STATUS] == NOT_MEASURED).all()):
         return
     shown = _shown(frame)
-    styler = shown.style.format(escape="html").hide(axis="index").set_caption(html.escape(caption))
-    texts = [place for place, name in enumerate(shown.columns) if shown[name].map(_is_text).any()]
-    left = [{"selector": f"{cell}.col{place}", "props": "text-align: left"} for place in texts for cell in ("th", "td")]
-    own = f"{zlib.crc32(caption.encode()):08x}"  # else a table's style would be that of all in the notebook
-    display(styler.set_table_styles(left).set_uuid(own), metadata={"helpers": {"caption": caption}})
+    forms = {"text/html": _html(shown, caption), "text/plain": f"{caption}\n{shown.to_string(index=False)}"}
+    display(forms, raw=True, metadata={"helpers": {"caption": caption}})
 
 
 def figure(drawn: Figure, name: str, caption: str) -> None:
-    """Save a figure as `figures/<name>.svg` and show it with its caption."""
+    """Save a figure as `figures/<name>.svg` and show it with its caption, which is its alternative text, too.
+
+    The report takes the SVG. JupyterLab shows the image in the HTML, since it drops SVG from notebooks that aren't
+    trusted and gives an image of its own no alternative text; other viewers take the PNG.
+    """
     figures.save(drawn, name)
-    told = {"helpers": {"figure": name, "caption": caption}}
-    display({"image/svg+xml": figures.svg(drawn, name), "text/plain": caption}, raw=True, metadata=told)
+    svg, png = figures.svg(drawn, name), base64.b64encode(figures.png(drawn)).decode()
+    image = f'<img src="data:image/png;base64,{png}" alt="{html.escape(caption)}">'
+    forms = {"image/svg+xml": svg, "image/png": png, "text/html": image, "text/plain": caption}
+    alternative = {"image/svg+xml": {"alt": caption}, "image/png": {"alt": caption}}  # nbconvert's HTML reads it here
+    display(forms, raw=True, metadata={"helpers": {"figure": name, "caption": caption}} | alternative)
     display(Markdown(f"*{caption}*"), metadata=LEFT_OUT)
 
 
@@ -180,6 +186,21 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     several = "gpu" in frame and frame["gpu"].nunique() > 1
     shown = frame if several else frame.drop(columns="gpu", errors="ignore")
     return pd.DataFrame({heading(str(name)): _texts(shown[name]) for name in shown.columns})
+
+
+def _html(shown: pd.DataFrame, caption: str) -> str:
+    """A table of texts. Cells carry their alignment: a notebook that isn't trusted loses its style sheets."""
+    left = [bool(shown[name].map(_is_text).any()) for name in shown.columns]
+
+    def row(cells: Iterable[object], tag: str) -> str:
+        styles = (f' style="text-align: {"left" if is_left else "right"}"' for is_left in left)
+        return "".join(f"<{tag}{s}>{html.escape(str(c))}</{tag}>" for s, c in zip(styles, cells, strict=True))
+
+    body = "\n".join(f"<tr>{row(cells, 'td')}</tr>" for cells in shown.itertuples(index=False))
+    head, said = f"<thead><tr>{row(shown.columns, 'th')}</tr></thead>", html.escape(caption)
+    if len(shown) > LONG:
+        return f"<details><summary>{said}</summary><table>{head}<tbody>\n{body}\n</tbody></table></details>"
+    return f"<table><caption>{said}</caption>{head}<tbody>\n{body}\n</tbody></table>"
 
 
 def _texts(column: pd.Series) -> list[str]:

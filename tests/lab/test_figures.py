@@ -51,3 +51,14 @@ def test_the_last_bits_of_a_layout_do_not_show():
         pictures.append(figures.svg(figure, "nudged"))
     assert pictures[0] == pictures[1]
     assert "clip-path" in pictures[0]
+
+
+def test_a_png_is_small_and_the_same_bytes_each_time():
+    first, second = draw(), draw()
+    pictures = []
+    for figure in (first, first, second):
+        figures.svg(figure, "squares")
+        pictures.append(figures.png(figure))
+    assert pictures[0] == pictures[1] == pictures[2]
+    assert pictures[0].startswith(b"\x89PNG") and len(pictures[0]) < 30_000
+    assert b"tEXt" not in pictures[0]

@@ -28,7 +28,8 @@ Piece = dict[str, Any]
 _PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
 _PARTS_OF_STYLE = re.compile(r"(?is)<(style|script)\b.*?</\1\s*>")
 _DIMENSIONS = re.compile(r"<p>\d+ rows × \d+ columns</p>")
-_CAPTION = re.compile(r"(?is)<caption\b.*?</caption\s*>")
+_CAPTION = re.compile(r"(?is)<(caption|summary)\b.*?</\1\s*>")
+_ALIGNED = re.compile(r' style="text-align: \w+"')  # style.typ aligns columns by what is in them
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -212,5 +213,5 @@ def _of_output(output: nbformat.NotebookNode) -> Iterator[Piece]:
 
 
 def _bare_html(html: str, other_caption: bool) -> str:
-    html = _DIMENSIONS.sub("", _PARTS_OF_STYLE.sub("", html))
+    html = _ALIGNED.sub("", _DIMENSIONS.sub("", _PARTS_OF_STYLE.sub("", html)))
     return _CAPTION.sub("", html) if other_caption else html
