@@ -23,13 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
         return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
     from helpers.experiments import UnknownName
+    from helpers.lab.machine import DeviceError
     from helpers.lab.records import RecordError
 
     try:
         return options.run(options)
     except UnknownName as error:
         return _fail(error, 2)
-    except (RecordError, OSError) as error:
+    except (DeviceError, RecordError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("stopped; finished rows are kept, and the same command goes on there", 130)

@@ -8,7 +8,7 @@ import torch
 
 from helpers.experiments import chapters, tables_of
 from helpers.lab import records
-from helpers.lab.machine import PEERS, device_class, device_name, environment, slug
+from helpers.lab.machine import PEERS, device_class, device_name, environment, half_dtype, slug, without_kernels
 from helpers.lab.runner import is_fresh
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
@@ -22,6 +22,12 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), value or "-"
     if not torch.cuda.is_available():
         yield "CUDA", "not available: what needs a GPU is left out"
+    elif reason := without_kernels():
+        yield "CUDA", f"unusable: {reason}"
+    else:
+        yield "16-bit products", str(half_dtype()).removeprefix("torch.")
+    if torch.backends.mps.is_available():
+        yield "MPS", "an Apple GPU, which is not used: the CPU is measured"
     for name in PEERS:
         yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]

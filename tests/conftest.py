@@ -1,6 +1,7 @@
 """Without CUDA the Triton kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,3 +31,29 @@ def results(tmp_path, monkeypatch):
     """A folder of records of its own, empty."""
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def made_up_gpu(monkeypatch):
+    """Make torch name a GPU that isn't there: `made_up_gpu((7, 5), gib=15)`. Nothing can be computed on it."""
+
+    def make(capability: tuple[int, int] = (9, 0), gib: float = 80.0, built: tuple[str, ...] = ("sm_75", "sm_90")):
+        facts = SimpleNamespace(total_memory=int(gib * 2**30))
+        for name, answer in {
+            "is_available": True,
+            "get_device_capability": capability,
+            "get_device_name": "NVIDIA Made-up",
+            "get_arch_list": list(built),
+            "current_device": 0,
+            "get_device_properties": facts,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+    from helpers.lab import machine  # not above: it imports what the lines there set up
+
+    for cached in (machine.environment, machine.without_kernels):
+        cached.cache_clear()
+    yield make
+    monkeypatch.undo()
+    for cached in (machine.environment, machine.without_kernels):
+        cached.cache_clear()

@@ -2,6 +2,7 @@
 
 import ast
 import filecmp
+import importlib.util
 import json
 import os
 import re
@@ -64,6 +65,70 @@ def test_a_committed_notebook_is_one_clean_run(path):
 
 def cells_of(path: Path, kind: str = "code") -> list[str]:
     return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_the_first_cell_of_all_is_the_same_and_the_second_has_sizes_to_change():
+    first, sizes = zip(*(cells_of(path)[:2] for path in NOTEBOOKS), strict=True)
+    assert len(set(first)) == 1
+    for source in sizes:
+        names = [name.id for node in ast.parse(source).body for name in ast.walk(node) if isinstance(name, ast.Name)]
+        assert 3 <= len(names) <= 5, source
+        assert source.startswith("# Sizes")
+
+
+def test_each_notebook_ends_with_a_link_to_the_next():
+    following = [*NOTEBOOKS[1:], NOTEBOOKS[0]]
+    for path, after in zip(NOTEBOOKS, following, strict=True):
+        last = nbformat.read(path, as_version=4).cells[-1].source
+        assert re.search(rf"Next: \[.*\]\({after.name}\)\.$", last), path
+
+
+@pytest.fixture
+def hosted(tmp_path, monkeypatch):
+    """The first cell, run in a clone's notebooks/ with some modules missing: what it hands to subprocess.run."""
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "requirements-notebook.txt", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+
+    def run(*missing: str, folder: Path = tmp_path / "notebooks") -> list[list[str]]:
+        found, ran = importlib.util.find_spec, []
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else found(name))
+            patch.setattr(subprocess, "run", lambda command, check: ran.append(command))
+            exec(cells_of(NOTEBOOKS[0])[0], {})
+        return ran
+
+    return run
+
+
+def test_where_all_is_there_the_first_cell_does_nothing(hosted):
+    before = list(sys.path)
+    assert hosted() == []
+    assert sys.path == before and os.environ["PYTHONPATH"] == "/elsewhere"
+
+
+@pytest.mark.parametrize("missing", ["helpers", "torchtext"])
+def test_on_a_hosted_machine_the_first_cell_installs_and_finds_the_library(missing, hosted, tmp_path):
+    (command,) = hosted(missing)
+    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    assert command[-1] == str(tmp_path / "requirements-notebook.txt")
+    assert sys.path[0] == str(tmp_path)
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/elsewhere"]
+
+
+def test_a_notebook_without_the_project_says_where_it_belongs(hosted, tmp_path_factory):
+    with pytest.raises(FileNotFoundError, match="in the project's folder notebooks/"):
+        hosted("helpers", folder=tmp_path_factory.mktemp("alone"))
+
+
+def test_what_a_hosted_machine_installs_leaves_its_torch_and_its_kernel_alone():
+    lines = (ROOT / "requirements-notebook.txt").read_text().splitlines()
+    names = {re.match(r"[\w-]+", line)[0] for line in lines if not line.startswith("#")}
+    assert not names & {"torch", "jupyter", "ipykernel", "ipython", "nbconvert"}
+    pinned = {re.match(r"[\w-]+", line)[0] for line in (ROOT / "requirements.txt").read_text().splitlines()[1:-1]}
+    assert names <= pinned
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import importlib
 
 from . import records
 from .experiment import Experiment, experiment
-from .machine import device, environment
+from .machine import DeviceError, device, environment, half_dtype
 from .memory import Memory, peak_memory, saved_bytes
 from .process import in_fresh_process
 from .runner import measure
@@ -18,6 +18,7 @@ from .timing import Comparison, Disagreement, Timing, bench, compare, each, phas
 
 __all__ = [
     "Comparison",
+    "DeviceError",
     "Disagreement",
     "Experiment",
     "Memory",
@@ -30,6 +31,7 @@ __all__ = [
     "environment",
     "experiment",
     "figures",
+    "half_dtype",
     "in_fresh_process",
     "measure",
     "notebook",

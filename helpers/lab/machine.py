@@ -41,9 +41,47 @@ MODULES = PEERS | {
 CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # torch's default compiler; $CXX overrides it
 
 
+class DeviceError(RuntimeError):
+    """The GPU that is there can't be used. The message says why, and what to do."""
+
+
 def device() -> torch.device:
-    """The device to measure: the current CUDA device if there is one, else the CPU."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    """The device to measure: the current CUDA device if there is one, else the CPU.
+
+    Raises `DeviceError` if this torch has no kernels for the GPU.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if reason := without_kernels():
+        raise DeviceError(reason)
+    return torch.device("cuda")
+
+
+@functools.cache
+def without_kernels() -> str:
+    """Why this torch can't run on the GPU, for which it was not compiled; "" if it can.
+
+    Machine code runs on its own major version's later GPUs, PTX on all later ones.
+    """
+    capability, built = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
+    parsed = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in built]
+    known = [(found[1], (int(found[2]), int(found[3]))) for found in parsed if found]
+    runs = any(at <= capability and (kind == "compute" or at[0] == capability[0]) for kind, at in known)
+    if runs or not known:  # a ROCm build names its architectures in another way
+        return ""
+    has = f"torch {torch.__version__} has no kernels for compute capability {'.'.join(map(str, capability))}"
+    return (
+        f"{torch.cuda.get_device_name()}: {has}, only for {', '.join(built)}. Install a build of torch that has them, "
+        "or set CUDA_VISIBLE_DEVICES= (empty) to use the CPU"
+    )
+
+
+def half_dtype() -> torch.dtype:
+    """The 16-bit type whose products the device computes natively: bf16, or fp16 on a GPU below capability 8.0.
+
+    Such a GPU, a T4 for example, runs bf16 too, but emulated and slower than fp32. fp16 needs loss scaling to train.
+    """
+    return torch.float16 if missing_because("native bf16") else torch.bfloat16
 
 
 def device_name() -> str:
@@ -168,12 +206,15 @@ NOT_INSTALLED = "not installed: "
 def missing_because(*needs: str, device: torch.device | None = None) -> str:
     """Why something can't run on this device (default: the machine's), as text for a row's status; "" if it can.
 
-    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), or something that `installed` looks for. The
-    text is about the first unmet need.
+    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), `"native bf16"`, which a CPU counts as having,
+    or something that `installed` looks for. The text is about the first unmet need.
     """
     kind = (device or _device()).type
     for need in needs:
-        if need == "CUDA":
+        if need == "native bf16":
+            if kind == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+                return "needs a GPU with bf16 units (compute capability 8.0)"
+        elif need == "CUDA":
             if kind != "cuda":
                 return "needs CUDA"
         elif need == "CPU":

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from . import records
 from .experiment import FAILED, Experiment
-from .machine import NOT_INSTALLED, OthersLoad, device_class, device_name, environment, installed, slug
+from .machine import NOT_INSTALLED, OthersLoad, device, device_class, device_name, environment, installed, slug
 from .timing import synchronize
 
 STALE = " stale"
@@ -52,6 +52,7 @@ def measure(
     configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
     """
+    device()  # raises where the GPU can't be used
     experiments, preset = list(experiments), preset or device_class()
     began, gpu = time.perf_counter(), slug(device_name())
     work = [(e, config) for e in experiments for config in e.configurations(preset)]

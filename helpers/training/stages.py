@@ -29,7 +29,7 @@ from helpers.rush.setup import ENVIRONMENTS
 from .language import guess_scores
 from .loop import Excerpt, Step, fit
 from .switched import LANGUAGE
-from .trainer import Precision, Trainer
+from .trainer import Precision, Trainer, mixed_precision
 
 PRECISION = "bf16"  # chapter 3's switch, in whose place `mixed_precision` chooses
 # Packing needs fused attention within each document, whose kernels need heads of 64 channels.
@@ -159,12 +159,6 @@ def build(stages: frozenset[str], *, preset: str = "small", **options: Any) -> T
     if FUSED in stages and not missing_because(*NEEDS[OURS]):
         swap_norms(trainer.model, OURS)
     return trainer
-
-
-def mixed_precision() -> Precision:
-    """bf16, which needs no loss scale; fp16 with ours on a GPU without bf16."""
-    without = device().type == "cuda" and missing_because("compute capability 8.0")
-    return Precision("dynamic" if without else "bf16")
 
 
 def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:

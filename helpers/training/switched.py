@@ -24,7 +24,7 @@ from helpers.pictures import cores
 from . import clothes, language, switches
 from .loop import Excerpt, OnStep, Profile, fit
 from .switches import Fixes, Switch
-from .trainer import Precision, Task, Trainer
+from .trainer import Precision, Task, Trainer, mixed_precision
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Switched:
     ) -> Trainer:
         """A trainer with these fixes and no others (by default all but the optional), before the first step.
 
-        Unless a precision is given it is bf16 if that is among the fixes, else fp32. `changes` replace values of the
-        preset.
+        Unless a precision is given it is fp32, or bf16 if that is among the fixes; fp16 with a loss scale on a GPU
+        without bf16 units. `changes` replace values of the preset.
         """
         fixes = self.fixed if fixes is None else switches.check_fixes(fixes, self.switches)
-        precision = precision or Precision("bf16" if "bf16" in fixes else "fp32")
+        precision = precision or (mixed_precision() if "bf16" in fixes else Precision())
         slow = self.fixed - fixes
         chosen = choose(self.sizes, preset, changes)
         chosen["workers"] = min(chosen["workers"], cores())

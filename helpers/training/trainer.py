@@ -21,7 +21,7 @@ from torch.profiler import record_function
 
 from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.batching.attention import without_cudnn_attention
-from helpers.lab import device
+from helpers.lab import device, half_dtype
 from helpers.lab.precision import fp32_products
 
 # `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
@@ -65,6 +65,11 @@ class Precision:
         if self.name == "torch-scaler":
             return torch.amp.GradScaler(where.type, growth_interval=self.growth_interval)
         return None
+
+
+def mixed_precision() -> Precision:
+    """bf16, which needs no loss scale; fp16 with a dynamic one on a GPU without bf16 units."""
+    return Precision("bf16" if half_dtype() == torch.bfloat16 else "dynamic")
 
 
 @dataclass(frozen=True)
