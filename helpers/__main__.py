@@ -1,4 +1,4 @@
-"""`python -m helpers doctor | measure | train | report`: a thin skin over functions that can be called from anywhere.
+"""`python -m helpers doctor | measure | train | diagnose | report`: a thin skin over functions that anything can call.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -8,6 +8,11 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from helpers.profiling.comparison import Comparison
+    from helpers.profiling.diagnosis import Diagnosis
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,6 +101,42 @@ def _train_by_stages(options: argparse.Namespace) -> dict:
     return start(stages, preset=options.preset, epochs=options.epochs, seed=options.seed, path=options.path)
 
 
+def diagnose(options: argparse.Namespace) -> int:
+    from helpers.profiling import diagnose
+
+    sources = [path for path in (options.profile, options.after) if path]
+    written = [path for path in (options.html, options.perfetto) if path and path.exists()]
+    if options.after and options.perfetto:
+        return _fail("--perfetto marks the findings in one profile: leave AFTER out", 2)
+    if any(path.samefile(source) for path in written for source in sources if source.exists()):
+        return _fail("--html and --perfetto would overwrite the profile: name another file", 2)
+    try:
+        found = diagnose(*sources)
+        _write_diagnosis(found, options)
+    except ValueError as error:  # what is no profile, or holds nothing
+        return _fail(" ".join(str(error).split()), 1)
+    print(found.json() if options.json else found)
+    return 0
+
+
+def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespace) -> None:
+    """The page and the marked profile, if they are asked for."""
+    from helpers.lab import files
+    from helpers.profiling.page import comparison_page, page
+    from helpers.profiling.perfetto import marked
+    from helpers.profiling.read_trace import read_trace
+
+    if options.after and options.html:
+        files.write(options.html, comparison_page(found))
+    elif options.html or options.perfetto:
+        source = found.source or options.profile
+        trace = read_trace(source)
+        if options.html:
+            files.write(options.html, page(found, trace))
+        if options.perfetto:
+            marked(source, found, trace, options.perfetto)
+
+
 def doctor(options: argparse.Namespace) -> int:
     from helpers.doctor import findings
 
@@ -107,13 +148,13 @@ def doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
-    parser = Parser(prog="python -m helpers", description="Measure this machine, train, and build the report.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | report")
+    parser = Parser(prog="python -m helpers", description="Measure this machine, train, diagnose, build the report.")
+    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | diagnose | report")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
         added.set_defaults(run=run, parser=added)
-        if run is not train:
+        if run not in (train, diagnose):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
 
@@ -140,6 +181,13 @@ def _parser() -> argparse.ArgumentParser:
         "--stages", help='the whole training of chapter 0: "all", "none", or names such as "batching,compile"'
     )
     added.add_argument("--checkpoint", type=Path, help="where to keep the run; it goes on from there if it exists")
+
+    added = command("diagnose", diagnose, "What bounds a training loop, from its profile, and what to change first.")
+    added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
+    added.add_argument("after", type=Path, nargs="?", metavar="AFTER", help="one recorded after a change: compare")
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
+    added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
+    added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
 
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
     added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")

@@ -1,8 +1,11 @@
 """What a profile shows: the account of a step, what bounds it, and the findings; as text, data or a table."""
 
 import json
+import sys
 import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -29,14 +32,18 @@ class Finding:
     sure: str  # MEASURED, BOUND or ESTIMATE
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
 
+    @property
+    def gain(self) -> str:
+        return f"up to {milliseconds(self.gain_ms)} a step ({self.gain_share:.0%}; {self.sure})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """Where the time of a step goes, and what to change first.
 
     `account` holds shares of the time from the first to the last device event: compute, and communication, copies and
     idle time while nothing computes; None on a CPU. `idle` divides the idle share by what the host did meanwhile.
-    `host` divides a CPU's step. `step_ms` is the median.
+    `host` divides a CPU's step. `step_ms` is the median. `source` is the profile's file, for a folder that of the rank.
     """
 
     verdict: str
@@ -48,6 +55,7 @@ class Diagnosis:
     host: dict[str, float] | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    source: Path | None = None
 
     @property
     def parts(self) -> dict[str, float]:
@@ -68,7 +76,7 @@ class Diagnosis:
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(_lines(self))
 
     def _repr_html_(self) -> str:
@@ -84,21 +92,110 @@ def _shown(finding: Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in COLUMNS}
 
 
-def _lines(diagnosis: Diagnosis) -> list[str]:
-    wrapped = textwrap.wrap(diagnosis.verdict, WIDTH)
-    steps = f"{diagnosis.steps} steps" if diagnosis.steps > 1 else "1 step"
-    lines = [*wrapped, "", f"{steps}, median {diagnosis.step_ms:.4g} ms"]
-    for name, share in sorted(diagnosis.parts.items(), key=lambda part: -part[1]):
-        lines.append(f"  {name:<16}{share:>6.1%}  {'█' * round(50 * share)}")
-        if name == "idle":
-            lines += [f"    {reason:<24}{part:>6.1%}" for reason, part in diagnosis.idle.items() if part >= 0.001]
-    for number, finding in enumerate(diagnosis.findings, 1):
-        gain = f"up to {finding.gain_ms:.3g} ms a step ({finding.gain_share:.0%}), {finding.sure}"
-        lines += ["", f"{number}. {finding.finding}: {gain}"]
-        for text in (finding.where, finding.evidence, f"→ {finding.advice}"):
-            lines += textwrap.wrap(text, WIDTH, initial_indent="   ", subsequent_indent="   ") if text else []
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    yield from wrapped(diagnosis.verdict)
+    yield from ("", recorded(diagnosis), "")
+    yield from _bars(diagnosis)
+    for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
+        yield ""
+        yield from wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")
+        yield from wrapped(finding.where, "   where     ")
+        yield from wrapped(finding.evidence, "   evidence  ")
+        yield from wrapped(finding.advice, " → advice    ")
     if not diagnosis.findings:
-        lines += ["", f"No finding could bring {LEAST:.0%} or more."]
+        yield from ("", f"No finding could bring {LEAST:.0%} or more.")
+    if diagnosis.notes:
+        yield ""
     for note in diagnosis.notes:
-        lines += textwrap.wrap(note, WIDTH, initial_indent="note: ", subsequent_indent="      ")
-    return lines
+        yield from wrapped(note, "note: ")
+
+
+def recorded(diagnosis: Diagnosis) -> str:
+    """How much was recorded: "5 steps, median 12.3 ms"."""
+    length = milliseconds(diagnosis.step_ms)
+    return f"{diagnosis.steps} steps, median {length}" if diagnosis.steps > 1 else f"{diagnosis.steps} step of {length}"
+
+
+BAR = 60  # columns
+
+
+def _bars(diagnosis: Diagnosis) -> Iterator[str]:
+    """A row for each part, beginning where the one above ends, so that the rows fill the width together."""
+    shares, column = list(diagnosis.parts.values()), 0
+    rows = zip(diagnosis.parts, divided(shares, 1000), divided(shares, BAR), strict=True)
+    for name, thousandths, cells in rows:
+        yield _bar(f"  {name}", thousandths, column, cells, "█")
+        if name == "idle":
+            yield from _idle_bars(diagnosis, thousandths, column, cells)
+        column += cells
+
+
+def _idle_bars(diagnosis: Diagnosis, thousandths: int, column: int, cells: int) -> Iterator[str]:
+    reasons = idle_reasons(diagnosis)
+    parts = zip(reasons, divided(reasons.values(), thousandths), divided(reasons.values(), cells), strict=True)
+    for reason, part, width in parts:
+        if part:
+            yield _bar(f"    {reason}", part, column, width, "▒")
+        column += width
+
+
+def _bar(name: str, thousandths: int, column: int, cells: int, sign: str) -> str:
+    cut = printable(name if len(name) <= 28 else f"{name[:27]}…")
+    return f"{cut:<28}{thousandths / 10:>6.1f}%  {' ' * column}{printable(sign) * cells}".rstrip()
+
+
+def idle_reasons(diagnosis: Diagnosis) -> dict[str, float]:
+    """The reasons of the idle time, with what none of them explains, so that they add up to it."""
+    rest = diagnosis.parts.get("idle", 0.0) - sum(diagnosis.idle.values())
+    return diagnosis.idle | ({"unexplained": rest} if diagnosis.idle and rest > 0.001 else {})
+
+
+def divided(shares: Sequence[float], units: int) -> list[int]:
+    """Whole units in proportion to the shares; they add up to `units` (largest remainders are rounded up)."""
+    shares = list(shares)
+    total = sum(shares)
+    exact = [share / total * units if total else 0.0 for share in shares]
+    whole = [int(part) for part in exact]
+    left = round(sum(exact)) - sum(whole)
+    for index in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[:left]:
+        whole[index] += 1
+    return whole
+
+
+def milliseconds(ms: float) -> str:
+    return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
+
+
+LONGEST_PATH = 60
+_ASCII = {"█": "#", "▒": "=", "→": ">", "…": "~", "×": "x", "µ": "u", "–": "-", "≥": ">", "≤": "<"}
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """The text in lines of at most WIDTH columns, the later ones indented as deep; [] if it is empty.
+
+    Lines break at spaces: long paths are shortened from the left, other long words in the middle.
+    """
+    room = WIDTH - len(indent)
+    words = [_shortened(word, min(room, LONGEST_PATH) if "/" in word else room) for word in text.split()]
+    lines = textwrap.wrap(" ".join(words), room, break_on_hyphens=False)
+    return [printable(f"{' ' * len(indent) if number else indent}{line}") for number, line in enumerate(lines)]
+
+
+def _shortened(word: str, room: int) -> str:
+    if len(word) <= room:
+        return word
+    if "/" in word and (cut := word.find("/", len(word) - room + 1)) >= 0:
+        return "…" + word[cut:]
+    return f"{word[: room // 2]}…{word[len(word) - (room - 1) // 2 + 1 :]}"
+
+
+def printable(text: str) -> str:
+    """The text without control characters, in signs that stdout's encoding has."""
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = "".join(_ASCII.get(sign, sign) for sign in text)
+        text = text.encode(encoding, "replace").decode(encoding)
+    return text

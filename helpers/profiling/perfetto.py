@@ -1,0 +1,130 @@
+"""A profile's own file with its diagnosis added, for ui.perfetto.dev and chrome://tracing."""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from helpers.lab import files
+
+from .diagnosis import SHOWN, Diagnosis, Finding, Spans
+from .trace import COPY, FILL, KERNEL, Trace
+
+PROCESS = 50_000_000  # above the largest process id of Linux, 4194304, and what kineto gives to devices
+CHUNK = 2**20
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat)"\s*:')
+
+
+def marked(source: str | Path, diagnosis: Diagnosis, trace: Trace, path: str | Path) -> Path:
+    """Write the profile in `source` to `path`, with the diagnosis as a process of its own; gzipped if named ".gz".
+
+    A thread shows what the device does (compute, communication, copies, idle), and one for each finding when it
+    happened, with gain, place and advice as arguments. The text is copied a megabyte at a time and never parsed, so
+    this needs little memory beyond `trace`, and what can't be parsed stays as it was. A file that is cut off ends with
+    its last complete event. The new file is written completely or not at all.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} can't be written: its folder must exist")
+    added = json.dumps(events(diagnosis, trace), separators=(",", ":")).encode()[1:-1]
+    with files.replacing(path) as stream:
+        out = gzip.GzipFile("", "wb", 6, stream, mtime=0) if path.suffix == ".gz" else stream
+        for chunk in _spliced(_closed(_chunks(Path(source))), added):
+            out.write(chunk)
+        if out is not stream:
+            out.close()
+    return path
+
+
+def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
+    """The diagnosis as events of Chrome's trace format, in the order of their beginnings."""
+    threads = [("device", [(*span, state, {}) for state, spans in device_states(trace).items() for span in spans])]
+    for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
+        threads.append((f"{number}. {finding.finding}", _slices(finding)))
+    names = [_named("process_name", 0, "diagnosis")]
+    names.append({"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_sort_index", "args": {"sort_index": -1}})
+    slices = []
+    for thread, (name, spans) in enumerate(threads, PROCESS + 1):
+        names += [_named("thread_name", thread, name)] * bool(spans)
+        slices += [
+            {"ph": "X", "cat": "diagnosis", "name": said, "pid": PROCESS, "tid": thread, "ts": begin}
+            | {"dur": end - begin, "args": args}
+            for begin, end, said, args in spans
+        ]
+    return names + sorted(slices, key=lambda event: event["ts"])
+
+
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": PROCESS, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _slices(finding: Finding) -> list[tuple[float, float, str, dict[str, str]]]:
+    names = ("gain", "where", "evidence", "advice")
+    args = {name: str(getattr(finding, name)) for name in names}
+    return [(begin, end, finding.finding, args) for begin, end in finding.spans]
+
+
+def device_states(trace: Trace) -> dict[str, Spans]:
+    """When the device computes, and when it communicates, copies or idles while nothing computes."""
+    kinds = {KERNEL: 0, COPY: 2, FILL: 2}
+    edges = []
+    for event in trace.device:
+        rank = 1 if event.kind == KERNEL and "nccl" in event.name.lower() else kinds[event.kind]
+        edges += [(event.begin, 1, rank), (event.end, -1, rank)]
+    names, running, since = ("compute", "communication", "copies", "idle"), [0, 0, 0], 0.0
+    states: dict[str, Spans] = {name: [] for name in names}
+    for time, change, rank in sorted(edges):
+        state = names[next((i for i, count in enumerate(running) if count), 3)]
+        if time > since and since:
+            if states[state] and states[state][-1][1] == since:
+                states[state][-1] = (states[state][-1][0], time)
+            else:
+                states[state].append((since, time))
+        since = time
+        running[rank] += change
+    return {name: spans for name, spans in states.items() if spans}
+
+
+def _chunks(source: Path) -> Iterator[bytes]:
+    """The file's text, unpacked; of a damaged gzip file what can be."""
+    with open(source, "rb") as plain:
+        zipped = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        stream = gzip.GzipFile(fileobj=plain) if zipped else plain
+        try:
+            while chunk := stream.read1(CHUNK):
+                yield chunk
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return
+
+
+def _closed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same text; if it ends within the list of events, without the last one and with the list closed."""
+    last = b""
+    for chunk in chunks:
+        if len(last) > CHUNK:
+            yield last
+            last = b""
+        last += chunk
+    *_, begin = [None, *(match.start() for match in _EVENT.finditer(last))]
+    if begin is not None and not re.search(rb"\}\s*\]", last[begin:]):
+        last = last[:begin].rstrip().rstrip(b",") + b"]}"
+    yield last
+
+
+def _spliced(chunks: Iterator[bytes], added: bytes) -> Iterator[bytes]:
+    """The text with events added at the beginning of its list."""
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        bare = head.lstrip()[:1] == b"["  # the format allows a list of events without what is around it
+        match = re.match(rb"\s*\[", head) if bare else _LIST.search(head)
+        if match:
+            yield head[: match.end()] + added + b","
+            yield head[match.end() :]
+            break
+    yield from chunks

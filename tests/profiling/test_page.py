@@ -1,0 +1,204 @@
+import gzip
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from profiling.made_up import LAUNCHES, diagnosis
+from profiling.synthetic import STREAM, Synthetic
+from profiling.test_perfetto import check_tracks
+
+from helpers.__main__ import main
+from helpers.profiling.comparison import compare
+from helpers.profiling.page import comparison_page, fragment, page
+from helpers.profiling.perfetto import marked
+from helpers.profiling.read_trace import parse, read_trace
+from helpers.profiling.step_picture import MARK
+
+HOSTILE = """</title></svg><script>alert("1 & 2")</script><img src=x onerror='a()'>"""
+
+
+def steps(name="aten::mm", count=3):
+    made = Synthetic()
+    for _ in range(2):
+        with made.step():
+            for _ in range(count):
+                made.op(name, kernel=f"kernel<{name}>", us=50.0)
+    return made
+
+
+class Tags(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.seen = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+
+
+def svg(html):
+    return ElementTree.fromstring(re.search(r"<svg.*</svg>", html, re.DOTALL)[0])
+
+
+def titles(html):
+    return [rect.find("title").text for rect in svg(html).iter("rect")]
+
+
+def marks(html):
+    """(x, width) of the findings' spans."""
+    groups = [group for group in svg(html).iter("g") if group.get("fill") == MARK]
+    return [(float(rect.get("x")), float(rect.get("width"))) for group in groups for rect in group]
+
+
+def test_names_in_a_profile_cannot_inject_markup():
+    finding = replace(LAUNCHES, finding=HOSTILE, where=HOSTILE, evidence=HOSTILE, advice=HOSTILE, part=HOSTILE)
+    trace = parse(steps(HOSTILE).events, {"deviceProperties": [{"name": HOSTILE}]}, [])
+    begin = trace.steps[-1].begin
+    hostile = diagnosis(
+        verdict=HOSTILE,
+        account={HOSTILE: 0.5, "idle": 0.5},
+        idle={HOSTILE: 0.5},
+        findings=(replace(finding, spans=[(begin, begin + 50)]),),
+        notes=(HOSTILE,),
+        source=HOSTILE,
+    )
+    for html in (page(hostile, trace), fragment(hostile), comparison_page(compare(hostile, diagnosis()))):
+        seen = Tags(html).seen
+        assert not {"script", "img"} & {tag for tag, _ in seen}
+        assert not any(
+            name.startswith("on") or name in ("src", "href") for _, attributes in seen for name in attributes
+        )
+        assert HOSTILE in unescape(html)
+
+
+def test_a_page_needs_no_network_and_a_fragment_neither_scripts_nor_classes():
+    trace = parse(steps().events, {}, [])
+    assert not re.search(r"https?:|url\(|@import", page(diagnosis(), trace))
+    assert {tag for tag, _ in Tags(fragment(diagnosis())).seen} <= {"div", "span", "p", "b", "code", "ul", "li"}
+    assert "class=" not in fragment(diagnosis())
+
+
+def test_bars_fill_their_width():
+    widths = re.findall(r'title="[^"]*" style="width:([\d.]+)%', fragment(diagnosis()))
+    assert sum(map(float, widths[:4])) == pytest.approx(100, abs=0.01)
+    assert sum(map(float, widths[4:])) == pytest.approx(100, abs=0.01)
+
+
+def test_20000_events_stay_below_2_mb_and_none_is_lost():
+    made = Synthetic()
+    with made.step():
+        for number in range(20_000 // 8):
+            for stream in range(8):
+                begin = made.now + stream
+                name = f"void at::native::vectorized_elementwise_kernel<{number}, {'float, ' * 20}>"
+                made.write("kernel", name, begin, begin + number % 90, (0, stream), correlation=number)
+            made.call("cudaLaunchKernel", 50.0, correlation=number)
+    html = page(diagnosis(), parse(made.events, {}, []))
+    assert len(html) < 2e6
+    streams = [title for title in titles(html) if "elementwise" in title]
+    assert sum(int(m[1]) if (m := re.match(r"(\d+) spans", title)) else 1 for title in streams) == 20_000
+
+
+def test_spans_of_a_finding_are_marked_where_they_are_in_the_last_step():
+    trace = parse(steps(count=20).events, {}, [])
+    begin, end = trace.steps[-1].begin, max(e.end for e in trace.device)
+    before, middle = (0.0, begin - 1), ((begin + end) / 2, end)
+    html = page(diagnosis(findings=(replace(LAUNCHES, spans=[before, middle]),)), trace)
+    ((x, width),) = marks(html)
+    assert x == pytest.approx(150 + 500, abs=1)
+    assert width == pytest.approx(500, abs=1)
+    assert not marks(page(diagnosis(findings=(replace(LAUNCHES, spans=[before]),)), trace))
+
+
+def test_a_step_without_events_is_said():
+    made = steps()
+    with made.step():
+        pass
+    assert "no events to draw" in page(diagnosis(), parse(made.events, {}, []))
+
+
+def written(made, path):
+    content = {"schemaVersion": 1, "traceEvents": made.events, "traceName": "trace.json"}
+    data = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return content
+
+
+def unpacked(path):
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+def marked_events(source, path, finding=LAUNCHES):
+    trace = read_trace(source)
+    spans = [(e.begin, e.end) for e in trace.device]
+    marked(source, diagnosis(findings=(replace(finding, spans=spans),)), trace, path)
+    content = json.loads(unpacked(path))
+    events = content if isinstance(content, list) else content["traceEvents"]
+    ours = [e for e in events if e["pid"] == 50_000_000]
+    return trace, content, [e for e in events if e not in ours], ours
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_marked_profile_is_the_profile_and_a_process_with_the_findings(suffix, tmp_path):
+    source = tmp_path / f"profile{suffix}"
+    content = written(steps(), source)
+    trace, after, theirs, ours = marked_events(source, tmp_path / f"marked{suffix}")
+    assert theirs == content["traceEvents"]
+    assert after["traceName"] == "trace.json"
+    check_tracks(ours)
+    names = {e["tid"]: e["args"]["name"] for e in ours if e["name"] == "thread_name"}
+    assert list(names.values()) == ["device", "1. launch-bound loop"]
+    slices = [e for e in ours if e["ph"] == "X" and names[e["tid"]] != "device"]
+    assert [(e["ts"], e["ts"] + e["dur"]) for e in slices] == [(e.begin, e.end) for e in trace.device]
+    assert slices[0]["args"]["where"] == LAUNCHES.where
+    assert slices[0]["args"]["gain"] == "up to 40 ms a step (40%; upper bound)"
+
+
+def test_the_devices_state_covers_its_time_once(tmp_path):
+    made = Synthetic()
+    with made.step():
+        made.write("kernel", "gemm", 2000.0, 2010.0, STREAM)
+        made.write("kernel", "ncclDevKernel_AllReduce", 2005.0, 2020.0, (0, 8))
+        made.write("gpu_memcpy", "Memcpy HtoD", 2015.0, 2030.0, (0, 9))
+        made.write("kernel", "gemm", 2040.0, 2050.0, STREAM)
+        made.op("aten::mm")
+    written(made, tmp_path / "profile.json")
+    *_, ours = marked_events(tmp_path / "profile.json", tmp_path / "marked.json")
+    states = [
+        (e["name"], e["ts"], e["ts"] + e["dur"]) for e in ours if e["ph"] == "X" and e["name"] != LAUNCHES.finding
+    ]
+    assert states == [
+        ("compute", 2000.0, 2010.0),
+        ("communication", 2010.0, 2020.0),
+        ("copies", 2020.0, 2030.0),
+        ("idle", 2030.0, 2040.0),
+        ("compute", 2040.0, 2050.0),
+    ]
+
+
+def test_a_bare_list_and_a_file_that_is_cut_off_are_marked_too(tmp_path):
+    made = steps()
+    (tmp_path / "bare.json").write_text(json.dumps(made.events))
+    _, _, theirs, _ = marked_events(tmp_path / "bare.json", tmp_path / "marked.json")
+    assert theirs == made.events
+    whole = json.dumps({"traceEvents": made.events}).encode()
+    for cut in (len(whole) - 40, len(whole) - 2, len(whole) // 2):
+        (tmp_path / "cut.json").write_bytes(whole[:cut])
+        _, _, theirs, _ = marked_events(tmp_path / "cut.json", tmp_path / "marked.json")
+        assert theirs == made.events[: len(theirs)]
+        assert len(theirs) >= whole[:cut].count(b'"ph"') - 2
+
+
+def test_the_command_writes_the_page_and_the_marked_profile(tmp_path, monkeypatch, capsys):
+    written(steps(), tmp_path / "profile.json")
+    monkeypatch.setattr("helpers.profiling.diagnose", lambda path: diagnosis())
+    made = [tmp_path / "page.html", tmp_path / "marked.json.gz"]
+    assert main(["diagnose", str(tmp_path / "profile.json"), "--html", str(made[0]), "--perfetto", str(made[1])]) == 0
+    assert "<svg" in made[0].read_text()
+    assert json.loads(unpacked(made[1]))["traceEvents"]
+    assert capsys.readouterr().out == f"{diagnosis()}\n"
