@@ -1,7 +1,7 @@
 """What a notebook uses to show what was measured: results, tables, figures and sentences that read the records.
 
-`results` only reads. What has no record yet says so in the notebook, in one line with the command that measures it, and
-stays out of the PDF, whose last page lists it.
+`results` only reads, unless it is given a budget. What has no record yet says so in the notebook, in one line with the
+command that measures it, and stays out of the PDF, whose last page lists it.
 """
 
 import base64
@@ -19,11 +19,14 @@ from matplotlib.figure import Figure
 
 from . import figures, records
 from .experiment import Experiment
+from .machine import device_class, device_name, slug
 from .records import STATUS
+from .runner import is_fresh, measure
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
+LIVE = "HELPERS_LIVE"  # "no" in the environment: `results` measures nothing
 NOT_MEASURED = "not measured"
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
@@ -74,9 +77,17 @@ class Results:
         return " ".join(said)
 
 
-def results(experiment: Experiment) -> Results:
-    """What is recorded of an experiment; if nothing is, a line says how to measure it. Nothing is measured here."""
-    found = recorded(experiment)
+def results(experiment: Experiment, preset: str | None = None, budget: float | None = None) -> Results:
+    """What is recorded of an experiment; if nothing is, a line says how to measure it.
+
+    Nothing is measured here but with a `budget` in seconds: then this machine first measures what it has no fresh
+    record of, at the sizes of `preset` (default: of its class), and its records are shown. A line says before how much
+    that is and how long it takes. `HELPERS_LIVE=no` in the environment forbids it.
+    """
+    here = budget is not None and os.environ.get(LIVE) != "no"
+    if here:
+        _measure(experiment, preset or device_class(), budget)
+    found = recorded(experiment, preset, slug(device_name()) if here else None)
     if not len(found.measured):
         name = f"{experiment.chapter}/{experiment.table}"
         how = f"*Not measured yet. To measure it: `python -m helpers measure {name}`.*"
@@ -84,15 +95,26 @@ def results(experiment: Experiment) -> Results:
     return found
 
 
-def recorded(experiment: Experiment) -> Results:
+def _measure(experiment: Experiment, preset: str, budget: float) -> None:
+    name, configs = f"{experiment.chapter}/{experiment.table}", experiment.configurations(preset)
+    rows = records.read_rows(records.path(slug(device_name()), experiment.chapter, experiment.table))
+    if missing := sum(not is_fresh(experiment, config, preset, rows) for config in configs):
+        some = f"{missing} of {len(configs)} configurations ({preset}) on {device_name()}"
+        said = f"*Measuring {name}: {some}, for {budget / 60:.1f} minutes or less; the last one begun is finished.*"
+        display(Markdown(said), metadata=LEFT_OUT)
+        measure([experiment], preset, budget=budget)
+
+
+def recorded(experiment: Experiment, preset: str | None = None, machine: str | None = None) -> Results:
     """The records of the machine that knows most: a GPU's before a CPU's, the main machine before others.
 
-    Rows of the small preset are no results.
+    Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
     """
     tables = []
-    for device in [*records.devices(), *records.devices(cpu=True)]:
+    for device in [machine] if machine else [*records.devices(), *records.devices(cpu=True)]:
         rows = records.read(device, experiment.chapter, experiment.table)
-        rows = rows[rows["preset"] != "small"] if len(rows) else rows
+        if len(rows):
+            rows = rows[rows["preset"] == preset if preset else rows["preset"] != "small"]
         if len(rows):
             tables.append(rows)
     on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables

@@ -185,6 +185,7 @@ def collate(items: list[tuple[Tensor, int] | Broken]) -> Batch:
 # Cars with masks
 
 CAR_MEAN, CAR_STD = 0.5, 0.25  # of every channel: (value in 0 … 1 − mean) / deviation
+CARVANA_AT = "https://www.kaggle.com/c/carvana-image-masking-challenge/data"
 HELD_OUT = 8  # one car of Carvana in so many is for validation
 
 
@@ -231,7 +232,8 @@ class Carvana(Dataset):
         check_choice(SPLITS, split=split)
         folder = Path(folder)
         if not (folder / "train").is_dir() or not (folder / "train_masks").is_dir():
-            raise PictureError(f"{folder}: no folders 'train' and 'train_masks' in it, as Carvana has them")
+            missing = "no folders 'train' and 'train_masks' in it, as Carvana has them"
+            raise PictureError(f"{folder}: {missing}: unpack train.zip and train_masks.zip there, from {CARVANA_AT}")
         photos = sorted((folder / "train").glob("*.jpg"))
         cars = sorted({_car(photo) for photo in photos})
         held_out = set(cars[HELD_OUT - 1 :: HELD_OUT] or cars[-1:])

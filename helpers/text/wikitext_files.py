@@ -29,6 +29,7 @@ SUFFIXES = (".raw", ".tokens")
 PARQUET = re.compile(r"(\w+)-(\d+)-of-(\d+)\.parquet")
 
 DATASET, CONFIGURATION = "Salesforce/wikitext", "wikitext-103-raw-v1"
+TO_GET_IT = f"to get it: pip install pyarrow, WikiText(split, download=True); it lies in the cache, in {CONFIGURATION}"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 # split -> (bytes, sha256) of its files, which are called `SPLIT-00000-of-00002.parquet` and so on
 FILES = {
@@ -70,7 +71,7 @@ def find(path: Path | str, split: str) -> Source:
     if path.is_dir():
         return _in_folder(path, split)
     if not path.exists():
-        raise TextError(f"{path}: is not there; give a folder, a zip or a file of WikiText")
+        raise TextError(f"{path}: is not there; give a folder, a zip or a file of WikiText ({TO_GET_IT})")
     return _in_zip(path, split) if path.suffix == ".zip" else Source((path,))
 
 
@@ -110,7 +111,7 @@ def _in_folder(folder: Path, split: str) -> Source:
     if zips:
         return _in_zip(zips[0], split)
     sought = ", ".join([*_text_names(split)[:2], f"{split}-*.parquet"])
-    raise TextError(f"{folder}: has no {split} split ({sought}); to use another text as it, name the file itself")
+    raise TextError(f"{folder}: has no {split} split ({sought}; {TO_GET_IT}); to use another text, name its file")
 
 
 def _order(path: Path) -> tuple[bool, bool, str]:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from helpers.lab import notebook, records
+from helpers.lab import notebook, records, runner
 from helpers.lab.experiment import Experiment
+from helpers.lab.machine import device_name
 from helpers.lab.notebook import main_machine, results, table
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}
@@ -71,3 +72,65 @@ def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, 
     ((text, metadata),) = shown
     assert "python -m helpers measure chapter/sorting" in text
     assert metadata == {"report": False, "waiting": "chapter/sorting", "about": "Sorts."}
+
+
+CALLS = []
+
+
+def doubling(size):
+    """Doubles."""
+    CALLS.append(size)
+    return {"double": 2 * size}
+
+
+DOUBLING = Experiment("chapter", "doubling", doubling, SIZES, version=1)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What `results` says in a cell, none of it for the report."""
+    said = []
+
+    def display(what, metadata):
+        assert metadata["helpers"]["report"] is False
+        said.append(what.data)
+
+    monkeypatch.setattr(notebook, "display", display)
+    monkeypatch.setattr(runner, "ATTEMPTS", 1)
+    CALLS.clear()
+    return said
+
+
+def test_with_a_budget_what_is_missing_is_measured_and_said_before(results, lines):
+    found = notebook.results(DOUBLING, preset="cpu", budget=90)
+    assert found.measured["double"].tolist() == [4, 6]
+    assert lines == [
+        f"*Measuring chapter/doubling: 2 of 2 configurations (cpu) on {device_name()}, for 1.5 minutes or less; "
+        "the last one begun is finished.*"
+    ]
+    notebook.results(DOUBLING, preset="cpu", budget=90)
+    assert CALLS == [2, 3] and len(lines) == 1
+
+
+def test_small_sizes_are_shown_where_they_are_asked_for(results, lines):
+    assert notebook.results(DOUBLING, preset="small", budget=90).measured["double"].tolist() == [2]
+    assert notebook.results(DOUBLING, preset="small").measured["double"].tolist() == [2]
+    assert not len(notebook.results(DOUBLING).measured)
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_on_a_gpu_nothing_is_measured_without_a_budget_or_where_it_is_forbidden(
+    forbidden, results, lines, made_up_gpu, monkeypatch
+):
+    made_up_gpu((7, 5), gib=15)
+    if forbidden:
+        monkeypatch.setenv("HELPERS_LIVE", "no")
+    notebook.results(DOUBLING, budget=90 if forbidden else None)
+    assert CALLS == []
+    assert "Not measured yet" in lines[0]
+
+
+def test_of_a_budget_this_machines_records_are_shown(record, lines):
+    record("NVIDIA Test", "big-gpu", 9, table="doubling")
+    assert notebook.results(DOUBLING).measured["gpu"].tolist() == ["NVIDIA Test"]
+    assert set(notebook.results(DOUBLING, preset="cpu", budget=90).measured["gpu"]) == {device_name()}
