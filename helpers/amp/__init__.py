@@ -1,6 +1,7 @@
 """Mixed precision from scratch: loss scaling that never waits for the GPU, and autocast."""
 
 from .autocast import Autocast
-from .scaler import DynamicGradScaler, StaticGradScaler
+from .dynamic_scaler import DynamicGradScaler
+from .scaler import StaticGradScaler
 
 __all__ = ["Autocast", "DynamicGradScaler", "StaticGradScaler"]

@@ -21,57 +21,54 @@ decides whether to step, so the host waits once a step.
 """
 
 import math
-import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.amp.grad_scaler import OptState
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from helpers.lab.arguments import check_positive
+from .gradients import gradients, multiply_, not_finite, parameters, total_norm
+
+# The state of an optimizer since `update`, laid out as torch.amp.GradScaler's, which some libraries read. If
+# `clip_grad_norm_` has left the gradients as they are, "divisor" is what the fused step divides them by.
+_LAST_CALL = {OptState.READY: "scale", OptState.UNSCALED: "unscale_", OptState.STEPPED: "step"}
 
 
-class Stage(Enum):
-    """The last call for an optimizer since `update`."""
-
-    SCALED = "scale"
-    CLIPPED = "clip_grad_norm_"  # a norm was taken, and the fused step will divide and clip
-    UNSCALED = "unscale_"
-    STEPPED = "step"
+def _new_state() -> dict[str, Any]:
+    return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
-@dataclass
-class _State:
-    stage: Stage = Stage.SCALED
-    found_inf: Tensor | None = None  # 1.0 if a gradient has an inf or a NaN, else 0.0; on the scale's device
-    divisor: Tensor | None = None  # the fused step divides gradients by it, to unscale and clip them
+def _last_call(state: dict[str, Any]) -> str:
+    clipped = state["stage"] is OptState.READY and "divisor" in state
+    return "clip_grad_norm_" if clipped else _LAST_CALL[state["stage"]]
 
 
 class StaticGradScaler:
     """Scales by a constant factor. Steps with an inf or a NaN in a gradient are skipped; `skipped_steps()` counts them.
 
     With too small a scale small gradients underflow, with too large a scale every step is skipped: `DynamicGradScaler`
-    finds the largest that works.
+    finds the largest that works. A scaler can be copied, pickled and saved by torch.save after `update`.
     """
 
     def __init__(self, scale: float = 2.0**12, *, enabled: bool = True) -> None:
         self._enabled = enabled
-        self._scale = torch.tensor(_positive("scale", scale), dtype=torch.float32)  # moves to the first loss's device
-        self._skipped = torch.zeros(())
-        self._started = False
-        self._states: dict[int, _State] = {}
+        # Numbers on the host until the first loss, then tensors on its device.
+        self._init_scale, self._init_skipped = fp32("scale", scale), 0
+        self._scale: Tensor | None = None
+        self._skipped: Tensor | None = None
+        self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_new_state)
 
     def scale(self, outputs: Any) -> Any:
         """Multiply a tensor, or each tensor of a nested iterable, by the scale."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
-            if not self._started:
-                self._move(outputs.device)
+            if self._scale is None:
+                self._start(outputs.device)
             return outputs * self._scale.to(outputs.device, non_blocking=True)
         if isinstance(outputs, Mapping):
             return {name: self.scale(value) for name, value in outputs.items()}
@@ -88,95 +85,106 @@ class StaticGradScaler:
         if not self._enabled:
             return
         state = self._state(optimizer, "unscale_")
-        if state.stage is not Stage.SCALED:
-            raise RuntimeError(f"unscale_ after {state.stage.value}: call it once, before step, then update")
-        grads = _gradients(optimizer)
-        state.found_inf = self._found_inf(grads)
-        _multiply_(grads, self._scale.double().reciprocal().float())  # rounded once
-        state.stage = Stage.UNSCALED
+        if _last_call(state) != "scale":
+            raise RuntimeError(f"unscale_ after {_last_call(state)}: call it once, before step, then update")
+        grads = gradients(optimizer)
+        self._record(state, total_norm(grads, math.inf))
+        multiply_(grads, _reciprocal(self._scale))
+        state["stage"] = OptState.UNSCALED
 
-    def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
         """Clip the optimizer's gradients to a norm of `max_norm`; returns their norm before that.
 
         It is the norm of the gradients without the scale, as a tensor on their device. With a fused optimizer no
         gradient is written: the step divides and clips at once. A sum of squares that overflows fp32
-        (a scaled gradient above 1e19) counts as inf, and the step is skipped.
+        (a scaled gradient above 1e19) counts as inf, and the step is skipped, or it is a RuntimeError if
+        `error_if_nonfinite`, for which the host waits.
         """
-        max_norm = _positive("max_norm", max_norm, allow_inf=True)
+        max_norm = positive("max_norm", max_norm, allow_inf=True)
         if not self._enabled:
-            return clip_grad_norm_(
-                [p for group in optimizer.param_groups for p in group["params"]], max_norm, norm_type
-            )
+            return clip_grad_norm_(parameters(optimizer), max_norm, norm_type, error_if_nonfinite)
         state = self._state(optimizer, "clip_grad_norm_")
-        if state.stage in (Stage.CLIPPED, Stage.STEPPED):
-            raise RuntimeError(f"clip_grad_norm_ after {state.stage.value}: call it once, before step")
-        grads = _gradients(optimizer)
-        norm = get_total_norm(grads, norm_type)  # one read-only pass over the gradients
+        if _last_call(state) in ("clip_grad_norm_", "step"):
+            raise RuntimeError(f"clip_grad_norm_ after {_last_call(state)}: call it once, before step")
+        grads = gradients(optimizer)
+        norm = total_norm(grads, norm_type)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(f"the gradients' norm is {norm.item()}; without error_if_nonfinite the step is skipped")
         true_norm = self._to_scale_device(norm)
-        if state.stage is Stage.SCALED:
-            state.found_inf = self._to_scale_device(_not_finite(norm))
+        unscaled = state["stage"] is OptState.UNSCALED
+        if not unscaled:
+            self._record(state, norm)
             true_norm = true_norm / self._scale
         excess = torch.clamp((true_norm + 1e-6) / max_norm, min=1.0)  # the divisor for clipping
-        if state.stage is Stage.UNSCALED:
-            _multiply_(grads, excess.reciprocal())
+        if unscaled:
+            multiply_(grads, excess.reciprocal())
         elif _hands_over(optimizer):
-            state.stage, state.divisor = Stage.CLIPPED, self._scale * excess
+            state["divisor"] = self._scale * excess
         else:
-            _multiply_(grads, self._scale.double().reciprocal().float() / excess)
-            state.stage = Stage.UNSCALED
+            multiply_(grads, _reciprocal(self._scale) / excess)
+            state["stage"] = OptState.UNSCALED
         return true_norm
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """`optimizer.step(*args, **kwargs)` on unscaled gradients, or nothing if one of them isn't finite."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        if args or "closure" in kwargs:
+        if any(map(callable, args)) or kwargs.get("closure") is not None:
             raise RuntimeError("step takes no closure: a scaled loss cannot be evaluated again inside the step")
         state = self._state(optimizer, "step")
-        if state.stage is Stage.STEPPED:
+        if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step after step: call update once all optimizers have stepped")
         if _hands_over(optimizer):
-            result = self._fused_step(optimizer, state, kwargs)
+            result = self._fused_step(optimizer, state, args, kwargs)
         else:
-            if state.stage is Stage.SCALED:
+            if state["stage"] is OptState.READY:
                 self.unscale_(optimizer)
-            result = None if state.found_inf.item() else optimizer.step(**kwargs)  # the host waits here
-        state.stage = Stage.STEPPED
+            found_inf = self._found_inf(state).item()  # the host waits here
+            result = None if found_inf else optimizer.step(*args, **kwargs)
+        state["stage"] = OptState.STEPPED
         return result
 
-    def _fused_step(self, optimizer: Optimizer, state: _State, kwargs: dict[str, Any]) -> Any:
+    def _fused_step(self, optimizer: Optimizer, state: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Let the optimizer's kernel divide, clip and skip, without waiting.
 
         torch's fused optimizers read two attributes, as `torch.amp.GradScaler` sets them: they divide gradients by
         `grad_scale`, and do nothing where `found_inf` is 1 (and no other number).
         """
-        if state.stage is Stage.SCALED:
-            state.found_inf = self._found_inf(_gradients(optimizer))
-            state.divisor = self._scale
-        optimizer.found_inf, optimizer.grad_scale = state.found_inf, state.divisor
+        if _last_call(state) == "scale":
+            self._record(state, total_norm(gradients(optimizer), math.inf))
+            state["divisor"] = self._scale
+        optimizer.found_inf, optimizer.grad_scale = self._found_inf(state), state.get("divisor")
         try:
-            return optimizer.step(**kwargs)
+            return optimizer.step(*args, **kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """End an iteration: count a skipped step and adapt the scale, or set it if a new one is given."""
+        """End an iteration: count a skipped step and adapt the scale, or set it if a new one is given.
+
+        A `new_scale` on a GPU is taken as it is: to check it the host would wait.
+        """
         if not self._enabled:
             return
-        if not self._started:
+        if self._scale is None:
             raise RuntimeError("update before scale: call scaler.scale(loss).backward() and scaler.step first")
         if new_scale is None:
-            flags = [state.found_inf for state in self._states.values() if state.found_inf is not None]
+            states = self._per_optimizer_states.values()
+            flags = [self._found_inf(state) for state in states if state["found_inf_per_device"]]
             if not flags:
                 raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
             self._adapt(flags[0] if len(flags) == 1 else torch.stack(flags).amax())
         elif not isinstance(new_scale, Tensor):
-            self._scale.fill_(_positive("new_scale", new_scale))
+            self._scale.fill_(fp32("new_scale", new_scale))
         elif new_scale.numel() != 1 or new_scale.requires_grad or not new_scale.is_floating_point():
             raise ValueError("new_scale must be a floating-point tensor with one element and no gradient")
         else:
+            if new_scale.device.type == "cpu":
+                fp32("new_scale", new_scale.item())
             self._scale.copy_(new_scale.reshape(()))
-        self._states.clear()
+        self._per_optimizer_states.clear()
 
     def _adapt(self, found_inf: Tensor) -> None:
         """Update the state after an iteration; `found_inf` is 1 if any gradient was inf or NaN, else 0."""
@@ -187,120 +195,82 @@ class StaticGradScaler:
 
     def get_scale(self) -> float:
         """The scale. Waits for the GPU."""
-        return float(self._scale) if self._enabled else 1.0
+        return on_host(self._scale, self._init_scale) if self._enabled else 1.0
 
     def skipped_steps(self) -> int:
         """The number of skipped steps. Waits for the GPU."""
-        return int(self._skipped)
+        return int(on_host(self._skipped, self._init_skipped))
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint. Waits for the GPU. Empty if disabled."""
         return {"scale": self.get_scale()} if self._enabled else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that `state_dict` returned; if part of it is missing or makes no sense, nothing changes."""
         if not self._enabled:
             return
         if not state:
             raise RuntimeError("the state is empty: it was saved by a scaler that was disabled")
-        self._scale.fill_(_positive("scale", state["scale"]))
+        self._check(state)
+        self._init_scale = fp32("scale", state["scale"])
+        if self._scale is not None:
+            self._scale.fill_(self._init_scale)
 
-    def _move(self, device: torch.device) -> None:
-        """Move the state to the device, where it is used without waiting."""
-        self._scale, self._skipped, self._started = self._scale.to(device), self._skipped.to(device), True
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if missing := self.state_dict().keys() - state.keys():
+            raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
+        fp32("scale", state["scale"])
 
-    def _state(self, optimizer: Optimizer, caller: str) -> _State:
-        if not self._started:
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes for a copy or a pickle, with numbers in place of tensors."""
+        if self._per_optimizer_states:
+            raise RuntimeError("a scaler can't be copied or pickled in the middle of an iteration: call update first")
+        numbers = {"_init_scale": on_host(self._scale, self._init_scale), "_init_skipped": self.skipped_steps()}
+        return self.__dict__ | numbers | {"_scale": None, "_skipped": None}
+
+    def _start(self, device: torch.device) -> None:
+        """Put the state on the device, where it is used without waiting."""
+        self._scale = torch.full((), self._init_scale, dtype=torch.float32, device=device)
+        self._skipped = torch.full((), float(self._init_skipped), device=device)
+
+    def _state(self, optimizer: Optimizer, caller: str) -> dict[str, Any]:
+        if self._scale is None:
             raise RuntimeError(f"{caller} before scale: call scaler.scale(loss).backward() first")
-        return self._states.setdefault(id(optimizer), _State())
+        return self._per_optimizer_states[id(optimizer)]
 
-    def _found_inf(self, grads: list[Tensor]) -> Tensor:
-        """1.0 if any gradient has an inf or a NaN, else 0.0: their largest magnitude isn't finite then."""
-        return self._to_scale_device(_not_finite(get_total_norm(grads, math.inf)))
+    def _record(self, state: dict[str, Any], norm: Tensor) -> None:
+        """Note whether a norm of the gradients, and with it any of them, isn't finite: 1.0 if so, else 0.0."""
+        state["found_inf_per_device"] = {self._scale.device: self._to_scale_device(not_finite(norm))}
+
+    def _found_inf(self, state: dict[str, Any]) -> Tensor:
+        return state["found_inf_per_device"][self._scale.device]
 
     def _to_scale_device(self, number: Tensor) -> Tensor:
         return number.to(self._scale.device, torch.float32, non_blocking=True)
 
 
-class DynamicGradScaler(StaticGradScaler):
-    """Adapts the scale: it grows after `growth_interval` steps in a row without inf or NaN, and shrinks after one with.
-
-    It stays between `min_scale` and `max_scale`; `update` also clamps one that was set or loaded. Warns once if
-    gradients overflow even at `min_scale`. The state is on the GPU, so the scale also adapts in a replayed CUDA graph.
-    """
-
-    def __init__(
-        self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        min_scale: float = 1.0,
-        max_scale: float = 2.0**24,
-        *,
-        enabled: bool = True,
-    ) -> None:
-        super().__init__(init_scale, enabled=enabled)
-        if not (math.isfinite(growth_factor) and growth_factor > 1):
-            raise ValueError(f"growth_factor is {growth_factor}; it must be above 1")
-        if not 0 < backoff_factor < 1:
-            raise ValueError(f"backoff_factor is {backoff_factor}; it must be between 0 and 1")
-        check_positive(growth_interval=growth_interval)
-        self._min_scale = _positive("min_scale", min_scale)
-        self._max_scale = _positive("max_scale", max_scale, allow_inf=True)
-        if not min_scale <= init_scale <= max_scale:
-            given = f"init_scale is {init_scale:g}"
-            raise ValueError(f"{given}; it must be from min_scale, {min_scale:g}, to max_scale, {max_scale:g}")
-        self._growth_factor, self._backoff_factor = float(growth_factor), float(backoff_factor)
-        self._growth_interval = growth_interval
-        self._good_steps = torch.zeros((), dtype=torch.int32)  # in a row
-        self._at_minimum = torch.zeros(())  # 1.0 if the scale is `min_scale`
-        self._overflows = torch.zeros(())  # steps that overflowed at `min_scale`
-        self._overflows_on_host = torch.zeros(())
-        self._warned = False
-
-    def _adapt(self, found_inf: Tensor) -> None:
-        super()._adapt(found_inf)
-        torch.le(self._scale, self._min_scale, out=self._at_minimum)
-        self._overflows.addcmul_(found_inf, self._at_minimum)
-        rule = self._growth_factor, self._backoff_factor, self._growth_interval
-        torch._amp_update_scale_(self._scale, self._good_steps, found_inf, *rule)  # torch.amp.GradScaler's own kernel
-        self._scale.clamp_(self._min_scale, self._max_scale)
-        if not self._warned and self._overflows_on_host.numpy()[()] > 0:
-            self._warned = True
-            message = f"gradients are not finite even at the smallest scale, {self._min_scale:g}: steps are skipped"
-            warnings.warn(f"{message}; look for a diverged model or bad data", RuntimeWarning, stacklevel=3)
-        self._overflows_on_host.copy_(self._overflows, non_blocking=True)  # no wait: a warning is some steps late
-
-    def state_dict(self) -> dict[str, Any]:
-        """With the names of torch.amp.GradScaler, so that either loads the other's."""
-        if not self._enabled:
-            return {}
-        return super().state_dict() | {
-            "growth_factor": self._growth_factor,
-            "backoff_factor": self._backoff_factor,
-            "growth_interval": self._growth_interval,
-            "_growth_tracker": int(self._good_steps),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self._enabled:
-            self._growth_factor, self._backoff_factor = state["growth_factor"], state["backoff_factor"]
-            self._growth_interval = state["growth_interval"]
-            self._good_steps.fill_(state["_growth_tracker"])
-
-    def _move(self, device: torch.device) -> None:
-        super()._move(device)
-        self._good_steps = self._good_steps.to(device)
-        self._at_minimum, self._overflows = self._at_minimum.to(device), self._overflows.to(device)
-        self._overflows_on_host = torch.zeros((), pin_memory=device.type == "cuda")
-
-
-def _positive(name: str, value: float, allow_inf: bool = False) -> float:
+def positive(name: str, value: float, allow_inf: bool = False) -> float:
     number = float(value)
     if not number > 0 or (math.isinf(number) and not allow_inf):
         raise ValueError(f"{name} is {value}; it must be above 0" + ("" if allow_inf else " and finite"))
     return number
+
+
+def fp32(name: str, value: float) -> float:
+    """A scale, rounded to fp32, in which it is kept; a ValueError if that is 0 or not finite."""
+    number = torch.tensor(positive(name, value), dtype=torch.float32).item()
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {value}, in fp32 {number}; it must be above 0 and finite")
+    return number
+
+
+def on_host(tensor: Tensor | None, otherwise: float) -> float:
+    return otherwise if tensor is None else tensor.item()
+
+
+def _reciprocal(scale: Tensor) -> Tensor:
+    """1 / scale, rounded once."""
+    return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
 
 
 def _hands_over(optimizer: Optimizer) -> bool:
@@ -312,39 +282,3 @@ def _hands_over(optimizer: Optimizer) -> bool:
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.state) or not optimizer.defaults["momentum"]
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's gradients; for sparse ones their coalesced values."""
-    grads: list[Tensor] = []
-    for parameter in _parameters(optimizer):
-        grad = parameter.grad
-        if grad is None or grad.numel() == 0:
-            continue
-        if grad.dtype == torch.float16:
-            raise ValueError(
-                "a gradient is in fp16: keep the parameters in fp32 and use Autocast; a model in pure fp16 has no "
-                "precision left to unscale into"
-            )
-        if grad.is_sparse:
-            parameter.grad = grad = grad.coalesce()
-            grad = grad._values()
-        grads.append(grad)
-    if not grads:
-        raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
-    return grads
-
-
-def _multiply_(grads: list[Tensor], factor: Tensor) -> None:
-    """Multiply gradients in place by a 0-dimensional factor, in a few launches for any number of them."""
-    for device in {grad.device for grad in grads}:
-        torch._foreach_mul_([grad for grad in grads if grad.device == device], factor.to(device, non_blocking=True))
-
-
-def _not_finite(number: Tensor) -> Tensor:
-    """1.0 if a number is inf or NaN, else 0.0, in fp32: both times 0 are NaN."""
-    return torch.nan_to_num((number * 0.0).float(), nan=1.0)

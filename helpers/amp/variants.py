@@ -13,7 +13,7 @@ from helpers.lab import Disagreement, device
 from helpers.lab.timing import check_agreement
 
 from .autocast import Autocast
-from .scaler import DynamicGradScaler
+from .dynamic_scaler import DynamicGradScaler
 
 SCALE = 2.0**8
 
