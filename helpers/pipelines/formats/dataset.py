@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from helpers.lab.arguments import check_choice
 
 SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
-KINDS = {suffix: kind for kind, suffix in SUFFIXES.items()}
+KINDS = {"jpg": "image", "jpeg": "image", "npy": "tokens"}  # suffixes that are read
 TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
 POLICIES = ("refuse", "skip")
 
@@ -105,7 +105,9 @@ class Reader(Dataset):
         self, folder: str | Path, *, faults: str = "refuse", check_image: bool = False, verify: bool = True
     ) -> None:
         check_choice(POLICIES, faults=faults)
-        self.folder, self.policy, self.verify, self.check_image = Path(folder), faults, verify, check_image
+        # Absolute, for processes in other folders, and as webdataset would run a relative path `pipe:…` as a command.
+        self.folder, self.policy = Path(folder).absolute(), faults
+        self.verify, self.check_image = verify, check_image
         self.faults: list[Fault] = []
         self._open()
         if check_image and self.kind != "image":

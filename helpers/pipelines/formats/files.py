@@ -9,6 +9,7 @@ tool can view, replace or delete a sample.
 """
 
 import csv
+import io
 import os
 import zlib
 from collections.abc import Iterable
@@ -61,9 +62,14 @@ class Files(Reader):
                 build_table(self.folder)
         with naming(table, "cannot be read as a table of samples"):
             rows = _read_table(table)
-        self.names, labels, self.keys, sizes, sums = zip(*rows, strict=True)
-        self.labels = np.array(labels, np.int64)
-        self.sizes, self.sums = np.array(sizes, np.int64), np.array(sums, np.uint32)
+            self.names, labels, self.keys, sizes, sums = zip(*rows, strict=True)
+            try:
+                self.labels = np.array(labels, np.int64)
+                self.sizes, self.sums = np.array(sizes, np.int64), np.array(sums, np.uint32)
+            except OverflowError as error:
+                raise ValueError(str(error)) from error
+        odd = (at for at, name in enumerate(self.names) if ".." in name or name.startswith("/"))
+        self.outside = {at for at in odd if self.names[at].startswith("/") or ".." in self.names[at].split("/")}
         self.kind = _kind(self.names[0])
         self.shards = [range(at, min(at + SHARD, len(rows))) for at in range(0, len(rows), SHARD)]
 
@@ -71,10 +77,16 @@ class Files(Reader):
         return os.path.join(self.folder, self.names[position])
 
     def read(self, position: int) -> Sample:
+        if position in self.outside:
+            raise ValueError(f"the file that {TABLE} names lies outside of the data set's folder")
+        size = int(self.sizes[position])
         with open(self.file_of(position), "rb", buffering=0) as stream:
-            raw = stream.read()
-        if len(raw) != self.sizes[position]:
-            raise ValueError(f"has {len(raw)} bytes; the table says {self.sizes[position]}")
+            try:
+                raw = stream.read(max(size, 0) + 1)  # not all of a file that has grown
+            except (MemoryError, OverflowError) as error:
+                raise ValueError(f"the table says {size} bytes, more than fit into memory") from error
+            if len(raw) != size:
+                raise ValueError(f"has {os.fstat(stream.fileno()).st_size} bytes; the table says {size}")
         self._check(raw, self.sums[position])
         return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
 
@@ -84,19 +96,21 @@ open_ = Files
 
 def build_table(folder: Path) -> None:
     """Write the table of the files in the labels' folders; keys are file names. Reads every file."""
-    samples = [file for suffix in KINDS for file in folder.glob(f"*/*.{suffix}")]
+    samples = [file for file in folder.glob("*/*") if _kind(file.name)]
     if not samples:
         raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg or LABEL/NAME.npy")
-    lines = [",".join(COLUMNS)]
+    stream = io.StringIO(newline="")
+    table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
+    table.writerow(COLUMNS)
     for file in sorted(samples, key=lambda file: file.name):
         raw = file.read_bytes()
         name = file.relative_to(folder).as_posix()
-        lines.append(f'"{name}",{int(file.parent.name)},"{file.stem}",{len(raw)},{zlib.crc32(raw)}')
-    files.write(folder / TABLE, "".join(line + "\r\n" for line in lines))
+        table.writerow([name, int(file.parent.name), file.stem, len(raw), zlib.crc32(raw)])
+    files.write(folder / TABLE, stream.getvalue())
 
 
 def _read_table(table: Path) -> list[tuple[str, int, str, int, int]]:
-    with open(table, newline="", encoding="utf-8") as stream:
+    with open(table, newline="", encoding="utf-8-sig") as stream:  # a spreadsheet may have added the mark
         try:
             lines = csv.reader(stream)
             if tuple(next(lines, ())) != COLUMNS:
@@ -110,4 +124,4 @@ def _read_table(table: Path) -> list[tuple[str, int, str, int, int]]:
 
 
 def _kind(name: str) -> str | None:
-    return KINDS.get(os.path.splitext(name)[1][1:])
+    return KINDS.get(os.path.splitext(name)[1][1:].lower())

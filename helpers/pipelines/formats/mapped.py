@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .dataset import SUFFIXES, TOKEN_TYPES, Fault, Keys, Reader, Sample, building, checked, naming
+from .dataset import SUFFIXES, TOKEN_TYPES, Fault, FormatError, Keys, Reader, Sample, building, checked, naming
 
 NEEDS = ()
 NAME = "samples.mapped"
@@ -123,7 +123,12 @@ class Mapped(OneFile):
         with naming(self.file), open(self.file, "rb") as stream:
             self.file_bytes = os.fstat(stream.fileno()).st_size
             count, key_bytes, start, size, tables_crc = self._read_header(stream.read(HEADER.size))
-            tables = stream.read(28 * count + 16 + key_bytes) if self.file_bytes >= start else b""
+            tables_bytes = 28 * count + 16 + key_bytes
+            if HEADER.size + tables_bytes > start:
+                raise ValueError(
+                    f"tables of {count} samples, {tables_bytes} bytes, do not end before the data at {start}"
+                )
+            tables = stream.read(tables_bytes) if self.file_bytes >= start else b""
             if not tables:
                 raise ValueError(f"truncated or changed: it has {self.file_bytes} bytes of {size}")
             if zlib.crc32(tables) != tables_crc:
@@ -139,6 +144,8 @@ class Mapped(OneFile):
             )
         )
         self.offsets = offsets.astype(np.int64) + start  # (N + 1,), within the file
+        if self.offsets[0] < start or (np.diff(self.offsets) < 0).any():
+            raise FormatError(Fault(self.file, None, "its samples overlap, or lie outside of its data"))
         self.keys = Keys(tables[28 * count + 16 :], ends.astype(np.int64))
         self.shards = [range(count)]
 

@@ -1,12 +1,14 @@
 """Base class of formats with numbered shards: an index for each shard, reads at any offset, and shards' faults.
 
-    folder/00000.tar, 00000.idx.npz, 00001.tar, …
+    folder/00000.tar, 00000.idx.npz, 00001.tar, …       or any other names, in their order
 
-Faults at opening: a shard whose index can't be read (its samples aren't counted), a gap in the numbers, and a shard of
-another size than in its index, even if no sample is lost. A missing sample is a fault when it is read.
+Faults at opening: a shard whose index can't be read (its samples aren't counted), a shard of which only a part can be
+indexed, a gap in the numbers of ours, and a shard of another size than in its index, even if no sample is lost. A
+missing sample is a fault when it is read.
 """
 
 import bisect
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from helpers.lab.arguments import check_choice
 from .dataset import Fault, FormatError, Reader, Sample, naming
 
 Table = dict  # a shard's index: `bytes` of the shard; `offsets` and `sizes` of its samples; and more
+LARGEST = 1 << 26  # bytes of a read
 
 
 class Shards(Reader):
@@ -42,7 +45,7 @@ class Shards(Reader):
         raise NotImplementedError
 
     def build_index(self, shard: Path) -> tuple[Table, str]:
-        """The index of a shard, and a reason if it is incomplete, or "". Reads the shard; saves a complete index."""
+        """The index of a shard, and what it leaves out and why, or "". Reads the shard; saves a complete index."""
         raise NotImplementedError
 
     def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
@@ -66,15 +69,18 @@ class Shards(Reader):
         self.shards = [range(a, b) for a, b in zip(self.starts, self.starts[1:], strict=False) if b > a]
 
     def _numbered(self) -> list[Path]:
-        """The shards, including those of which only the index exists. A gap in their numbers is a fault."""
+        """The shards by name, including those of which only the index exists. A gap in our numbers is a fault."""
         ends = (self.suffix, self.index_suffix)
         stems = {file.name.removesuffix(end) for end in ends for file in self.folder.glob(f"*{end}")}
-        stems = sorted(filter(str.isdigit, stems))
+        stems = sorted(stem for stem in stems if stem and not stem.startswith("."))
         if not stems:
-            raise FormatError(Fault(str(self.folder), None, f"no shards; expected 00000{self.suffix} and on"))
-        for number in sorted(set(range(int(stems[-1]) + 1)) - set(map(int, stems))):
-            file = str(self.folder / f"{number:05d}{self.suffix}")
-            self._raise_or_record(Fault(file, None, "no such shard, though there are later ones"))
+            raise FormatError(Fault(str(self.folder), None, f"no shards; expected files *{self.suffix}"))
+        ours = [int(stem) for stem in stems if stem.isdecimal() and f"{int(stem):05d}" == stem]
+        for last, number in itertools.pairwise([-1, *sorted(ours)]):
+            if (missing := number - last - 1) > 0:
+                file = str(self.folder / f"{last + 1:05d}{self.suffix}")
+                more = f", nor the next {missing - 1}" if missing > 1 else ""
+                self._raise_or_record(Fault(file, None, f"no such shard{more}, though there are later ones"))
         return [self.folder / f"{stem}{self.suffix}" for stem in stems]
 
     def _table(self, shard: Path) -> Table:
@@ -82,13 +88,12 @@ class Shards(Reader):
         if index.is_file():
             with naming(index, "not a readable index"):
                 table = self.read_index(index)
+                _check_extents(table)
         elif self.index == "build":
             with naming(shard):
                 table, why = self.build_index(shard)
             if why:
-                loss = f"what comes after its first {len(table['offsets'])} samples is lost"
-                self._raise_or_record(Fault(str(shard), None, f"truncated or damaged ({why}); {loss}"))
-                return table
+                self._raise_or_record(Fault(str(shard), None, why))
         else:
             raise FormatError(Fault(str(index), None, 'no such index of the shard; index="build" makes one'))
         size = shard.stat().st_size if shard.is_file() else None
@@ -121,11 +126,12 @@ class Shards(Reader):
         return raw
 
     def _pread(self, file: str, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file."""
+        """Up to `size` bytes; fewer at the end of the file. A size beyond it takes no memory."""
         if file not in self._opened:
             self._opened[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         parts, left = [], size
-        while left and (part := os.pread(self._opened[file], left, offset + size - left)):
+        descriptor = self._opened[file]
+        while left and (part := os.pread(descriptor, left if left < LARGEST else LARGEST, offset + size - left)):
             parts.append(part)
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -140,3 +146,13 @@ class Shards(Reader):
 
     def __getstate__(self) -> dict:
         return vars(self) | {"_opened": {}}
+
+
+def _check_extents(table: Table) -> None:
+    """Refuse an index whose samples overlap, or lie outside of the shard that it describes."""
+    offsets, sizes = (np.asarray(table[name], np.int64) for name in ("offsets", "sizes"))  # (N,)
+    if offsets.ndim != 1 or offsets.shape != sizes.shape:
+        raise ValueError(f"offsets and sizes have the shapes {offsets.shape} and {sizes.shape}")
+    ends = np.append(offsets[1:], min(table["bytes"], 2**63 - 1))  # where the next sample begins, at the latest
+    if (offsets < 0).any() or (sizes < 0).any() or (ends < offsets).any() or (sizes > ends - offsets).any():
+        raise ValueError("its samples overlap, or lie outside of the shard")

@@ -13,6 +13,7 @@ The library verifies no checksums and has no access by position; both are added 
 import contextlib
 import functools
 import itertools
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,7 +48,8 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
 
 
 class Records(Shards):
-    """`verify` checks both checksums of a record; without it the library allocates memory for a damaged length.
+    """`verify` checks both checksums of a record; its length is always held against the index.
+
     `labels` and `keys` read every record, once; a record that can't be read has the label `UNKNOWN`.
     """
 
@@ -59,7 +61,7 @@ class Records(Shards):
         table = np.loadtxt(file, np.int64, ndmin=2)  # (records, 2)
         if table.shape[1] != 2 or not len(table) or (table < 0).any():
             raise ValueError("expected lines of offset and bytes")
-        return {"bytes": int(table[-1].sum()), "offsets": table[:, 0], "sizes": table[:, 1]}
+        return {"bytes": sum(table[-1].tolist()), "offsets": table[:, 0], "sizes": table[:, 1]}
 
     def build_index(self, shard: Path) -> tuple[Table, str]:
         return build_index(shard)
@@ -117,12 +119,13 @@ class Records(Shards):
 
         if self._locate(piece.start)[1]:  # it can only start with a shard
             return
-        records = tfrecord_iterator(file)
+        records, whole = tfrecord_iterator(file), os.path.getsize(file)
         for position in piece:
             offset, size = int(self.offsets[position]), int(self.sizes[position])
-            try:
-                if self.verify:
-                    self._verify_length(self._pread(file, offset, HEAD), size)
+            try:  # the library allocates whatever length a record says
+                if offset + size > whole:
+                    return
+                self._verify_length(self._pread(file, offset, HEAD), size)
                 record = bytes(next(records))  # a copy, as the next record overwrites the library's buffer
                 if len(record) != size - HEAD - TAIL:
                     return
@@ -155,7 +158,8 @@ def build_index(shard: Path) -> tuple[Table, str]:
             rows.append((at, length))
             at += length
     offsets, sizes = np.array(rows, np.int64).reshape(-1, 2).T
-    why = "" if rows and at == size else f"no whole record at byte {at}"
+    lost = f"what comes after its first {len(rows)} samples is lost"
+    why = "" if rows and at == size else f"truncated or damaged (no whole record at byte {at}); {lost}"
     if not why:
         files.write(shard.with_suffix(INDEX), "".join(f"{offset} {length}\n" for offset, length in rows))
     return {"bytes": size, "offsets": offsets, "sizes": sizes}, why
@@ -169,29 +173,31 @@ def _features(sample: Sample, kind: str) -> dict:
 
 
 def _parsed(record: bytes) -> dict:
-    """The features of a record, parsed by the library."""
+    """The features of a record: name -> Feature."""
     from google.protobuf.message import DecodeError
-    from tfrecord import example_pb2, reader
+    from tfrecord import example_pb2
 
     try:
-        features = example_pb2.Example.FromString(record).features
-        return reader.extract_feature_dict(features, None, {})
-    except (DecodeError, IndexError) as error:  # IndexError: the library indexes the empty list of a missing value
+        return example_pb2.Example.FromString(record).features.feature
+    except DecodeError as error:
         raise ValueError(f"not an Example ({error})") from error
 
 
 def _sample(record: bytes) -> Sample:
     features = _parsed(record)
     try:
-        key, label = bytes(features["key"]).decode(), int(features["label"][0])
+        (key,), (label,) = features["key"].bytes_list.value, features["label"].int64_list.value
         if "image" in features:
-            return Sample(key, label, np.frombuffer(features["image"], np.uint8))
-        dtype = bytes(features["dtype"]).decode()
-        if dtype not in TOKEN_TYPES:
+            (image,) = features["image"].bytes_list.value
+            return Sample(key.decode(), label, np.frombuffer(image, np.uint8))
+        (dtype,) = features["dtype"].bytes_list.value
+        if dtype.decode() not in TOKEN_TYPES:
             raise ValueError(f"tokens of type {dtype!r}")
-        return Sample(key, label, np.asarray(features["tokens"]).astype("<" + dtype))
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(f"not a sample of ours ({error})") from error
+        tokens = np.array(features["tokens"].int64_list.value, np.int64)
+        return Sample(key.decode(), label, tokens.astype("<" + dtype.decode()))
+    except ValueError as error:  # a feature that is missing has no values
+        expected = "one key, one label, and one image or tokens with one dtype"
+        raise ValueError(f"not a sample of ours: expected {expected} ({error})") from error
 
 
 def _masked_crc(data: bytes) -> bytes:
