@@ -132,7 +132,7 @@ def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespac
         source = found.source or options.profile
         trace = read_trace(source)
         if options.html:
-            files.write(options.html, page(found, trace))
+            files.write(options.html, page(dataclasses.replace(found, source=source), trace))
         if options.perfetto:
             marked(source, found, trace, options.perfetto)
 

@@ -28,8 +28,6 @@ def marked(source: str | Path, diagnosis: Diagnosis, trace: Trace, path: str | P
     its last complete event. The new file is written completely or not at all.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} can't be written: its folder must exist")
     added = json.dumps(events(diagnosis, trace), separators=(",", ":")).encode()[1:-1]
     with files.replacing(path) as stream:
         out = gzip.GzipFile("", "wb", 6, stream, mtime=0) if path.suffix == ".gz" else stream

@@ -37,7 +37,7 @@ COLOURS = {
 }
 MARK = "#CC3377"  # of findings
 _OTHER = ("#8C8C8C", "#000")
-LEFT, WIDTH, ROW, GAP, CHARACTER = 150, 1000, 18, 4, 6.2  # in SVG units; a unit is about a pixel
+LEFT, WIDTH, ROW, GAP, CHARACTER = 170, 980, 18, 4, 6.2  # in SVG units; a unit is about a pixel
 MOST_TRACKS, MOST_NAME = 10, 70
 
 
@@ -71,8 +71,8 @@ def picture(diagnosis: Diagnosis, trace: Trace) -> str:
     left_out = table.track.nunique() - MOST_TRACKS
     more = f" {left_out} tracks with less work are left out." if left_out > 0 else ""
     said = (
-        f"{milliseconds(end - begin)}; numbers mark the findings. Device work belongs to the step that launched it, so "
-        f"it may end after the step's end on the host (dashed).{more}"
+        f"{milliseconds(end - begin)}; rows with numbers are the findings: point at one to see it across all tracks. "
+        f"Device work belongs to the step that launched it, and may end after the step on the host (dashed).{more}"
     )
     ends = (trace.steps[-1].end - start) / 1e3
     return f'{title}<p style="opacity:.75;margin:.2em 0">{said}</p>{_svg(rows, len(marks), begin, end, ends)}'
@@ -98,7 +98,8 @@ def _tracks(table: pd.DataFrame) -> Iterator[Row]:
     """A row for each track, and for spans inside another one below it."""
     work = (table.end_ms - table.begin_ms).groupby(table.track, sort=False).sum()
     busiest = set(work.nlargest(MOST_TRACKS).index)
-    for track, events in table.groupby("track", sort=False):
+    order = {"annotations": 0, "host": 1, "backward thread": 2}
+    for track, events in sorted(table.groupby("track", sort=False), key=lambda group: order.get(group[0], 3)):
         if track not in busiest:
             continue
         rows: list[Row] = []
@@ -115,18 +116,24 @@ def _svg(rows: list[Row], marks: int, begin: float, end: float, step_end: float)
     drawn = []
     for number, row in enumerate(rows):
         top = 20 + number * (ROW + GAP)
-        label = row.label if len(row.label) <= 24 else f"{row.label[:23]}…"
-        drawn.append(f'<text x="0" y="{top + 13}">{escape(label)}<title>{escape(row.about)}</title></text>')
+        label = row.label if len(row.label) <= 26 else f"{row.label[:25]}…"
+        text = f'<text x="0" y="{top + 13}">{escape(label)}<title>{escape(row.about)}</title></text>'
+        content = f'{text}<g transform="translate(0 {top})">{_spans(row, begin, scale)}</g>'
         if number < marks:
-            drawn.append(f'<path d="{_bands(row, begin, scale, top, height)}" fill="{row.colour}" opacity=".13"/>')
-        drawn.append(f'<g transform="translate(0 {top})">{_spans(row, begin, scale)}</g>')
-    ends = (
-        f'<path d="M{LEFT + (step_end - begin) * scale:.1f} 16V{height}" stroke="currentColor" stroke-dasharray="4 3"/>'
-    )
+            content += f'<path d="{_bands(row, begin, scale, top, height)}" fill="{row.colour}"/>'
+        drawn.append(f'<g class="mark">{content}</g>' if number < marks else content)
+    x = LEFT + (step_end - begin) * scale
+    ends = f'<path d="M{x:.1f} 16V{height}" stroke="currentColor" stroke-dasharray="4 3"/>'
     return (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" width="100%" fill="currentColor" font-size="11">'
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" width="100%" fill="currentColor" font-size="11">{_STYLE}'
         f"{_axis(begin, end, scale, height)}{''.join(drawn)}{ends if begin < step_end < end else ''}</svg>"
     )
+
+
+# The first finding is marked across all tracks, another one when its row is pointed at.
+_STYLE = (
+    "<style>.mark path{opacity:.04;pointer-events:none}.mark:hover path,.mark:first-of-type path{opacity:.15}</style>"
+)
 
 
 def _axis(begin: float, end: float, scale: float, height: int) -> str:

@@ -110,8 +110,8 @@ def test_spans_of_a_finding_are_marked_where_they_are_in_the_last_step():
     before, middle = (0.0, begin - 1), ((begin + end) / 2, end)
     html = page(diagnosis(findings=(replace(LAUNCHES, spans=[before, middle]),)), trace)
     ((x, width),) = marks(html)
-    assert x == pytest.approx(150 + 500, abs=1)
-    assert width == pytest.approx(500, abs=1)
+    assert x == pytest.approx(170 + 490, abs=1)
+    assert width == pytest.approx(490, abs=1)
     assert not marks(page(diagnosis(findings=(replace(LAUNCHES, spans=[before]),)), trace))
 
 
