@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,7 +21,8 @@ GIB, MIB = 2**30, 2**20
 class Memory:
     """Bytes allocated before a call, at its peak, and after it while its result is still referenced.
 
-    The CPU's allocator keeps no total, so on the CPU `before_bytes` is 0 and the others count from the call's start.
+    The CPU's allocator keeps no total: on the CPU only the blocks that the call itself allocates count, `before_bytes`
+    is 0, and an older block that the call frees doesn't lower the others.
     """
 
     before_bytes: int
@@ -46,7 +48,9 @@ def peak_memory(fn: Callable[[], Any]) -> Memory:
     """The peak of allocated bytes on `device()` while `fn()` runs, after a reset.
 
     On CUDA from the caching allocator's statistics: exact, in 512-byte blocks, at no cost. On the CPU from the
-    profiler's allocation events: exact, but `fn` runs slower, so don't time it in the same call.
+    profiler's allocation events, of the call's own blocks: what it needs is at most that, and less by as much as it
+    frees of older blocks first. There `fn` runs slower, so don't time it in the same call, and another profiler
+    must not be running: torch has one at a time, whose events would be lost.
     """
     if device().type == "cuda":
         torch.cuda.synchronize()
@@ -82,6 +86,8 @@ def saved_bytes(fn: Callable[[], Any], *, without: Iterable[torch.Tensor] = ()) 
 
 
 def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("peak_memory uses torch's profiler on the CPU, and one is running: call it outside")
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with _quiet():
         profiler.start()
@@ -91,12 +97,29 @@ def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
         with _quiet():
             profiler.stop()
     del result
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    blocks: dict[int, int] = {}  # address -> bytes
     allocated = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        allocated += event.nbytes()
-        peak = max(peak, allocated)
+    for _, address, size in sorted(events, key=lambda event: event[0]):
+        if size > 0:
+            blocks[address] = size
+            allocated += size
+            peak = max(peak, allocated)
+        else:
+            # torch knows an older block's size only if it was allocated in another profile: it never counts
+            allocated -= blocks.pop(address, 0)
     return Memory(0, peak, allocated)
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+    """Time, address and bytes of each allocation on the CPU; bytes are negative where it is freed."""
+    todo = list(events)
+    while todo:
+        event = todo.pop()
+        todo += event.children
+        kind, fields = event.typed
+        if kind == _EventType.Allocation and fields.device.type == "cpu":
+            yield event.start_time_ns, fields.ptr, fields.alloc_size
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
+import pytest
 import torch
+from torch.profiler import profile
 
 from helpers.lab import device, peak_memory, saved_bytes
 
@@ -19,6 +21,28 @@ def test_the_peak_counts_what_was_freed_again():
 def test_the_peak_adds_up_what_lives_at_once():
     memory = peak_memory(lambda: [torch.empty(100 * KIB, dtype=torch.uint8, device=device()) for _ in range(3)])
     assert memory.added_bytes == memory.kept_bytes == 300 * KIB
+
+
+def test_a_step_needs_as_much_whatever_was_measured_before():
+    weight = torch.randn(300, KIB, requires_grad=True, device=device())
+
+    def step():
+        weight.grad = None
+        weight.square().sum().backward()
+
+    peaks = [peak_memory(step).peak_bytes for _ in range(3)]
+    assert len(set(peaks)) == 1
+    assert peaks[0] >= weight.nbytes
+
+
+@pytest.mark.skipif(device().type == "cuda", reason="the CPU's is measured with the profiler")
+def test_memory_is_not_measured_inside_a_profile():
+    with profile() as profiler:
+        torch.ones(3)
+        with pytest.raises(RuntimeError, match="one is running: call it outside"):
+            peak_memory(lambda: torch.ones(3))
+        torch.ones(5)
+    assert sum(event.name == "aten::ones" for event in profiler.events()) == 2
 
 
 def test_saved_bytes_are_what_backward_needs():
