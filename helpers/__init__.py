@@ -4,4 +4,9 @@ Each room works without the others: `helpers.lab` measures, records and prints; 
 chapter hold that chapter's library and its experiments. Importing any of them does no work.
 """
 
+import warnings
+
+if not __debug__:
+    warnings.warn("python -O removes assert statements: what they would check passes unchecked", stacklevel=2)
+
 __version__ = "0.1.0"

@@ -28,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
         return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
     from helpers.experiments import UnknownName
-    from helpers.lab.machine import DeviceError
+    from helpers.lab.machine import NO_ASSERTIONS, DeviceError
     from helpers.lab.records import RecordError
 
+    if not __debug__ and options.run in (measure, report):
+        return _fail(NO_ASSERTIONS, 2)
     try:
         return options.run(options)
     except UnknownName as error:
@@ -44,12 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> int:
     from helpers import lab
     from helpers.experiments import select
+    from helpers.lab.machine import device_name, slug
 
     chosen = select(options.targets)
     done = lab.measure(chosen, options.preset, budget=options.budget, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     again = "the same command without --refresh" if options.refresh else "the same command"
     print(f"; {again} goes on there" if done.left else "")
+    print(f"rows in {lab.records.folder(options.results) / slug(device_name())}")
+    for damaged in done.damaged:
+        _fail(damaged, 1)
+    if done.damaged:
+        return _fail(f"{len(done.damaged)} tables were left out, as they are damaged", 1)
     return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
@@ -138,11 +146,13 @@ def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespac
 
 
 def doctor(options: argparse.Namespace) -> int:
-    from helpers.doctor import findings
+    from helpers.doctor import FAULT, findings
 
+    sound = True
     for name, said in findings(options.results):
         print(f"{name:<28}{said}")
-    return 0
+        sound = sound and not said.startswith(FAULT)
+    return 0 if sound else 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,17 +1,18 @@
 """What `python -m helpers doctor` says: one line a finding, and what to do where something is missing."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from helpers.experiments import chapters, tables_of
-from helpers.lab import records
+from helpers.lab import Experiment, records
 from helpers.lab.machine import PEERS, device_class, device_name, environment, half_dtype, slug, without_kernels
 from helpers.lab.runner import is_fresh
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
+FAULT = "FAULT"
 
 
 def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
@@ -32,18 +33,29 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
     yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
-    gpu = slug(device_name())
     yield "records in", str(records.folder(results))
     for recorded in records.devices(results):
-        yield f"  {recorded}", f"{_count(recorded, results)} rows"
+        yield f"  {recorded}", _or_fault(lambda name=recorded: f"{_count(name, results)} rows")
     preset = device_class()
     yield "class of machine", preset
     for chapter in chapters():
         for e in tables_of(chapter):
-            rows = records.read_rows(records.path(gpu, chapter, e.table, results))
-            configs = e.configurations(preset)
-            fresh = sum(is_fresh(e, config, preset, rows) for config in configs)
-            yield f"  {chapter}/{e.table}", f"{fresh} of {len(configs)} configurations recorded here ({preset})"
+            yield f"  {chapter}/{e.table}", _or_fault(lambda e=e: _recorded(e, preset, results))
+
+
+def _recorded(e: Experiment, preset: str, results: Path | str | None) -> str:
+    rows = records.read_rows(records.path(slug(device_name()), e.chapter, e.table, results))
+    configs = e.configurations(preset)
+    fresh = sum(is_fresh(e, config, preset, rows) for config in configs)
+    return f"{fresh} of {len(configs)} configurations recorded here ({preset})"
+
+
+def _or_fault(finding: Callable[[], str]) -> str:
+    """A finding; if its records can't be read, the fault, so that the other findings follow."""
+    try:
+        return finding()
+    except (records.RecordError, OSError) as error:
+        return f"{FAULT}: {error}"
 
 
 def _count(gpu: str, results: Path | str | None) -> int:

@@ -11,6 +11,7 @@ from helpers.__main__ import main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.experiment import PRESETS
+from helpers.lab.machine import device_name, slug
 
 
 def run(*arguments, cwd=None):
@@ -83,6 +84,37 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "results").write_text("a file")
     assert main(["measure", "swiglu/timing", "--preset", "small", "--results", str(tmp_path / "results")]) == 1
     assert "results" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_measure_says_where_rows_are_and_goes_on_beside_a_damaged_table(tmp_path, capsys):
+    command = ["measure", "swiglu/timing", "amp/zeros", "--preset", "small", "--results", str(tmp_path)]
+    assert main(command[:2] + command[3:]) == 0
+    (file,) = tmp_path.rglob("timing.csv")
+    assert f"rows in {file.parent.parent}\n" in capsys.readouterr().out
+    file.write_text(file.read_text() + "x")
+    assert main(command) == 1
+    out, err = capsys.readouterr()
+    assert len(list(tmp_path.rglob("zeros.csv"))) == 1 and ", 0 left" in out
+    assert f"{file}, line 3:" in err and err.endswith("1 tables were left out, as they are damaged\n")
+
+
+def test_python_without_assertions_measures_nothing(tmp_path):
+    command = [sys.executable, "-O", "-m", "helpers", "measure", "swiglu/timing", "--preset", "small"]
+    done = subprocess.run([*command, "--results", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "python -O (or PYTHONOPTIMIZE) removes assert statements" in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_goes_on_after_a_damaged_table(tmp_path, capsys):
+    file = records.path(slug(device_name()), "swiglu", "timing", tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_text("garbage")
+    assert main(["doctor", "--results", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    faults = [line for line in lines if "FAULT" in line]
+    assert faults and all(f"{file}, line 1" in line for line in faults)
+    assert "swiglu/peers" in "".join(lines)
 
 
 def test_doctor_says_what_is_here(capsys):

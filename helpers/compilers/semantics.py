@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from helpers.lab.arguments import check_choice
+from helpers.lab.machine import check_assertions
 from helpers.lab.records import STATUS, Row
 
 from . import backends, capture, messages
@@ -62,6 +63,7 @@ def measure_semantics(case: str, variant: str) -> Row:
     line; `breaks` and `recompiles` are Dynamo's counts. Costs some milliseconds, with inductor seconds of a C++
     compiler. If inductor can't compile on this machine, the row has a `status` and no outcome.
     """
+    check_assertions()  # the cases' and torch's
     check_choice(variants(case), variant=variant)
     if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, CPU)):
         return {"case": case, "variant": variant, STATUS: reason}

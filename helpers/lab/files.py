@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +32,14 @@ def write(path: Path | str, content: bytes | str) -> Path:
     with replacing(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+def check_writable(folder: Path | str) -> None:
+    """An OSError unless files can be created in the folder, which is made if it isn't there."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def cache_folder(cache: Path | str | None = None) -> Path:

@@ -201,6 +201,7 @@ def installed(peer: str) -> str | None:
 
 
 NOT_INSTALLED = "not installed: "
+NO_ASSERTIONS = "python -O (or PYTHONOPTIMIZE) removes assert statements, by which results are checked: run it without"
 
 
 def missing_because(*needs: str, device: torch.device | None = None) -> str:
@@ -257,10 +258,14 @@ def environment() -> dict[str, str]:
 def commit() -> str:
     """The commit of this package, with `+` if the work tree differs from it.
 
-    Without a git repository it is a hash of the package's sources: `source-1a2b3c4d5e6f`.
+    Without the project's own git repository (a copy that is installed may lie in another one) it is a hash of the
+    package's sources: `source-1a2b3c4d5e6f`.
     """
     package = Path(__file__).resolve().parents[1]
     try:
+        if Path(_output("git", "-C", str(package), "rev-parse", "--show-toplevel")).resolve() != package.parent:
+            raise FileNotFoundError("the repository is another's")
+        _output("git", "-C", str(package), "ls-files", "--error-unmatch", "--", __file__)
         head = _output("git", "-C", str(package), "rev-parse", "--short=10", "HEAD")
         changed = _output("git", "-C", str(package), "status", "--porcelain", "--", str(package))
         return head + ("+" if changed else "")
@@ -269,6 +274,12 @@ def commit() -> str:
         for path in sorted(package.rglob("*.py")):
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
         return "source-" + digest.hexdigest()[:12]
+
+
+def check_assertions() -> None:
+    """A ValueError under `python -O`: without `assert` statements, wrong results pass for right ones."""
+    if not __debug__:
+        raise ValueError(NO_ASSERTIONS)
 
 
 _device = device  # for functions that have an argument `device`

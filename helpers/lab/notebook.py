@@ -130,7 +130,7 @@ def main_machine() -> str:
             return next(
                 row["gpu"]
                 for file in sorted((records.folder() / folder).rglob("*.csv"))
-                for row in records.read_rows(file)
+                for row in records.whole_rows(file)
             )
     return ""
 
@@ -176,10 +176,15 @@ def show_list(sentences: Iterable[str]) -> None:
 def readme(frame: pd.DataFrame, caption: str) -> None:
     """Show a table that the report also copies into README.md, as Markdown."""
     shown = _shown(frame)
-    rows = [list(shown.columns), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    head, *body = ([as_markdown(cell) for cell in cells] for cells in [shown.columns, *shown.to_numpy().tolist()])
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body]]
     text = "\n".join(lines) + f"\n\n{caption}"
     display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
+
+
+def as_markdown(text: str) -> str:
+    """Text, say of a record, that Markdown shows as it is: no links, tags, emphasis or further cells."""
+    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", text)
 
 
 def columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:

@@ -73,8 +73,8 @@ def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) 
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of a record file as text, with checksums verified; none if the file is absent."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a BOM
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{file}: cannot be read ({error})") from error
@@ -88,15 +88,25 @@ def read_rows(file: Path) -> list[dict[str, str]]:
         raise _damaged(file, 1, f"the header lacks {', '.join(missing)}")
     if not text.endswith("\n"):
         raise _damaged(file, len(lines), "the last line is cut off")
-    rows = []
+    rows, first = [], {}
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) != len(header):
             raise _damaged(file, number, f"{len(cells)} cells where the header has {len(header)}")
         row = dict(zip(header, cells, strict=True))
         if row[CHECKSUM] != checksum(row):
             raise _damaged(file, number, "its cells do not match its checksum")
+        if first.setdefault(tuple(cells), number) != number:  # it would count twice in a mean
+            raise _damaged(file, number, f"the same row as line {first[tuple(cells)]}")
         rows.append(row)
     return rows
+
+
+def whole_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a record file; none if it is damaged."""
+    try:
+        return read_rows(file)
+    except RecordError:
+        return []
 
 
 def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> None:
@@ -140,12 +150,12 @@ def checksum(row: Mapping[str, str]) -> str:
 
 
 def summary(results: Path | str | None = None) -> pd.DataFrame:
-    """One row a machine: driver, torch, CUDA, first and last date, number of rows."""
+    """One row a machine: driver, torch, CUDA, first and last date, number of rows. Damaged tables are left out."""
     columns = ["gpu", "driver", "torch", "cuda", "first_date", "last_date", "rows"]
     lines = []
     for gpu in [*devices(results), *devices(results, cpu=True)]:
         files = sorted((folder(results) / gpu).rglob("*.csv"))
-        rows = [row for file in files for row in read_rows(file)]
+        rows = [row for file in files for row in whole_rows(file)]
         if rows:
             versions = {name: ", ".join(sorted({row[name] for row in rows})) for name in columns[:4]}
             dates = sorted(row["date"] for row in rows)
@@ -154,6 +164,7 @@ def summary(results: Path | str | None = None) -> pd.DataFrame:
 
 
 def _write(file: Path, rows: list[dict[str, str]]) -> None:
+    rows = list({tuple(sorted(row.items())): row for row in rows}.values())  # each once: a repeated one is damage
     measured = list(dict.fromkeys(name for row in rows for name in row))
     last = [STATUS, *NOISE, *PROVENANCE, CHECKSUM]
     header = [name for name in measured if name not in last] + last

@@ -3,21 +3,39 @@
 A noisy configuration, or one measured while other processes used the CPU, is measured again, up to three times.
 """
 
+import contextlib
 import os
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from . import records
+from . import files, records
 from .experiment import FAILED, Experiment
-from .machine import NOT_INSTALLED, OthersLoad, device, device_class, device_name, environment, installed, slug
+from .machine import (
+    NOT_INSTALLED,
+    OthersLoad,
+    check_assertions,
+    device,
+    device_class,
+    device_name,
+    environment,
+    installed,
+    slug,
+)
 from .timing import synchronize
 
+try:
+    import fcntl
+except ImportError:  # Windows: two measurements at once are not kept apart
+    fcntl = None
+
+LOCK = Path(tempfile.gettempdir()) / "deep-learning-speed-measure.lock"
 STALE = " stale"
 LONGEST = 200  # characters of an error in a row
 ATTEMPTS = 3
@@ -34,6 +52,7 @@ class Progress:
     fresh: int
     left: int
     failed: int = 0
+    damaged: tuple[str, ...] = ()  # for each table that can't be read, why; nothing of it is measured
 
 
 def measure(
@@ -51,14 +70,31 @@ def measure(
     `refresh` first marks existing records as stale, so that a later call without it resumes an interrupted refresh. A
     configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
+
+    Before anything is measured, folders that can't be written, `python -O`, and another `measure` on this machine are
+    errors: two at once would time each other. (`small` is never a result, and isn't kept from it.)
     """
     device()  # raises where the GPU can't be used
-    experiments, preset = list(experiments), preset or device_class()
+    check_assertions()
+    preset = preset or device_class()
+    with contextlib.nullcontext() if preset == "small" else _alone():
+        return _measure(list(experiments), preset, budget, results, refresh)
+
+
+def _measure(
+    experiments: list[Experiment], preset: str, budget: float | None, results: Path | str | None, refresh: bool
+) -> Progress:
     began, gpu = time.perf_counter(), slug(device_name())
+    stored, damaged = {}, []
+    for e in experiments:
+        try:
+            stored[e.chapter, e.table] = records.read_rows(_file(gpu, e, results))
+        except records.RecordError as error:
+            damaged.append(str(error))
+    experiments = [e for e in experiments if (e.chapter, e.table) in stored]
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
-    stored = {
-        (e.chapter, e.table): records.read_rows(_file(gpu, e, results)) for e, _ in work
-    }  # a damaged file stops here
+    for folder in {_file(gpu, e, results).parent for e, _ in work}:
+        files.check_writable(folder)
     if refresh:
         for e in experiments:
             stored[e.chapter, e.table] = _mark_stale(_file(gpu, e, results), preset)
@@ -79,7 +115,27 @@ def measure(
             took[e.chapter, e.table] = time.perf_counter() - start
             measured += 1
             bar.update()
-    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
+    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed, tuple(damaged))
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the machine's lock of measuring; a BlockingIOError if another process does. It ends with the process."""
+    if fcntl is None:
+        yield
+        return
+    try:
+        handle = os.open(LOCK, os.O_RDONLY)  # another user's is only read
+    except FileNotFoundError:
+        handle = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError("another `measure` runs on this machine; each would time the other") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) -> list[records.Row]:

@@ -39,8 +39,9 @@ class Quiet(contextlib.nullcontext):
 
 
 @pytest.fixture(autouse=True)
-def _forget_calls(monkeypatch):
+def _forget_calls(monkeypatch, tmp_path_factory):
     CALLS.clear()
+    monkeypatch.setattr(runner, "LOCK", tmp_path_factory.mktemp("lock") / "measure.lock")
     monkeypatch.setattr(runner, "OthersLoad", Quiet)
 
 
@@ -207,14 +208,39 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
     assert len(CALLS) == 2
 
 
-def test_a_damaged_table_stops_before_anything_is_measured(tmp_path):
+def test_a_damaged_table_is_left_alone_and_the_others_are_measured(tmp_path):
     measure([SQUARES], "small", results=tmp_path)
     file = records.path(slug(device_name()), "chapter", "squares", tmp_path)
     file.write_text(file.read_text()[:-5])
+    before = file.read_bytes()
+    several = Experiment("chapter", "variants", variants, SQUARES.presets, version=1)
     CALLS.clear()
-    with pytest.raises(records.RecordError):
-        measure([SQUARES], "cpu", results=tmp_path)
+    done = measure([SQUARES, several], "cpu", results=tmp_path)
+    assert (done.measured, done.left, CALLS) == (3, 0, [])
+    assert len(done.damaged) == 1 and f"{file}, line 2" in done.damaged[0]
+    assert file.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path):
+    (tmp_path / slug(device_name())).mkdir()
+    (tmp_path / slug(device_name()) / "late").write_text("a file in place of a chapter's folder")
+    late = Experiment("late", "squares", square, SQUARES.presets, version=1)
+    with pytest.raises(OSError, match="late"):
+        measure([SQUARES, late], "cpu", results=tmp_path)
     assert CALLS == []
+
+
+def test_two_measurements_at_once_are_refused(tmp_path):
+    def measured_inside(size):
+        """Another `measure` while this one runs."""
+        with pytest.raises(BlockingIOError, match="another `measure` runs on this machine"):
+            measure([SQUARES], "cpu", results=tmp_path)
+        return square(size)
+
+    outer = Experiment("chapter", "outer", measured_inside, {"cpu": SIZES[:1]}, version=1)
+    assert measure([outer], "cpu", results=tmp_path).failed == 0
+    assert CALLS == [2]
+    assert measure([SQUARES], "cpu", results=tmp_path).measured == 3  # the lock is free again
 
 
 def test_other_errors_are_not_taken_for_out_of_memory():

@@ -1,11 +1,14 @@
 import importlib.metadata
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from helpers.lab import environment
+from helpers.lab import environment, machine
 from helpers.lab.machine import installed, slug
 
 
@@ -85,6 +88,23 @@ def test_what_is_no_package_is_looked_for_where_it_would_be(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     folders["include"] = str(tmp_path)
     assert [installed(name) is not None for name in names] == [True, True, True]
+
+
+def test_an_installed_copy_has_no_commit_of_the_repository_around_it(tmp_path):
+    package = Path(machine.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "venv" / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another project"]):
+        subprocess.run([*git, *arguments], check=True)
+    program = "import helpers.lab.machine as m; print(m.__file__, m.commit())"
+    for where in (tmp_path / "venv", tmp_path):  # then the sources lie at the top of it, but aren't tracked
+        if where == tmp_path:
+            (tmp_path / "venv" / "helpers").rename(tmp_path / "helpers")
+        environment = os.environ | {"PYTHONPATH": str(where)}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=where, env=environment)
+        file, commit = done.stdout.split()
+        assert file.startswith(str(where)) and commit.startswith("source-")
 
 
 def test_importing_does_no_work_and_measuring_needs_no_jupyter(tmp_path):

@@ -64,6 +64,7 @@ def damage(file, change):
         (lambda text: text.replace("2.5", "2.4"), "line 3: its cells do not match its checksum"),
         (lambda text: text.replace("1,1.5,", "1,"), "line 2"),
         (lambda text: text.replace("checksum", "check"), "line 1: the header lacks checksum"),
+        (lambda text: text + text.splitlines(keepends=True)[1], "line 4: the same row as line 2"),
         (lambda text: "", "line 1: the header lacks"),
         (lambda text: "\0\1garbage", "line 1"),
         (lambda text: text + '"' + "x" * 200_000 + "\n", "line 1: not a table"),
@@ -78,6 +79,17 @@ def test_a_damaged_file_is_named_with_its_row_and_never_overwritten(file, change
     with pytest.raises(RecordError):
         records.replace(file, [row(size=3)])
     assert file.read_bytes() == before
+
+
+def test_a_byte_order_mark_is_read(file):
+    records.replace(file, [row(size=1), row(size=2)])
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert [found["size"] for found in records.read_rows(file)] == ["1", "2"]
+
+
+def test_equal_rows_are_written_once(file):
+    records.replace(file, [row(size=1), row(size=1), row(size=2)])
+    assert [found["size"] for found in records.read_rows(file)] == ["1", "2"]
 
 
 def test_bytes_that_are_no_text_are_an_error_too(file):
@@ -142,3 +154,5 @@ def test_the_summary_says_what_was_recorded_on_each_machine(tmp_path):
     assert table["gpu"].tolist() == ["nvidia-a", "nvidia-b", "cpu-x"]
     assert table.iloc[0][["first_date", "last_date", "rows"]].tolist() == ["2026-01-02", "2026-03-01", 2]
     assert records.devices(tmp_path, cpu=True) == ["cpu-x"]
+    records.path("nvidia-a", "chapter", "damaged", tmp_path).write_text("garbage")
+    assert records.summary(tmp_path)["rows"].tolist() == [2, 2, 2]

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from helpers.lab import notebook
 from helpers.lab.notebook import heading, number
 
 
@@ -45,3 +47,18 @@ def test_a_name_becomes_words_and_a_unit(column, said):
 )
 def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
     assert number(value) == said
+
+
+def test_text_of_a_record_stays_text_in_markdown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda made, metadata: shown.append(made.data))
+    frame = pd.DataFrame({"variant": ["![x](http://y) | <b>", "a_b, `c` *d*"], "time_ms": [1.5, 2.5]})
+    notebook.readme(frame, "Times.")
+    assert shown[0].splitlines() == [
+        "| variant | time, ms |",
+        "| --- | --- |",
+        r"| !\[x\](http://y) \| \<b\> | 1.50 |",
+        r"| a\_b, \`c\` \*d\* | 2.50 |",
+        "",
+        "Times.",
+    ]
