@@ -26,6 +26,14 @@ def _same_random_numbers():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_lock(tmp_path_factory):
+    """Sessions side by side don't wait for each other's measurements, which are too short to be of use."""
+    from helpers.lab import runner  # not above: it imports what the lines there set up
+
+    runner.LOCK = tmp_path_factory.mktemp("lock") / "measure.lock"
+
+
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """A folder of records of its own, empty."""

@@ -39,9 +39,8 @@ class Quiet(contextlib.nullcontext):
 
 
 @pytest.fixture(autouse=True)
-def _forget_calls(monkeypatch, tmp_path_factory):
+def _forget_calls(monkeypatch):
     CALLS.clear()
-    monkeypatch.setattr(runner, "LOCK", tmp_path_factory.mktemp("lock") / "measure.lock")
     monkeypatch.setattr(runner, "OthersLoad", Quiet)
 
 
