@@ -1,10 +1,11 @@
-"""`python -m helpers doctor | measure | train | diagnose | report`: a thin skin over functions that anything can call.
+"""`python -m helpers doctor | measure | train | profile | diagnose | report`: a thin skin over functions to call.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from helpers.profiling.comparison import Comparison
     from helpers.profiling.diagnosis import Diagnosis
+    from helpers.profiling.watch import Recording
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,6 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
@@ -145,6 +148,47 @@ def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespac
             marked(source, found, trace, options.perfetto)
 
 
+def profile(options: argparse.Namespace) -> int:
+    from helpers.profiling.watch import NothingRecorded, script_frames, watch
+
+    is_module = options.module is not None
+    script, *arguments = options.module or options.script or [""]
+    if not script:
+        return _fail("profile what? SCRIPT [ARGS …] or -m MODULE [ARGS …]", 2)
+    if not is_module and not Path(script).is_file():
+        return _fail(f"there is no script {script}", 2)
+    try:
+        recording = watch(
+            script,
+            arguments,
+            module=is_module,
+            steps=options.steps,
+            after=options.after,
+            go_on=options.go_on,
+            output=options.output,
+        )
+    except NothingRecorded as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    except Exception as error:  # the script's own
+        frames = script_frames(error.__traceback__)
+        if is_module and frames is None and isinstance(error, ImportError):
+            return _fail(error, 2)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return 1
+    if recording.rank == 0:
+        print(_diagnosis(recording))
+        print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
+    return recording.code or 0
+
+
+def _diagnosis(recording: "Recording") -> str:
+    from helpers.profiling import diagnose
+
+    return str(diagnose(recording.costs))
+
+
 def doctor(options: argparse.Namespace) -> int:
     from helpers.doctor import FAULT, findings
 
@@ -158,13 +202,13 @@ def doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
-    parser = Parser(prog="python -m helpers", description="Measure this machine, train, diagnose, build the report.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | diagnose | report")
+    parser = Parser(prog="python -m helpers", description="Measure, train, profile, diagnose, build the report.")
+    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | profile | diagnose | report")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
         added.set_defaults(run=run, parser=added)
-        if run not in (train, diagnose):
+        if run not in (train, profile, diagnose):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
 
@@ -199,6 +243,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
     added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
 
+    added = command("profile", profile, "Run a training script as it is, profile a few iterations, and diagnose them.")
+    added.add_argument("--steps", type=_count, default=8, metavar="N", help="iterations to record (default: 8)")
+    added.add_argument("--after", type=_count, metavar="N", help="iterations before (default: 10, fewer of long ones)")
+    added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
+    added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
+    added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments: -m MODULE …")
+    added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
+
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
     added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
     added.add_argument("--output", type=Path, help="default: report.pdf of the project")
@@ -214,6 +266,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _fail(said: object, code: int) -> int:

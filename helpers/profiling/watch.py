@@ -1,0 +1,256 @@
+"""Profile a training script as it is: run it, find its iterations, record a few of them, stop it.
+
+    recording = watch("train.py", ["--epochs", "3"])      # as `python train.py --epochs 3` would run it
+    diagnose(recording.costs)
+
+An iteration ends when the step of an optimizer returns; of several optimizers, or one per layer, the last in the cycle
+ends it. Micro-batches belong to the step after them, and so does an iteration whose step a gradient scaler skips.
+After a warm-up two windows are recorded: one without stacks, whose times are close to those of the unprofiled script,
+and one with stacks, which names the lines of source. Outside of the windows an iteration costs a few microseconds.
+
+Only the process and the thread that train are recorded: DataLoader's workers aren't. Under torchrun each rank saves a
+profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be watched.
+"""
+
+import builtins
+import contextlib
+import functools
+import gc
+import os
+import re
+import runpy
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .windows import Windows
+
+OURS = (__file__, str(Path(__file__).parents[1] / "__main__.py"), runpy.__file__, "<frozen runpy>")
+OWN_PROFILER = (
+    "starts a profiler of its own, and torch runs one at a time: switch it off, or read the trace that it writes with "
+    "`python -m helpers diagnose`"
+)
+UNSEEN = (
+    "steps of torch.optim in this process are seen, but not those of a process that it starts (torchrun … -m helpers "
+    "profile SCRIPT) or of a replayed CUDA graph"
+)
+
+
+TOO_FEW = "at least 3 are needed, and --after + 3 for the windows"
+NAMES = ("costs.json.gz", "places.json.gz")
+
+
+class NothingRecorded(Exception):
+    """The script ended before a whole iteration was recorded; says why in one line."""
+
+
+class _Stop(BaseException):
+    """Ends the script inside its last recorded step; not an Exception, which scripts catch."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The profiles that were saved: one for costs, one with lines of source (None if the script ended before it)."""
+
+    folder: Path
+    costs: Path
+    places: Path | None
+    rank: int = 0  # this process's
+    note: str = ""  # what is missing, and why
+    code: Any = None  # what the script gave to sys.exit
+
+
+def watch(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    module: bool = False,
+    steps: int = 8,
+    after: int | None = None,
+    go_on: bool = False,
+    output: str | Path | None = None,
+) -> Recording:
+    """Run a script (`module=True`: a module), record up to `steps` iterations after the first `after`, and save them.
+
+    `after` is 10, or fewer where these take more than 30 s. The script is stopped once it is recorded, unless it may
+    `go_on` to its end. `output` is the folder of the profiles, by default profile-NAME in the current one. The script's
+    own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0
+    too unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.
+    """
+    script, process = str(script), os.getpid()
+    name = script.split(".")[-1] if module else Path(script).stem
+    folder = Path(output or f"profile-{name}").resolve()
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    costs = folder / ("costs.json.gz" if ranks == 1 else f"rank{rank}.json.gz")
+    places = folder / "places.json.gz"
+    _clear(folder, rank, ranks)
+    windows = Windows(steps, after, rank, ranks)
+
+    def stepped(optimizer: Optimizer) -> None:
+        if windows.stepped(optimizer):
+            windows.save(costs, places)
+            if not go_on:
+                raise _Stop if threading.current_thread() is threading.main_thread() else SystemExit
+
+    # Kept until the profiles are saved, which don't own the names of its functions.
+    program = (
+        script if module else compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
+    )
+    try:
+        with _counted_steps(stepped), _told_of_other_profilers(windows, go_on):
+            code = _run(program, [script, *map(str, arguments)])
+    finally:
+        windows.close()
+    if os.getpid() != process:  # a fork of the script's
+        raise SystemExit(code)
+    gc.collect()  # DataLoader's iterators, which end their workers
+    if not costs.exists():
+        windows.save(costs, places)
+    if costs.exists():
+        note = f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)
+        return Recording(folder, costs, places if places.exists() else None, rank, note, code)
+    if windows.disturbed:
+        raise NothingRecorded(f"{script} {OWN_PROFILER}")
+    if code:
+        raise SystemExit(code)
+    ended = f"ended after {windows.iterations} iterations" if windows.iterations else "ended without an optimizer step"
+    raise NothingRecorded(f"{script} {ended}: {TOO_FEW if windows.iterations else UNSEEN}")
+
+
+def script_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames that running a script under `watch` adds."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    kept = None
+    for frame in reversed(frames):
+        if frame.tb_frame.f_code.co_filename not in OURS:
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
+
+
+def _clear(folder: Path, rank: int, ranks: int) -> None:
+    """Remove the profiles of an earlier run: a rank its own, the first rank also those that no rank will replace."""
+    for file in folder.glob("*.json.gz"):
+        of = re.fullmatch(r"rank(\d+)\.json\.gz", file.name)
+        if (int(of[1]) == rank or (rank == 0 and int(of[1]) >= ranks)) if of else rank == 0 and file.name in NAMES:
+            file.unlink(missing_ok=True)
+
+
+def _run(program: types.CodeType | str, argv: list[str]) -> Any:
+    """Run a file's code as `python FILE` does, or a module as `python -m MODULE`: gives what it passed to sys.exit.
+
+    Processes that it spawns import it from `sys.modules["__main__"]`.
+    """
+    is_module = isinstance(program, str)
+    home = Path.cwd() if is_module else Path(program.co_filename).resolve().parent
+    hidden, before, path, main = _hidden(home), sys.argv, list(sys.path), sys.modules["__main__"]
+    sys.argv, sys.path[0] = argv, str(home)
+    try:
+        if is_module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = running = types.ModuleType("__main__")
+            vars(running).update(__file__=program.co_filename, __builtins__=builtins, __cached__=None)
+            exec(program, vars(running))
+    except _Stop:
+        pass
+    except SystemExit as end:
+        return end.code
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = before, path, main
+        sys.modules.update(hidden)
+    return None
+
+
+def _hidden(home: Path) -> dict[str, types.ModuleType]:
+    """Our modules, taken out of sys.modules if the script has a package of the same name."""
+    package = __name__.split(".")[0]
+    theirs = next((file for file in (home / package / "__init__.py", home / f"{package}.py") if file.exists()), None)
+    if theirs is None or theirs.samefile(sys.modules[package].__file__):
+        return {}
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
+
+
+@contextlib.contextmanager
+def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
+    """Call `ended(optimizer)` when a step of any optimizer has returned; a step inside a step is part of it.
+
+    torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut.
+    """
+    inside, originals, hook = threading.local(), {}, Optimizer.profile_hook_step
+
+    def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+        told = torch.compiler.disable(ended)
+        step.hooked = True  # type: ignore[attr-defined]
+
+        @functools.wraps(step)
+        def outermost(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                result = step(*args, **kwargs)
+            elif getattr(inside, "step", False):
+                return step(*args, **kwargs)
+            else:
+                inside.step = True
+                try:
+                    result = step(*args, **kwargs)
+                finally:
+                    inside.step = False
+            told(args[0])
+            return result
+
+        originals[outermost] = step
+        return outermost
+
+    def kinds(base: type) -> Iterator[type]:
+        for kind in base.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    for kind in set(kinds(Optimizer)):  # those that had an instance before
+        if getattr(vars(kind).get("step"), "hooked", False):
+            kind.step = counted(kind.step)
+    Optimizer.profile_hook_step = staticmethod(lambda step: counted(hook(step)))
+    try:
+        yield
+    finally:
+        Optimizer.profile_hook_step = staticmethod(hook)
+        for kind in kinds(Optimizer):
+            if vars(kind).get("step") in originals:
+                kind.step = originals[kind.step]
+
+
+@contextlib.contextmanager
+def _told_of_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
+    """Let the windows wait for a profiler that the script starts, and end where one starts during them."""
+    kind = torch.autograd.profiler.profile
+    prepare, leave = kind._prepare_trace, kind.__exit__
+
+    @functools.wraps(prepare)
+    def prepared(self: torch.autograd.profiler.profile) -> None:
+        if windows.starting:
+            return prepare(self)
+        interrupted, windows.disturbed = windows.recording, True
+        windows.close() if interrupted else windows.others.add(id(self))
+        prepare(self)
+        if interrupted and not go_on:
+            raise _Stop  # only now: a profiler that is left without having been prepared crashes
+
+    @functools.wraps(leave)
+    def left(self: torch.autograd.profiler.profile, *error: Any) -> Any:
+        windows.others.discard(id(self))
+        return leave(self, *error)
+
+    kind._prepare_trace, kind.__exit__ = prepared, left
+    try:
+        yield
+    finally:
+        kind._prepare_trace, kind.__exit__ = prepare, leave

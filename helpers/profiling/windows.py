@@ -1,0 +1,257 @@
+"""Which iterations of a training are recorded: told of each optimizer's step, it starts and stops the profiler.
+
+    first     3 iterations after the very first, kept only if the script ends before `costs` holds one
+    costs     `steps` iterations after `after` others, with shapes but without stacks
+    places    up to 3 iterations with stacks, which slow the host and make a profile several times as large
+
+A window is shorter where its iterations have many events or take long.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.optim import Optimizer
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+FIRST, WITH_STACKS = 3, 3  # iterations
+EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
+STACKS = 5  # times as many events with stacks as without
+WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
+RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
+RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/watch", "profiling/windows", "__main__"))
+RUNNERS += ("runpy.py", "<frozen runpy>")  # frames around a script's
+
+OFFSET = 10**9  # of our marks' numbers: a script's own profiler, if it waits for its turn, makes marks, too
+MARK = re.compile(rb'"ProfilerStep#(\d+)"')
+
+Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
+
+
+class Window:
+    """A few iterations under torch's profiler, each marked `ProfilerStep#N`.
+
+    The profile's `slowed_by` is how much longer its iterations took than unprofiled ones: 0.07 for 7 %.
+    """
+
+    def __init__(self) -> None:
+        self.iterations = 0  # recorded whole
+        self.profiler: torch.profiler.profile | None = None
+        self._marked: range = range(0)  # the numbers of these
+
+    def start(self, number: int, warm: int, **options: bool) -> None:
+        """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
+        first = OFFSET + number
+        self.profiler = torch.profiler.profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
+            schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
+            record_shapes=True,
+            **options,
+        )
+        self.profiler.step_num = first
+        self.profiler.start()
+
+    def record(self, active: int, warm: int, plain: list[float]) -> Waiting:
+        """Go on for so many iterations and stop; closed before, it keeps those that are complete."""
+        profiler, seconds, first = self.profiler, [], self.profiler.step_num
+        try:
+            for number in range(warm + active):
+                began = time.perf_counter()
+                yield
+                if number >= warm:
+                    seconds.append(time.perf_counter() - began)
+                if number + 1 < warm + active:
+                    profiler.step()
+        finally:
+            self.iterations = len(seconds)
+            self._marked = range(first + warm, first + warm + self.iterations)
+            if seconds and len(plain) > 2:
+                slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
+                profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
+            profiler.stop()
+
+    @property
+    def events(self) -> float:
+        """In an iteration."""
+        return len(self.profiler.profiler.kineto_results.events()) / self.iterations if self.iterations else 0.0
+
+    def save(self, path: Path) -> None:
+        """Write the profile, whole or not at all."""
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "trace.json"
+            self.profiler.export_chrome_trace(str(plain))
+            data = plain.read_bytes()
+        data = MARK.sub(self._own_mark, data)
+        if self.profiler.with_stack:
+            data = _with_call_sites(data, self.profiler.profiler.kineto_results)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_bytes(gzip.compress(data, 4))
+        part.replace(path)
+
+    def _own_mark(self, mark: re.Match[bytes]) -> bytes:
+        """The mark with the iteration's number, if it is one of ours, else a name that marks no step."""
+        number = int(mark[1])
+        return (
+            b'"ProfilerStep#%d"' % (number - OFFSET) if number in self._marked else b'"step %d, not recorded"' % number
+        )
+
+
+class Windows:
+    """Told of every step of an optimizer, records the windows `first`, `costs` and `places`.
+
+    Only this process and the thread that steps first count. In a job of several ranks all end at the same iteration,
+    since one that ended alone would leave the others waiting; rank 0 alone records places.
+    """
+
+    def __init__(self, steps: int, after: int | None = None, rank: int = 0, ranks: int = 1) -> None:
+        self.steps, self.rank, self.ranks = steps, rank, ranks
+        self.warm, self._given = 10 if after is None else max(after, 3), after is not None
+        self.first, self.costs, self.places = Window(), Window(), Window()
+        self.recording = self.starting = self.disturbed = False
+        self.others: set[int] = set()  # profilers of the script's that run
+        self.iterations = 0  # that have ended
+        self.over = False
+        self._plain: list[float] = []  # seconds of iterations that no profiler slowed
+        self._ends_iteration = end_of_iteration()
+        self._process, self._thread = os.getpid(), None
+        self._plan = self._record()
+
+    def stepped(self, optimizer: Optimizer) -> bool:
+        """Whether the last window ended with this step of the optimizer."""
+        if self.over or os.getpid() != self._process:
+            return False
+        self._thread = self._thread or threading.get_ident()
+        if threading.get_ident() != self._thread:
+            return False
+        self.iterations = max(self.iterations, 1)  # the first, whose beginning nothing showed
+        if not self._ends_iteration(optimizer):
+            return False
+        self.iterations += 1
+        next(self._plan, None)
+        together = self.warm + self.steps + 1 + WITH_STACKS
+        self.over = self._plan.gi_frame is None if self.ranks == 1 else self.iterations >= together
+        return self.over
+
+    def close(self) -> None:
+        """End the window that is open; its complete iterations count."""
+        self.over = True
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(RuntimeError):  # opened by another thread, which alone can close it
+            self._plan.close()
+
+    def save(self, costs: Path, places: Path) -> None:
+        """Save the windows that hold an iteration."""
+        self.close()
+        for window, path in ((self.costs if self.costs.iterations else self.first, costs), (self.places, places)):
+            if window.iterations:
+                window.save(path)
+
+    def missing(self, script: str) -> str:
+        """What the script ended too early for, in words; nothing if it didn't."""
+        if self.rank or self.places.iterations:
+            return ""
+        recorded = (self.costs if self.costs.iterations else self.first).iterations
+        return (
+            f"{script} ended after {self.iterations} iterations: {recorded} of {self.steps} are recorded, none with "
+            f"its lines of source; a smaller --after or --steps records both"
+        )
+
+    def _record(self) -> Waiting:
+        if self.warm > FIRST + 1:
+            yield from self._window(self.first, FIRST, 0)
+        began = time.perf_counter()
+        while self.iterations < self.warm - 1 and not self._is_warm(time.perf_counter() - began):
+            last = time.perf_counter()
+            yield
+            self._plain.append(time.perf_counter() - last)
+        yield from self._window(self.costs, self._fitting(self.steps, self.first), 1)
+        self.first = Window()
+        if self.rank == 0:
+            most = self._fitting(min(self.steps, WITH_STACKS), self.costs, STACKS)
+            yield from self._window(self.places, most, 1, with_stack=True)
+
+    def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
+        while self.others:
+            yield
+        self.starting = True
+        window.start(self.iterations + 1, warm, **options)
+        self.starting, self.recording = False, True
+        try:
+            yield from window.record(active, warm, self._plain)
+        finally:
+            self.recording = False
+
+    def _is_warm(self, seconds: float) -> bool:
+        return not self._given and self.ranks == 1 and seconds > WARM_S and len(self._plain) > 2
+
+    def _fitting(self, most: int, earlier: Window, growth: int = 1) -> int:
+        """So many iterations, or fewer by the limits of events and of time."""
+        seconds = statistics.median(self._plain or [0.0])
+        limits = EVENTS / max(earlier.events * growth, 1), WINDOW_S / max(seconds, 1e-9)
+        return max(1, int(min(most, *limits)))
+
+
+def end_of_iteration() -> Callable[[Optimizer], bool]:
+    """A function that is told of each optimizer's step, and says whether that ends an iteration.
+
+    The optimizer that stepped first as the last one ends them: of a GAN's two the second, of one per layer that of the
+    last layer to get its gradients. One that steps less than once in 8 steps of another doesn't.
+    """
+    known: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # its steps since an iteration ended
+    last = None
+
+    def ends_iteration(optimizer: Optimizer) -> bool:
+        nonlocal last
+        if optimizer not in known:
+            known[optimizer], last = 0, ref(optimizer)
+            return False
+        known[optimizer] += 1
+        if last() is None or known[optimizer] > RARE:
+            last = ref(optimizer)
+        if last() is not optimizer:
+            return False
+        for other in known:
+            known[other] = 0
+        return True
+
+    return ends_iteration
+
+
+def _with_call_sites(data: bytes, results: Any) -> bytes:
+    """A trace with the calling line of every Python frame, which its export leaves out, and without our frames."""
+    trace = json.loads(data.decode(errors="replace"))
+    base, sites = int(trace.get("baseTimeNanoseconds", 0)), {}
+    waiting = [(event, None) for event in results.experimental_event_tree()]
+    while waiting:
+        event, site = waiting.pop()
+        caller = getattr(event.extra_fields, "caller", None)
+        if caller is not None and not caller.file_name.endswith(RUNNERS):  # else the site of our frame around it
+            site = f"{caller.file_name}({caller.line_number}): {caller.function_name}"
+        if caller is not None and site:
+            with contextlib.suppress(UnicodeDecodeError):  # of code that is freed
+                sites[event.name, event.start_time_ns - base] = site
+        waiting.extend((child, site) for child in event.children)
+    kept = []
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "python_function":
+            if event["name"].split("(")[0].endswith(RUNNERS):
+                continue
+            began = round(float(event["ts"]) * 1e3)  # a float of µs since months ago: off by a nanosecond or two
+            site = next((s for off in (0, 1, -1, 2, -2) if (s := sites.get((event["name"], began + off)))), None)
+            if site:
+                event.setdefault("args", {})["Called from"] = site
+        kept.append(event)
+    return json.dumps(trace | {"traceEvents": kept}).encode()

@@ -1,0 +1,434 @@
+"""Scripts as people write them, run under `watch` and by the command: what is recorded, printed, and passed on."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.__main__ import main
+from helpers.profiling.watch import NothingRecorded, watch
+from helpers.profiling.windows import end_of_iteration
+
+ROOT = Path(__file__).parents[2]
+HEAD = """
+import sys, torch
+from torch import nn
+model = nn.Linear(4, 4)
+def optimizer(kind=torch.optim.SGD, of=model, **options):
+    return kind(of.parameters(), lr=0.1, **options)
+def loss(of=model):
+    return of(torch.randn(2, 4)).square().mean()
+"""
+PLAIN = """
+optimizer, seen = optimizer(), 0
+for seen in range(1, 41):
+    optimizer.zero_grad()
+    loss().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(body, name="train.py"):
+        (tmp_path / name).write_text(HEAD + textwrap.dedent(body))
+        return name
+
+    return write
+
+
+def read(path):
+    return json.loads(gzip.decompress(Path(path).read_bytes()))
+
+
+def in_steps(path):
+    """Of each recorded iteration the optimizers' steps and the backward passes that it holds whole."""
+    events = [e for e in read(path)["traceEvents"] if e.get("ph") == "X"]
+    marks = sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
+    held = []
+    for mark in marks:
+        begin, end = mark["ts"], mark["ts"] + mark["dur"]
+        inside = [e["name"] for e in events if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
+        steps = sum(name.startswith("Optimizer.step#") for name in inside)
+        held.append((steps, inside.count("autograd::engine::evaluate_function: MeanBackward0")))
+    return held
+
+
+def run(*arguments, cwd, **environment):
+    command = [sys.executable, "-m", "helpers", "profile", *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"} | environment
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=100)
+
+
+def test_a_plain_loop_is_recorded_after_its_warm_up_and_stopped(script, capsys):
+    recording = watch(script(PLAIN + "print('the end')\n"), steps=4)
+    assert in_steps(recording.costs) == [(1, 1)] * 4
+    assert in_steps(recording.places) == [(1, 1)] * 3
+    assert recording.note == ""
+    assert "the end" not in capsys.readouterr().out
+    assert recording.costs == Path("profile-train/costs.json.gz").resolve()
+    assert not any(e.get("cat") == "python_function" for e in read(recording.costs)["traceEvents"])
+    assert -0.9 < read(recording.costs)["slowed_by"] < 20
+
+
+def test_the_profile_for_places_names_the_calling_lines_and_none_of_the_profilers(script):
+    recording = watch(script(PLAIN), steps=1, after=3)
+    frames = [e for e in read(recording.places)["traceEvents"] if e.get("cat") == "python_function"]
+    calls = {e["args"].get("Called from") for e in frames}
+    line = (HEAD + PLAIN).splitlines().index("    optimizer.step()") + 1
+    assert any(str(call).endswith(f"train.py({line}): <module>") for call in calls)
+    assert not any("profiling/watch" in e["name"] for e in frames)
+
+
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [
+        pytest.param(
+            """
+            second = nn.Linear(4, 4)
+            d, g = optimizer(), optimizer(of=second)
+            for _ in range(20):
+                for _ in range(3):
+                    loss().backward(); d.step()
+                loss(second).backward(); g.step()
+            """,
+            (4, 4),
+            id="a GAN whose discriminator steps three times",
+        ),
+        pytest.param(
+            """
+            layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+            optimizers = [optimizer(of=layer) for layer in layers]
+            for _ in range(20):
+                loss(layers).backward()
+                for each in reversed(optimizers): each.step()
+            """,
+            (5, 1),
+            id="an optimizer per layer",
+        ),
+        pytest.param(
+            """
+            optimizer = optimizer()
+            for i in range(80):
+                loss().backward()
+                if i % 4 == 3: optimizer.step()
+            """,
+            (1, 4),
+            id="accumulated gradients",
+        ),
+        pytest.param(
+            """
+            class Trainer:
+                def fit(self, model, optimizer):
+                    self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+                    for _ in range(30):
+                        optimizer.step(closure=lambda: self.training_step(model))
+                        self.schedule.step()
+                def training_step(self, model):
+                    value = loss(model)
+                    value.backward()
+                    return value
+            Trainer().fit(model, optimizer(torch.optim.AdamW, foreach=True))
+            """,
+            (1, 1),
+            id="a trainer that passes a closure",
+        ),
+        pytest.param(
+            """
+            def closure():
+                optimizer.zero_grad(); value = loss(); value.backward(); return value
+            optimizer = optimizer(torch.optim.LBFGS, max_iter=1)
+            for _ in range(30): optimizer.step(closure)
+            """,
+            (1, 1),
+            id="LBFGS",
+        ),
+        pytest.param(
+            """
+            class Clipped(torch.optim.SGD):
+                def step(self, closure=None):
+                    return super().step(closure)
+            optimizer(); optimizer = optimizer(Clipped)
+            for _ in range(30): loss().backward(); optimizer.step()
+            """,
+            (2, 1),
+            id="a step that calls its base's",
+        ),
+        pytest.param(
+            """
+            for epoch in range(12):
+                fresh = optimizer()
+                for _ in range(5): loss().backward(); fresh.step()
+                del fresh
+            """,
+            (1, 1),
+            id="a new optimizer each epoch",
+        ),
+    ],
+)
+def test_an_iteration_is_a_cycle_of_the_optimizers(script, body, held):
+    recording = watch(script(body), steps=3, after=6)
+    assert in_steps(recording.costs) == [held] * 3
+    assert in_steps(recording.places) == [held] * 3
+
+
+def test_an_optimizer_that_rarely_steps_does_not_end_the_iterations():
+    often, rare = (torch.optim.SGD([torch.zeros(1, requires_grad=True)]) for _ in range(2))
+    ends = end_of_iteration()
+    ended = Counter()
+    for number in range(100):
+        ended["often"] += ends(often)
+        ended["rare"] += number % 20 == 0 and ends(rare)
+    assert ended["rare"] == 0
+    assert ended["often"] > 85
+
+
+def test_a_script_that_never_steps_or_hardly_says_so(script):
+    with pytest.raises(NothingRecorded, match=r"train.py ended without an optimizer step: .*torchrun"):
+        watch(script("loss().backward()"))
+    with pytest.raises(NothingRecorded, match=r"train.py ended after 2 iterations: at least 3"):
+        watch(script("optimizer = optimizer(); optimizer.step(); optimizer.step()"))
+    assert not list(Path.cwd().glob("profile-*"))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "recorded", "places"), [(3, 1, False), (8, 3, False), (14, 4, False), (19, 8, False), (21, 8, True)]
+)
+def test_a_script_that_ends_early_gives_its_whole_iterations(script, iterations, recorded, places):
+    recording = watch(script(PLAIN.replace("41", str(iterations + 1)) + "sys.exit(0)"))
+    assert in_steps(recording.costs) == [(1, 1)] * recorded
+    assert (recording.places is not None) == places
+    assert places or f"train.py ended after {iterations} iterations: {recorded} of 8 are recorded" in recording.note
+
+
+def test_what_the_script_passes_to_exit_is_passed_on(script):
+    with pytest.raises(SystemExit) as end:
+        watch(script("sys.exit(3)"))
+    assert end.value.code == 3
+    assert watch(script(PLAIN.replace("41", "15") + "sys.exit(4)")).code == 4
+
+
+def test_a_failing_script_shows_its_own_traceback(script, capsys):
+    code = main(["profile", script(PLAIN.replace("41", "15") + "torch.zeros(2) + torch.zeros(3)")])
+    said = capsys.readouterr().err
+    assert code == 1
+    assert said.startswith("Traceback (most recent call last):\n  File ")
+    assert said.count("  File ") == 1
+    assert "torch.zeros(2) + torch.zeros(3)" in said
+    assert "RuntimeError: The size of tensor a" in said
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_the_step_that_fails_shows_no_frame_of_the_profiler(script, capsys):
+    assert main(["profile", script("optimizer = optimizer(); optimizer.step(closure=lambda: 1 / 0)")]) == 1
+    assert "helpers" not in capsys.readouterr().err
+
+
+OWN_PROFILER = """
+optimizer = optimizer()
+with torch.profiler.profile(schedule=torch.profiler.schedule(wait={wait}, warmup=1, active=3)) as profiler:
+    for _ in range(60):
+        loss().backward(); optimizer.step(); profiler.step()
+"""
+
+
+def test_a_script_with_a_profiler_of_its_own_gets_one_line(script, capsys):
+    code = main(["profile", script(OWN_PROFILER.format(wait=0))])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (1, 1)
+    assert "train.py starts a profiler of its own" in said
+
+
+def test_a_profiler_that_the_script_starts_ends_the_window(script):
+    recording = watch(script(OWN_PROFILER.format(wait=15)), steps=30)
+    assert in_steps(recording.costs) == [(1, 1)] * 5
+    assert "a profiler of its own" in recording.note
+
+
+def test_the_script_is_stopped_past_its_handlers_and_its_last_blocks_run(script, capsys):
+    body = """
+    optimizer = optimizer()
+    try:
+        while True:
+            try: loss().backward(); optimizer.step()
+            except Exception: print("caught")
+    finally: print("finally")
+    """
+    watch(script(body), steps=2, after=3)
+    assert capsys.readouterr().out == "finally\n"
+
+
+def test_a_script_that_swallows_the_stop_runs_to_its_end_once(script, capsys):
+    body = """
+    optimizer = optimizer()
+    for i in range(30):
+        try: loss().backward(); optimizer.step()
+        except BaseException as error: print(i, type(error).__name__)
+    """
+    recording = watch(script(body), steps=2, after=3)
+    assert in_steps(recording.costs) == [(1, 1)] * 2
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a SystemExit, which ends it
+def test_a_training_in_a_thread_is_recorded(script):
+    body = """
+    import threading
+    def train():
+        mine = optimizer()
+        for _ in range(40): loss().backward(); mine.step()
+    thread = threading.Thread(target=train); thread.start(); thread.join()
+    """
+    assert in_steps(watch(script(body), steps=2).costs) == [(1, 1)] * 2
+
+
+def test_a_scaler_that_skips_steps_does_not_end_iterations(script):
+    body = """
+    optimizer, scaler = optimizer(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for i in range(60):
+        value = loss() * (float("inf") if i % 10 == 5 else 1)
+        scaler.scale(value).backward(); scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+    """
+    held = in_steps(watch(script(body), steps=8, after=8).costs)
+    assert Counter(held) == {(1, 1): 7, (1, 2): 1}
+
+
+def test_a_compiled_step_ends_an_iteration(script):
+    body = """
+    optimizer = optimizer()
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(30): loss().backward(); step()
+    """
+    assert len(in_steps(watch(script(body), steps=2, after=3).costs)) == 2
+
+
+def test_torchs_optimizers_are_left_as_they_were(script):
+    before = torch.optim.Optimizer.profile_hook_step
+    watch(script(PLAIN), steps=1, after=3)
+    assert torch.optim.Optimizer.profile_hook_step is before
+    assert "watch" not in torch.optim.SGD.step.__code__.co_filename
+
+
+def test_a_script_may_have_a_package_of_our_name(script, tmp_path):
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "__init__.py").touch()
+    (tmp_path / "helpers" / "mine.py").write_text("steps = 30")
+    ours = sys.modules["helpers"]
+    body = "from helpers.mine import steps\noptimizer = optimizer()\n" + (
+        "for _ in range(steps): loss().backward(); optimizer.step()"
+    )
+    assert watch(script(body), steps=2).places
+    assert sys.modules["helpers"] is ours
+
+
+LOADER = """
+import multiprocessing, os
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, i):
+        assert __name__ == ("__main__" if sys.argv[1] == "fork" else "__mp_main__")
+        return torch.randn(4)
+
+if __name__ == "__main__":
+    optimizer = optimizer()
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1])
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_workers_are_neither_recorded_nor_left_behind(script):
+    recording = watch(script(LOADER), ["fork"], steps=2, after=3)
+    assert in_steps(recording.costs) == [(1, 1)] * 2
+    assert not multiprocessing.active_children()
+    loads = [e for e in read(recording.costs)["traceEvents"] if "_MultiProcessingDataLoaderIter" in e.get("name", "")]
+    assert {e["pid"] for e in loads} == {os.getpid()}
+
+
+def test_spawned_workers_import_the_script(script):
+    assert in_steps(watch(script(LOADER), ["spawn"], steps=2, after=3).costs) == [(1, 1)] * 2
+    assert not multiprocessing.active_children()
+
+
+def test_options_after_the_script_are_the_scripts(script, tmp_path):
+    (tmp_path / "package").mkdir()
+    body = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int); parser.add_argument("--continue", action="store_true")
+    print(vars(parser.parse_args()), __name__, sys.path[0], sys.argv[0], __file__)
+    """
+    script(textwrap.dedent(body) + PLAIN.replace("41", "25") + "print('the end')", "package/train.py")
+    done = run("--steps", "2", "--continue", "package/train.py", "--steps", "7", "--continue", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, _, after = done.stdout.partition("the end\n")
+    said = {"steps": 7, "continue": True}
+    assert first == f"{said} __main__ {tmp_path}/package package/train.py {tmp_path}/package/train.py\n"
+    assert "unfused optimizer" in after or "ms" in after
+    assert in_steps(tmp_path / "profile-train/costs.json.gz") == [(1, 1)] * 2
+    assert done.stderr == f"saved in {tmp_path}/profile-train\n"
+
+
+def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
+    (tmp_path / "package").mkdir()
+    script("from . import value\nprint(__name__, __spec__.name, value, sys.argv[1:])\n" + PLAIN, "package/task.py")
+    (tmp_path / "package/__init__.py").write_text("value = 5")
+    assert main(["profile", "--output", "here", "-m", "package.task", "--steps", "9"]) == 0
+    assert capsys.readouterr().out.startswith("__main__ package.task 5 ['--steps', '9']\n")
+    assert in_steps("here/costs.json.gz") == [(1, 1)] * 8
+
+
+def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
+    body = """
+    import os, time
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    ddp, optimizer = nn.parallel.DistributedDataParallel(model), optimizer()
+    for _ in range(200):
+        loss(ddp).backward(); optimizer.step()
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launcher, "-m", "helpers", "profile", "--steps", "3", script(body)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "profile-train"
+    assert sorted(file.name for file in folder.iterdir()) == ["places.json.gz", "rank0.json.gz", "rank1.json.gz"]
+    for rank in range(2):
+        assert in_steps(folder / f"rank{rank}.json.gz") == [(1, 1)] * 3
+        assert read(folder / f"rank{rank}.json.gz")["distributedInfo"]["rank"] == rank
+    assert done.stderr.count("saved in") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "profile what? SCRIPT [ARGS …] or -m MODULE [ARGS …]"),
+        (["--steps", "0", "train.py"], "'0' is not a whole number above 0"),
+        (["--after", "3", "nowhere.py"], "there is no script nowhere.py"),
+        (["-m"], "profile what?"),
+        (["-m", "no.such.module"], "No module named 'no'"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments, said, capsys):
+    try:
+        code = main(["profile", *arguments])
+    except SystemExit as end:
+        code = end.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.count("\n") == 1
+    assert said in error
