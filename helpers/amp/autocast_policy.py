@@ -107,7 +107,8 @@ KNOWN_DIFFERENCES = (
     ("both", "inner, tensordot, multi_dot given two types", "low precision", "error", "we cast before C++ checks"),
     ("both", "torch.ops.aten.*, TorchScript", "untouched", "cast", "they bypass torch's Python functions"),
     ("both", "torch.is_autocast_enabled, torch.amp.custom_fwd", "see nothing", "see it",
-     "they ask torch's own state; autocast_dtype(tensor) asks ours"),
+     "they ask torch's own state; autocast_dtype(tensor) asks ours. A model that turns torch.autocast off only where "
+     "it finds it on (transformers from 5.0, for rotary angles) needs torch's"),
     ("both", "torch.compile", "error that says so", "works", "it can't trace a mode in Python reliably"),
     ("both", "a weight changed, or first used without gradients, inside a region", "cast again",
      "first cast used again", "a stale copy, or one that has no graph, would be used in silence"),
