@@ -1,15 +1,11 @@
-"""A trace's events: their nesting, the steps, which op made which autograd node, and the source line of each event.
+"""A trace's events: their nesting, the steps, which op made which autograd node."""
 
-Where no Python frames were recorded, the module or the op and its shapes stand in for the source line.
-"""
-
-import re
-import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 OP, ANNOTATION, PYTHON, RUNTIME = "op", "annotation", "python", "runtime"  # on the host
@@ -24,12 +20,7 @@ STEP, LOADER, OPTIMIZER, ZERO_GRAD = (
     "Optimizer.zero_grad#",
 )
 TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
-
-# A Python frame as the profiler names it, and paths that are not the user's code.
-_FRAME = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_MODULE = "nn.Module: "
-_LIBRARY = re.compile(r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<")
-
+WHOLE = "whole trace"  # the one step of a trace without marks
 
 @dataclass(slots=True, eq=False)
 class Event:
@@ -110,19 +101,31 @@ class Trace:
     about: dict[str, Any]  # what the file holds besides its events
     notes: list[str]
     complete: bool = True  # whether every recorded event was read, so that what is absent did not happen
+    lost: int = 0  # device events without a launch
 
     @cached_property
     def steps(self) -> list[Step]:
-        marked = [e for e in self.host if e.kind == ANNOTATION and e.name.startswith(STEP)]
+        """From `prof.step()`'s marks; without them one for each batch of the loader or each step of the optimizer.
+
+        The rarer of the two: one optimizer may step for many batches, several optimizers for one.
+        """
+        marked = self._marks(STEP)
         if marked:
             return [Step(e.name, e.begin, e.end) for e in marked]
         both = self.host + self.device
-        return [Step("whole trace", min(e.begin for e in both), max(e.end for e in both))]
+        first, last = min(e.begin for e in both), max(e.end for e in both)
+        fetched, updated = self._marks(LOADER), self._marks(OPTIMIZER)
+        if len(fetched) > 1 and (len(updated) < 2 or len(fetched) <= len(updated)):
+            times = [e.begin for e in fetched] + [max([last, *(e.end for e in self.host)])]
+            return [Step(f"batch {i}", *span) for i, span in enumerate(pairwise(times))]
+        if len(updated) > 1:
+            times = [first] + [e.end for e in updated]
+            return [Step(f"update {i}", *span) for i, span in enumerate(pairwise(times))]
+        return [Step(WHOLE, first, last)]
 
-    @cached_property
-    def step_ms(self) -> float:
-        """Mean length of a step on the host."""
-        return sum(s.end - s.begin for s in self.steps) / len(self.steps) / 1e3
+    def _marks(self, prefix: str) -> list[Event]:
+        marks = [e for e in self.host if e.kind == ANNOTATION and e.name.startswith(prefix)]
+        return [e for e in marks if not any(outer.name.startswith(prefix) for outer in e.outer())]
 
     @property
     def on_gpu(self) -> bool:
@@ -142,7 +145,7 @@ class Trace:
         Where steps are marked, device work without a launch belongs to none: it was launched before the first.
         """
         if event.kind in ON_DEVICE:
-            if event.parent is None and self.steps[0].name.startswith(STEP):
+            if event.parent is None and self.steps[0].name != WHOLE:
                 return None
             event = event.parent or event
         index = bisect_right(self._step_begins, event.begin) - 1
@@ -219,92 +222,3 @@ class Trace:
     def with_backward(self, ops: list[Event]) -> list[Event]:
         """Ops of the forward pass, and the backward events of their autograd nodes."""
         return ops + [ran for op in ops for n in self.nodes(op) for ran in self.executed.get(n, ())]
-
-
-def source_line(trace: Trace, event: Event) -> str:
-    """The user's line or function that an event comes from: the same text for the same line."""
-    return _source(trace, event)[0]
-
-
-def user_frame(event: Event) -> Event | None:
-    """The innermost call of a user's function that an event ran in; a comprehension is part of its function."""
-    for outer in event.outer():
-        frame = _parse(outer.name) if outer.kind == PYTHON else None
-        if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
-            return outer
-    return None
-
-
-def module(event: Event) -> str | None:
-    """The innermost nn.Module that an event ran in, by the name the profiler gives it ("Linear_3")."""
-    return next((e.name.removeprefix(_MODULE) for e in event.outer() if e.name.startswith(_MODULE)), None)
-
-
-def source_lines(trace: Trace, events: list[Event]) -> str:
-    """The source line of events that share one, with the modules that they ran in."""
-    text, back = _source(trace, events[0])
-    names = list(dict.fromkeys(name for e in events if (name := module(_forward(trace, e)))))
-    inside = f" [{', '.join(names[:3])}{', …' if len(names) > 3 else ''}]" if names else ""
-    return text + inside + back
-
-
-def by_source_line(trace: Trace, events: list[Event]) -> dict[str, list[Event]]:
-    """Events grouped by source line; groups and their events in the given order."""
-    groups: dict[str, list[Event]] = {}
-    for event in events:
-        groups.setdefault("".join(_source(trace, event)), []).append(event)
-    return groups
-
-
-def frames(event: Event) -> list[tuple[str, int, str]]:
-    """(path, first line, function) of the Python frames around an event, innermost first."""
-    return [parsed for e in event.outer() if e.kind == PYTHON and (parsed := _parse(e.name))]
-
-
-def _source(trace: Trace, event: Event) -> tuple[str, str]:
-    """The source line, and " (backward)" if the event is the backward pass of that line."""
-    forward = _forward(trace, event)
-    back = " (backward)" if forward is not event else ""
-    for outer in (forward, *forward.outer()):
-        if outer.kind != PYTHON:
-            continue
-        frame, caller = _parse(outer.name), _parse(outer.args.get("Called from", ""))
-        if frame and _is_users(frame[0]):
-            return f"{frame[2]} in {frame[0]}, from line {frame[1]}", back
-        if caller and _is_users(caller[0]):
-            return f"{caller[0]}:{caller[1]} in {caller[2]}", back
-    scope = forward.scope
-    while scope is not None and "#" in scope.name:  # torch's own: steps, loaders, optimizers
-        scope = scope.scope
-    op = _op(forward)
-    return (f"{scope.name}: {op}" if scope is not None else op), back
-
-
-def _forward(trace: Trace, event: Event) -> Event:
-    """For an event of the backward pass, the op of the forward pass that it belongs to; else the event."""
-    if event.backward is None:
-        return event
-    return trace.makers.get(event.backward.sequence, event)
-
-
-def _op(event: Event) -> str:
-    """The op that the event belongs to, with its shapes: "aten::mm [4×8, 8×2]"."""
-    while event.kind != OP and event.parent is not None and event.parent.kind not in (ANNOTATION, PYTHON):
-        event = event.parent
-    shapes = ", ".join("×".join(map(str, dims)) for dims in event.dims if _is_shape(dims))
-    return f"{event.name} [{shapes}]" if shapes else event.name
-
-
-def _is_shape(dims: Any) -> bool:
-    return isinstance(dims, list) and bool(dims) and all(isinstance(d, int) for d in dims)
-
-
-def _parse(frame: str) -> tuple[str, int, str] | None:
-    match = _FRAME.fullmatch(frame)
-    return (match["path"], int(match["line"]), match["function"]) if match else None
-
-
-def _is_users(path: str) -> bool:
-    """Whether a path is neither torch's nor the standard library's; paths are relative to an entry of sys.path."""
-    top = path.split("/")[0].removesuffix(".py")
-    return not _LIBRARY.search(path) and top not in sys.stdlib_module_names

@@ -1,0 +1,192 @@
+"""A file of torch.profiler, in the Chrome trace format, as events; or what is wrong with it."""
+
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
+
+# kineto's categories (torch 2), and those of the profiler before it.
+_KINDS = {
+    "cpu_op": OP,
+    "user_annotation": ANNOTATION,
+    "python_function": PYTHON,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "gpu_memset": FILL,
+    "operator": OP,
+    "runtime": RUNTIME,
+    "memcpy": COPY,
+    "memset": FILL,
+}
+
+
+# The beginning of an event as torch.profiler writes it, to go on after one that can't be parsed.
+_EVENT_BEGINS = re.compile(r'\{\s*"(?:ph|name|cat)"\s*:')
+_BETWEEN = re.compile(r"[\s,]*")
+LARGEST = 2**30  # bytes, unpacked: reading takes about four times as much memory
+
+
+def load(path: str | Path) -> tuple[list[Event], dict[str, Any], list[str]]:
+    """The events of a trace, the file's other contents, and notes on what could not be read.
+
+    A ValueError in one line says why nothing could be read.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} can't be read as a trace: {error.strerror}") from None
+    notes: list[str] = []
+    if data[:2] == b"\x1f\x8b":
+        data = _unzip(data, notes)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST >> 30} GiB: record fewer steps, or without stacks")
+    text = data.decode("utf-8", errors="replace")
+    del data
+    if not text.strip():
+        raise ValueError(f"{path} is empty; a Chrome trace of torch.profiler (.json or .json.gz) is needed")
+    events, about, read = _decode(text, notes)
+    if not read:
+        raise ValueError(
+            f"{path} is no trace: it holds no trace events (torch.profiler's export_chrome_trace writes them)"
+        )
+    return events, about, notes
+
+
+def _unzip(data: bytes, notes: list[str]) -> bytes:
+    """The data as far as it can be unpacked, a kilobyte at a time so that little is lost where it breaks."""
+    parts, position, size = [], 0, 0
+    member = zlib.decompressobj(wbits=31)
+    try:
+        while position < len(data) and size <= LARGEST:
+            if member.eof:  # gzip files may follow each other in one file
+                member = zlib.decompressobj(wbits=31)
+            chunk = data[position : position + 1024]
+            parts.append(member.decompress(chunk))
+            size += len(parts[-1])
+            position += len(chunk) - len(member.unused_data)
+        if not member.eof:
+            notes.append("the gzip data is cut off: read as far as it goes")
+    except zlib.error:
+        notes.append("the gzip data is damaged: read as far as it goes")
+    return b"".join(parts)
+
+
+def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], int]:
+    """The events of the list, decoded one at a time, what stands around it, and how many there were of any kind."""
+    listed = text.find('"traceEvents"')
+    position = text.find("[", max(listed, 0))
+    if position < 0 or (listed < 0 and text[:position].strip()):  # the format allows a bare list of events
+        return [], {}, 0
+    decode = json.JSONDecoder(strict=False).raw_decode
+    events, read, unusable, unreadable = [], 0, 0, 0
+    begin, position = position, position + 1
+    while True:
+        position = _BETWEEN.match(text, position).end()
+        if text[position : position + 1] == "]":
+            break
+        try:
+            raw, position = decode(text, position)
+        except (json.JSONDecodeError, RecursionError):
+            following = _EVENT_BEGINS.search(text, position + 1)
+            unreadable += 1
+            if following is None:
+                break
+            position = following.start()
+            continue
+        read += 1
+        event = _event(raw)
+        if event is None:
+            unusable += 1
+        elif event is not FOREIGN:
+            events.append(event)
+    notes += _left_out(unusable)
+    if unreadable or position >= len(text):
+        if read:
+            notes.append(f"the JSON is cut off or damaged: {read} complete events read, {unreadable} left out")
+        return events, _head(text[: max(listed, 0)]), read
+    return events, _around(text[:begin], text[position + 1 :]), read
+
+
+def _around(head: str, tail: str) -> dict[str, Any]:
+    """The file's other contents: the device, the profiler's settings, the user's metadata."""
+    try:
+        about = json.loads(f"{head}[]{tail}", strict=False)
+    except (json.JSONDecodeError, RecursionError):
+        return _head(head[: head.rfind('"traceEvents"')])
+    return {key: value for key, value in about.items() if key != "traceEvents"} if isinstance(about, dict) else {}
+
+
+def _head(text: str) -> dict[str, Any]:
+    """What precedes the events of a damaged file."""
+    try:
+        return json.loads(text.rstrip().rstrip(",") + "}", strict=False)
+    except (json.JSONDecodeError, RecursionError):
+        return {}
+
+
+def from_raw(raw: Iterable[Any]) -> tuple[list[Event], list[str]]:
+    """Decoded events of the Chrome trace format as events, and notes on what is left out."""
+    events, unusable = [], 0
+    for item in raw:
+        event = _event(item)
+        if event is None:
+            unusable += 1
+        elif event is not FOREIGN:
+            events.append(event)
+    return events, _left_out(unusable)
+
+
+FOREIGN = Event("", "", 0.0, 0.0, (None, None), {})  # stands for an event of a kind that isn't read
+
+
+def _event(raw: Any) -> Event | None:
+    """The event; FOREIGN for one of another kind, None for one without a name or a time."""
+    if not isinstance(raw, dict):
+        return FOREIGN
+    kind = _KINDS.get(str(raw.get("cat", "")).lower())
+    if kind is None or raw.get("ph") != "X":
+        return FOREIGN
+    try:
+        begin = float(raw["ts"])
+        end = begin + max(float(raw.get("dur", 0)), 0.0)
+        name, track = sys.intern(str(raw["name"])), (raw.get("pid"), raw.get("tid"))
+        hash(track)
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not isfinite(end):
+        return None
+    if kind == OP and name.startswith(TORCHS_OWN):  # as older versions of torch do
+        kind = ANNOTATION
+    return Event(name, kind, begin, end, track, _checked_args(raw.get("args")))
+
+
+def _left_out(unusable: int) -> list[str]:
+    return [f"{unusable} events without a name or a time are left out"] * (unusable > 0)
+
+
+# The arguments that are read, and what they consist of.
+_NUMBERS = ("Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Group size")
+_LISTS = {"Input Dims": list, "Input type": str, "Concrete Inputs": str}
+_TEXTS = ("Call stack", "Collective name", "dtype")
+
+
+def _checked_args(args: Any) -> dict[str, Any]:
+    """The arguments that are read, without those of an unexpected type, so that readers need to handle missing ones."""
+    if not isinstance(args, dict):
+        return {}
+    found = {key: args[key] for key in _NUMBERS if isinstance(args.get(key), int)}
+    found |= {key: sys.intern(args[key]) for key in _TEXTS if isinstance(args.get(key), str)}
+    for key, kind in _LISTS.items():
+        value = args.get(key)
+        if value and isinstance(value, list) and all(isinstance(part, kind) for part in value):
+            found[key] = value
+    return found
