@@ -46,6 +46,17 @@ def is_wait(call: Event) -> bool:
     return call.kind == RUNTIME and _WAITS.fullmatch(call.name) is not None
 
 
+def is_blocking_read(call: Event) -> bool:
+    """Whether a call copies into the host's pageable memory, and so waits for all work that was queued before."""
+    return call.kind == RUNTIME and any(
+        e.kind == COPY and "DtoH" in e.name and "Pageable" in e.name for e in call.children
+    )
+
+
+def is_copy_call(call: Event) -> bool:
+    return call.kind == RUNTIME and _COPY_CALLS.match(call.name) is not None
+
+
 def union(events: list[tuple[float, float]]) -> Spans:
     spans: Spans = []
     for begin, end in sorted(events):
@@ -154,7 +165,7 @@ def _reasons(trace: Trace, idle: Spans) -> dict[str, Spans]:
     first = min((e.begin for e in trace.device if e.kind == KERNEL), default=trace.device[0].begin)
     queued = _queued(trace, idle)
     calls = [e for e in host if e.kind == RUNTIME]
-    waits = [e for e in calls if is_wait(e) or (_COPY_CALLS.match(e.name) and e.us > _LONG)]
+    waits = [e for e in calls if is_wait(e) or (is_copy_call(e) and e.us > _LONG)]
     ranked = {
         START_UP: of(start_up_calls(trace)),
         IN_WAIT: subtract(of(waits), [span for span in queued if span[1] - span[0] < _SHORT]),
@@ -191,11 +202,7 @@ def _queued(trace: Trace, idle: Spans) -> Spans:
 
 def start_up_calls(trace: Trace) -> list[Event]:
     """Long calls into the runtime and the driver that only a beginning needs: what recurs in most steps is left out."""
-    calls = [
-        e
-        for e in trace.host
-        if e.kind == RUNTIME and e.us > _LONG and not is_wait(e) and not _COPY_CALLS.match(e.name)
-    ]
+    calls = [e for e in trace.host if e.kind == RUNTIME and e.us > _LONG and not is_wait(e) and not is_copy_call(e)]
     steps: dict[str, set[int | None]] = defaultdict(set)
     for call in calls:
         steps[call.name].add(trace.step_of(call))
@@ -236,16 +243,15 @@ def device_windows(trace: Trace) -> Spans:
     return [(step.begin, max([step.end, *(e.end for e in trace.device if e.kind == KERNEL)]))] if firsts else []
 
 
-def step_lengths(trace: Trace) -> list[float]:
-    """Milliseconds of each step: on the device's clock where there are two or more there, else on the host's."""
+def step_windows(trace: Trace) -> Spans:
+    """The steps: on the device's clock where two or more can be delimited there, else on the host's."""
     windows = device_windows(trace)
-    if len(windows) < 2:
-        windows = [(step.begin, step.end) for step in trace.steps]
-    return [(end - begin) / 1e3 for begin, end in windows]
+    return windows if len(windows) > 1 else [(step.begin, step.end) for step in trace.steps]
 
 
 def step_ms(trace: Trace) -> float:
-    return median(step_lengths(trace))
+    """The median step."""
+    return median(end - begin for begin, end in step_windows(trace)) / 1e3
 
 
 def device_idle_share(trace: Trace) -> float | None:

@@ -99,8 +99,9 @@ def _op(event: Event) -> str:
     """The op that the event belongs to, with its shapes: "aten::mm [4×8, 8×2]"."""
     while event.kind != OP and event.parent is not None and event.parent.kind not in (ANNOTATION, PYTHON):
         event = event.parent
-    shapes = ", ".join("×".join(map(str, dims)) for dims in event.dims if _is_shape(dims))
-    return f"{event.name} [{shapes}]" if shapes else event.name
+    shapes = ["×".join(map(str, dims)) for dims in event.dims if _is_shape(dims)]
+    shown = ", ".join(shapes[:3] + ["…"] * (len(shapes) > 3))
+    return f"{event.name} [{shown}]" if shapes else event.name
 
 
 def _is_shape(dims: Any) -> bool:

@@ -22,6 +22,7 @@ STEP, LOADER, OPTIMIZER, ZERO_GRAD = (
 TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
+
 @dataclass(slots=True, eq=False)
 class Event:
     """An event with a duration, in µs; `parent` is the event it ran inside, or the call that launched it."""
@@ -174,12 +175,23 @@ class Trace:
         """The loop's waits for the next batch of a DataLoader."""
         return [e for e in self.annotations if e.name.startswith(LOADER) and e.track == self.thread]
 
-    def per_step(self, total: float) -> float:
-        return total / len(self.steps)
+    @property
+    def gpu(self) -> dict[str, Any]:
+        """What the profile says about the device that it recorded; empty if nothing."""
+        listed = self.about.get("deviceProperties")
+        used = [e.track[0] for e in self.device[:1]]
+        found = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
+        return next((p for p in found if p.get("id") in used), found[0] if found else {})
 
-    def ms(self, events: list[Event]) -> float:
-        """Milliseconds a step of events that don't contain each other: device time on a GPU, else the host's."""
-        return self.per_step(sum(e.device_us if self.on_gpu else e.us for e in events)) / 1e3
+    @property
+    def is_amd(self) -> bool:
+        return any(e.kind == RUNTIME and e.name.startswith("hip") for e in self.host)
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """NVIDIA's compute capability, where the profile holds it."""
+        major, minor = self.gpu.get("computeMajor"), self.gpu.get("computeMinor")
+        return (major, minor) if isinstance(major, int) and isinstance(minor, int) else None
 
     @cached_property
     def makers(self) -> dict[int, Event]:

@@ -15,10 +15,12 @@ import ast
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from math import ceil, nan, prod
+from math import ceil, prod
 
-from ..trace import ANNOTATION, BACKWARD, OP, Event, Trace, by_source_line, source_line, source_lines, user_frame
-from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED, Finding
+from ..diagnosis import ESTIMATE, MEASURED
+from ..places import by_source_line, source_line, source_lines, user_frame
+from ..trace import ANNOTATION, BACKWARD, OP, Event, Trace
+from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED, Finding, Scene, others
 
 _HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
 _CONSTRUCTORS = {
@@ -42,8 +44,8 @@ _VIEWS = {
 }  # fmt: skip
 
 
-def kept_graph(trace: Trace) -> Iterator[Finding]:
-    """A forward pass that recorded a graph of which nothing ran backward."""
+def kept_graph(trace: Trace) -> Iterator[str]:
+    """Notes on forward passes that recorded a graph of which nothing ran backward: they cost memory, not time."""
     regions: dict[str, list[list[Event]]] = {}
     for stretch in _stretches(trace):
         if not _any_ran(trace, stretch):
@@ -53,18 +55,16 @@ def kept_graph(trace: Trace) -> Iterator[Finding]:
                 named = scope is not None and "#" not in scope.name
                 regions.setdefault(scope.name if named else source_lines(trace, heavy[:1]), []).append(stretch)
     for where, stretches in regions.items():
-        yield Finding(
-            KEPT_GRAPH,
-            where,
-            trace.per_step(sum(map(len, stretches))),
-            nan,
-            "memory rather than time: activations are kept that nothing reads; count is of ops that recorded",
-            "wrap it in torch.no_grad() or torch.inference_mode()",
+        recorded = sum(map(len, stretches)) / len(trace.steps)
+        yield (
+            f"{KEPT_GRAPH}: {where}: {recorded:.4g} ops a step record a graph that no backward pass reads, and keep "
+            "their activations; wrap it in torch.no_grad() or torch.inference_mode()"
         )
 
 
-def unused_results(trace: Trace) -> Iterator[Finding]:
+def unused_results(scene: Scene) -> Iterator[Finding]:
     """A product that the backward pass did not reach, though it ran: the loss doesn't depend on its result."""
+    trace = scene.trace
     unused = [
         op
         for stretch in _stretches(trace)
@@ -72,14 +72,16 @@ def unused_results(trace: Trace) -> Iterator[Finding]:
         for op in stretch
         if _is_heavy(op) and not any(number in trace.executed for number in trace.nodes(op))
     ]
-    for group in by_source_line(trace, unused).values():
-        yield Finding(
+    if unused:
+        part, spans = scene.work(unused)
+        yield scene.finding(
             UNUSED,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            trace.ms(group),
-            "measured: the forward products whose backward never ran",
-            "remove it: the loss doesn't depend on it; if it is wanted all the same, compute it under torch.no_grad()",
+            part,
+            spans,
+            scene.where(unused),
+            f"{scene.per_step(len(unused)):.4g} products a step whose backward never ran",
+            "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()",
+            MEASURED,
         )
 
 
@@ -109,29 +111,33 @@ def _is_heavy(op: Event) -> bool:
     return op.name.startswith(_HEAVY)
 
 
-def constant_work(trace: Trace) -> Iterator[Finding]:
+def constant_work(scene: Scene) -> Iterator[Finding]:
     """Masks and tables of positions that are rebuilt in each step though they don't change."""
+    trace = scene.trace
     if len(trace.steps) < 2:
         return
     built: dict[tuple, dict[int, list[list[Event]]]] = defaultdict(lambda: defaultdict(list))
     for chain in _constant_chains(trace):
         made = tuple((op.name, str(op.dims), str(op.values)) for op in chain)
         built[(source_line(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
-    repeated = [
+    chains = [
         c for steps in built.values() if len(steps) == len(trace.steps) for chains in steps.values() for c in chains
     ]
-    chain_of = {chain[0]: chain for chain in repeated}
-    for group in by_source_line(trace, list(chain_of)).values():
-        ops = [op for first in group for op in chain_of[first]]
-        names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in chain_of[group[0]]))
-        yield Finding(
-            CONSTANT,
-            f"{source_lines(trace, group)}: {' → '.join(names)}",
-            trace.per_step(len(group)),
-            max(trace.ms(ops), trace.per_step(sum(op.us for op in ops)) / 1e3),
-            "measured: the ops that build it, on the host or the device, whichever takes longer",
-            "build it once: register_buffer in the module, or is_causal=True for a causal mask",
-        )
+    if not chains:
+        return
+    part, spans = scene.work([op for chain in chains for op in chain])
+    longest = max(chains, key=lambda chain: sum(op.us for op in chain))
+    names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in longest))
+    lines = len(by_source_line(trace, [chain[0] for chain in chains]))
+    yield scene.finding(
+        CONSTANT,
+        part,
+        spans,
+        source_lines(trace, longest[:1]) + others(lines),
+        f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}",
+        "build it once: register_buffer in the module, or is_causal=True for a causal mask",
+        MEASURED,
+    )
 
 
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
@@ -201,12 +207,13 @@ def _result_shapes(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, .
     return made | {shape[::-1] for shape in made}
 
 
-def separate_projections(trace: Trace) -> Iterator[Finding]:
+def separate_projections(scene: Scene) -> Iterator[Finding]:
     """Three or more Linear layers in a row with inputs of one shape and nothing but views between them: Q, K and V.
 
     Consecutive linear layers of one input shape are taken to share their input: chained with nothing between them they
     would be one layer.
     """
+    trace = scene.trace
     rows: list[list[Event]] = []
     row: list[Event] = []
     for op in _outermost(trace):
@@ -219,16 +226,18 @@ def separate_projections(trace: Trace) -> Iterator[Finding]:
             rows.append(row)
             row = []
     rows = [r for r in [*rows, row] if len(r) >= 3]
-    row_of = {r[0]: r for r in rows}
-    for group in by_source_line(trace, list(row_of)).values():
-        linears = [op for first in group for op in row_of[first]]
-        yield Finding(
+    if rows:
+        linears = [op for r in rows for op in r]
+        part, spans = scene.products(trace.with_backward(linears))
+        yield scene.finding(
             SEPARATE,
-            source_lines(trace, linears),
-            trace.per_step(len(linears)),
-            trace.ms(trace.with_backward(linears)) * _saved_share(row_of[group[0]]),
-            "estimate: the share of these products' traffic that goes into reading the input again",
+            part,
+            spans,
+            scene.where(linears),
+            f"{scene.per_step(len(linears)):.4g} products a step; reading the input again is the share that is saved",
             "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
+            ESTIMATE,
+            factor=_saved_share(rows[0]),
         )
 
 

@@ -7,25 +7,78 @@ whether the tensor cores can load rows in 16-byte pieces.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
-from ..trace import KERNEL, Event, Trace, by_source_line, source_lines
-from . import ATTENTION, DETERMINISTIC, FP32, UNALIGNED, UNBENCHMARKED, Finding
+from ..account import COMPUTE, intersect, is_collective, length, of
+from ..diagnosis import BOUND, ESTIMATE, MEASURED
+from ..trace import KERNEL, Event, Trace
+from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED, Finding, Scene
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 SMALL = 16  # sizes up to this are given by the task (classes, features)
-MATTERS = 0.05  # of the operations of all products, or of their time: less is not reported
+MATTERS = 0.05  # of the operations of all products: a source line with less is not reported
+CHAINS_MATTER = 0.4  # of the compute time: what an eager network without chains stays below
 
 _MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_conv_depthwise2d"}
-_TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
-SETTINGS_MATTER = 0.02  # of the kernels' time, for the convolutions of one source line
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
+
+# What kernels do, by their names; the first that matches counts.
+_PRODUCT = re.compile(
+    r"gemm|gemv|scudnn|convolve|winograd|dgrad|wgrad|fprop|cijk_|xmma|cublas|cutlass.*kernel|implicit|matmul|_mm_|_mm\b",
+    re.IGNORECASE,
+)
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
+_ELEMENTWISE = re.compile(r"elementwise|CatArray|direct_copy|at::native.*(reduce_kernel|copy_kernel)")
+_16_BIT = re.compile(
+    r"bf16|f16|fp16|half|bfloat16|h884|h1688|s16816|hgemm|_HHS_|_BBS_|_HSS_|_BSS_|_HH_|_BB_|e4m3|e5m2|fp8|i8",
+    re.IGNORECASE,
+)
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
+_32_BIT = re.compile(r"sgemm|scudnn|<float\b|_SB_|_S_B_|gemmsn|f32f32|winograd.*<float|gemv.*float", re.IGNORECASE)
+_TF32_KIND, _FP32_KIND, _16_BIT_KIND = "tf32", "fp32", "16 bit"
+
+
+def kind_of(kernel: Event) -> str:
+    """What a kernel is: product, layout conversion, elementwise, other."""
+    return _kind(kernel.name)
+
+
+@cache
+def _kind(name: str) -> str:
+    if _LAYOUT.search(name):
+        return "layout"
+    if _ELEMENTWISE.search(name):
+        return "elementwise"
+    return "product" if _PRODUCT.search(name) else "other"
+
+
+@cache
+def _named_type(name: str) -> str:
+    """The type of a product's kernel, by its name; empty where the name doesn't say."""
+    if _16_BIT.search(name):
+        return _16_BIT_KIND
+    if _TF32.search(name):
+        return _TF32_KIND
+    return _FP32_KIND if _32_BIT.search(name) else ""
+
+
+def product_type(kernel: Event) -> str:
+    """The type that a product's kernel computes in, by its name, or else by the inputs of the op that launched it."""
+    if named := _named_type(kernel.name):
+        return named
+    for outer in kernel.outer():
+        if outer.name in _MATRICES or outer.name in _CONVOLUTIONS or outer.name == "aten::convolution_backward":
+            types = outer.types[:3]
+            return _FP32_KIND if "float" in types else _16_BIT_KIND if types else ""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -60,25 +113,28 @@ def _product(op: Event) -> Product | None:
     return Product(op, prod(left[:-2]), left[-2], left[-1], right[-1], dtype)
 
 
-def unaligned_sizes(trace: Trace) -> Iterator[Finding]:
+def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
     """Rows of 255 or 1023 elements don't begin at multiples of 16 bytes: the fast kernels can't be used."""
+    trace = scene.trace
     attention = {op for trio in _attentions(trace) for op in trio}
     all_products = products(trace)
     total = sum(p.operations for p in all_products)
-    product_of = {p.op: p for p in all_products if _unaligned(p) and p.op not in attention}
-    for group in by_source_line(trace, list(product_of)).values():
-        if sum(product_of[op].operations for op in group) < MATTERS * total:
-            continue
-        sizes = sorted({size for op in group for size in _unaligned(product_of[op])})
-        unit = max(ALIGNED_TO[product_of[op].dtype] for op in group)
-        yield Finding(
-            UNALIGNED,
-            f"{source_lines(trace, group)}: {', '.join(map(str, sizes))}",
-            trace.per_step(len(group)),
-            trace.ms(trace.with_backward(group)) / 2,
-            "estimate: half of these products' time, forward and backward; unaligned rows run at half the rate or less",
-            f"make the size a multiple of {max(unit, 8)} ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes)})",
-        )
+    found = [p for p in all_products if _unaligned(p) and p.op not in attention]
+    if not found or sum(p.operations for p in found) < MATTERS * total:
+        return
+    sizes = sorted({size for p in found for size in _unaligned(p)})
+    part, spans = scene.products(trace.with_backward([p.op for p in found]))
+    yield scene.finding(
+        UNALIGNED,
+        part,
+        spans,
+        f"{scene.where([p.op for p in found])}: {', '.join(map(str, sizes))}",
+        f"{scene.per_step(len(found)):.4g} products a step, {scene.ms(spans):.3g} ms forward and backward; rows that "
+        "don't begin at multiples of 16 bytes",
+        f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})",
+        ESTIMATE,
+        factor=0.5 if scene.account else 0.1,
+    )
 
 
 def _unaligned(product: Product) -> list[int]:
@@ -87,53 +143,129 @@ def _unaligned(product: Product) -> list[int]:
     return [size for size in (product.k, product.n) if unit and size > SMALL and size % unit]
 
 
-def fp32_products(trace: Trace) -> Iterator[Finding]:
-    """Products and convolutions of fp32 inputs, on a GPU. TF32 counts too: bf16 is twice as fast at half the bytes."""
-    if not trace.on_gpu:
+def fp32_products(scene: Scene) -> Iterator[Finding]:
+    """Products and convolutions in fp32 or TF32, on a GPU whose tensor cores multiply 16-bit numbers."""
+    if scene.account is None or (remedy := _remedy(scene.trace)) is None:
         return
-    heavy = [op for op in trace.ops if op.name in _MATRICES or op.name in _CONVOLUTIONS]
-    heavy = [op for op in heavy if op.backward is None and op.device_us > 0]
-    matters = MATTERS * sum(op.device_us for op in heavy)
-    for group in by_source_line(trace, [op for op in heavy if "float" in op.types[:3]]).values():
-        if sum(op.device_us for op in group) < matters:
-            continue
-        kernels = sorted({e.name for op in group for e in op.inner() if e.kind == KERNEL})
-        tf32 = all(_TF32.search(name) for name in kernels)
-        yield Finding(
-            FP32,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            trace.ms(trace.with_backward(group)) * (0.5 if tf32 else 0.75),
-            f"estimate: {'half' if tf32 else 'three quarters'} of their time, both ways; kernel {_short(kernels)}",
-            "train under torch.autocast in bf16"
-            + ("" if tf32 else '; for TF32 torch.set_float32_matmul_precision("high")'),
+    kernels = [e for e in scene.trace.device if e.kind == KERNEL and not is_collective(e)]
+    products_by_type = {
+        kind: [e for e in kernels if kind_of(e) == "product" and product_type(e) == kind]
+        for kind in (_FP32_KIND, _TF32_KIND)
+    }
+    spans = {kind: intersect(of(group), scene.account.parts[COMPUTE]) for kind, group in products_by_type.items()}
+    kind = max(spans, key=lambda name: length(spans[name]))
+    group = products_by_type[kind]
+    if not group:
+        return
+    times: Counter = Counter()
+    for event in group:
+        times[_short(event.name)] += event.us
+    yield scene.finding(
+        FP32,
+        COMPUTE,
+        spans[kind],
+        scene.where([e.parent or e for e in group]),
+        f"{scene.per_step(len(group)):.4g} products a step in {kind.upper() if kind == _TF32_KIND else kind}, "
+        f"{scene.ms(spans[kind]):.3g} ms, {scene.share(spans[kind]):.0%} of the time; most of it in "
+        f"{times.most_common(1)[0][0]}" + ("; TF32 is already on" if kind == _TF32_KIND else ""),
+        remedy[kind],
+        ESTIMATE,
+        factor=0.5 if kind == _TF32_KIND else 0.75,
+    )
+
+
+def _remedy(trace: Trace) -> dict[str, str] | None:
+    """What the GPU offers instead of fp32, and instead of TF32; None if it has no units for 16-bit products."""
+    bf16 = "train under torch.autocast in bf16"
+    capability = trace.capability
+    if trace.is_amd:
+        return {_FP32_KIND: bf16, _TF32_KIND: bf16}
+    if capability is None:
+        either = "train under torch.autocast: in bf16, or before compute capability 8 in fp16 with a GradScaler"
+        return {_FP32_KIND: either, _TF32_KIND: either}
+    if capability < (7, 0):
+        return None
+    if capability < (8, 0):
+        fp16 = "train under torch.autocast in fp16, with a GradScaler: this GPU's tensor cores have no other type"
+        return {_FP32_KIND: fp16, _TF32_KIND: fp16}
+    return {_FP32_KIND: f'{bf16}; for TF32 torch.set_float32_matmul_precision("high")', _TF32_KIND: bf16}
+
+
+def _short(name: str) -> str:
+    return re.sub(r"^void |<.*|\(.*", "", name)[:60]
+
+
+def unfused_chains(scene: Scene) -> Iterator[Finding]:
+    """Elementwise kernels, copies and reductions in a row: each reads and writes all of its data."""
+    if scene.account is None:
+        return
+    kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "elementwise"]
+    spans = intersect(of(kernels), scene.account.parts[COMPUTE])
+    compute = length(scene.account.parts[COMPUTE])
+    if not compute or length(spans) < CHAINS_MATTER * compute:
+        return
+    times: Counter = Counter()
+    for event in kernels:
+        times["copies" if "copy" in event.name else "concatenations" if "CatArray" in event.name else "others"] += (
+            event.us
         )
+    told = ", ".join(f"{kind} {scene.per_step(us) / 1e3:.3g} ms" for kind, us in times.most_common())
+    yield scene.finding(
+        CHAINS,
+        COMPUTE,
+        spans,
+        scene.where([e.parent or e for e in kernels]),
+        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.ms(spans):.3g} ms, "
+        f"{length(spans) / compute:.0%} of the compute time ({told})",
+        "torch.compile fuses chains of them: each then reads and writes its data once",
+        ESTIMATE,
+        factor=0.5,
+    )
 
 
-def _short(kernels: list[str]) -> str:
-    return re.sub(r"^void |<.*|\(.*", "", kernels[0])[:60] if kernels else "unknown"
+def layout_conversions(scene: Scene) -> Iterator[Finding]:
+    """cuDNN's conversions between NCHW and NHWC around convolutions."""
+    if scene.account is None:
+        return
+    kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "layout"]
+    if not kernels:
+        return
+    spans = intersect(of(kernels), scene.account.parts[COMPUTE])
+    yield scene.finding(
+        LAYOUT,
+        COMPUTE,
+        spans,
+        scene.where([e.parent or e for e in kernels]),
+        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.ms(spans):.3g} ms: {_short(kernels[0].name)}",
+        "channels_last: model.to(memory_format=torch.channels_last), and the images too",
+        MEASURED,
+    )
 
 
-def handmade_attention(trace: Trace) -> Iterator[Finding]:
+def handmade_attention(scene: Scene) -> Iterator[Finding]:
     """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
+    trace = scene.trace
     products_of = {
         softmax: (first, last) for first, softmax, last in _attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
     }
-    for group in by_source_line(trace, list(products_of)).values():
-        ops = [op for softmax in group for op in _between(trace, *products_of[softmax])]
-        advice = (
-            "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
-            if any(map(_by_sdpa, group))
-            else "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
-        )
-        yield Finding(
-            ATTENTION,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            trace.ms(trace.with_backward(ops)),
-            "estimate: all that runs between the two products, both ways; a fused kernel keeps it on the chip",
-            advice,
-        )
+    if not products_of:
+        return
+    ops = [op for pair in products_of.values() for op in _between(trace, *pair)]
+    part, spans = scene.work(trace.with_backward(ops))
+    advice = (
+        "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
+        if all(map(_by_sdpa, products_of))
+        else "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
+    )
+    yield scene.finding(
+        ATTENTION,
+        part,
+        spans,
+        scene.where(list(products_of)),
+        f"{scene.per_step(len(products_of)):.4g} times a step; what runs between the two products, both ways",
+        advice,
+        ESTIMATE,
+    )
 
 
 def _by_sdpa(op: Event) -> bool:
@@ -168,41 +300,35 @@ def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
     return [op for op in ops if not any(outer in chosen for outer in op.outer())]
 
 
-def deterministic_convolutions(trace: Trace) -> Iterator[Finding]:
+def deterministic_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN has fewer deterministic algorithms, and slower ones, mostly for the backward pass."""
-    deterministic = [op for op in _convolutions(trace) if _flag(op, _DETERMINISTIC)]
-    for group in by_source_line(trace, deterministic).values():
-        yield Finding(
-            DETERMINISTIC,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            trace.ms(trace.with_backward([_convolution_of(op) for op in group])),
-            "at most: these convolutions, forward and backward; what other algorithms take, no trace shows",
-            "torch.backends.cudnn.deterministic = False, unless equal bits are the aim",
-        )
+    found = [op for op in _convolutions(scene.trace) if _flag(op, _DETERMINISTIC)]
+    if found:
+        advice = "torch.backends.cudnn.deterministic = False, unless equal bits are the aim"
+        yield _by_algorithm(scene, DETERMINISTIC, found, advice)
 
 
-def unbenchmarked_convolutions(trace: Trace) -> Iterator[Finding]:
+def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN picks algorithms by heuristics though sizes repeat and one benchmark would pay. Only from a GPU's trace."""
-    guessed = [
+    if not scene.trace.on_gpu:
+        return
+    found = [
         op
-        for op in _convolutions(trace)
-        if trace.on_gpu and not _flag(op, _BENCHMARK, unknown=True) and not _flag(op, _DETERMINISTIC)
+        for op in _convolutions(scene.trace)
+        if op.dims and not _flag(op, _BENCHMARK, unknown=True) and not _flag(op, _DETERMINISTIC)
     ]
-    kernels = trace.per_step(sum(e.us for e in trace.device if e.kind == KERNEL)) / 1e3
-    for group in by_source_line(trace, guessed).values():
-        cost = trace.ms(trace.with_backward([_convolution_of(op) for op in group]))
-        sizes = {str(op.dims[:2]) for op in group}
-        if cost < SETTINGS_MATTER * kernels or not group[0].dims or len(sizes) * len(trace.steps) > len(group):
-            continue
-        yield Finding(
-            UNBENCHMARKED,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            cost,
-            "at most: these convolutions, forward and backward; what other algorithms take, no trace shows",
-            "torch.backends.cudnn.benchmark = True: sizes repeat from step to step",
-        )
+    sizes = {str(op.dims[:2]) for op in found}
+    if found and len(sizes) * len(scene.trace.steps) <= len(found):
+        advice = "torch.backends.cudnn.benchmark = True: sizes repeat from step to step"
+        yield _by_algorithm(scene, UNBENCHMARKED, found, advice)
+
+
+def _by_algorithm(scene: Scene, name: str, found: list[Event], advice: str) -> Finding:
+    ops = scene.trace.with_backward([_convolution_of(op) for op in found])
+    part, spans = scene.work(ops)
+    evidence = f"{scene.per_step(len(found)):.4g} convolutions a step, {scene.ms(spans):.3g} ms forward and backward"
+    evidence += "; what other algorithms take, no profile shows"
+    return scene.finding(name, part, spans, scene.where(found), evidence, advice, BOUND, factor=0.3)
 
 
 def _convolutions(trace: Trace) -> list[Event]:

@@ -1,36 +1,54 @@
-"""Waits: of the host for the device, of the device for the loader, of both for a copy. Work in too many pieces: loops
-over parameters, kernels shorter than their launch, memory returned to the driver and requested again.
+"""Waits: of the device for the host, of the host for the device, of both for the loader, for copies, for other ranks.
+
+A wait of the host costs the idle time of the device that is still open when the wait ends: a device that was busy
+throughout loses nothing.
 """
 
 import re
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import groupby
+from statistics import mean, median
 
-from ..device_time import covered, device_windows, kernel_spans
-from ..trace import (
-    COPY,
-    KERNEL,
-    LOADER,
-    OP,
-    OPTIMIZER,
-    PYTHON,
-    RUNTIME,
-    ZERO_GRAD,
-    Event,
-    Trace,
-    by_source_line,
-    frames,
-    source_lines,
+from ..account import (
+    COMMUNICATION,
+    COPIES,
+    HOST_REASONS,
+    IDLE,
+    IN_LOADER,
+    LOADING,
+    START_UP,
+    UPDATING,
+    Spans,
+    intersect,
+    is_blocking_read,
+    is_collective,
+    is_wait,
+    length,
+    of,
+    start_up_calls,
+    subtract,
+    union,
 )
-from . import HOST_WAITS, LOADER_WAITS, PAGEABLE, RETURNED, TINY_KERNELS, UNFUSED, ZEROED, Finding
-
-LOADER_SHARE = 0.1  # of a step: a loader that takes less is not reported
-
-_WAITS = re.compile(
-    r"(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize(_\w+)?"
-    r"|(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?"
+from ..diagnosis import BOUND, ESTIMATE, MEASURED
+from ..places import by_source_line, frames, source_lines
+from ..trace import COPY, KERNEL, LOADER, OP, OPTIMIZER, PYTHON, RUNTIME, WHOLE, ZERO_GRAD, Event
+from . import (
+    COLLECTIVES,
+    COPYING,
+    HOST_WAITS,
+    LAUNCHES,
+    LOADER_WAITS,
+    PAGEABLE,
+    RETURNED,
+    UNFUSED,
+    ZEROED,
+    Finding,
+    Scene,
+    others,
 )
+
+_COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
 # Ops whose result has a size that depends on values, or is a Python number, so the host must wait for them.
 _READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
 _READS_IN_PYTHON = re.compile(r"<built-in method (cpu|tolist) of (Tensor|Parameter) object")
@@ -41,55 +59,104 @@ _ADVICE = {
     "copy": "copy with non_blocking=True from pinned memory, and read what comes back a step later",
     "wait": "remove the synchronisation; to time the device use CUDA events, and read them at the end",
 }
-
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
 LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
-LAUNCH_US = 8.0  # about what an op costs the host, from Python to the launch of its kernel
-MANY = 100  # kernels in a step, fewer are not reported
-IDLE = 0.2  # of the step, without the loader's share: less is not reported
+RETURN_US = 20.0  # idle time before a wait returns that still belongs to it: the host learns late that work is done
+SMALL_COLLECTIVE_US, MANY_COLLECTIVES = 500.0, 50
 
 _RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
 
 
-def host_waits(trace: Trace) -> Iterator[Finding]:
-    """The host waits until all queued work is done; then the queue is empty, and the device idles."""
-    events = _waits_on_gpu(trace) if trace.on_gpu else _waits_on_cpu(trace)
-    basis = (
-        "measured: the time that the host waits"
-        if trace.on_gpu
-        else "at least: the reading alone; on a GPU the host waits here until all queued work is done"
+def loader_waits(scene: Scene) -> Iterator[Finding]:
+    """Time in the loader: on a GPU the part in which the device is idle, on a CPU all of it."""
+    fetches = scene.trace.fetches
+    if not fetches:
+        return
+    part = IDLE if scene.account else LOADING
+    spans = scene.account.idle[IN_LOADER] if scene.account else scene.parts[LOADING]
+    single = any("SingleProcess" in e.name for e in fetches)
+    where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
+    idle = f"; the device idles in {scene.ms(spans):.3g} ms of them" if scene.account else ""
+    yield scene.finding(
+        LOADER_WAITS,
+        part,
+        spans,
+        where if name in where else f"{where}: {name}",
+        f"{scene.ms(of(fetches)):.3g} ms a step in the loader{idle}",
+        "give the DataLoader num_workers, persistent_workers and pin_memory; do once what doesn't change by epoch"
+        if single
+        else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch",
+        MEASURED,
     )
-    for reader in dict.fromkeys(map(_reader, events)):
-        for group in by_source_line(trace, [e for e in events if _reader(e) == reader]).values():
-            where = source_lines(trace, group)
-            yield Finding(
-                HOST_WAITS,
-                where if reader in where else f"{where}: {reader}",
-                trace.per_step(len({_enclosing_op(e) or e for e in group})),
-                trace.per_step(sum(e.us for e in group)) / 1e3,
-                basis,
-                _ADVICE[_kind(group[0])],
-            )
 
 
-def _waits_on_gpu(trace: Trace) -> list[Event]:
-    """Calls that wait. Waits for copies from pageable memory are left out: `pageable_copies` reports them.
+def host_waits(scene: Scene) -> Iterator[Finding]:
+    """The host waits until all queued work is done; then the queue is empty, and the device idles."""
+    if scene.account is None:
+        return
+    events = waits(scene)
+    if not events:
+        return
+    open_gaps = _open_when_done(scene, events)
+    groups = by_source_line(scene.trace, events)
+    costs = {line: length(_open_when_done(scene, group)) for line, group in groups.items()}
+    worst = groups[max(costs, key=costs.__getitem__)]
+    reader, where = _reader(worst[0]), source_lines(scene.trace, worst)
+    count = len({_enclosing_op(e) or e for e in events})
+    yield scene.finding(
+        HOST_WAITS,
+        IDLE,
+        open_gaps,
+        (where if reader in where else f"{where}: {reader}") + others(len(groups)),
+        f"{scene.per_step(count):.3g} waits a step, {scene.ms(of(events)):.3g} ms; when they end the device idles "
+        f"for {scene.ms(open_gaps):.3g} ms until it gets new work",
+        _ADVICE[_kind(worst[0])],
+        BOUND,
+    )
+
+
+def waits(scene: Scene) -> list[Event]:
+    """Calls that wait, but for copies from pageable memory and for the last ones, which no device work follows.
 
     A copy into pageable memory waits in the call that starts it, so the synchronisation after it takes no time.
     """
-    last_work = max((e.begin for e in trace.host if e.kind == OP), default=0.0)  # later waits are the profiler's own
+    trace = scene.trace
+    last = max((e.begin for e in trace.device), default=0.0)
     pageable = {_copying_op(e) for e in trace.device if _is_pageable(e)}
     return [
         call
         for call in trace.calls
-        if (_WAITS.fullmatch(call.name) or any(map(_is_read_to_pageable, call.children)))
-        and (_enclosing_op(call) or call.begin <= last_work)
+        if (is_wait(call) or (_COPY_CALLS.fullmatch(call.name) and _is_blocking(call)))
+        and call.end < last
         and _enclosing_op(call) not in pageable
+        and not call.within(LOADER)
     ]
 
 
-def _waits_on_cpu(trace: Trace) -> list[Event]:
+def _is_blocking(call: Event) -> bool:
+    return not call.name.endswith("Async") or is_blocking_read(call)
+
+
+def _open_when_done(scene: Scene, calls: list[Event]) -> Spans:
+    """The device's idle time from the end of each call to the next work, but for what the loader and start-up take.
+
+    A device that was idle before the call, or the op that it belongs to, doesn't idle for it.
+    """
+    idle = scene.account.parts[IDLE]
+    begins = [begin for begin, _ in idle]
+    found = []
+    for call in calls:
+        i = bisect_right(begins, call.end) - 1
+        since = (_enclosing_op(call) or call).begin
+        if i >= 0 and idle[i][1] > call.end and idle[i][0] >= since:
+            found.append((max(idle[i][0], call.end - RETURN_US), idle[i][1]))
+    other = union(scene.account.idle[IN_LOADER] + scene.account.idle[START_UP])
+    return subtract(union(found), other)
+
+
+def reads_on_cpu(scene: Scene) -> list[Event]:
     """Reads by the loop or the model that would wait on a GPU, without those of torch's loader and optimizer."""
+    trace = scene.trace
     reads = [e for e in trace.ops if e.name in _READS and not e.backward]
     reads = [e for e in reads if not any(o.name in _READS for o in e.outer())]
     methods = [
@@ -125,55 +192,58 @@ def _reader(event: Event) -> str:
     return ops[-1] if ops else f".{method[1]}()" if method else event.name
 
 
-def loader_waits(trace: Trace) -> Iterator[Finding]:
-    """Time in the loader: on a GPU the part in which the device is idle, on a CPU all of it."""
-    fetches = trace.fetches
-    if not fetches:
-        return
-    spent = sum(e.us for e in fetches)
-    if trace.on_gpu:
-        spans = kernel_spans(trace)
-        spent -= sum(covered(spans, e.begin, e.end) for e in fetches)
-    cost = trace.per_step(spent) / 1e3
-    if cost < LOADER_SHARE * trace.step_ms:
-        return
-    basis = "measured: time in the loader in which no kernel runs" if trace.on_gpu else "measured: time in the loader"
-    single = any("SingleProcess" in e.name for e in fetches)
-    advice = (
-        "give the DataLoader num_workers, persistent_workers and pin_memory; do once what doesn't change by epoch"
-        if single
-        else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch"
-    )
-    where = source_lines(trace, fetches)
-    name = fetches[0].name.removeprefix(LOADER)
-    yield Finding(
-        LOADER_WAITS, where if name in where else f"{where}: {name}", trace.per_step(len(fetches)), cost, basis, advice
-    )
-
-
-def pageable_copies(trace: Trace) -> Iterator[Finding]:
+def pageable_copies(scene: Scene) -> Iterator[Finding]:
     """The driver first copies pageable memory into pinned memory, and the host waits for both copies."""
-    groups = by_source_line(trace, [e for e in trace.device if _is_pageable(e) and trace.step_of(e) is not None])
-    for group in groups.values():
-        ops = dict.fromkeys(_copying_op(e) for e in group)
-        waited = sum(call.us for op in ops for call in (op.inner() if op.kind == OP else [op]) if call.kind == RUNTIME)
-        mib = trace.per_step(sum(float(e.args.get("bytes", 0)) for e in group)) / 2**20
-        yield Finding(
-            PAGEABLE,
-            source_lines(trace, group),
-            trace.per_step(len(group)),
-            trace.per_step(max(waited, sum(e.us for e in group))) / 1e3,
-            f"measured: the copy, or the host's wait for it if longer; {mib:.3g} MiB a step",
-            "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
-        )
+    copies = [e for e in scene.trace.device if _is_pageable(e)]
+    if not copies or scene.account is None:
+        return
+    calls = [e.parent for e in copies if e.parent is not None]
+    ops = {op for call in calls if (op := _enclosing_op(call)) is not None}
+    calls += [e for op in ops for e in op.inner() if is_wait(e)]
+    part, spans = scene.larger(
+        {COPIES: intersect(of(copies), scene.account.parts[COPIES]), IDLE: _open_when_done(scene, calls)}
+    )
+    mib = scene.per_step(sum(float(e.args.get("bytes", 0)) for e in copies)) / 2**20
+    yield scene.finding(
+        PAGEABLE,
+        part,
+        spans,
+        scene.where(copies),
+        f"{mib:.3g} MiB a step in {scene.per_step(len(copies)):.3g} copies, {scene.ms(of(copies)):.3g} ms",
+        "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
+        MEASURED,
+    )
+
+
+def exposed_copies(scene: Scene) -> Iterator[Finding]:
+    """Copies while nothing computes, but for those from pageable memory."""
+    copies = [e for e in scene.trace.device if e.kind == COPY and not _is_pageable(e)]
+    if not copies or scene.account is None:
+        return
+    spans = intersect(of(copies), scene.account.parts[COPIES])
+    kinds = Counter()
+    for event in copies:
+        kinds[event.name.removeprefix("Memcpy ")] += event.us
+    kind = kinds.most_common(1)[0][0]
+    chosen = [e for e in copies if kind in e.name]
+    advice = "copy while the device computes: prefetch the next batch on a stream of its own, from pinned memory"
+    if "DtoD" in kind:
+        advice = "avoid copies within the device: views instead of cat and clone"
+        if any(map(is_collective, scene.trace.device)):
+            advice += "; DistributedDataParallel(gradient_as_bucket_view=True)"
+    yield scene.finding(
+        COPYING,
+        COPIES,
+        spans,
+        scene.where(chosen),
+        f"{scene.per_step(len(chosen)):.4g} copies a step {kind}, {scene.ms(of(chosen)):.3g} ms",
+        advice,
+        BOUND,
+    )
 
 
 def _is_pageable(event: Event) -> bool:
     return event.kind == COPY and "HtoD" in event.name and "Pageable" in event.name
-
-
-def _is_read_to_pageable(event: Event) -> bool:
-    return event.kind == COPY and "DtoH" in event.name and "Pageable" in event.name
 
 
 def _enclosing_op(event: Event) -> Event | None:
@@ -185,72 +255,135 @@ def _copying_op(event: Event) -> Event:
     return _enclosing_op(event) or event.parent or event
 
 
-def unfused_optimizer(trace: Trace) -> Iterator[Finding]:
+_KINDS = {
+    "all-reduce": re.compile(r"all_?reduce|cross_device_reduce|multimem_all_reduce", re.IGNORECASE),
+    "all-gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all-to-all": re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast|bcast", re.IGNORECASE),
+}
+
+
+def collectives(scene: Scene) -> Iterator[Finding]:
+    """Communication while nothing computes, by collective."""
+    if scene.account is None or not (events := [e for e in scene.trace.device if is_collective(e)]):
+        return
+    exposed = scene.account.parts[COMMUNICATION]
+    kinds: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        name = f"{event.args.get('Collective name', '')} {event.name}"
+        kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
+    told = []
+    for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
+        often, each = scene.per_step(len(group)), mean(e.us for e in group)
+        told.append(f"{kind}: {often:.4g} a step of {each:.4g} µs{_size(group)}, {scene.ms(of(group)):.3g} ms")
+    overlap = 1 - length(exposed) / length(of(events))
+    first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
+    yield scene.finding(
+        COLLECTIVES,
+        COMMUNICATION,
+        exposed,
+        first,
+        f"{'; '.join(told)}; {overlap:.0%} overlaps with compute; the time includes waits for slower ranks",
+        _remedy(scene, first, kinds[first]),
+        BOUND,
+    )
+
+
+def _size(group: list[Event]) -> str:
+    sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
+    return f" and {median(sizes):,.0f} elements" if sizes else ""
+
+
+def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:
+    small = mean(e.us for e in group) < SMALL_COLLECTIVE_US
+    if kind == "all-reduce" and small and scene.per_step(len(group)) >= MANY_COLLECTIVES:
+        return "gradients are reduced one by one: let DistributedDataParallel put them into buckets (bucket_cap_mb)"
+    if kind in ("all-gather", "reduce-scatter"):
+        return "prefetch the next layer's shard while this one computes; shard within a node; larger batches"
+    if kind == "all-to-all":
+        return "start it before work that doesn't need it; balance what each rank sends; send 16-bit values"
+    return "reduce during the backward pass (DistributedDataParallel), in 16 bits (bf16_compress_hook); larger batches"
+
+
+def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
     """An optimizer's step as one op for each parameter and each line of its formula, or (foreach) for each line."""
-    steps = [e for e in trace.annotations if e.name.startswith(OPTIMIZER)]
-    for name, group in _by_name(steps).items():
+    steps: dict[str, list[Event]] = defaultdict(list)
+    for event in scene.trace.annotations:
+        if event.name.startswith(OPTIMIZER) and not event.within(OPTIMIZER):
+            steps[event.name].append(event)
+    for name, group in steps.items():
         ops = [e for step in group for e in step.inner() if e.kind == OP and e.name.startswith("aten::")]
         if not ops or any(op.name.startswith("aten::_fused_") for op in ops):
             continue
         kind = name.removeprefix(OPTIMIZER).split(".")[0]
         foreach = any(op.name.startswith("aten::_foreach_") for op in ops)
-        calls = sum(not any(outer.name.startswith("aten::") for outer in op.outer()) for op in ops)
-        if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or trace.per_step(calls) < LOOP):
+        calls = scene.per_step(sum(not any(outer.name.startswith("aten::") for outer in op.outer()) for op in ops))
+        if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or calls < LOOP):
             continue
-        host = sum(e.us for e in group)
-        cost = trace.per_step(max(host, sum(e.device_us for e in group)) if trace.on_gpu else host) / 1e3
-        yield Finding(
+        if scene.account:
+            part, spans = scene.larger({"compute": scene.kernels(group), IDLE: scene.idle(of(group))})
+        else:
+            part, spans = UPDATING, intersect(of(group), scene.parts[UPDATING])
+        yield scene.finding(
             UNFUSED,
-            source_lines(trace, group),
-            trace.per_step(calls),
-            cost,
-            f"at most: the whole step, {'foreach' if foreach else 'one parameter after another'}; count is of ops",
+            part,
+            spans,
+            source_lines(scene.trace, group),
+            f"{calls:.0f} ops a step, {'foreach' if foreach else 'one parameter after another'}, "
+            f"{scene.ms(of(group)):.3g} ms of the host's time",
             f"{kind}(…, fused=True)"
             if kind in WITH_FUSED
             else f"{kind}(…, foreach=True), or an optimizer with fused=True",
+            BOUND,
         )
 
 
-def _by_name(events: list[Event]) -> dict[str, list[Event]]:
-    ordered = sorted(events, key=lambda e: e.name)
-    return {name: list(group) for name, group in groupby(ordered, key=lambda e: e.name)}
-
-
-def launch_bound(trace: Trace) -> Iterator[Finding]:
-    """Kernels that on average take less time than their launch costs the host, so that the device waits for the host.
-
-    Gaps in a trace alone don't prove it: with `with_stack=True` the profiler slows the host several times, and any loop
-    shows gaps. So a launch is taken to cost `LAUNCH_US`, as it does without a profiler.
-    """
-    kernels = [e for e in trace.device if e.kind == KERNEL and trace.step_of(e) is not None]
-    device_us = sum(e.us for e in kernels)
-    lacking = trace.per_step(len(kernels) * LAUNCH_US - device_us)
-    if trace.per_step(len(kernels)) < MANY or lacking <= 0:
+def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
+    """The device idles while the host runs ops and Python, but for what other findings explain."""
+    if scene.account is None or not scene.trace.on_gpu:
         return
-    spans, windows = kernel_spans(trace), device_windows(trace)
-    length = sum(end - begin for begin, end in windows)
-    idle = length - sum(covered(spans, begin, end) for begin, end in windows)
-    idle -= sum(e.us - covered(spans, e.begin, e.end) for e in trace.fetches) / len(trace.steps) * len(windows)
-    if idle < IDLE * length:
-        return
-    tiny = [e for e in kernels if e.us < LAUNCH_US]
-    name, often = Counter(_op_name(e) for e in tiny).most_common(1)[0]
-    yield Finding(
-        TINY_KERNELS,
-        f"most of them by {name} ({trace.per_step(often):.0f} a step)",
-        trace.per_step(len(tiny)),
-        min(lacking, idle / len(windows)) / 1e3,
-        f"estimate: {LAUNCH_US:g} µs for each launch less the {device_us / len(kernels):.1f} µs that a kernel runs",
-        "torch.compile (mode='reduce-overhead' records CUDA graphs), larger batches, fused ops",
+    account, trace = scene.account, scene.trace
+    spans = subtract(union([span for reason in HOST_REASONS for span in account.idle[reason]]), explained)
+    kernels = [e for e in trace.device if e.kind == KERNEL]
+    launches = len({e.parent for e in kernels if e.parent is not None}) or len(kernels)
+    waited = length(of([e for e in trace.host if is_wait(e)])) / scene.us
+    slowed = any(e.kind == PYTHON for e in trace.host)
+    yield scene.finding(
+        LAUNCHES,
+        IDLE,
+        spans,
+        _where_idle(scene, spans),
+        f"{scene.per_step(launches):.4g} launches a step, one every {scene.us / launches:.3g} µs; the median kernel "
+        f"runs {median(e.us for e in kernels):.3g} µs; the host waits for the device {waited:.0%} of the time"
+        + ("; the profile has stacks, which slow the host" if slowed else ""),
+        "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops",
+        ESTIMATE if slowed else BOUND,
     )
 
 
-def _op_name(kernel: Event) -> str:
-    return next((outer.name for outer in kernel.outer() if outer.kind == OP), kernel.name)
+def _where_idle(scene: Scene, spans: Spans) -> str:
+    """The ranges or else the outermost ops that most of the idle time falls into."""
+    events = [e for e in scene.trace.host if e.kind == OP and not any(o.kind == OP for o in e.outer())]
+    times: Counter = Counter()
+    ends = [end for _, end in spans]
+    for event in events:
+        scope = event.scope
+        while scope is not None and scope.name.startswith("ProfilerStep#"):
+            scope = scope.scope
+        i, inside = bisect_left(ends, event.begin), 0.0
+        while i < len(spans) and spans[i][0] < event.end:
+            inside += min(spans[i][1], event.end) - max(spans[i][0], event.begin)
+            i += 1
+        times[scope.name if scope is not None else event.name] += inside
+    total = max(length(spans), 1e-9)
+    top = [f"{name} ({us / total:.0%})" for name, us in times.most_common(3) if us > 0.02 * total]
+    return ", ".join(top) or "between ops, in Python"
 
 
-def zeroed_gradients(trace: Trace) -> Iterator[Finding]:
+def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
     """Gradients filled with zeros are written, then read and added to; dropped ones are only written."""
+    trace = scene.trace
     fills = [e for e in trace.ops if e.name in ("aten::zero_", "aten::_foreach_zero_") and _in_zero_grad(e)]
     fills = [e for e in fills if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
     if not fills:
@@ -261,13 +394,15 @@ def zeroed_gradients(trace: Trace) -> Iterator[Finding]:
         if e.name == "aten::add_" and e.parent and e.parent.name == "torch::autograd::AccumulateGrad"
     ]
     tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
-    yield Finding(
+    part, spans = scene.work(fills + adds)
+    yield scene.finding(
         ZEROED,
+        part,
+        spans,
         source_lines(trace, fills),
-        trace.per_step(tensors),
-        trace.ms(fills + adds),
-        "measured: filling with zeros, and adding into them in the backward pass; count is of gradients",
+        f"{scene.per_step(tensors):.4g} gradients a step are filled with zeros, and added into by the backward pass",
         "zero_grad(set_to_none=True), which is the default",
+        MEASURED,
     )
 
 
@@ -275,36 +410,36 @@ def _in_zero_grad(event: Event) -> bool:
     return any(outer.name.startswith(ZERO_GRAD) or outer.name.endswith(": zero_grad") for outer in event.outer())
 
 
-def returned_memory(trace: Trace) -> Iterator[Finding]:
+def returned_memory(scene: Scene) -> Iterator[Finding]:
     """Memory that the allocator returns to the driver and requests again; each call stops the device.
 
     Where the loop itself calls `empty_cache`, its cost includes the requests that follow.
     """
+    trace = scene.trace
     emptied = [
         e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
     ]
-    calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and not any(o in emptied for o in e.outer())]
+    starting = set(start_up_calls(trace))
+    calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and e not in starting]
     steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need
-    again = calls if len(steady) >= max(2, len(trace.steps) / 2) else []
-    for group in by_source_line(trace, emptied).values():
-        us = sum(e.us for e in group) + sum(e.us for e in again) * len(group) / len(emptied)
-        yield _returned(trace, group, us, "remove torch.cuda.empty_cache() from the loop")
-    for group in by_source_line(trace, [] if emptied else again).values():
-        us = sum(e.us for e in group)
-        yield _returned(trace, group, us, "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-
-
-def _returned(trace: Trace, group: list[Event], us: float, advice: str) -> Finding:
-    basis = (
-        "measured: the calls to the driver"
-        if trace.on_gpu
-        else "measured, but without a GPU there is nothing to return"
-    )
-    return Finding(
+    again = calls if trace.steps[0].name != WHOLE and len(steady) >= max(2, len(trace.steps) / 2) else []
+    if not emptied + again:
+        return
+    choices = {IDLE: scene.idle(of(emptied + again))} if scene.account else {}
+    part, spans = scene.larger(choices) if choices else scene.work(emptied)
+    yield scene.finding(
         RETURNED,
-        source_lines(trace, group),
-        trace.per_step(len(group)),
-        trace.per_step(us) / 1e3,
-        basis,
-        advice,
+        part,
+        spans,
+        scene.where(emptied or again),
+        f"{scene.per_step(len(again)):.3g} calls of {again[0].name if again else 'empty_cache'} and its like a step",
+        "remove torch.cuda.empty_cache() from the loop"
+        if emptied
+        else "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        BOUND,
     )
+
+
+def allocations(scene: Scene) -> int:
+    """Calls that reserve memory."""
+    return sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)

@@ -1,0 +1,148 @@
+"""What makes a profile mislead: start-up inside it, lost events, stacks that slow the host, one slow step."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .account import (
+    COMPUTE,
+    IDLE,
+    IN_WAIT,
+    QUEUED,
+    START_UP,
+    covered,
+    intersect,
+    is_copy_call,
+    is_wait,
+    length,
+    of,
+    start_up_calls,
+    step_windows,
+    subtract,
+    union,
+)
+from .diagnosis import Finding, Spans
+from .findings import Scene, products, waiting
+from .places import source_lines
+from .trace import KERNEL, OP, PYTHON, Event
+
+LEAST = 0.02  # of the recorded time: less is not told
+UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
+_LATE = 1000.0  # µs: a last wait that takes longer is told
+
+
+def notes(scene: Scene) -> list[str]:
+    """One line for each, with what to record again; the worst first."""
+    return [
+        note for rule in (_start_up, _silent, _outliers, _stacks, _last_wait, _graphs, _tf32) for note in rule(scene)
+    ]
+
+
+def _start_up(scene: Scene) -> Iterator[str]:
+    calls = start_up_calls(scene.trace)
+    if not calls or sum(e.us for e in calls) < LEAST * scene.us:
+        return
+    by_name: Counter = Counter()
+    for call in calls:
+        by_name[call.name] += call.us
+    names = ", ".join(f"{name} {us / 1e3:.4g} ms" for name, us in by_name.most_common(3))
+    idle = f" ({scene.account.idle_shares.get(START_UP, 0):.0%} of the time)" if scene.account else ""
+    yield (
+        f"start-up is inside the profile{idle}: calls of over 1 ms take {sum(by_name.values()) / 1e3:.4g} ms ({names}; "
+        f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
+        f"{waiting.allocations(scene)} times); record after some warm-up steps"
+    )
+
+
+def _silent(scene: Scene) -> Iterator[str]:
+    """Idle time while the host waits: no fix of the host's would fill it."""
+    if scene.account is None:
+        return
+    waited, queued = (scene.account.idle_shares.get(reason, 0.0) for reason in (IN_WAIT, QUEUED))
+    if waited >= LEAST:
+        silent: Counter = Counter()
+        calls = {}
+        for call in (e for e in scene.trace.host if is_wait(e) or is_copy_call(e)):
+            place = source_lines(scene.trace, [call])
+            calls[place] = call.name
+            silent[place] += covered(scene.account.idle[IN_WAIT], call.begin, call.end)
+        place, us = silent.most_common(1)[0]
+        yield (
+            f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it "
+            f"({scene.per_step(us) / 1e3:.3g} ms a step) in {calls[place]} of {place}: events are missing, or the stream "
+            "waits for another rank; no finding counts it"
+        )
+    if queued >= 2 * LEAST:
+        yield (
+            f"the device idles for {queued:.0%} of the time before work that was launched already: it waits for "
+            "another stream, another rank, or events are missing"
+        )
+
+
+def _outliers(scene: Scene) -> Iterator[str]:
+    if scene.outliers:
+        windows = step_windows(scene.trace)
+        begin, end = max(scene.outliers, key=lambda span: span[1] - span[0])
+        yield (
+            f"{len(scene.outliers)} of {len(windows)} steps took over twice the median, the longest (step "
+            f"{windows.index((begin, end))}) {(end - begin) / 1e3:.4g} ms: no finding counts them"
+        )
+
+
+def _stacks(scene: Scene) -> Iterator[str]:
+    if scene.account and any(e.kind == PYTHON for e in scene.trace.host):
+        yield "stacks were recorded (with_stack), which slows the host: what the host costs is too high; record without"
+    slowed = scene.trace.about.get("profiler_slowdown")
+    if isinstance(slowed, int | float) and slowed > 0.05:
+        yield f"the profiler made the steps {slowed:.0%} longer"
+
+
+def _last_wait(scene: Scene) -> Iterator[str]:
+    last = max((e.begin for e in scene.trace.device), default=0.0)
+    late = [e for e in scene.trace.host if is_wait(e) and e.end >= last and e.us > _LATE]
+    if late and scene.account:
+        yield f"the last {late[-1].name}, {max(e.us for e in late) / 1e3:.4g} ms, ends the recording and is not counted"
+
+
+def _graphs(scene: Scene) -> Iterator[str]:
+    kernels = [e for e in scene.trace.device if e.kind == KERNEL]
+    replayed = [e for e in kernels if e.parent is not None and "GraphLaunch" in e.parent.name]
+    if replayed:
+        launches: set[Event] = {e.parent for e in replayed}
+        yield f"{len(replayed)} of {len(kernels)} kernels come from {len(launches)} graph launch{'es' * (len(launches) > 1)}"
+
+
+def _tf32(scene: Scene) -> Iterator[str]:
+    if scene.account is None or scene.trace.is_amd:
+        return
+    kernels = [e for e in scene.trace.device if e.kind == KERNEL and products.kind_of(e) == "product"]
+    tf32 = [e for e in kernels if products.product_type(e) == "tf32"]
+    if scene.share(intersect(of(tf32), scene.account.parts[COMPUTE])) > 0:
+        yield "TF32 is already on: fp32 products run on tensor cores"
+
+
+def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[str]:
+    """The time that no finding explains, and what it is spent on."""
+    told = []
+    for part, spans in scene.parts.items():
+        rest = subtract(spans, union([span for f in findings if f.part == part for span in f.spans]))
+        if scene.share(rest) >= UNEXPLAINED:
+            inside = [f"{name} {us / scene.us:.0%}" for name, us in _spent(scene, part, rest).most_common(3)]
+            told.append(f"{part} {scene.share(rest):.0%}" + (f" ({', '.join(inside)})" if inside else ""))
+    if told:
+        yield f"no finding explains: {'; '.join(told)}"
+
+
+def _spent(scene: Scene, part: str, spans: Spans) -> Counter:
+    """The kinds of kernels, the reasons of idleness or the ops that the spans are spent on, in µs."""
+    spent: Counter = Counter()
+    if part == IDLE and scene.account:
+        spent.update({reason: length(intersect(spans, idle)) for reason, idle in scene.account.idle.items()})
+    elif scene.account:
+        for event in scene.trace.device:
+            if event.kind == KERNEL:
+                spent[products.kind_of(event)] += covered(spans, event.begin, event.end)
+    else:
+        ops = [e for e in scene.trace.ops if e.track == scene.trace.thread]
+        for op in (e for e in ops if not any(inner.kind == OP for inner in e.children)):
+            spent[op.name] += covered(spans, op.begin, op.end)
+    return +spent
