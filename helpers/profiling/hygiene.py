@@ -68,8 +68,8 @@ def _silent(scene: Scene) -> Iterator[str]:
         place, us = silent.most_common(1)[0]
         yield (
             f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it "
-            f"({scene.per_step(us) / 1e3:.3g} ms a step) in {calls[place]} of {place}: events are missing, or the stream "
-            "waits for another rank; no finding counts it"
+            f"({scene.per_step(us) / 1e3:.3g} ms a step) in {calls[place]} of {place}: events are missing, or "
+            "the stream waits for another rank; no finding counts it"
         )
     if queued >= 2 * LEAST:
         yield (
@@ -108,7 +108,8 @@ def _graphs(scene: Scene) -> Iterator[str]:
     replayed = [e for e in kernels if e.parent is not None and "GraphLaunch" in e.parent.name]
     if replayed:
         launches: set[Event] = {e.parent for e in replayed}
-        yield f"{len(replayed)} of {len(kernels)} kernels come from {len(launches)} graph launch{'es' * (len(launches) > 1)}"
+        several = "es" * (len(launches) > 1)
+        yield f"{len(replayed)} of {len(kernels)} kernels come from {len(launches)} graph launch{several}"
 
 
 def _tf32(scene: Scene) -> Iterator[str]:
