@@ -23,9 +23,9 @@ from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
 from helpers.pictures import cores
+from helpers.profiling.account import device_idle_share
+from helpers.profiling.account import timeline as read_timeline
 from helpers.profiling.costs import CalledLayers
-from helpers.profiling.device_time import device_idle_share
-from helpers.profiling.device_time import timeline as read_timeline
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.profiling.read_trace import read_trace
@@ -75,7 +75,7 @@ def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
 @experiment(small=_sized("small", BOTH), cpu=_sized("cpu", BOTH), big_gpu=_sized("full", BOTH))
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the most expensive first."""
-    findings = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True))
+    findings = read_diagnosis(_trace(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)).table
     if not len(findings):
         return [{"rank": 0, "finding": "nothing"}]
     findings["where"] = findings["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)

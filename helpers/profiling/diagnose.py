@@ -10,11 +10,12 @@ Findings about sizes need `record_shapes`; source lines need `with_stack`, which
 `diagnose(before, after)` compares two profiles.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from . import hygiene
+from . import hygiene, ranks
 from .account import (
     BEFORE_FIRST,
     COMMUNICATION,
@@ -34,10 +35,29 @@ from .account import (
     step_ms,
     union,
 )
+from .comparison import Comparison, compare
 from .diagnosis import LEAST, SHOWN, Diagnosis, Finding
-from .findings import Scene, needless, products, waiting
+from .findings import (
+    ATTENTION,
+    CONSTANT,
+    DETERMINISTIC,
+    KEPT_GRAPH,
+    RETURNED,
+    SEPARATE,
+    UNALIGNED,
+    UNBENCHMARKED,
+    Scene,
+    needless,
+    products,
+    waiting,
+)
 from .read_trace import read_trace
 from .trace import Trace
+
+Source = Trace | torch.profiler.profile | str | Path
+COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
+# What only shapes or stacks show.
+FROM_SHAPES = {ATTENTION, CONSTANT, DETERMINISTIC, RETURNED, SEPARATE, UNALIGNED, UNBENCHMARKED}
 
 # These report events that the trace holds, so an incomplete trace is enough.
 FROM_PRESENCE = (
@@ -65,46 +85,102 @@ FROM_ABSENCE = (
 )
 
 
-def diagnose(profile: "Trace | torch.profiler.profile | str | Path") -> Diagnosis:
-    """Where a step's time goes, what bounds it, and what to change first, from a live profile or a saved trace."""
-    trace = read_trace(profile)
+def diagnose(
+    profile: Source, after: Source | None = None, *, places: Source | None = None, least: float = LEAST
+) -> Diagnosis | Comparison:
+    """Where a step's time goes, what bounds it, and what to change first, from a live profile or a saved trace.
+
+    A folder holds a profile for each rank; the one that the others wait for is diagnosed. `places` is a second profile
+    of the loop with stacks and shapes: it tells source lines and sizes, `profile` the costs. With `after`, a profile
+    after a change, the two are compared. Findings that could bring less than the share `least` are left out.
+    """
+    if after is not None:
+        return compare(diagnose(profile, least=least), diagnose(after, least=least))
+    if isinstance(profile, str | Path) and Path(profile).is_dir():
+        return _diagnose_folder(Path(profile))
+    found, findings = _diagnosed(read_trace(profile), least)
+    if places is not None:
+        told, located = _diagnosed(read_trace(places), least)
+        findings = _located(findings, located, found)
+        missing = ("no Python frames", "no shapes")
+        notes = [note for note in found.notes if not note.startswith(missing)]
+        notes += [note for note in told.notes if note.startswith(KEPT_GRAPH) or " on a CPU" in note]
+        found = replace(found, notes=tuple(dict.fromkeys(notes)))
+    source = Path(profile) if isinstance(profile, str | Path) else None
+    return _with_findings(replace(found, source=source), findings)
+
+
+def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
+    """The diagnosis without its findings, and all of them."""
     scene = Scene(trace)
-    findings = _findings(scene)
-    bound = _bound(scene)
     account = scene.account
     shares = {part: length(spans) / scene.us for part, spans in scene.parts.items()}
+    findings = _findings(scene, least)
     notes = hygiene.notes(scene)
     if trace.complete:
         notes += needless.kept_graph(trace)
-    notes += [*_further(findings[SHOWN:]), *hygiene.unexplained(scene, findings), *trace.notes]
+    notes += [*waiting.on_a_gpu(scene), *hygiene.unexplained(scene, findings), *trace.notes]
     if not trace.complete:
         notes.append("of a trace with gaps only what is there is reported, not what seems missing")
-    return Diagnosis(
-        verdict=_verdict(scene, bound, shares, findings),
+    bound = _bound(scene)
+    found = Diagnosis(
+        verdict=_verdict(scene, bound, shares),
         bound=bound,
         steps=len(trace.steps),
         step_ms=step_ms(trace),
         account=shares if account else None,
         idle=account.idle_shares if account else {},
         host=None if account else shares,
-        findings=tuple(findings[:SHOWN]),
+        findings=(),
         notes=tuple(notes),
     )
+    return found, findings
 
 
-def _further(findings: list[Finding]) -> list[str]:
-    told = [f"{f.finding} at {f.where}, up to {f.gain_ms:.3g} ms a step: {f.advice}" for f in findings]
-    return [f"further: {text}" for text in told]
+def _with_findings(found: Diagnosis, findings: list[Finding]) -> Diagnosis:
+    """The diagnosis with its findings."""
+    verdict = found.verdict
+    if findings:
+        first = findings[0]
+        verdict += f" Change first: {first.finding}, up to {first.gain_share:.0%} of the time."
+    return replace(found, verdict=verdict, findings=tuple(findings[:SHOWN]), further=tuple(findings[SHOWN:]))
 
 
-def _findings(scene: Scene) -> list[Finding]:
-    """What could bring a hundredth or more, first what holds the step up, then by gain."""
+def _located(findings: list[Finding], located: list[Finding], found: Diagnosis) -> list[Finding]:
+    """The findings with the places of another profile, and that profile's own, which need stacks or shapes."""
+    by_name = {finding.finding: finding for finding in located}
+    placed = [replace(f, where=by_name[f.finding].where) if f.finding in by_name else f for f in findings]
+    names = {finding.finding for finding in findings}
+    for other in (f for f in located if f.finding not in names and f.finding in FROM_SHAPES):
+        share = min(other.gain_ms / found.step_ms, found.parts.get(other.part, 0.0))
+        placed.append(replace(other, gain_share=share, gain_ms=share * found.step_ms, spans=[]))
+    first = {finding.part for finding in findings[:1]}
+    return sorted(placed, key=lambda f: (found.bound in ("host", "input") and f.part not in first, -f.gain_share))
+
+
+def _diagnose_folder(folder: Path) -> Diagnosis:
+    """The rank that the others wait for, or the one pair of profiles of a run without ranks."""
+    if (folder / COSTS).is_file():
+        places = folder / PLACES
+        return diagnose(folder / COSTS, places=places if places.is_file() else None)
+    files = sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
+    if not files:
+        raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
+    if len(files) == 1:
+        return diagnose(files[0])
+    last, notes = ranks.last_to_arrive(files)
+    found = diagnose(last)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def _findings(scene: Scene, least: float) -> list[Finding]:
+    """What could bring the share `least` or more, first what holds the step up, then by gain."""
     rules = FROM_PRESENCE + FROM_ABSENCE if scene.trace.complete else FROM_PRESENCE
     findings = [finding for rule in rules for finding in rule(scene)]
     if scene.trace.complete:
         explained = union([span for f in findings if f.part == IDLE for span in f.spans])
         findings += waiting.slow_launches(scene, explained)
-    findings = [finding for finding in findings if finding.gain_share >= LEAST]
+    findings = [finding for finding in findings if finding.gain_share >= least]
     return sorted(findings, key=lambda f: (scene.held_up and f.part != IDLE, -f.gain_share))
 
 
@@ -150,7 +226,7 @@ _SAID_ON_CPU = {
 }
 
 
-def _verdict(scene: Scene, bound: str, shares: dict[str, float], findings: list[Finding]) -> str:
+def _verdict(scene: Scene, bound: str, shares: dict[str, float]) -> str:
     told = ", ".join(
         f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda p: -p[1]) if share >= 0.01
     )
@@ -158,7 +234,4 @@ def _verdict(scene: Scene, bound: str, shares: dict[str, float], findings: list[
     verdict = f"{bound}: {said} ({told})."
     if scene.held_up:
         verdict += " The host doesn't run ahead: it is the device that waits, so faster kernels bring little yet."
-    if findings:
-        first = findings[0]
-        verdict += f" Change first: {first.finding}, up to {first.gain_share:.0%} of the time."
     return verdict

@@ -55,6 +55,7 @@ class Diagnosis:
     host: dict[str, float] | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    further: tuple[Finding, ...] = ()  # beyond the first five
     source: Path | None = None
 
     @property
@@ -64,14 +65,20 @@ class Diagnosis:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The findings, the largest gain first."""
-        return pd.DataFrame([_shown(finding) for finding in self.findings], columns=COLUMNS)
+        """All findings, the largest gain first."""
+        return pd.DataFrame([_shown(finding) for finding in self.findings + self.further], columns=COLUMNS)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, and a line for each further finding."""
+        told = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in self.further]
+        return [*self.notes, *told]
 
     def data(self) -> dict[str, Any]:
         """What `--json` prints."""
         names = ("verdict", "bound", "steps", "step_ms", "account", "idle")
         found = {name: getattr(self, name) for name in names} | ({"host": self.host} if self.host else {})
-        return found | {"findings": [_shown(finding) for finding in self.findings], "notes": list(self.notes)}
+        return found | {"findings": [_shown(finding) for finding in self.findings], "notes": self.remarks}
 
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
@@ -104,9 +111,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from wrapped(finding.advice, " → advice    ")
     if not diagnosis.findings:
         yield from ("", f"No finding could bring {LEAST:.0%} or more.")
-    if diagnosis.notes:
+    if diagnosis.remarks:
         yield ""
-    for note in diagnosis.notes:
+    for note in diagnosis.remarks:
         yield from wrapped(note, "note: ")
 
 

@@ -1,6 +1,6 @@
 """What makes a profile mislead: start-up inside it, lost events, stacks that slow the host, one slow step."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from .account import (
@@ -139,11 +139,15 @@ def _spent(scene: Scene, part: str, spans: Spans) -> Counter:
     if part == IDLE and scene.account:
         spent.update({reason: length(intersect(spans, idle)) for reason, idle in scene.account.idle.items()})
     elif scene.account:
+        kernels: dict[str, list[Event]] = defaultdict(list)
         for event in scene.trace.device:
             if event.kind == KERNEL:
-                spent[products.kind_of(event)] += covered(spans, event.begin, event.end)
+                kernels[products.kind_of(event)].append(event)
+        for kind, group in kernels.items():
+            spent[kind], spans = length(intersect(of(group), spans)), subtract(spans, of(group))
     else:
-        ops = [e for e in scene.trace.ops if e.track == scene.trace.thread]
-        for op in (e for e in ops if not any(inner.kind == OP for inner in e.children)):
-            spent[op.name] += covered(spans, op.begin, op.end)
+        for op in scene.trace.ops:
+            if op.track == scene.trace.thread:
+                inner = sum(covered(spans, e.begin, e.end) for e in op.children if e.kind == OP)
+                spent[op.name] += covered(spans, op.begin, op.end) - inner
     return +spent

@@ -172,5 +172,5 @@ def _row(name: str, html: str) -> str:
 
 
 def _notes(diagnosis: Diagnosis) -> str:
-    items = "".join(f'<li style="margin:.2em 0">{escape(note)}</li>' for note in diagnosis.notes)
+    items = "".join(f'<li style="margin:.2em 0">{escape(note)}</li>' for note in diagnosis.remarks)
     return f'<ul style="{_FAINT};padding-left:1.2em">{items}</ul>' if items else ""

@@ -11,7 +11,7 @@ from math import floor, log10
 
 import pandas as pd
 
-from .device_time import timeline
+from .account import timeline
 from .diagnosis import SHOWN, Diagnosis, milliseconds
 from .perfetto import device_states
 from .trace import Trace

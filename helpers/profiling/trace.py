@@ -110,7 +110,7 @@ class Trace:
 
         The rarer of the two: one optimizer may step for many batches, several optimizers for one.
         """
-        marked = self._marks(STEP)
+        marked = [e for e in self.host if e.kind == ANNOTATION and e.name.startswith(STEP)]
         if marked:
             return [Step(e.name, e.begin, e.end) for e in marked]
         both = self.host + self.device

@@ -102,7 +102,7 @@ def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], i
                 break
             position = following.start()
             continue
-        read += 1
+        read += isinstance(raw, dict)
         event = _event(raw)
         if event is None:
             unusable += 1
@@ -113,15 +113,18 @@ def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], i
         if read:
             notes.append(f"the JSON is cut off or damaged: {read} complete events read, {unreadable} left out")
         return events, _head(text[: max(listed, 0)]), read
-    return events, _around(text[:begin], text[position + 1 :]), read
+    about = _around(text[:begin], text[position + 1 :])
+    if about is None:
+        notes.append(f"the JSON is cut off behind its {read} events")
+    return events, about or _head(text[: max(listed, 0)]), read
 
 
-def _around(head: str, tail: str) -> dict[str, Any]:
-    """The file's other contents: the device, the profiler's settings, the user's metadata."""
+def _around(head: str, tail: str) -> dict[str, Any] | None:
+    """The file's other contents: the device, the profiler's settings, the user's metadata; None if it is cut off."""
     try:
         about = json.loads(f"{head}[]{tail}", strict=False)
     except (json.JSONDecodeError, RecursionError):
-        return _head(head[: head.rfind('"traceEvents"')])
+        return None
     return {key: value for key, value in about.items() if key != "traceEvents"} if isinstance(about, dict) else {}
 
 
@@ -176,7 +179,7 @@ def _left_out(unusable: int) -> list[str]:
 # The arguments that are read, and what they consist of.
 _NUMBERS = ("Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Group size")
 _LISTS = {"Input Dims": list, "Input type": str, "Concrete Inputs": str}
-_TEXTS = ("Call stack", "Collective name", "dtype")
+_TEXTS = ("Call stack", "Called from", "Collective name", "dtype")
 
 
 def _checked_args(args: Any) -> dict[str, Any]:

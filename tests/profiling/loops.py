@@ -4,6 +4,7 @@ The line that plants NAME ends in the comment `plant NAME`, so that a test can t
 """
 
 import time
+from collections.abc import Set
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -36,7 +37,7 @@ ON_CPU = {
 ON_CUDA_ONLY = {
     "pageable": names.PAGEABLE,
     "fp32": names.FP32,
-    "tiny kernels": names.TINY_KERNELS,
+    "tiny kernels": names.LAUNCHES,
     "unbenchmarked": names.UNBENCHMARKED,
 }
 HEADS, CLASSES, PATCH = 3, 8, 4  # every width here is three heads
@@ -45,24 +46,24 @@ HEADS, CLASSES, PATCH = 3, 8, 4  # every width here is three heads
 class Images(Dataset):
     """Whole batches, made beforehand."""
 
-    def __init__(self, count: int, batch: int, side: int, plant: str):
+    def __init__(self, count: int, batch: int, side: int, plants: Set[str]):
         self.x = torch.randn(count, batch, 3, side, side)
         self.y = torch.randint(CLASSES, (count, batch))
-        self.plant = plant
+        self.plants = plants
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, i: int):
-        if self.plant == "slow loader":
+        if "slow loader" in self.plants:
             time.sleep(0.05)  # plant slow loader
         return self.x[i], self.y[i]
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, plant: str):
+    def __init__(self, width: int, plants: Set[str]):
         super().__init__()
-        self.plant = plant
+        self.plants = plants
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.qkv = nn.Linear(width, 3 * width)
         self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
@@ -72,37 +73,37 @@ class Block(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         h = self.norms[0](x)
-        if self.plant == "separate":
+        if "separate" in self.plants:
             q, k, v = (part(h) for part in self.parts)  # plant separate
         else:
             q, k, v = self.qkv(h).chunk(3, dim=-1)
         q, k, v = (t.view(B, T, HEADS, C // HEADS).transpose(1, 2) for t in (q, k, v))  # (B, heads, T, C / heads)
         mask = None
-        if self.plant == "mask":
+        if "mask" in self.plants:
             mask = torch.triu(torch.ones(T, T, device=x.device), 1) == 0  # plant mask
-        if self.plant == "attention":
+        if "attention" in self.plants:
             a = (q @ k.transpose(-2, -1) / (C // HEADS) ** 0.5).softmax(-1) @ v  # plant attention
         else:
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.out(a.transpose(1, 2).reshape(B, T, C))
-        if self.plant == "dead projection":
+        if "dead projection" in self.plants:
             self.parts[0](x)  # plant dead projection
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
 
 class Model(nn.Module):
-    def __init__(self, width: int, depth: int, plant: str):
+    def __init__(self, width: int, depth: int, plants: Set[str]):
         super().__init__()
-        self.plant = plant
+        self.plants = plants
         self.patches = nn.Conv2d(3, width, PATCH, PATCH)
-        self.blocks = nn.Sequential(*(Block(width, plant) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, plants) for _ in range(depth)))
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images):
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, C)
-        if self.plant == "positions":
+        if "positions" in self.plants:
             x = x + positions(x.shape[1], x.shape[2], x.device)
-        if self.plant == "tiny kernels":
+        if "tiny kernels" in self.plants:
             for _ in range(1500):
                 x[0, 0].detach().mul(1)  # plant tiny kernels
         return self.head(self.blocks(x).mean(1))
@@ -114,58 +115,59 @@ def positions(length: int, width: int, device) -> torch.Tensor:
     return torch.sin(place * rate).repeat(1, 2)
 
 
-def precision(x, plant: str):
-    return torch.autocast("cuda", torch.bfloat16) if x.is_cuda and plant != "fp32" else nullcontext()
+def precision(x, plants: Set[str]):
+    return torch.autocast("cuda", torch.bfloat16) if x.is_cuda and "fp32" not in plants else nullcontext()
 
 
-def train_step(model, optimizer, x, y, plant: str) -> None:
-    with precision(x, plant):
+def train_step(model, optimizer, x, y, plants: Set[str]) -> None:
+    with precision(x, plants):
         loss = F.cross_entropy(model(x), y)
-    if plant == "item":
+    if "item" in plants:
         loss.item()  # plant item
-    if plant == "cpu":
+    if "cpu" in plants:
         loss.detach().cpu()  # plant cpu
-    if plant == "boolean index":
+    if "boolean index" in plants:
         y[y > 3].sum()  # plant boolean index
     loss.backward()
     optimizer.step()  # plant foreach optimizer, loop optimizer
-    optimizer.zero_grad(set_to_none=plant != "zeroed")  # plant zeroed
-    if plant == "empty cache":
+    optimizer.zero_grad(set_to_none="zeroed" not in plants)  # plant zeroed
+    if "empty cache" in plants:
         torch.cuda.empty_cache()  # plant empty cache
 
 
-def validate(model, x, plant: str) -> None:
-    graph = nullcontext() if plant == "validation" else torch.no_grad()
-    with graph, record_function("validation"), precision(x, plant):
+def validate(model, x, plants: Set[str]) -> None:
+    graph = nullcontext() if "validation" in plants else torch.no_grad()
+    with graph, record_function("validation"), precision(x, plants):
         model(x)
 
 
 @contextmanager
-def cudnn(plant: str):
-    flags = {"benchmark": plant not in ("unbenchmarked", "deterministic"), "deterministic": plant == "deterministic"}
+def cudnn(plants: Set[str]):
+    flags = {"benchmark": not plants & {"unbenchmarked", "deterministic"}, "deterministic": "deterministic" in plants}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True, **flags):
         yield
 
 
-def run(plant: str = "", *, device: str = "cpu", steps: int = 3, stack: bool = True, shapes: bool = True) -> profile:
+def run(*plants: str, device: str = "cpu", steps: int = 3, stack: bool = True, shapes: bool = True) -> profile:
     """Profile the loop with something planted, or clean."""
-    if plant and plant not in ON_CPU | ON_CUDA_ONLY:
-        raise ValueError(f"plant is {plant!r}; valid: {', '.join(ON_CPU | ON_CUDA_ONLY)}")
+    if unknown := set(plants) - set(ON_CPU | ON_CUDA_ONLY) - {""}:
+        raise ValueError(f"plants are {unknown}; valid: {', '.join(ON_CPU | ON_CUDA_ONLY)}")
+    plants = frozenset(plants)
     cuda = device == "cuda"
     batch, side, depth, width = (64, 64, 2, 768) if cuda else (16, 16, 1, 192)
-    if plant == "width 255":
+    if "width 255" in plants:
         width = 765 if cuda else 255
-    model = Model(width, depth, plant).to(device)
+    model = Model(width, depth, plants).to(device)
     ways = {"foreach optimizer": {"foreach": True}, "loop optimizer": {"foreach": False}}
-    optimizer = torch.optim.AdamW(model.parameters(), **ways.get(plant, {"fused": True}))
-    images = Images(steps + 3, batch, side, plant)
-    loader = DataLoader(images, batch_size=None, pin_memory=cuda and plant != "pageable")
+    optimizer = torch.optim.AdamW(model.parameters(), **next((ways[p] for p in plants if p in ways), {"fused": True}))
+    images = Images(steps + 3, batch, side, plants)
+    loader = DataLoader(images, batch_size=None, pin_memory=cuda and "pageable" not in plants)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
     record = schedule(wait=1, warmup=1, active=steps, repeat=1)
-    with cudnn(plant), profile(activities=activities, schedule=record, with_stack=stack, record_shapes=shapes) as prof:
+    with cudnn(plants), profile(activities=activities, schedule=record, with_stack=stack, record_shapes=shapes) as prof:
         for x, y in loader:
             x, y = (t.to(device, non_blocking=True) for t in (x, y))  # plant pageable
-            train_step(model, optimizer, x, y, plant)
-            validate(model, x, plant)
+            train_step(model, optimizer, x, y, plants)
+            validate(model, x, plants)
             prof.step()
     return prof

@@ -77,7 +77,7 @@ class Synthetic:
         """Loader, a product forward and backward, a fused optimizer: nothing to complain of in bf16."""
         with self.inside("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
             self.now += 10
-        self.op("aten::to", copy="Memcpy HtoD (Pinned -> Device)", us=20.0)
+        self.op("aten::to", copy="Memcpy HtoD (Pinned -> Device)", us=5.0)
         self.op("aten::mm", [[256, 512], [512, 1024]], dtype, sequence=2 * number, kernel=kernel)
         self.op("aten::mean", [[256, 1024]], dtype, sequence=2 * number + 1, kernel="reduce_kernel", us=50.0)
         with self.backward("MeanBackward0", 2 * number + 1):

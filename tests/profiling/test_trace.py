@@ -13,9 +13,20 @@ from torch.profiler import profile, record_function, schedule
 
 from helpers.profiling import read_trace as reading
 from helpers.profiling import trace as kinds
-from helpers.profiling.device_time import covered, device_idle_share, kernel_spans, timeline
-from helpers.profiling.read_trace import load, parse, read_trace
-from helpers.profiling.trace import module, source_line
+from helpers.profiling.account import (
+    covered,
+    device_account,
+    device_idle_share,
+    intersect,
+    length,
+    subtract,
+    timeline,
+    union,
+)
+from helpers.profiling.places import module, source_line
+from helpers.profiling.read_trace import parse, read_trace
+from helpers.profiling.trace import Event
+from helpers.profiling.trace_file import load
 
 
 def synthetic(steps=3):
@@ -137,7 +148,7 @@ def test_device_time_counts_for_all_that_launched_it():
     ]
     assert sum(e.device_us for e in trace.with_backward([forward])) == 600
     step = next(e for e in trace.host if e.name.startswith(kinds.STEP))
-    assert step.device_us == 300 + 50 + 20 + 100  # the backward pass runs in another thread
+    assert step.device_us == 300 + 50 + 5 + 100  # the backward pass runs in another thread
 
 
 def test_device_events_without_a_launch_are_counted():
@@ -156,8 +167,22 @@ def test_busy_time_is_that_of_a_count_by_ticks(pairs, begin, length):
         for i, (b, d) in enumerate(pairs)
     ]
     ticks = {t for b, d in pairs for t in range(b, b + d)}
-    busy = covered(kernel_spans(parse(raw, {}, [])), begin, begin + length)
+    busy = covered(device_account(parse(raw, {}, [])).parts["compute"], begin, begin + length)
     assert busy == len(ticks & set(range(begin, begin + length)))
+
+
+ticked = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=8)
+
+
+@given(ticked, ticked)
+def test_spans_add_and_subtract_as_sets_of_ticks_do(left, right):
+    def ticks(spans):
+        return {t for b, e in spans for t in range(int(b), int(e))}
+
+    a, b = (union([(begin, begin + d) for begin, d in pairs]) for pairs in (left, right))
+    assert ticks(intersect(a, b)) == ticks(a) & ticks(b)
+    assert ticks(subtract(a, b)) == ticks(a) - ticks(b)
+    assert length(subtract(a, b)) + length(intersect(a, b)) == length(a)
 
 
 def test_without_a_gpu_there_is_no_idle_share():
@@ -313,10 +338,10 @@ class Frame:
 
 
 def test_names_of_code_that_is_gone_are_left_out():
-    events = [{"cat": "python_function", "name": "step", "ts": 2.0}]
+    events = [Event("step", kinds.PYTHON, 2.0, 3.0, (0, 0), {})]
     tree = SimpleNamespace(experimental_event_tree=lambda: [Frame(), Frame("step")])
     reading._add_call_sites(tree, events, {})
-    assert events[0]["args"] == {"Called from": "loop.py(3): train"}
+    assert events[0].args == {"Called from": "loop.py(3): train"}
 
 
 def test_a_profile_that_python_cannot_export_is_exported_by_kineto(tmp_path):
@@ -324,7 +349,7 @@ def test_a_profile_that_python_cannot_export_is_exported_by_kineto(tmp_path):
         def export_chrome_trace(self, path, use_python_export=False):
             if use_python_export:
                 Frame().name  # noqa: B018
-            Path(path).write_bytes(b'{"traceEvents": [{"name": "\xa0"}]}')
+            Path(path).write_bytes(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "\xa0", "ts": 1}]}')
 
     reading._export(Profile(), str(tmp_path / "trace.json"))
-    assert load(tmp_path / "trace.json")[0] == [{"name": "\ufffd"}]
+    assert [event.name for event in load(tmp_path / "trace.json")[0]] == ["\ufffd"]

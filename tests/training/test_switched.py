@@ -118,7 +118,9 @@ def test_a_diagnosis_finds_what_is_planted_and_nothing_else(fixes, planted):
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
     profilers, profile = profiled(LANGUAGE, fixes, schedule, record_shapes=True, with_stack=True)
     LANGUAGE.run(fixes, steps=5, samples=48, profile=profile)
-    assert set(diagnose(profilers[0])["finding"]) == planted
+    told = diagnose(profilers[0], least=0.0)
+    noted = {HOST_WAITS} if any(note.startswith(HOST_WAITS) for note in told.notes) else set()
+    assert set(told.table["finding"]) | noted == planted
 
 
 @subjects

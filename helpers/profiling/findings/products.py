@@ -302,10 +302,14 @@ def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
 
 def deterministic_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN has fewer deterministic algorithms, and slower ones, mostly for the backward pass."""
-    found = [op for op in _convolutions(scene.trace) if _flag(op, _DETERMINISTIC)]
-    if found:
+    found = deterministic(scene.trace)
+    if found and scene.account:
         advice = "torch.backends.cudnn.deterministic = False, unless equal bits are the aim"
         yield _by_algorithm(scene, DETERMINISTIC, found, advice)
+
+
+def deterministic(trace: Trace) -> list[Event]:
+    return [op for op in _convolutions(trace) if _flag(op, _DETERMINISTIC)]
 
 
 def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:

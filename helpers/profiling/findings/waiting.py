@@ -36,6 +36,7 @@ from ..trace import COPY, KERNEL, LOADER, OP, OPTIMIZER, PYTHON, RUNTIME, WHOLE,
 from . import (
     COLLECTIVES,
     COPYING,
+    DETERMINISTIC,
     HOST_WAITS,
     LAUNCHES,
     LOADER_WAITS,
@@ -46,6 +47,7 @@ from . import (
     Finding,
     Scene,
     others,
+    products,
 )
 
 _COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
@@ -60,6 +62,7 @@ _ADVICE = {
     "wait": "remove the synchronisation; to time the device use CUDA events, and read them at the end",
 }
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
+LOADER_SHARE = 0.05  # of a CPU's time: to collate takes less, and a worker would take a core from the training
 LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
 RETURN_US = 20.0  # idle time before a wait returns that still belongs to it: the host learns late that work is done
 SMALL_COLLECTIVE_US, MANY_COLLECTIVES = 500.0, 50
@@ -74,6 +77,8 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
         return
     part = IDLE if scene.account else LOADING
     spans = scene.account.idle[IN_LOADER] if scene.account else scene.parts[LOADING]
+    if scene.account is None and scene.share(spans) < LOADER_SHARE:
+        return
     single = any("SingleProcess" in e.name for e in fetches)
     where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
     idle = f"; the device idles in {scene.ms(spans):.3g} ms of them" if scene.account else ""
@@ -152,6 +157,17 @@ def _open_when_done(scene: Scene, calls: list[Event]) -> Spans:
             found.append((max(idle[i][0], call.end - RETURN_US), idle[i][1]))
     other = union(scene.account.idle[IN_LOADER] + scene.account.idle[START_UP])
     return subtract(union(found), other)
+
+
+def on_a_gpu(scene: Scene) -> Iterator[str]:
+    """Notes on what a CPU's profile shows that would make the host wait for a GPU."""
+    if scene.account is None:
+        for group in by_source_line(scene.trace, reads_on_cpu(scene)).values():
+            where, reader = source_lines(scene.trace, group[:1]), _reader(group[0])
+            place = where if reader in where else f"{where}: {reader}"
+            yield f"{HOST_WAITS}: nothing on a CPU, but on a GPU the host waits at {place}; {_ADVICE[_kind(group[0])]}"
+        if found := products.deterministic(scene.trace):
+            yield f"{DETERMINISTIC}: nothing on a CPU, but slower on a GPU: {source_lines(scene.trace, found)}"
 
 
 def reads_on_cpu(scene: Scene) -> list[Event]:

@@ -1,0 +1,51 @@
+"""Profiles of the ranks of one run: which rank do the others wait for in collectives?"""
+
+from pathlib import Path
+from statistics import median
+
+from .account import is_collective
+from .read_trace import read_trace
+from .trace import Trace
+
+APART = 0.1  # of the median time in collectives: less is no straggler
+
+
+def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
+    """The file of the rank that spends the least time in collectives, as it arrives last, and notes on the ranks.
+
+    A ValueError if the files aren't profiles of the ranks of one run.
+    """
+    seen: dict[int, Path] = {}
+    worlds, spent = set(), {}
+    for path in files:
+        trace = read_trace(path)
+        rank, world = _identity(trace, path)
+        if rank in seen:
+            raise ValueError(
+                f"{seen[rank].name} and {path.name} are both of rank {rank}: profiles of one run are needed"
+            )
+        seen[rank] = path
+        worlds.add(world)
+        spent[rank] = sum(e.us for e in trace.device if is_collective(e)) / len(trace.steps) / 1e3
+    if len(worlds) > 1:
+        raise ValueError(
+            f"the profiles are of runs with {' and '.join(map(str, sorted(worlds)))} ranks: one run is needed"
+        )
+    middle, last = median(spent.values()), min(spent, key=spent.__getitem__)
+    if not middle or middle - spent[last] < APART * middle:
+        first = min(seen)
+        told = f"; in collectives all spend about the same, {middle:.3g} ms a step" if middle else ""
+        return seen[first], [f"{len(seen)} of {worlds.pop()} ranks{told}; this is rank {first}"]
+    return seen[last], [
+        f"rank {last} is the last to arrive: {spent[last]:.3g} ms a step in collectives, where the median of "
+        f"{len(seen)} ranks is {middle:.3g}, most of it waiting; this is its account"
+    ]
+
+
+def _identity(trace: Trace, path: Path) -> tuple[int, int]:
+    """(rank, number of ranks) as the profile says."""
+    about = trace.about.get("distributedInfo")
+    rank, world = (about.get(name) for name in ("rank", "world_size")) if isinstance(about, dict) else (None, None)
+    if not isinstance(rank, int) or not isinstance(world, int):
+        raise ValueError(f"{path.name} doesn't say of which rank it is: pass one file rather than the folder")
+    return rank, world

@@ -1,0 +1,85 @@
+"""Profiles of GPUs that other projects published (licences beside them), with shares that an independent count gave."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.profiling import diagnose
+from helpers.profiling import findings as finding
+from helpers.profiling.read_trace import parse
+from helpers.profiling.trace_file import LARGEST
+
+TRACES = Path(__file__).parent / "traces"
+ACCOUNTS = {
+    "param_dlrm_rank7": ("host", {"compute": 0.097, "communication": 0.144, "copies": 0.002, "idle": 0.758}),
+    "hta_minitoy_mi250": ("host", {"compute": 0.011, "communication": 0.0, "copies": 0.004, "idle": 0.985}),
+    "tracelens_vllm_decode_graph_mi300x": (
+        "compute",
+        {"compute": 0.994, "communication": 0.0, "copies": 0.004, "idle": 0.002},
+    ),
+}
+
+
+def raw(name):
+    return json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def told():
+    return {name: diagnose(TRACES / f"{name}.json.gz") for name in ACCOUNTS}
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_the_account_is_that_of_an_independent_count(told, name):
+    bound, shares = ACCOUNTS[name]
+    assert told[name].bound == bound
+    assert told[name].account == pytest.approx(shares, abs=0.01)
+    assert sum(told[name].idle.values()) == pytest.approx(told[name].account["idle"])
+    assert all(f.gain_share <= told[name].account[f.part] + 1e-9 for f in told[name].findings)
+
+
+def test_what_each_is_slow_in_is_told(told):
+    toy, rank, graph = told["hta_minitoy_mi250"], told["param_dlrm_rank7"], told["tracelens_vllm_decode_graph_mi300x"]
+    assert "hipLaunchKernel" in toy.notes[0] and "start-up" in toy.notes[0]
+    assert rank.findings[0].finding == finding.LAUNCHES
+    assert finding.COLLECTIVES in {f.finding for f in rank.findings}
+    assert not graph.findings
+    assert any("421 of 425 kernels come from 1 graph launch" in note for note in graph.notes)
+
+
+def test_the_ranks_of_a_folder_are_one_run(tmp_path):
+    """A late rank spends the least time in collectives; the others wait for it there."""
+    profiled = raw("param_dlrm_rank7")
+    for rank, slower in ((0, 4.0), (1, 1.0), (2, 4.0)):
+        profiled["distributedInfo"] |= {"rank": rank, "world_size": 3}
+        events = [
+            e | {"dur": e["dur"] * slower} if e["name"].startswith("nccl") else e for e in profiled["traceEvents"]
+        ]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(profiled | {"traceEvents": events}))
+    several = diagnose(tmp_path)
+    assert several.source == tmp_path / "rank1.json"
+    assert several.notes[0].startswith("rank 1 is the last to arrive")
+    profiled["distributedInfo"] |= {"rank": 2, "world_size": 4}
+    (tmp_path / "rank3.json").write_text(json.dumps(profiled))
+    with pytest.raises(ValueError, match=r"both of rank 2"):
+        diagnose(tmp_path)
+
+
+def test_a_folder_without_profiles_and_files_too_large_are_told_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="holds no profile"):
+        diagnose(tmp_path)
+    monkeypatch.setattr("helpers.profiling.trace_file.LARGEST", 1000)
+    with pytest.raises(ValueError, match="record fewer steps"):
+        diagnose(TRACES / "param_dlrm_rank7.json.gz")
+    assert LARGEST == 2**30
+
+
+def test_shares_sum_whatever_is_left_out():
+    """An account needs no steps, no stacks, no launches."""
+    on_device = ("kernel", "gpu_memcpy", "gpu_memset")
+    events = [e for e in raw("param_dlrm_rank7")["traceEvents"] if e.get("cat") in on_device]
+    alone = diagnose(parse(events, {}, []))
+    assert sum(alone.account.values()) == pytest.approx(1)
+    assert alone.account["compute"] == pytest.approx(0.097, abs=0.01)
