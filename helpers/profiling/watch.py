@@ -21,6 +21,7 @@ import re
 import runpy
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ UNSEEN = (
 
 
 TOO_FEW = "at least 3 are needed, and --after + 3 for the windows"
+READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 NAMES = ("costs.json.gz", "places.json.gz")
 
 
@@ -92,6 +94,7 @@ def watch(
     places = folder / "places.json.gz"
     _clear(folder, rank, ranks)
     windows = Windows(steps, after, rank, ranks)
+    variables = {name: os.environ.get(name) for name in READ_EARLY}
 
     def stepped(optimizer: Optimizer) -> None:
         if windows.stepped(optimizer):
@@ -114,8 +117,12 @@ def watch(
     if not costs.exists():
         windows.save(costs, places)
     if costs.exists():
-        note = f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)
-        return Recording(folder, costs, places if places.exists() else None, rank, note, code)
+        notes = [f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)]
+        late = [name for name, value in variables.items() if os.environ.get(name) != value]
+        notes += [f"{script} sets {name}, which torch had read before: set it in the shell" for name in late]
+        if ranks > 1 and rank == 0:
+            notes += [f"{file.name} is missing" for file in _await_ranks(folder, ranks)]
+        return Recording(folder, costs, places if places.exists() else None, rank, "\n".join(filter(None, notes)), code)
     if windows.disturbed:
         raise NothingRecorded(f"{script} {OWN_PROFILER}")
     if code:
@@ -135,6 +142,15 @@ def script_frames(traceback: types.TracebackType | None) -> types.TracebackType 
         if frame.tb_frame.f_code.co_filename not in OURS:
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return kept
+
+
+def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
+    """Wait for the profiles of this machine's ranks; those that don't come."""
+    deadline = time.monotonic() + seconds
+    expected = [folder / f"rank{rank}.json.gz" for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))]
+    while not all(file.exists() for file in expected) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [file for file in expected if not file.exists()]
 
 
 def _clear(folder: Path, rank: int, ranks: int) -> None:

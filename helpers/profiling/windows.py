@@ -1,10 +1,11 @@
 """Which iterations of a training are recorded: told of each optimizer's step, it starts and stops the profiler.
 
-    first     3 iterations after the very first, kept only if the script ends before `costs` holds one
-    costs     `steps` iterations after `after` others, with shapes but without stacks
-    places    up to 3 iterations with stacks, which slow the host and make a profile several times as large
+    first     3 iterations after the very first two, kept only if the script ends before `costs` holds one
+    costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
+    places    up to 3 iterations with shapes and stacks
 
-A window is shorter where its iterations have many events or take long.
+A window is shorter where its iterations have many events or take long. Iterations of 55 ms with 6,000 events are slowed
+by 12 % in `costs` (25 % with shapes).
 """
 
 import contextlib
@@ -24,6 +25,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
+
+from helpers.lab import files
 
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
@@ -56,7 +59,6 @@ class Window:
         self.profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
             schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
-            record_shapes=True,
             **options,
         )
         self.profiler.step_num = first
@@ -95,10 +97,7 @@ class Window:
         data = MARK.sub(self._own_mark, data)
         if self.profiler.with_stack:
             data = _with_call_sites(data, self.profiler.profiler.kineto_results)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(gzip.compress(data, 4))
-        part.replace(path)
+        files.write(path, gzip.compress(data, 4))
 
     def _own_mark(self, mark: re.Match[bytes]) -> bytes:
         """The mark with the iteration's number, if it is one of ours, else a name that marks no step."""
@@ -171,7 +170,7 @@ class Windows:
 
     def _record(self) -> Waiting:
         if self.warm > FIRST + 1:
-            yield from self._window(self.first, FIRST, 0)
+            yield from self._window(self.first, FIRST, 0, record_shapes=True)
         began = time.perf_counter()
         while self.iterations < self.warm - 1 and not self._is_warm(time.perf_counter() - began):
             last = time.perf_counter()
@@ -181,7 +180,7 @@ class Windows:
         self.first = Window()
         if self.rank == 0:
             most = self._fitting(min(self.steps, WITH_STACKS), self.costs, STACKS)
-            yield from self._window(self.places, most, 1, with_stack=True)
+            yield from self._window(self.places, most, 1, record_shapes=True, with_stack=True)
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         while self.others:

@@ -391,6 +391,29 @@ def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
     assert in_steps("here/costs.json.gz") == [(1, 1)] * 8
 
 
+def test_a_variable_that_comes_too_late_for_torch_is_told(script, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    recording = watch(script("import os\nos.environ['OMP_NUM_THREADS'] = '7'\n" + PLAIN), steps=1, after=3)
+    assert recording.note == "train.py sets OMP_NUM_THREADS, which torch had read before: set it in the shell"
+
+
+def test_a_stop_by_the_keyboard_is_one_line(script, capsys):
+    assert main(["profile", script("raise KeyboardInterrupt")]) == 130
+    assert capsys.readouterr().err == "python -m helpers: stopped\n"
+
+
+def test_an_earlier_runs_profiles_make_way(script, tmp_path, monkeypatch):
+    name, folder = script(PLAIN), tmp_path / "profile-train"
+    watch(name, steps=1, after=3)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    for stale in ("rank0.json.gz", "rank1.json.gz", "mine.json.gz"):
+        (folder / stale).touch()
+    script(PLAIN.replace("41", "8"))
+    watch(name, steps=1, after=6)
+    assert sorted(file.name for file in folder.iterdir()) == ["costs.json.gz", "mine.json.gz"]
+
+
 def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
     body = """
     import os, time
