@@ -56,12 +56,14 @@ def made_up_gpu(monkeypatch):
             "get_device_properties": facts,
         }.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        forget()
 
-    from helpers.lab import machine  # not above: it imports what the lines there set up
+    from helpers.lab import machine  # not above: it imports torch's parts that read what those lines set
 
-    for cached in (machine.environment, machine.without_kernels):
-        cached.cache_clear()
+    def forget() -> None:
+        for cached in (machine.environment, machine.without_kernels):
+            cached.cache_clear()
+
     yield make
     monkeypatch.undo()
-    for cached in (machine.environment, machine.without_kernels):
-        cached.cache_clear()
+    forget()

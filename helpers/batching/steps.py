@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import compare, device, each
+from helpers.lab import compare, device, each, half_dtype
 from helpers.lab.experiment import free_memory, is_out_of_memory
 from helpers.lab.records import Row
 from helpers.lab.timing import queue_ahead, synchronize
@@ -123,9 +123,11 @@ def training_step(parameters: Iterable[Tensor], loss: Callable[[Any], Tensor]) -
 
 
 def compute_dtype() -> torch.dtype:
-    """bf16 on a GPU and on a CPU that multiplies bf16, where it is faster; else fp32."""
+    """A GPU's 16-bit type; bf16 on a CPU that multiplies it, where it is faster; else fp32."""
+    if device().type == "cuda":
+        return half_dtype()
     multiplies = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if device().type == "cuda" or multiplies else torch.float32
+    return torch.bfloat16 if multiplies else torch.float32
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from helpers import train as training
 from helpers.amp import variants
 from helpers.amp.variants import LOWEST, count_exponents, zero_share
 from helpers.lab import Comparison, bench, compare, device, experiment, peak_memory
-from helpers.lab.ceilings import copy
+from helpers.lab.ceilings import copy, large_copy
 from helpers.lab.memory import GIB
 from helpers.lab.precision import fp16_by_fp32
 from helpers.lab.records import Row
@@ -24,9 +24,8 @@ from helpers.text import local_wikitext
 from helpers.train import PRECISIONS, Setup, Step
 from helpers.training import Task
 
-BOTH = ("segmentation", "lm")
-SEEDS = range(3)
-SIZES = ("small", "reduced", "full")  # of the trainings, by class of machine: for tests, a CPU, a big GPU
+BOTH, SEEDS = ("segmentation", "lm"), range(3)
+SIZES = ("small", "reduced", "full")  # of the trainings: for tests, for a CPU or a GPU of 8 GB, for a big GPU
 # An epoch of the language model has as many steps as several of the pictures.
 EPOCHS = {
     "small": {"segmentation": 1, "lm": 1},
@@ -41,8 +40,7 @@ def _runs(size: str, precisions: Iterable[str], tasks: Iterable[str] = BOTH, **m
     return [{"task": task, "precision": p, "size": size} | more for task in tasks for p in precisions]
 
 
-SMALL_RUNS = _runs("small", ("fp32", "amp", "dynamic"))
-ALL_RUNS = {size: _runs(size, PRECISIONS) for size in SIZES}
+SMALL_RUNS, ALL_RUNS = _runs("small", ("fp32", "amp", "dynamic")), {size: _runs(size, PRECISIONS) for size in SIZES}
 
 
 def _setup(task: str, precision: str, size: str, seed: int = 0) -> Setup:
@@ -60,6 +58,7 @@ REFERENCES = {"no_scaler": variants.NO_SCALER, "torch": variants.TORCHS}
 @experiment(
     small=[{"million_parameters": 1}],
     cpu=[{"million_parameters": 24}],
+    gpu=[{"million_parameters": size} for size in (10, 100)],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=4,
 )
@@ -82,7 +81,7 @@ def scaler_step(million_parameters: int) -> list[Row]:
 
     steps = variants.scaler_steps(parameters)
     timed = compare(steps, check=False, before=restore, rounds=60 if device().type == "cpu" else 20)
-    _, copy_gb_per_s = copy(4096 if device().type == "cuda" else 64)
+    _, copy_gb_per_s = copy(large_copy(on_cpu=64))
     elements = sum(parameter.numel() for parameter in parameters)
     rows = []
     for name, step in steps.items():
@@ -108,6 +107,7 @@ LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs i
 @experiment(
     small=[{"hidden": 32, "layers": 2, "batch": 8}],
     cpu=[{"hidden": 512, "layers": 8, "batch": 4096}, {"hidden": 1024, "layers": 4, "batch": 2048}],
+    gpu=[{"hidden": 512, "layers": 8, "batch": 16384}, {"hidden": 2048, "layers": 8, "batch": 4096}],
     big_gpu=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
     version=3,
 )
@@ -151,6 +151,7 @@ TIMED = ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
         *(run | {"kernels": WIDE} for run in _runs("reduced", ("fp16", "amp", "static", "dynamic"))),
         *(run | {"kernels": TORCHS_KERNELS} for run in _runs("reduced", ("dynamic",), ["segmentation"])),
     ],
+    gpu=[run | {"kernels": TORCHS_KERNELS} for run in _runs("reduced", TIMED)],
     big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in _runs("full", TIMED)],
     version=3,
 )
@@ -185,6 +186,7 @@ LOOKED_AT = {"small": 2, "reduced": 20, "full": 20}
 @experiment(
     small=_runs("small", ("amp", "static"), ["segmentation"]),
     cpu=_runs("reduced", TIMED),
+    gpu=_runs("reduced", TIMED),
     big_gpu=_runs("full", TIMED),
     version=3,
 )
@@ -210,6 +212,7 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
 @experiment(
     small=[{"task": "segmentation", "size": "small"}],
     cpu=[{"task": task, "size": "reduced"} for task in BOTH],
+    gpu=[{"task": task, "size": "reduced"} for task in BOTH],
     big_gpu=[{"task": task, "size": "full"} for task in BOTH],
     version=3,
 )
@@ -252,6 +255,7 @@ def exponents(task: str, size: str) -> list[Row]:
 @experiment(
     small=[run | {"seed": 0} for run in SMALL_RUNS],
     cpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["reduced"]],
+    gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["reduced"]],
     big_gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["full"]],
     version=3,
 )
@@ -269,7 +273,7 @@ def quality(task: str, precision: str, size: str, seed: int) -> Row:
     return row
 
 
-@experiment(small=SMALL_RUNS, cpu=ALL_RUNS["reduced"], big_gpu=ALL_RUNS["full"], version=3)
+@experiment(small=SMALL_RUNS, cpu=ALL_RUNS["reduced"], gpu=ALL_RUNS["reduced"], big_gpu=ALL_RUNS["full"], version=3)
 def curves(task: str, precision: str, size: str) -> list[Row]:
     """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.
 

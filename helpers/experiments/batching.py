@@ -22,7 +22,7 @@ from helpers.batching.attention import (
 )
 from helpers.batching.datasets import candidate_share, fill
 from helpers.batching.packing import STRATEGIES
-from helpers.lab import Timing, compare, device, each, experiment, peak_memory
+from helpers.lab import Timing, compare, device, each, experiment, half_dtype, peak_memory
 from helpers.lab.experiment import OUT_OF_MEMORY, is_out_of_memory
 from helpers.lab.machine import NOT_INSTALLED
 from helpers.lab.memory import GIB
@@ -34,7 +34,7 @@ from helpers.text import SyntheticText
 from helpers.training.language import guess_scores, text_task
 from helpers.training.loop import fit
 from helpers.training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
-from helpers.training.trainer import Precision, Trainer
+from helpers.training.trainer import Precision, Trainer, mixed_precision
 
 MAX_LENGTH = 640  # the task's
 SPREADS = (1, 5, 10, 20, 50, 640)  # k
@@ -55,6 +55,7 @@ OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"
 @experiment(
     small=[{"width": 32, "batch_size": 4, "samples": 24}],
     cpu=[{"width": 512, "batch_size": size, "samples": 1200} for size in (32, 128)],
+    gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 50_000} for size in (64, 256)],
     version=3,
 )
@@ -102,6 +103,7 @@ def _said(dtype: torch.dtype) -> str:
 @experiment(
     small=[{"tokens": 256, "heads": 2, "head_dim": 16}],
     cpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (1024, 4096)],
+    gpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (2048, 8192)],
     big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
     version=3,
 )
@@ -151,6 +153,7 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
     cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": steps.WIKITEXT_SAMPLES, "rounds": 10}],
+    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 30}],
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
     version=3,
     same_work=False,  # each step takes another batch
@@ -198,6 +201,7 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "rounds": 20}],
     cpu=[{"width": 512, "layers": 2, "batch_size": 32, "rounds": 12}],
+    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "rounds": 30}],
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "rounds": 60} for size in (64, 256)],
     version=2,
     same_work=False,  # each step takes another batch
@@ -238,6 +242,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
 @experiment(
     small=_trainings(1, 32, 1, 500, 48, MAX_LENGTH, 8, 1, 3e-3),
     cpu=_trainings(3, 128, 2, 2048, 2500, 128, 8, 1, 3e-3),
+    gpu=_trainings(3, 256, 4, 8192, 10_000, MAX_LENGTH, 16, 1, 1e-3),
     big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,
 )
@@ -265,8 +270,8 @@ def training(
     shape = {"d_model": width, "num_heads": max(width // 64, 1)}
     sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0}
     sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
-    task = text_task(sizes, (text, held_out), device(), seed, DATA[data], torch.bfloat16)
-    trainer = Trainer(task, Precision("bf16" if steps.compute_dtype() == torch.bfloat16 else "fp32"))
+    task = text_task(sizes, (text, held_out), device(), seed, DATA[data], half_dtype())
+    trainer = Trainer(task, Precision() if steps.compute_dtype() == torch.float32 else mixed_precision())
     with trainer.settings():
         scores = fit(trainer, epochs=epochs)
         peak_gib = scores["peak_gib"]
@@ -285,10 +290,7 @@ def training(
     }
 
 
-@experiment(
-    small=[{"samples": 1000, "batch_size": 8}],
-    cpu=[{"samples": 1_000_000, "batch_size": size} for size in (32, 256)],
-)
+@experiment(small=[{"samples": 1000, "batch_size": 8}], cpu=[{"samples": 10**6, "batch_size": b} for b in (32, 256)])
 def padding(samples: int, batch_size: int) -> list[Row]:
     """How much of each variant's batches is padding, how full they are, and how freely they are shuffled.
 

@@ -1,6 +1,6 @@
 """What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds.
 
-`size` is a preset of the pipelines: "small" for tests, "cpu", "full" for a GPU.
+`size` is a preset of the pipelines: "small" for tests, "cpu", "gpu" for one of 8 GB, "full" for a big GPU.
 """
 
 import functools
@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from helpers.lab import Timing, device, experiment
+from helpers.lab import Timing, device, experiment, half_dtype
 from helpers.lab.ceilings import copy, matmul
+from helpers.lab.machine import device_class
 from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
@@ -37,6 +38,7 @@ from helpers.training.slow_parts import CollectedMetrics
 from helpers.training.switched import Switched
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
+SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
 SLOW, FIXED = "slow", "fixed"
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
 ALONE, CUMULATIVE = "alone", "cumulative"
@@ -53,10 +55,11 @@ NOT_ON_CPU: dict[str, set[str]] = {"vit": {"fused_attention"}, "gpt": {"workers"
 # they are asked for again, unless the process's environment (`KEPT`) says otherwise.
 KEPT_PAGES = "kept_pages"
 FRESH = 4  # steps to settle in a new process
-TIMED = {"small": (1, 2), "cpu": (1, 3), "full": (5, 20)}  # steps of a block: to settle, timed
+TIMED = {"small": (1, 2), "cpu": (1, 3), "gpu": (5, 20), "full": (5, 20)}  # steps of a block: to settle, timed
 DRAWN = 120  # operations of a drawn step, the longest
 PARTS = ("load", "forward", "loss", "backward", "optimizer", "metrics")  # of a step, as the trainer names them
-CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "full": (8192, 2048)}  # product's size, MiB of a copy
+# A product's size, and MiB of a copy
+CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "gpu": (4096, 1024), "full": (8192, 2048)}
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
 TINY = {  # so small that the metric's time shows on a CPU, too
     "batch_size": 256,
@@ -73,7 +76,7 @@ def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
     return frozenset() if variant == SLOW else PIPELINES[pipeline].fixed - left_out
 
 
-@experiment(small=_sized("small", BOTH), cpu=_sized("cpu", BOTH), big_gpu=_sized("full", BOTH))
+@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()})
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
     trace = _trace(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)
@@ -88,7 +91,7 @@ def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
 _DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in (ALL, *DRAWN_FAULTS[name])]
 
 
-@experiment(small=_sized("small", _DRAWN[:2]), cpu=_sized("cpu", _DRAWN), big_gpu=_sized("full", _DRAWN), version=2)
+@experiment(**{name: _sized(s, _DRAWN[:2] if s == "small" else _DRAWN) for name, s in SIZES.items()}, version=2)
 def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
     """A step with one fault and without it, to be drawn: what ran when, and in which part of the step.
 
@@ -113,7 +116,7 @@ def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
     return step.assign(part=inside)
 
 
-@experiment(small=_sized("small", BOTH), cpu=_sized("cpu", BOTH), big_gpu=_sized("full", BOTH), version=2)
+@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()}, version=2)
 def modules(size: str, pipeline: str, variant: str) -> list[Row]:
     """Forward and backward time (medians over steps) and memory of every module, and what its work must cost at least.
 
@@ -130,7 +133,7 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
     options = _options(switched, size) | _within_an_epoch(switched, steps, size)
     switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **options)
     ((profiler, layers),) = profiled
-    table, dtype = profiler.summary(median=True), torch.bfloat16 if "bf16" in fixes else torch.float32
+    table, dtype = profiler.summary(median=True), half_dtype() if "bf16" in fixes else torch.float32
     (_, tflops), (_, gb_per_s) = matmul(CEILINGS[size][0], dtype), copy(CEILINGS[size][1])
     bounds = layers.lower_bounds(dtype.itemsize, tflops, gb_per_s)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
@@ -141,17 +144,15 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
 
 def _fix_rows(pipeline: str, size: str) -> list[Row]:
     """Each fix alone, and one more at a time; on a CPU without those that need a GPU or aren't in a step."""
-    names = [switch.name for switch in PIPELINES[pipeline].switches if size == "full" or switch.on_cpu]
-    names = {"small": names[-1:], "cpu": [*names, KEPT_PAGES], "full": names}[size]
+    names = [switch.name for switch in PIPELINES[pipeline].switches if size in ("gpu", "full") or switch.on_cpu]
+    names = {"small": names[-1:], "cpu": [*names, KEPT_PAGES]}.get(size, names)
     together = [name for name in names if size != "cpu" or name not in NOT_ON_CPU[pipeline]]
     pairs = [(ALONE, name) for name in names] + [(CUMULATIVE, name) for name in together]
     return [{"size": size, "variant": variant, "fix": name} for variant, name in pairs]
 
 
 @experiment(
-    small=_fix_rows("vit", "small"),
-    cpu=_fix_rows("vit", "cpu"),
-    big_gpu=_fix_rows("vit", "full"),
+    **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
     version=2,
     same_work=False,  # workers deliver in bursts
 )
@@ -161,9 +162,7 @@ def vit_fixes(size: str, variant: str, fix: str) -> Row:
 
 
 @experiment(
-    small=_fix_rows("gpt", "small"),
-    cpu=_fix_rows("gpt", "cpu"),
-    big_gpu=_fix_rows("gpt", "full"),
+    **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
     version=2,
     same_work=False,  # lengths differ from batch to batch
 )
@@ -241,6 +240,7 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
 @experiment(
     small=_sized("small", [{"pipeline": "vit", "variant": FIXED, "epochs": 1, "seed": 0}]),
     cpu=_sized("cpu", _runs({"vit": (3, 3), "gpt": (2, 2)})),
+    gpu=_sized("gpu", _runs({"vit": (3, 2), "gpt": (1, 2)})),
     big_gpu=_sized("full", _runs({"vit": (5, 3), "gpt": (1, 3)})),
     version=2,
 )
@@ -278,7 +278,7 @@ def metrics_cost(steps: int) -> list[Row]:
     Each step is waited for. 512,000 samples of 10 classes, as many as 2,000 steps of 256 are, take 0.1 s of one
     core to judge once. A row is the median of a block.
     """
-    preset = "full" if device().type == "cuda" else "small"
+    preset = {"cpu": "small", "gpu": "gpu", "big-gpu": "full"}[device_class()]
     changes = TINY if preset == "small" else {}
     fixed = CLOTHES.prepare(preset=preset, **changes | {"samples": 32, "validation_samples": 1})
     batch = _repeated(next(fixed.epoch(0)), (CLOTHES.sizes[preset] | changes)["batch_size"])

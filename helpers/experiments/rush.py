@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from helpers.lab import Comparison, compare, device, experiment, in_fresh_process, peak_memory
-from helpers.lab.ceilings import copy
+from helpers.lab import Comparison, compare, device, experiment, half_dtype, in_fresh_process, peak_memory
+from helpers.lab.ceilings import copy, large_copy
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
@@ -32,7 +32,7 @@ BEST = {"cuda": "batch 8", "cpu": "SwiGLU level 2"}
 BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "chunked cross-entropy"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
-ON_CPU = {"model": SIXTY_M, "sequence": 2048}
+MEDIUM = {"model": SIXTY_M, "sequence": 2048}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
@@ -42,6 +42,12 @@ WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to co
     small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in fused_norms.KINDS],
     # in fp32: a CPU adds up the gradient of torch's weights in their own type, and bf16 loses a tenth of it
     cpu=[{"kind": kind, "rows": 2048, "width": 2048, "dtype": "float32"} for kind in fused_norms.KINDS],
+    gpu=[
+        {"kind": kind, "rows": rows, "width": width, "dtype": dtype}
+        for kind in fused_norms.KINDS
+        for rows, width in ((8192, 2048), (32768, 1024))
+        for dtype in ("float16", "bfloat16")
+    ],
     big_gpu=[
         {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
         for kind in fused_norms.KINDS
@@ -79,6 +85,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
 @experiment(
     small=[{"million_parameters": 1}],
     cpu=[{"million_parameters": size} for size in (10, 100)],
+    gpu=[{"million_parameters": size} for size in (10, 100)],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
 )
@@ -109,7 +116,7 @@ def _kernel_rows(
 ) -> list[Row]:
     """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
     share of a copy's; or why it can't run here."""
-    gb_per_s = copy(4096 if device().type == "cuda" else 512)[1]
+    gb_per_s = copy(large_copy(on_cpu=512))[1]
     rows = []
     for variant, reason in missing.items():
         if reason:
@@ -127,19 +134,20 @@ def _against(timed: Comparison, variant: str, baseline: str) -> Row:
     return {"variant": variant} | timed.timing(variant).row() | ratio
 
 
-# The lecture's two tables: row -> autocast dtype, norm and optimizer.
+# The lecture's two tables: row -> whether under autocast, norm and optimizer.
 LECTURE = {
-    "fp32": (None, fused_norms.TORCH, optimizers.FOR_LOOP),
-    "AMP": (torch.bfloat16, fused_norms.TORCH, optimizers.FOR_LOOP),
-    "AMP + fused norm": (torch.bfloat16, fused_norms.OURS, optimizers.FOR_LOOP),
-    "AMP + fused Adam": (torch.bfloat16, fused_norms.TORCH, optimizers.FUSED),
-    "AMP + both": (torch.bfloat16, fused_norms.OURS, optimizers.FUSED),
+    "fp32": (False, fused_norms.TORCH, optimizers.FOR_LOOP),
+    "AMP": (True, fused_norms.TORCH, optimizers.FOR_LOOP),
+    "AMP + fused norm": (True, fused_norms.OURS, optimizers.FOR_LOOP),
+    "AMP + fused Adam": (True, fused_norms.TORCH, optimizers.FUSED),
+    "AMP + both": (True, fused_norms.OURS, optimizers.FUSED),
 }
 
 
 @experiment(
     small=[{"batch": 4, "width": 32, "layers": 1}],
     cpu=[{"batch": 16, "width": 256, "layers": 4}],
+    gpu=[{"batch": size, "width": 256, "layers": 4} for size in (64, 128)],
     big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
@@ -147,11 +155,11 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
     x = torch.randn(batch, 64, width, device=device())
     steps: dict[str, Callable[[], Tensor]] = {}
     rows = {}
-    for name, (dtype, norm, optimizer) in LECTURE.items():
+    for name, (mixed, norm, optimizer) in LECTURE.items():
         reason = missing_because(*fused_norms.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
         rows[name] = {"variant": name} | ({STATUS: f"not here: {reason}"} if reason else {})
         if not reason:
-            steps[name] = fused_norms.decoder_step(x, layers, dtype, norm, optimizer)
+            steps[name] = fused_norms.decoder_step(x, layers, half_dtype() if mixed else None, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
         rows[name] = _against(timed, name, "fp32") | {"peak_gib": peak_memory(step).added_bytes / GIB}
@@ -161,6 +169,7 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
 @experiment(
     small=[{"model": TINY, "strategy": "zero3"}],
     cpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    gpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
     big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
 )
 def memory_alone(model: str, strategy: str) -> Row:
@@ -182,8 +191,8 @@ def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
 
 
 def _run(setup: Setup, **steps: int) -> Row:
-    few = {TINY: FEW, SIXTY_M: {"loss_steps": ON_CPU_LOSS_STEPS} | steps}
-    return _apart(setup, run, setup, **few.get(setup.model, steps))
+    on_cpu = {"loss_steps": ON_CPU_LOSS_STEPS} if device().type == "cpu" else {}
+    return _apart(setup, run, setup, **(FEW if setup.model == TINY else on_cpu | steps))
 
 
 def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
@@ -195,7 +204,8 @@ def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
 
 @experiment(
     small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
-    cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
+    cpu=[MEDIUM | {"step": step} for step in CPU_LADDER],
+    gpu=[MEDIUM | {"step": step} for step in LADDER],
     big_gpu=[FULL | {"step": step} for step in LADDER],
     version=3,
 )
@@ -208,9 +218,10 @@ def ladder(model: str, sequence: int, step: str) -> Row:
 @experiment(
     small=[SMALL | {"variant": "transformers"}],
     cpu=[
-        ON_CPU | {"variant": variant}
+        MEDIUM | {"variant": variant}
         for variant in ("transformers, eager attention", "transformers", "transformers, fused AdamW, compile")
     ],
+    gpu=[MEDIUM | {"variant": variant} for variant in others.VARIANTS],
     big_gpu=[FULL | {"variant": variant} for variant in others.VARIANTS],
     version=3,
 )
@@ -227,7 +238,8 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 
 @experiment(
     small=[SMALL | {"workers": 0, "pinned": False}],
-    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 2)],
+    cpu=[MEDIUM | {"workers": workers, "pinned": False} for workers in (0, 2)],
+    gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
 )
@@ -240,7 +252,8 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
-    cpu=[ON_CPU | {"batch": size} for size in (4,)],
+    cpu=[MEDIUM | {"batch": size} for size in (4,)],
+    gpu=[],  # the ladder's largest batch fills such a GPU
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
 )
@@ -256,14 +269,9 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
 
 @experiment(
     small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
-    cpu=[
-        {"model": SIXTY_M, "sequence": length, "checkpointing": name}
-        for length in (512, 2048)
-        for name in CHECKPOINTING
-    ],
-    big_gpu=[
-        {"model": ONE_B, "sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING
-    ],
+    cpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (512, 2048) for name in CHECKPOINTING],
+    gpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (2048, 8192) for name in CHECKPOINTING],
+    big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
     version=3,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
@@ -275,10 +283,7 @@ def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
 STRATEGIES = ("ddp", "zero2", "zero3", "tp")
 
 
-@experiment(
-    small=[{"ranks": 2}],
-    cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
-)
+@experiment(small=[{"ranks": 2}], cpu=[{"ranks": ranks} for ranks in (1, 2, 4)])
 def distributed(ranks: int) -> list[Row]:
     """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
 
@@ -336,13 +341,7 @@ def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
     rows = []
     for strategy in ("ddp", "zero2", "zero3"):
         for ranks in (2, 4, 8, 16, 64, 256, 512):
-            job = Job(
-                strategy=strategy,
-                model=model,
-                precision="amp-bf16",
-                checkpointing="full",
-                batch=ranks,
-                sequence=sequence,
-            )
+            sizes = {"model": model, "batch": ranks, "sequence": sequence}
+            job = Job(strategy=strategy, precision="amp-bf16", checkpointing="full", **sizes)
             rows.append(predict(job, ranks, by_name[cluster], compute_ms))
     return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]

@@ -87,6 +87,7 @@ FEW = [
 @experiment(
     small=[config | {"size": "small"} for config in FEW],
     cpu=[config | {"size": "reduced"} for config in _on_cpu()],
+    gpu=[config | {"size": "gpu"} for config in _on_gpu()],
     big_gpu=[config | {"size": "full"} for config in _on_gpu()],
     version=3,
 )

@@ -36,6 +36,11 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
         *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (1024, 2048, 4096)),
         ("copy", "", 512),
     ),
+    gpu=_shapes(
+        "ceiling dtype size",
+        *(("matmul", dtype, size) for dtype in ("float16", "bfloat16", "float32") for size in (2048, 4096, 8192)),
+        ("copy", "", 1024),
+    ),
     big_gpu=_shapes(
         "ceiling dtype size",
         *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
@@ -58,6 +63,11 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
 @experiment(
     small=_shapes(LAYER, (2, 64, 64, 256, "float32")),
     cpu=_shapes(LAYER, (1, 1024, 2048, 8192, "bfloat16"), (1, 512, 2048, 8192, "float32")),
+    gpu=_shapes(
+        LAYER,
+        *((4, 1024, 1024, 4096, dtype) for dtype in ("float16", "bfloat16")),
+        *((4, 1024, 2048, 8192, dtype) for dtype in ("float16", "bfloat16")),  # Llama-3.2-1B
+    ),
     big_gpu=_shapes(
         LAYER,
         (4, 1024, 1024, 4096, "bfloat16"),
@@ -136,6 +146,8 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Loss of a residual stack that learns a fixed random one, fp32 weights under bf16 autocast: what 8 bits cost."""
+    if reason := missing_because("native bf16"):
+        return {STATUS: reason}
     hidden, layers, tokens = (256, 4, 4096) if device().type == "cuda" else (32, 2, 128)
     generator = torch.Generator(device()).manual_seed(seed)
     torch.manual_seed(seed)
@@ -187,6 +199,12 @@ SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 204
     *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
     *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
 )
+SWEEP_GPU = _shapes(  # one thing grows at a time, within 8 GB; fp16, as not each such GPU has bf16 units
+    STACK,
+    *((4, seq_len, 1024, 4096, 8, "float16") for seq_len in (512, 1024, 2048)),
+    *((4, 1024, hidden, 4 * hidden, 8, "float16") for hidden in (512, 2048)),
+    *((4, 1024, 1024, 4096, layers, "float16") for layers in (2, 4, 16)),
+)
 SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
     STACK,
     (16, 4096, 2048, 8192, 48, "bfloat16"),
@@ -198,6 +216,7 @@ SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4,
 @experiment(
     small=_at_each_level(SWEEP_SMALL),
     cpu=_at_each_level(SWEEP_CPU),
+    gpu=_at_each_level(SWEEP_TASK[:3] + SWEEP_GPU),
     big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL),
 )
 def sweep(

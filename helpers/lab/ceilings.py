@@ -5,7 +5,7 @@ The data are random: a GPU multiplies zeros faster.
 
 import torch
 
-from .machine import device
+from .machine import device, device_class
 from .timing import Timing, bench
 
 
@@ -15,6 +15,11 @@ def matmul(size: int, dtype: torch.dtype) -> tuple[Timing, float]:
     out = torch.empty_like(left)
     timing = bench(lambda: torch.mm(left, right, out=out))
     return timing, 2 * size**3 / timing.median_ms / 1e9
+
+
+def large_copy(on_cpu: int) -> int:
+    """MiB of a copy whose bandwidth is that of memory, not of a cache: on a CPU as given, on a GPU less than it has."""
+    return {"cpu": on_cpu, "gpu": 1024, "big-gpu": 4096}[device_class()]
 
 
 def copy(mib: int) -> tuple[Timing, float]:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from .machine import CLASSES, device
+from .machine import CLASSES, device, missing_because
 from .records import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
 FAILED = "failed: "
+BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 units it would time an emulation
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
@@ -55,7 +56,9 @@ class Experiment:
         return list(dict.fromkeys(name for config in self.configurations(preset) for name in config))
 
     def rows(self, config: Row) -> list[Row]:
-        """Measure one configuration. If memory runs out, the row's status says so."""
+        """Measure one configuration. If memory runs out, or bf16 would be emulated, the row's status says so."""
+        if BF16 & {str(value) for value in config.values()} and (reason := missing_because("native bf16")):
+            return [config | {STATUS: reason}]
         try:
             measured = self.measure(**config)
         except Exception as error:

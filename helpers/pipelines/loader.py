@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from helpers.lab.arguments import check_at_least, check_choice, check_positive
-from helpers.lab.machine import missing_because
+from helpers.lab.machine import half_dtype, missing_because
 from helpers.lab.timing import Timing, between_ms, each, moment, synchronize
 from helpers.pictures import cores
 from helpers.pictures.transforms import draw_cuts, random_boxes
@@ -225,7 +225,7 @@ class _Training:
     def _step(self, images: Tensor, labels: Tensor) -> Tensor:
         layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         pixels = images.to(torch.float32, memory_format=layout) / 127.5 - 1  # (B, 3, side, side)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, half_dtype(), enabled=self.device.type == "cuda"):
             loss = F.cross_entropy(self.model(pixels), labels)
         loss.backward()
         self.optimizer.step()

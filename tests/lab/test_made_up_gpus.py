@@ -1,11 +1,17 @@
 """What is said of GPUs that are not at hand: their class, the types that they multiply, whether torch has kernels."""
 
+import sys
+
 import pytest
 import torch
 
 from helpers.__main__ import main
-from helpers.lab import DeviceError, device, half_dtype, machine
+from helpers.experiments import chapters, tables_of
+from helpers.lab import DeviceError, Experiment, device, half_dtype, machine
+from helpers.lab.ceilings import large_copy
 from helpers.lab.machine import device_class, missing_because, without_kernels
+from helpers.rush.distributed import Job
+from helpers.rush.simulation import rank_memory
 from helpers.training import stages
 
 
@@ -63,6 +69,37 @@ def test_doctor_names_an_apple_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert main(["doctor", "--results", str(tmp_path)]) == 0
     assert "Apple GPU" in capsys.readouterr().out
+
+
+def test_where_bf16_is_emulated_a_row_says_so_and_nothing_is_timed(made_up_gpu, monkeypatch):
+    made_up_gpu((7, 5), gib=15)
+    monkeypatch.setattr(sys.modules[Experiment.__module__], "free_memory", lambda: None)
+    by_dtype = Experiment("chapter", "products", lambda **config: {"tflops": 1.0}, {}, version=1)
+    for dtype, status in (("float16", "ok"), ("bfloat16", "needs a GPU with bf16 units (compute capability 8.0)")):
+        assert by_dtype.rows({"dtype": dtype, "size": 2})[0]["status"] == status
+    made_up_gpu((8, 6), gib=15, built=("sm_80",))
+    assert by_dtype.rows({"dtype": "bfloat16"})[0]["status"] == "ok"
+
+
+def test_each_table_of_a_small_gpu_has_rows_that_need_no_bf16():
+    for e in (e for chapter in chapters() for e in tables_of(chapter) if e.presets["gpu"]):
+        dtypes = {str(config.get("dtype", config.get("precision"))) for config in e.presets["gpu"]}
+        if e.table != "training":  # of the compilers: in bf16 only
+            assert dtypes - {"bf16", "bfloat16"}, e
+
+
+def test_a_small_gpu_gets_models_that_fit_it():
+    """Counted on tensors without memory: the batch of the ladder that other tables use, with nothing to save memory."""
+    named = {config.get("model") for e in tables_of("rush") for config in e.presets["gpu"] if e.table != "memory_plan"}
+    assert "llama-3.2-1b" not in named
+    job = Job(strategy="single", model="llama-60m", batch=8, sequence=2048, precision="amp-bf16")
+    assert rank_memory(job, 1, count=True)["peak_gib"] < 7
+
+
+@pytest.mark.parametrize(("gib", "mib"), [(7.6, 1024), (79, 4096)])
+def test_a_copy_takes_a_share_of_the_memory(gib, mib, made_up_gpu):
+    made_up_gpu(gib=gib)
+    assert large_copy(on_cpu=64) == mib < gib * 1024 / 2
 
 
 def test_the_made_up_gpu_is_gone():

@@ -191,7 +191,7 @@ def test_without_torchtext_a_row_says_so(no_torchtext, tmp_path, capsys):
     [
         ({"stages": ["bacthing"]}, "unknown stage 'bacthing'; valid: mixed precision, batching"),
         ({"stages": "compile"}, r"stages is 'compile'; it must be names, such as \['compile'\]"),
-        ({"preset": "huge"}, "unknown preset 'huge'; valid: small, reduced, cpu, full"),
+        ({"preset": "huge"}, "unknown preset 'huge'; valid: small, reduced, cpu, gpu, full"),
         ({"epochs": 0}, "epochs is 0"),
         ({"seed": -1}, "seed is -1"),
     ],
