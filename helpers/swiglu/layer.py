@@ -1,13 +1,18 @@
 """The feed-forward layer of LLaMA-like models: a plain module, and one that chooses what backward keeps."""
 
+import numbers
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.lab.arguments import check_positive
 from helpers.lab.precision import autocast_dtype, without_autocast
+from helpers.lab.timing import relative_error
 
-from . import elementwise, steps
-from .steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
+from . import steps
+from .operators import opaque_backward, opaque_forward
+from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
 
 
 class SwigluMLP(nn.Module):
@@ -29,11 +34,13 @@ class MemoryOptimizedSwigluMLP(nn.Module):
     """The same layer by `MemoryOptimizedSwigluMLPFunction`, which tells what each `checkpoint_level` costs.
 
     W and V are (hidden, intermediate), U is (intermediate, hidden): the transposes of a Linear's weights,
-    initialised as those are. Levels share one state dict, and `layer.checkpoint_level = 2` changes the level.
+    initialised as those are. Levels share one state dict, and `layer.checkpoint_level = 2` changes the level; the
+    default keeps half of what a plain module keeps, at no more products. Exported programs, ONNX and compiled graphs
+    without gradients consist of torch's own operations.
     """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, checkpoint_level: int, *, device=None, dtype=None
+        self, hidden_size: int, intermediate_size: int, checkpoint_level: int = KEEP_TWO, *, device=None, dtype=None
     ) -> None:
         super().__init__()
         check_positive(hidden_size=hidden_size, intermediate_size=intermediate_size)
@@ -45,14 +52,68 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_plain(cls, plain: nn.Module, checkpoint_level: int) -> "MemoryOptimizedSwigluMLP":
+    def from_plain(cls, plain: nn.Module, checkpoint_level: int = KEEP_TWO) -> "MemoryOptimizedSwigluMLP":
         """A layer with copies of the weights of a module with Linears `W`, `V`, `U`."""
-        layer = cls(plain.W.in_features, plain.W.out_features, checkpoint_level, device="meta")
-        for name in "WVU":
-            weight = getattr(plain, name).weight
-            copy = weight.detach().t().clone(memory_format=torch.contiguous_format)
-            setattr(layer, name, nn.Parameter(copy, requires_grad=weight.requires_grad))
+        return cls.from_linears(plain.W, plain.V, plain.U, checkpoint_level)
+
+    @classmethod
+    def from_linears(
+        cls, gate: nn.Linear, up: nn.Linear, down: nn.Linear, checkpoint_level: int = KEEP_TWO
+    ) -> "MemoryOptimizedSwigluMLP":
+        """A layer with copies of the weights of three Linears without biases, as W, V and U."""
+        linears = {"W": gate, "V": up, "U": down}
+        if any(linear.bias is not None for linear in linears.values()):
+            raise ValueError("one of the Linears has a bias; the layer has none")
+        layer = cls(gate.in_features, gate.out_features, checkpoint_level, device="meta")
+        for name, linear in linears.items():
+            copy = linear.weight.detach().t().clone(memory_format=torch.contiguous_format)
+            setattr(layer, name, nn.Parameter(copy, requires_grad=linear.weight.requires_grad))
         return layer
+
+    def to_linears(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """Three Linears (gate, up, down) with copies of W, V and U."""
+        linears = []
+        for weight in (self.W, self.V, self.U):
+            linear = nn.Linear(*weight.shape, bias=False, device="meta")
+            copy = weight.detach().t().clone(memory_format=torch.contiguous_format)
+            linear.weight = nn.Parameter(copy, requires_grad=weight.requires_grad)
+            linears.append(linear)
+        return tuple(linears)
+
+    @classmethod
+    def replace_in(cls, model: nn.Module, checkpoint_level: int = KEEP_TWO) -> int:
+        """Replace every SwiGLU MLP inside a model, as of transformers' Llama, Mistral or Qwen2; returns how many.
+
+        That is a module with Linears `gate_proj`, `up_proj` and `down_proj` that returns what the layer does for random
+        input. Call it before the optimizer is built: parameters are new, and named W, V, U in the state dict. Weights
+        are copied, one MLP at a time.
+        """
+        layers: dict[nn.Module, MemoryOptimizedSwigluMLP | None] = {}
+        for parent in list(model.modules()):
+            for name, module in parent.named_children():
+                if module not in layers:
+                    layers[module] = cls._in_place_of(module, checkpoint_level)
+                if layers[module] is not None:
+                    setattr(parent, name, layers[module])
+        count = sum(layer is not None for layer in layers.values())
+        if not count:
+            raise ValueError(f"{type(model).__name__} has no SwiGLU MLP of gate_proj, up_proj and down_proj inside")
+        return count
+
+    @classmethod
+    def _in_place_of(cls, module: nn.Module, checkpoint_level: int) -> "MemoryOptimizedSwigluMLP | None":
+        """The layer that computes what the module does; None if none does."""
+        linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
+        if not all(type(linear) is nn.Linear and linear.bias is None for linear in linears):
+            return None
+        layer = cls.from_linears(*linears, checkpoint_level)
+        gate = linears[0].weight
+        generator = torch.Generator(gate.device).manual_seed(0)
+        x = torch.randn(8, gate.shape[1], generator=generator, device=gate.device, dtype=gate.dtype)
+        with torch.no_grad():
+            x = x * (2 / linears[0](x).std())  # where activations differ from each other
+            same = relative_error(layer(x), module(x)) <= (1e-3 if gate.dtype.itemsize >= 4 else 3e-2)
+        return layer.train(module.training) if same else None
 
     @property
     def checkpoint_level(self) -> int:
@@ -68,8 +129,15 @@ class MemoryOptimizedSwigluMLP(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[0] ** -0.5), weight.shape[0] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_tracing() or (torch.compiler.is_compiling() and self._is_plain(x)):
+            return (F.silu(x @ self.W) * (x @ self.V)) @ self.U
         level = self.checkpoint_level if torch.is_grad_enabled() else KEEP_INPUT
         return MemoryOptimizedSwigluMLPFunction.apply(x, self.W, self.V, self.U, level)
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether a graph takes torch's own operations: one that is exported, or that has no backward."""
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, self.W, self.V, self.U))
+        return torch.compiler.is_exporting() or not learns
 
     def extra_repr(self) -> str:
         hidden, intermediate = self.W.shape
@@ -89,12 +157,13 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 
     Under autocast the products run in autocast's type; the weights are kept as they are and cast again in
     backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was kept
-    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Double
-    backward and the transforms of torch.func aren't supported.
+    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Batched
+    gradients (`is_grads_batched`, `vmap` of `grad`) take more memory. Double backward and other transforms of
+    torch.func aren't supported.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int) -> Tensor:
+    def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int = KEEP_TWO) -> Tensor:
         level = check_level(checkpoint_level)
         asked = autocast_dtype(x) if isinstance(x, Tensor) else None
         check_arguments(x, W, V, U, casting=asked is not None)
@@ -135,14 +204,14 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 
 def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     if torch.compiler.is_compiling():
-        return _opaque_forward(x, W, V, U, level)
+        return opaque_forward(x, W, V, U, level)
     y, kept = steps.forward(x, W, V, U, level)
     return [y, *kept]
 
 
 def _backward(l, x, W, V, U, kept, level, needs, *, x_shape, intermediate) -> list[Tensor | None]:
     if torch.compiler.is_compiling():
-        found = _opaque_backward(l, x, W, V, U, kept, level, needs, list(x_shape), intermediate)
+        found = opaque_backward(l, x, W, V, U, kept, level, needs, list(x_shape), intermediate)
         remaining = iter(found)
         return [next(remaining) if needed else None for needed in needs]
     return steps.backward(l, x, W, V, U, kept, level, needs, x_shape, overwrite=not _graph_is_retained())
@@ -178,64 +247,17 @@ def _refuse_second_derivative(grads: list[Tensor | None], roots: list[Tensor | N
     return [None if grad is None else next(guarded) for grad in grads]
 
 
-# The two steps as operators that torch.compile doesn't look into. A compiler that saw the products inside would merge
-# level 1's second xW with the first, and keep what the level promises not to keep. The price: nothing is fused into
-# them, and backward overwrites nothing it was given (two more tensors of xW's size for a moment).
-
-
-@torch.library.custom_op("helpers_swiglu::forward", mutates_args=())
-def _opaque_forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
-    """The output, then what is kept."""
-    y, kept = steps.forward(x, W, V, U, level)
-    return [y, *kept]
-
-
-@_opaque_forward.register_fake
-def _(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
-    y = x.new_empty((*x.shape[:-1], U.shape[1]))
-    hidden = (x.numel() // x.shape[-1], W.shape[1])
-    if level in (KEEP_ALL, KEEP_TWO):
-        return [y] + [x.new_empty(hidden) for _ in range(3 if level == KEEP_ALL else 2)]
-    if level == KEEP_8BIT:
-        scales = (elementwise.groups(hidden[0] * hidden[1]),)
-        packed = [x.new_empty(hidden, dtype=torch.int8) for _ in range(2)]
-        return [y, *packed, *(x.new_empty(scales, dtype=torch.float32) for _ in range(2))]
-    return [y]
-
-
-@torch.library.custom_op("helpers_swiglu::backward", mutates_args=())
-def _opaque_backward(
-    l: Tensor,
-    x: Tensor | None,
-    W: Tensor | None,
-    V: Tensor | None,
-    U: Tensor | None,
-    kept: list[Tensor],
-    level: int,
-    needs: list[bool],
-    x_shape: list[int],
-    intermediate: int,
-) -> list[Tensor]:
-    """The gradients that are needed, in the order x, W, V, U."""
-    return [grad for grad in steps.backward(l, x, W, V, U, kept, level, needs, x_shape) if grad is not None]
-
-
-@_opaque_backward.register_fake
-def _(l, x, W, V, U, kept, level, needs, x_shape, intermediate) -> list[Tensor]:
-    hidden = x_shape[-1]
-    shapes = [x_shape, (hidden, intermediate), (hidden, intermediate), (intermediate, l.shape[-1])]
-    return [l.new_empty(shape) for shape, needed in zip(shapes, needs, strict=True) if needed]
-
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_level(level: int) -> int:
-    """The level, if there is such a one."""
-    if type(level) is not int or level not in LEVELS:
+    """The level as an int, if there is such a one."""
+    if type(level) is int and level in LEVELS:
+        return level
+    if not isinstance(level, numbers.Integral) or isinstance(level, bool) or int(level) not in LEVELS:
         allowed = "; ".join(f"{n} keeps {kept}" for n, kept in LEVELS.items())
         raise ValueError(f"checkpoint_level is {level!r}; allowed: {allowed}")
-    return level
+    return int(level)
 
 
 def check_arguments(x: Tensor, W: Tensor, V: Tensor, U: Tensor, *, casting: bool) -> None:

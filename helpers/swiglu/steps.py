@@ -15,6 +15,7 @@ Level 1 adds two products, to compute g and u again. What nobody asks a gradient
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import elementwise
@@ -59,7 +60,9 @@ def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Ten
     else:
         z, kept = kernels.activate_packing(g, u, overwrite=alone)
     del g, u
-    return (z @ U).view(*x.shape[:-1], U.shape[1]), kept
+    # The product of z in x's shape, as that of z in two dimensions would have to be viewed, and a view that a function
+    # returns can't be changed in place.
+    return z.view(*x.shape[:-1], U.shape[0]) @ U, kept
 
 
 def backward(
@@ -89,9 +92,13 @@ def backward(
     if not (need_x or need_W or need_V):
         return [None, None, None, _hidden(kept, level, l.dtype).t() @ l]
     dz = l @ U.t()  # (T, I)
-    dg, du, z = _elementwise(dz, kept, level, overwrite)
+    batched = _is_batched(l)
+    if batched:
+        dg, du, z = _elementwise_batched(dz, kept, level)
+    else:
+        dg, du, z = _elementwise(dz, kept, level, overwrite)
     del dz  # z may be written over it
-    if overwrite and level != KEEP_INPUT:
+    if overwrite and not batched and level != KEEP_INPUT:
         torch.autograd.graph.increment_version(kept)  # whoever still holds them and needs them is told
     del kept
     if need_U:
@@ -103,7 +110,8 @@ def backward(
         dV = rows.t() @ du
     if need_x:
         dx = dg @ W.t()
-        dx = torch.addmm(dx, du, V.t(), out=dx).view(x_shape)
+        dx = dx + du @ V.t() if batched else torch.addmm(dx, du, V.t(), out=dx)
+        dx = dx.view(x_shape)
     return [dx, dW, dV, dU]
 
 
@@ -116,10 +124,28 @@ def _elementwise(dz: Tensor, kept: list[Tensor], level: int, overwrite: bool) ->
     return kernels.differentiate(dz, *kept, overwrite)
 
 
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether it is a batch under vmap, which can't be written into tensors that aren't."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def _elementwise_batched(dz: Tensor, kept: list[Tensor], level: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by operations that write nothing in place."""
+    g, u = _products(kept, level, dz.dtype)
+    sigma, s = torch.sigmoid(g), F.silu(g)
+    return dz * (u * sigma * (1 + g * (1 - sigma))), dz * s, s * u
+
+
 def _hidden(kept: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
     """z alone, for a layer of which only U learns."""
+    g, u = _products(kept, level, dtype)
+    return kernels_for(g).activate(g, u)
+
+
+def _products(kept: list[Tensor], level: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """g and u."""
     if level == KEEP_8BIT:
         packed_g, packed_u, scale_g, scale_u = kept
-        kept = [elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)]
-    g, u = kept[0], kept[-1]
-    return kernels_for(g).activate(g, u)
+        return elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)
+    return kept[0], kept[-1]
