@@ -11,18 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from helpers.lab.machine import device
+
 
 class LMCrossEntropyLoss(nn.Module):
-    """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not `pad_id`.
+    """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not `pad_id` (0 if not given).
+
+    `ignore_index` is torch's name for the same.
 
     For half-precision logits the softmax is computed in fp32: 4 bytes per logit are saved for backward, which needs 4
     more; at B·T = 32·640 and V = 50,000 that is 3.8 GiB each. In fp16 the sum over V would overflow, and probabilities
     below 6e-8 would be 0. A batch with no real token has loss 0 and gradient 0.
     """
 
-    def __init__(self, pad_id: int = 0) -> None:
+    def __init__(self, pad_id: int | None = None, *, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.pad_id = pad_id
+        self.pad_id = _ignored(pad_id, ignore_index)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         _check_pair(logits, targets, classes=True)
@@ -33,6 +37,19 @@ class LMCrossEntropyLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pad_id={self.pad_id}"
+
+
+def _ignored(pad_id: int | None, ignore_index: int | None) -> int:
+    if pad_id is not None and ignore_index not in (None, pad_id):
+        raise ValueError(f"pad_id is {pad_id} and ignore_index is {ignore_index}; they are one thing: give one of them")
+    return next((given for given in (pad_id, ignore_index) if given is not None), 0)
+
+
+def _over_ranks(counts: Tensor) -> Tensor:
+    """The sum of counts over torch.distributed's ranks, if it is running; each of them must call it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(counts)
+    return counts
 
 
 class _Accuracy:
@@ -51,10 +68,15 @@ class _Accuracy:
         self._counted = self._counted + counted
 
     def compute(self) -> float:
-        """The share of right answers since `reset`; nan if there are none. Waits for the device once."""
-        if not isinstance(self._right, Tensor):
-            return math.nan
-        right, counted = torch.stack([self._right, torch.as_tensor(self._counted).to(self._right)]).tolist()
+        """The share of right answers since `reset`; nan if there are none. Waits for the device once.
+
+        While torch.distributed runs, it is that of all ranks, and each of them must call it.
+        """
+        if isinstance(self._right, Tensor):
+            counts = torch.stack([self._right, torch.as_tensor(self._counted).to(self._right)])
+        else:
+            counts = torch.zeros(2, dtype=torch.int64, device=device())  # of a rank without a batch
+        right, counted = _over_ranks(counts).tolist()
         return right / counted if counted else math.nan
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -74,12 +96,13 @@ class LMAccuracy(_Accuracy):
             accuracy.update(model(tokens), targets)
         accuracy.compute()
 
-    Takes logits (B, T, V) or predictions (B, T). Costs one pass over the logits.
+    Takes logits (B, T, V) or predictions (B, T). Costs one pass over the logits. `ignore_index` is torch's name for
+    `pad_id`.
     """
 
-    def __init__(self, pad_id: int = 0) -> None:
+    def __init__(self, pad_id: int | None = None, *, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.pad_id = pad_id
+        self.pad_id = _ignored(pad_id, ignore_index)
 
     def _count(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         predicted = output
@@ -120,10 +143,17 @@ class StreamingMetrics:
         self._counts.scatter_add_(0, cells, torch.ones_like(cells))
 
     def compute(self) -> dict[str, float]:
-        """`accuracy` and `macro_f1` over everything since `reset`. Waits for the device once."""
+        """`accuracy` and `macro_f1` over everything since `reset`; nan if that is nothing. Waits for the device once.
+
+        While torch.distributed runs, they are those of all ranks, and each of them must call it.
+        """
         if self._counts is None:
+            counts = torch.zeros(self.classes**2, dtype=torch.int64, device=device())
+        else:
+            counts = self._counts.clone()
+        counts = _over_ranks(counts).view(self.classes, self.classes).cpu().numpy()
+        if not counts.any():
             return {"accuracy": float("nan"), "macro_f1": float("nan")}
-        counts = self._counts.view(self.classes, self.classes).cpu().numpy()
         return class_scores(counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0))
 
 

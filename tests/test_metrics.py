@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.metrics import LMAccuracy, LMCrossEntropyLoss, PixelAccuracy
+from helpers.metrics import LMAccuracy, LMCrossEntropyLoss, PixelAccuracy, StreamingMetrics
 
 BATCHES = st.tuples(
     st.integers(1, 4), st.integers(1, 6), st.integers(2, 7), st.integers(0, 10**6), st.sampled_from([0, 1, -100])
@@ -146,3 +147,34 @@ def test_shapes_that_would_broadcast_are_named():
         ValueError, match=r"output \(2, 1, 4, 4\) and targets \(2, 4, 4\): they must share the same shape"
     ):
         PixelAccuracy()(torch.zeros(2, 1, 4, 4), torch.ones(2, 4, 4))
+
+
+def test_the_ignored_target_has_torchs_name_too():
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, 0], [4, 2, -100]])
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close(LMCrossEntropyLoss(ignore_index=-100)(logits, targets), expected)
+    assert LMCrossEntropyLoss().pad_id == LMCrossEntropyLoss(0).pad_id == LMAccuracy().pad_id == 0
+    assert LMAccuracy(ignore_index=-100)(logits.argmax(-1), targets) == (logits.argmax(-1) == targets).sum() / 4
+    for of in (LMCrossEntropyLoss, LMAccuracy):
+        with pytest.raises(ValueError, match="pad_id is 0 and ignore_index is -100"):
+            of(0, ignore_index=-100)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["", "a rank without a batch"])
+def test_scores_are_those_of_all_ranks(monkeypatch, empty):
+    logits, labels = torch.randn(7, 3), torch.randint(3, (7,))
+    other = torch.randn(5, 3), torch.randint(3, (5,))
+    for make in (lambda: LMAccuracy(-1), lambda: StreamingMetrics(3)):
+        whole, ours, theirs = make(), make(), make()
+        for metric, batches in ((whole, [other] if empty else [(logits, labels), other]), (theirs, [other])):
+            for batch in batches:
+                metric.update(*batch)
+        if not empty:
+            ours.update(logits, labels)
+        expected, sent = whole.compute(), []
+        with monkeypatch.context() as running:
+            running.setattr(torch.distributed, "is_initialized", lambda: True)
+            running.setattr(torch.distributed, "all_reduce", lambda counts, sent=sent: sent.append(counts.clone()))
+            theirs.compute()
+            running.setattr(torch.distributed, "all_reduce", lambda counts, sent=sent: counts.add_(sent[0]))
+            assert ours.compute() == ours.compute() == expected

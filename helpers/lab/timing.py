@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from .arguments import check_positive
 from .machine import device
 
 # Below this, two variants count as equally fast.
@@ -68,6 +69,7 @@ def phases(
 
     What follows the last `yield` is not timed.
     """
+    check_positive(repeat=repeat)
     for _ in range(max(warmup, 1)):
         began = time.perf_counter()
         _run(step)
@@ -147,11 +149,15 @@ def compare(
 ) -> Comparison:
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
-    A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors.
+    A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors,
+    which agree key by key, in any order.
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
     follows the reference's dtype. Raises `Disagreement`, which names the variant and the error. `check=False` is for
     variants that return nothing.
     """
+    check_positive(rounds=rounds)
+    if not variants:
+        raise ValueError("there are no variants to compare; give at least one, {name: function}")
     before = before or (lambda: None)
     errors = check_agreement(variants, tolerance, before) if check else {}
     for fn in variants.values():
@@ -176,23 +182,24 @@ def check_agreement(
     """The largest relative error of each variant's tensors against the first variant's; raises `Disagreement`."""
     names = list(variants)
     before()
-    reference = [t.detach().clone() for t in tensors(variants[names[0]]())]
+    reference = [(key, t.detach().clone()) for key, t in _by_key(variants[names[0]]())]
     if not reference:
         raise Disagreement(f"{names[0]!r} returns no tensor to compare with; return one, or pass check=False")
     errors = {names[0]: 0.0}
     for name in names[1:]:
         before()
-        outputs = tensors(variants[name]())
-        if [t.shape for t in outputs] != [t.shape for t in reference]:
-            shapes = [tuple(t.shape) for t in outputs], [tuple(t.shape) for t in reference]
-            raise Disagreement(f"{name!r} returns shapes {shapes[0]}, the reference {names[0]!r} {shapes[1]}")
+        outputs = _by_key(variants[name]())
+        got, wanted = ([(*key, tuple(t.shape)) for key, t in found] for found in (outputs, reference))
+        if got != wanted:
+            raise Disagreement(f"{name!r} returns {_told(got)}, the reference {names[0]!r} {_told(wanted)}")
         worst = 0.0
-        for ours, theirs in zip(outputs, reference, strict=True):
+        for (key, ours), (_, theirs) in zip(outputs, reference, strict=True):
             error = relative_error(ours, theirs)
             allowed = TOLERANCE.get(theirs.dtype, 0.0) if tolerance is None else tolerance
             if not error <= allowed:  # a NaN is never within bounds
+                at = "".join(f" at {part}" for part in key)
                 raise Disagreement(
-                    f"{name!r} differs from {names[0]!r} by {error:.3g} of its norm; at most {allowed:g} is allowed"
+                    f"{name!r} differs from {names[0]!r} by {error:.3g} of its norm{at}; at most {allowed:g} is allowed"
                 )
             worst = max(worst, error)
         errors[name] = worst
@@ -200,22 +207,42 @@ def check_agreement(
 
 
 def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖found − reference‖ / ‖reference‖ in fp64; the plain norm of `found` if the reference is all zeros."""
+    """‖found − reference‖ / ‖reference‖ in fp64; the plain norm of `found` if the reference is all zeros.
+
+    Equal infinities agree, and the norm is that of the finite elements.
+    """
     wide = torch.complex128 if reference.is_complex() or found.is_complex() else torch.float64
     reference, found = reference.detach().to(wide), found.detach().to(wide)
-    norm = reference.norm()
-    return float((found - reference).norm() / (norm if norm > 0 else 1.0))
+    difference = (found - reference).masked_fill(found == reference, 0)
+    norm = reference.masked_fill(~reference.isfinite(), 0).norm()
+    return float(difference.norm() / (norm if norm > 0 else 1.0))
 
 
 def tensors(nested: Any) -> list[torch.Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
+    return [tensor for _, tensor in _with_keys(nested, ())]
+
+
+def _with_keys(nested: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """The same, each with the keys of the dicts that it lies in."""
     if isinstance(nested, torch.Tensor):
-        return [nested]
-    if isinstance(nested, Mapping):
-        nested = nested.values()
-    if isinstance(nested, (str, bytes)) or not hasattr(nested, "__iter__"):
-        return []
-    return [tensor for item in nested for tensor in tensors(item)]
+        yield keys, nested
+    elif isinstance(nested, Mapping):
+        for key, item in nested.items():
+            yield from _with_keys(item, (*keys, repr(key)))
+    elif hasattr(nested, "__iter__") and not isinstance(nested, (str, bytes)):
+        for item in nested:
+            yield from _with_keys(item, keys)
+
+
+def _by_key(nested: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """The same in the order of the keys, so that dicts are compared whatever their order."""
+    return sorted(_with_keys(nested, ()), key=lambda pair: pair[0])
+
+
+def _told(shapes: list[tuple]) -> str:
+    """Shapes, each after its keys."""
+    return "shapes " + ", ".join(" ".join(map(str, shape)) for shape in shapes)
 
 
 def _once(fn: Callable[[], Any]) -> Callable[[], Iterator[str]]:

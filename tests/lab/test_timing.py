@@ -91,6 +91,36 @@ def test_nan_never_agrees():
         check_agreement({"right": lambda: x, "wrong": lambda: x * float("nan")}, tolerance=1e9)
 
 
+def test_equal_infinities_agree_and_others_do_not():
+    mask = torch.tensor([3.0, -torch.inf, 4.0, torch.inf])
+    assert relative_error(mask, mask) == 0
+    assert relative_error(mask + torch.tensor([0, 0, 0.5, 0]), mask) == pytest.approx(0.1)
+    for wrong in (torch.tensor([3.0, torch.inf, 4.0, torch.inf]), torch.tensor([3.0, 0.0, 4.0, torch.inf])):
+        for pair in ((wrong, mask), (mask, wrong)):
+            assert not relative_error(*pair) < 1e9
+
+
+def test_dicts_agree_key_by_key():
+    x, y = torch.randn(3), torch.randn(3)
+    check_agreement({"a": lambda: {"x": x, "y": [y]}, "b": lambda: {"y": (y,), "x": x}})
+    with pytest.raises(Disagreement, match=r"'b' differs from 'a' by .* of its norm at 'x'"):
+        check_agreement({"a": lambda: {"x": x, "y": y}, "b": lambda: {"x": y, "y": x}})
+    with pytest.raises(Disagreement, match=r"'b' returns shapes 'z' \(3,\), the reference 'a' shapes 'x' \(3,\)"):
+        check_agreement({"a": lambda: {"x": x}, "b": lambda: {"z": x}})
+
+
+@pytest.mark.parametrize("call", [lambda: bench(lambda: None, repeat=0), lambda: compare({"a": torch.rand}, rounds=0)])
+def test_nothing_cannot_be_timed(call):
+    with pytest.raises(ValueError, match="is 0; it must be an integer of at least 1"):
+        call()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_nothing_cannot_be_compared(check):
+    with pytest.raises(ValueError, match="there are no variants to compare"):
+        compare({}, check=check)
+
+
 def test_other_shapes_never_agree():
     with pytest.raises(Disagreement, match="shapes"):
         check_agreement({"right": lambda: torch.ones(3), "wrong": lambda: torch.ones(1, 3)})
