@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from helpers.lab import device
-from helpers.lab.files import replacing
+from helpers.lab.files import check_writable, replacing
 from helpers.training.cars import segmentation_task
 from helpers.training.language import language_task
 from helpers.training.loop import Excerpt, OnStep, Step, fit
@@ -79,6 +79,8 @@ def train(
     `stop_after` ends the run after so many steps and writes its checkpoint, as if it had been killed. Precision "fp32"
     disables TF32 for the duration of the run.
     """
+    if setup.checkpoint is not None:
+        check_writable(setup.checkpoint.parent)
     trainer = build(setup)
     step, epochs = 0, []
     if setup.checkpoint is not None and setup.checkpoint.exists():

@@ -116,6 +116,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(precision, tmp_pat
     assert same(train(setup, progress=False), whole)
 
 
+def test_a_checkpoint_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("helpers.train.build", lambda setup: pytest.fail("it was started"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        train(Setup(checkpoint=tmp_path / "file" / "run.pt"), progress=False)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     train(Setup(epochs=1, checkpoint=path), progress=False, stop_after=1)

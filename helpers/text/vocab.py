@@ -113,7 +113,7 @@ class Vocab:
     def load(cls, path: Path | str) -> "Vocab":
         """Read what `save` wrote."""
         try:
-            *tokens, rest = Path(path).read_bytes().decode().split("\n")
+            *tokens, rest = Path(path).read_bytes().decode("utf-8-sig").split("\n")
         except OSError as error:
             raise unreadable(Path(path), error) from error
         except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, o
 revision, and sizes and checksums are those of its LFS objects. `$HF_ENDPOINT` names a mirror.
 """
 
+import codecs
 import hashlib
 import http.client
 import os
@@ -177,6 +178,7 @@ def _zip_lines(file: Path, member: str) -> Iterator[str]:
 def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Lines of UTF-8; each must end in a line feed."""
     for number, line in enumerate(stream, start=1):
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not line.endswith(b"\n"):
             raise TextError(f"{name}, line {number}: cut off in mid-line; get the whole file, or end its last line")
         try:

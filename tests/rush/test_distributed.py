@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -11,9 +12,10 @@ from pathlib import Path
 import distributed_cases
 import pytest
 import torch
+import torch.distributed.checkpoint as storage
 
 from helpers.models import Llama
-from helpers.rush.distributed import Job, RankFailed, __main__, launch, measure, strategies
+from helpers.rush.distributed import Job, RankFailed, __main__, checkpoints, launch, measure, strategies
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -178,6 +180,29 @@ def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments,
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1 and not printed.out
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_before_it_does(capsys, monkeypatch, tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Hostile()))
+    assert __main__.main(["--resume", str(tmp_path)]) == 2
+    assert "not a checkpoint's metadata (it names posix.mkdir); nothing of it is loaded" in capsys.readouterr().err
+    storage.save({"step": Hostile()}, checkpoint_id=tmp_path / "numbers", no_dist=True)
+    checkpoints.check(tmp_path / "numbers")
+    with pytest.raises(storage.CheckpointException, match=r"posix\.mkdir"):
+        storage.load({"step": 0}, checkpoint_id=tmp_path / "numbers", planner=checkpoints._Planner(), no_dist=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
+    (tmp_path / "file").touch()
+    assert __main__.main(["--save", str(tmp_path / "file" / "folder")]) == 2
+    assert f"no checkpoint can be written to {tmp_path / 'file' / 'folder'}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")

@@ -1,10 +1,12 @@
+import codecs
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.text import TextError, Vocab
+from helpers.text import TextError, Vocab, WikiText
 
 tokens = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=6), max_size=30)
 
@@ -81,6 +83,15 @@ def test_a_damaged_vocabulary_file_is_refused(content, said, tmp_path):
     assert str(file) in str(error.value)
     with pytest.raises(TextError, match="cannot be read"):
         Vocab.load(tmp_path / "absent.txt")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    file = tmp_path / "vocab.txt"
+    Vocab([["a"]]).save(file)
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert Vocab.load(file) == Vocab([["a"]])
+    (tmp_path / "text.txt").write_bytes(codecs.BOM_UTF8 + b"the cat\nthe dog\n")
+    assert WikiText(path=tmp_path / "text.txt", cache=False).vocab.tokens[3:] == ("the", "cat", "dog")
 
 
 def test_a_vocabulary_that_cannot_be_written_leaves_the_old_file(tmp_path):

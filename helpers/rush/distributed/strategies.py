@@ -12,7 +12,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +31,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.files import check_writable
 from helpers.lab.machine import missing_because
 from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.rush.trainer import checkpoint_with
+
+from . import checkpoints
 
 STRATEGIES = {
     "single": "one rank",
@@ -108,8 +110,13 @@ class Job:
                 if size % ranks:
                     needed = f"tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
                     raise ValueError(f"{name} is {size}; {needed}")
-        if self.resume and not (Path(self.resume) / ".metadata").is_file():
-            raise ValueError(f"there is no checkpoint in {self.resume}")
+        if self.resume:
+            checkpoints.check(self.resume)
+        if self.save:
+            try:
+                check_writable(self.save)
+            except OSError as error:
+                raise ValueError(f"no checkpoint can be written to {self.save}: {error}") from error
         if self.backend == "nccl":
             if reason := missing_because("CUDA"):
                 raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")

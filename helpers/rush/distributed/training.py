@@ -1,20 +1,12 @@
-"""The training loop of all strategies, its row, and checkpoints to write and resume from.
-
-Each rank writes its shard of a checkpoint; any number of ranks can read it, by any strategy. Tensors are stored under
-the plain model's names, sharded as on the ranks; a rank reads from each file the part that falls into its own shard. It
-costs one copy of parameters and optimizer state on disk, and no rank ever assembles the full state.
-"""
+"""The training loop of all strategies, and its row."""
 
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as storage
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -24,10 +16,8 @@ from helpers.lab.timing import Timing, between_ms, moment, synchronize
 from helpers.models.llama import preset
 
 from . import strategies
+from .checkpoints import load, save
 from .strategies import Job
-
-# Optimizer state by parameter name, independent of the optimizer's groups and order.
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
 
@@ -96,24 +86,6 @@ def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.devi
     parts = job.data_ranks(ranks)
     local = tokens.chunk(parts)[rank % parts]
     return [(part[:, :-1], part[:, 1:]) for part in local.chunk(job.accumulate)]
-
-
-def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Write a checkpoint of training after `step` steps."""
-    storage.save(_state(model, optimizer, step), checkpoint_id=str(folder))
-
-
-def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Restore model and optimizer from a checkpoint; returns the number of steps done."""
-    state = _state(model, optimizer, 0)
-    storage.load(state, checkpoint_id=str(folder))
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=FLAT)
-    return state["step"]
-
-
-def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=FLAT)
-    return {"model": model_state, "optimizer": optimizer_state, "step": step}
 
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
