@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DeviceError, RecordError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        return _fail("stopped; finished rows are kept, and the same command goes on there", 130)
+        after = {
+            measure: "; finished rows are kept, and the same command goes on there",
+            report: "; nothing was written",
+        }
+        return _fail("stopped" + after.get(options.run, ""), 130)
 
 
 def measure(options: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
 """The report: all notebooks executed, combined and written as one PDF, or nothing changed at all."""
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import nbformat
 from tqdm import tqdm
@@ -36,9 +38,9 @@ def build(
     is `figures/` of the project unless given; `results` is where the kernels find records.
 
     The PDF, the figures and (with `save_notebooks`) the notebooks are written after everything has
-    succeeded. A full build, of all notebooks and with execution, also removes SVG figures that no notebook
-    draws any more, and writing the project's own report.pdf also renews the measured part of README.md. What
-    is wrong with a notebook is raised as `BuildError`.
+    succeeded, all or none. A full build, of all notebooks and with execution, also removes SVG figures that no
+    notebook draws any more, and writing the project's own report.pdf also renews the measured part of README.md.
+    What is wrong with a notebook, and a folder that cannot be written, is raised as `BuildError`.
     """
     root = _project_root()
     chosen = sorted((root / "notebooks").glob("*.ipynb")) if notebooks is None else notebooks
@@ -50,6 +52,7 @@ def build(
     if output.is_dir() or (figures.exists() and not figures.is_dir()):
         raise BuildError(f"{output} must be a file, and {figures} a folder")
     contents = [read(path) for path in paths]
+    _check_writable([output.parent, figures, *(path.parent for path in paths if save_notebooks)])
 
     with TemporaryDirectory() as temporary:
         drawn, pages = Path(temporary, "figures"), Path(temporary, "pages")
@@ -70,19 +73,63 @@ def build(
         for name, svg in named.items():
             if not (drawn / name).exists():
                 (drawn / name).write_bytes(svg)
-        write(output, pdf)
+        made: dict[Path, bytes | None] = {output: pdf}
         if readme is not None:
-            write(root / "README.md", readme)
-        made = {path.relative_to(drawn) for path in drawn.rglob("*") if path.is_file()}
-        for path in made:
-            write(figures / path, (drawn / path).read_bytes())
-    if notebooks is None and execute:
-        for old in [old for old in figures.rglob("*.svg") if old.relative_to(figures) not in made]:
-            old.unlink()
-    if save_notebooks and execute:
-        for content, path in zip(contents, paths, strict=True):
-            write(path, (nbformat.writes(cleaned(content)) + "\n").encode())
+            made[root / "README.md"] = readme
+        made |= {figures / path.relative_to(drawn): path.read_bytes() for path in drawn.rglob("*") if path.is_file()}
+        if notebooks is None and execute:
+            made |= {old: None for old in figures.rglob("*.svg") if old not in made}
+        if save_notebooks and execute:
+            for content, path in zip(contents, paths, strict=True):
+                made[path] = (nbformat.writes(cleaned(content)) + "\n").encode()
+        _replace_all(made)
     return output
+
+
+def _check_writable(folders: Sequence[Path]) -> None:
+    """Find a folder that cannot be written before the notebooks run for an hour."""
+    for folder in dict.fromkeys(folders):
+        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+        try:
+            with TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            raise BuildError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+def _replace_all(contents: dict[Path, bytes | None]) -> None:
+    """Write files and delete those whose content is None: all of them or, if one fails, none.
+
+    All are written beside their places first, where a full disk shows, then renamed. What they replace is renamed,
+    too, and takes its name back if a later one fails. Only a kill in the milliseconds of renaming leaves some of both.
+    """
+    parts, old = (
+        {path: path.with_name(f".{path.name}.{os.getpid()}.{end}") for path in contents} for end in ("part", "old")
+    )
+    renamed: list[tuple[Path, bool]] = []  # and whether there was one
+    try:
+        for path, content in contents.items():
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if content is not None:
+                write(parts[path], content)
+        for path, content in contents.items():
+            renamed.append((path, path.exists()))
+            if path.exists():
+                os.replace(path, old[path])
+            if content is not None:
+                os.replace(parts[path], path)
+    except BaseException:
+        for path, existed in reversed(renamed):
+            if old[path].exists():
+                os.replace(old[path], path)
+            elif not existed:
+                path.unlink(missing_ok=True)
+        raise
+    finally:
+        for path in contents:
+            parts[path].unlink(missing_ok=True)
+            old[path].unlink(missing_ok=True)
 
 
 def _project_root() -> Path:

@@ -26,12 +26,14 @@ _TYPST_PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf"}
 Piece = dict[str, Any]
 
 _PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
-_PARTS_OF_STYLE = re.compile(r"(?is)<(style|script)\b.*?</\1\s*>")
+# Each ends at the end of the text at the latest: else many that are never closed take the square of its length.
+_PARTS_OF_STYLE = re.compile(r"(?is)<(style|script)\b.*?(?:</\1\s*>|\Z)")
 _DIMENSIONS = re.compile(r"<p>\d+ rows × \d+ columns</p>")
-_CAPTION = re.compile(r"(?is)<(caption|summary)\b.*?</\1\s*>")
+_CAPTION = re.compile(r"(?is)<(caption|summary)\b.{0,5000}?</\1\s*>")
 _ALIGNED = re.compile(r' style="text-align: \w+"')  # style.typ aligns columns by what is in them
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_FIGURE = re.compile(r"[A-Za-z0-9_.-]+")
+PRINTED = 10_000  # characters that are shown of what a cell prints, two pages
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Pa
 def _named_figures(parts: list[Piece], file: str) -> dict[str, bytes]:
     figures: dict[str, bytes] = {}
     for piece in parts:
+        if "name" in piece and not _FIGURE.fullmatch(str(piece["name"])):  # it becomes the name of a file
+            allowed = "letters, digits, '_', '.' and '-'"
+            raise BuildError(f"{file}: {piece['where']}: a figure is called {piece['name']!r}; allowed: {allowed}")
         if "name" in piece and figures.setdefault(piece["name"], piece["content"]) != piece["content"]:
             raise BuildError(f"{file}: {piece['where']}: another figure is called {piece['name']} too")
     return figures
@@ -144,7 +149,8 @@ def places(notebook: nbformat.NotebookNode) -> Iterator[tuple[nbformat.NotebookN
 
 def plain(text: str) -> str:
     """Printed text without colours, and without the states that a progress bar wrote over."""
-    text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
+    lines = text.replace("\r\n", "\n").split("\n")
+    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
     return _CONTROL.sub("", strip_ansi(text)).rstrip()
 
 
@@ -182,7 +188,8 @@ def _of_cell(cell: nbformat.NotebookNode) -> Iterator[Piece]:
 
 def _printed(text: str) -> Iterator[Piece]:
     if text := plain(text):
-        yield {"kind": "printed", "text": text}
+        more = f"\n… and {len(text) - PRINTED:,} characters more" if len(text) > PRINTED else ""
+        yield {"kind": "printed", "text": text[:PRINTED] + more}
 
 
 def _of_output(output: nbformat.NotebookNode) -> Iterator[Piece]:

@@ -1,8 +1,12 @@
 """Notebooks are run the way a reader runs them: top to bottom, in a fresh kernel, in their own folder."""
 
+import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
@@ -18,6 +22,31 @@ TIMEOUT = 1800  # seconds for one cell
 _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
+class _Client(NotebookClient):
+    """Ctrl-C kills the kernel and is a KeyboardInterrupt; nbclient's own handler ends in an AssertionError."""
+
+    stopped = False
+
+    async def async_start_new_kernel(self, **options: Any) -> None:
+        execution = asyncio.current_task()
+
+        def stop() -> None:
+            self.stopped, self.shutdown_kernel = True, "immediate"
+            execution.cancel()
+
+        with contextlib.suppress(RuntimeError):  # in a thread, which gets no signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+        await super().async_start_new_kernel(**options)
+
+    def run(self, environment: dict[str, str]) -> None:
+        try:
+            self.execute(cleanup_kc=True, env=environment)
+        except (asyncio.CancelledError, Exception):  # nbclient takes a cancelled cell for a dead kernel
+            if self.stopped:
+                raise KeyboardInterrupt from None
+            raise
+
+
 def read(path: Path) -> nbformat.NotebookNode:
     """A notebook from its file."""
     try:
@@ -31,7 +60,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 def execute(
     notebook: nbformat.NotebookNode, path: Path, environment: dict[str, str], on_cell: Callable[[], object]
 ) -> None:
-    """Run all cells of a notebook in place, calling `on_cell` after each that has code.
+    """Run all cells of a notebook in place, calling `on_cell` after each that has code. Ctrl-C ends the kernel, too.
 
     The kernel is this interpreter: with no folder of kernels to search, Jupyter takes the one that it
     would make itself, so a `python3` kernel of another Python that a user once installed is not used.
@@ -42,7 +71,7 @@ def execute(
     names = [where for _, where in places(notebook)]
     running = [names[0]] if names else []  # its last is the cell that was sent to the kernel last
     kernels = KernelSpecManager(kernel_dirs=[])
-    client = NotebookClient(
+    client = _Client(
         notebook,
         km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=kernels),
         resources={"metadata": {"path": str(path.parent.resolve())}},
@@ -55,7 +84,7 @@ def execute(
         on_cell_executed=lambda **_: on_cell(),
     )
     try:
-        client.execute(cleanup_kc=True, env=_kernel_environment(environment))
+        client.run(_kernel_environment(environment))
     except CellExecutionError as error:
         raise BuildError(f"{path.name}: {running[-1]}: {_in_a_line(error)}") from None
     except CellTimeoutError:

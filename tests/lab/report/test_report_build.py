@@ -1,5 +1,6 @@
 """The build of the report: what it executes, what it writes, and that it writes nothing when something is wrong."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ import nbformat.v4 as v4
 import pytest
 from nbconvert.nbconvertapp import NbConvertApp
 
+from helpers.__main__ import main
 from helpers.lab.report import BuildError, build
+from helpers.lab.report.build import BEGIN, END, _replace_all
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
 ROOT = Path(__file__).parents[3]
@@ -264,3 +267,77 @@ def test_what_nobody_has_measured_is_one_list_at_the_end(project, pages):
     report = pages(build(execute=False).read_bytes())
     assert "Not measured yet" not in report.pages[0]
     assert "amp/quality" in report.pages[-1] and "A whole training run: its accuracy" in report.pages[-1]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Let the n-th renaming from now on fail."""
+    replace = os.replace
+
+    def fail(at, error):
+        count = itertools.count()
+
+        def renamed(source, target):
+            if next(count) == at:
+                raise error
+            replace(source, target)
+
+        monkeypatch.setattr("os.replace", renamed)
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_files_change_all_or_none_whichever_renaming_fails(error, tmp_path, failing):
+    (tmp_path / "changed").write_bytes(b"old")
+    (tmp_path / "removed").write_bytes(b"old")
+    new = {tmp_path / "changed": b"new", tmp_path / "folder" / "added": b"new", tmp_path / "removed": None}
+    for at in range(6):  # each is written, what it replaces is renamed, and it is renamed
+        before = files(tmp_path)
+        failing(at, error)
+        with pytest.raises(type(error)):
+            _replace_all(new)
+        assert files(tmp_path) == before
+    _replace_all(new)
+    assert files(tmp_path) == {path: content for path, content in new.items() if content is not None}
+
+
+def test_report_readme_and_figures_change_together(project, failing):
+    headline = v4.new_output("display_data", {"text/markdown": "new"}, metadata={"helpers": {"readme": True}})
+    write(project, "01_first", "# T", code("x", drawn("speed")), code("y", headline))
+    (project / "README.md").write_text(f"{BEGIN}old{END}")
+    (project / "report.pdf").write_bytes(b"old")
+    before = files(project)
+    for at in range(8):
+        failing(at, OSError(28, "No space left on device"))
+        with pytest.raises(OSError, match="No space"):
+            build(execute=False)
+        assert files(project) == before
+    build(execute=False)
+    assert "new" in (project / "README.md").read_text() and (project / "figures" / "speed.svg").exists()
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_report_as_it_was(project):
+    write(project, "01_first", "# T", code("x", drawn("speed")))
+    (project / "report.pdf").write_bytes(b"old")
+    (project / "figures" / "speed.svg").mkdir()
+    before = files(project)
+    with pytest.raises(IsADirectoryError, match=r"speed\.svg"):
+        build(execute=False)
+    assert files(project) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write")
+def test_a_folder_that_cannot_be_written_is_found_before_a_notebook_runs(project):
+    path = write(project, "01_first", code("open('ran', 'w')"))
+    with pytest.raises(BuildError, match=r"/proc/report: cannot be written \(.*\)"):
+        build(output="/proc/report/report.pdf", progress=False)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_ctrl_c_stops_with_one_line_and_changes_nothing(project, capfd):
+    write(project, "01_first", "# T", code("import os, signal, time; os.kill(os.getppid(), 2); time.sleep(60)"))
+    before = files(project)
+    assert main(["report"]) == 130
+    assert capfd.readouterr().err.splitlines()[-1] == "python -m helpers: stopped; nothing was written"
+    assert files(project) == before

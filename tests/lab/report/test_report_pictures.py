@@ -66,3 +66,10 @@ def test_two_different_figures_with_one_name_are_an_error(shown, data, typst):
     other = SVG.replace("40", "50")
     with pytest.raises(BuildError, match="another figure is called speed"):
         typst(shown(data("image/svg+xml", SVG, figure="speed"), data("image/svg+xml", other, figure="speed")))
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a b", "x\n", ["x"]])
+def test_a_figures_name_is_that_of_a_file_in_its_folder(name, shown, data, typst):
+    with pytest.raises(BuildError, match=r"In \[1\]: a figure is called .*; allowed: letters, digits"):
+        typst(shown(data("image/svg+xml", SVG, figure=name)))
+    typst(shown(data("image/svg+xml", SVG, figure="Speed_2.b-w")))

@@ -114,3 +114,18 @@ def test_a_notebook_of_sixty_cells_takes_few_starts_of_pandoc(shown, data, typst
     source = typst(shown(*(f"Cell *{i}*" for i in range(60)), data("text/html", "<table><tr><td>1</td></tr></table>")))
     assert all(f"Cell #emph[{i}]" in source for i in range(60))
     assert len(starts) == 2
+
+
+def test_a_long_printed_line_is_read_in_time_and_cut(typst):
+    text = "abc\rdef\r\r\n" + "x" * 3_000_000
+    output = v4.new_output("stream", name="stdout", text=text)
+    notebook = v4.new_notebook(cells=[v4.new_code_cell("x", outputs=[output], execution_count=1)])
+    source = typst(notebook)
+    assert "def\\nxxx" in source.replace("\n", "\\n") and "abc" not in source
+    assert "x" * 9_000 in source and len(source) < 20_000
+    assert "… and 2,990,004 characters more" in source
+
+
+def test_styles_that_are_never_closed_are_read_in_time(shown, data, text):
+    html = "<table><tr><td>kept</td></tr></table>" + "<style>" * 100_000
+    assert "kept" in text(shown(data("text/html", html))).text
