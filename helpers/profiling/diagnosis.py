@@ -34,7 +34,8 @@ class Finding:
 
     @property
     def gain(self) -> str:
-        return f"up to {milliseconds(self.gain_ms)} a step ({self.gain_share:.0%}; {self.sure})"
+        share = f"{self.gain_share:.{0 if self.gain_share >= 0.01 else 1}%}"
+        return f"up to {milliseconds(self.gain_ms)} a step ({share}; {self.sure})"
 
 
 @dataclass(frozen=True, repr=False)

@@ -60,7 +60,7 @@ def comparison_page(comparison: Comparison) -> str:
 def _document(title: str, body: str) -> str:
     # The policy forbids every script and every request, should markup ever get past the escaping.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return f"""<!DOCTYPE html>
+    html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -79,6 +79,7 @@ body {{ font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff;
 </body>
 </html>
 """
+    return html.encode("utf-8", "replace").decode()  # names in a trace may hold halves of characters
 
 
 def _head(diagnosis: Diagnosis) -> str:

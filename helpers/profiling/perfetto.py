@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,20 @@ def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
     for thread, (name, spans) in enumerate(threads, PROCESS + 1):
         names += [_named("thread_name", thread, name)] * bool(spans)
         slices += [
-            {"ph": "X", "cat": "diagnosis", "name": said, "pid": PROCESS, "tid": thread, "ts": begin}
-            | {"dur": end - begin, "args": args}
+            {"ph": "X", "cat": "diagnosis", "name": said, "pid": PROCESS, "tid": thread, "args": args}
+            | _times(begin, end)
             for begin, end, said, args in spans
         ]
     return names + sorted(slices, key=lambda event: event["ts"])
+
+
+def _times(begin: float, end: float) -> dict[str, float]:
+    """Start and length in whole nanoseconds, so that a span that ends where the next begins does so as written, too.
+
+    Times in µs since 1970 are written with one decimal, as a float has no more.
+    """
+    start, stop = (Decimal(repr(round(time, 3))) for time in (begin, end))
+    return {"ts": float(start), "dur": float(stop - start)}
 
 
 def _named(kind: str, thread: int, name: str) -> dict[str, Any]:

@@ -2,11 +2,15 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from decimal import Decimal
 from html import unescape
 from html.parser import HTMLParser
+from itertools import accumulate, pairwise
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from profiling.made_up import LAUNCHES, diagnosis
 from profiling.synthetic import STREAM, Synthetic
 from profiling.test_perfetto import check_tracks
@@ -14,7 +18,7 @@ from profiling.test_perfetto import check_tracks
 from helpers.__main__ import main
 from helpers.profiling.comparison import compare
 from helpers.profiling.page import comparison_page, fragment, page
-from helpers.profiling.perfetto import marked
+from helpers.profiling.perfetto import events, marked
 from helpers.profiling.read_trace import parse, read_trace
 from helpers.profiling.step_picture import MARK
 
@@ -81,6 +85,10 @@ def test_a_page_needs_no_network_and_a_fragment_neither_scripts_nor_classes():
     assert not re.search(r"https?:|url\(|@import", page(diagnosis(), trace))
     assert {tag for tag, _ in Tags(fragment(diagnosis())).seen} <= {"div", "span", "p", "b", "code", "ul", "li"}
     assert "class=" not in fragment(diagnosis())
+
+
+def test_half_a_character_in_a_name_can_be_written():
+    assert "a?b" in page(diagnosis(verdict="a\ud800b"), parse(steps().events, {}, [])).encode().decode()
 
 
 def test_bars_fill_their_width():
@@ -179,6 +187,19 @@ def test_the_devices_state_covers_its_time_once(tmp_path):
         ("idle", 2030.0, 2040.0),
         ("compute", 2040.0, 2050.0),
     ]
+
+
+@given(start=st.sampled_from([0.0, 3.6e12, 1.7e15]), lengths=st.lists(st.floats(0, 50), min_size=2, max_size=20))
+def test_adjoining_spans_do_not_overlap_in_nanoseconds(start, lengths):
+    times = list(accumulate(lengths, initial=start))
+    finding = replace(LAUNCHES, spans=list(pairwise(times)))
+    made = [
+        e
+        for e in events(diagnosis(findings=(finding,)), parse(steps().events, {}, []))
+        if e["name"] == LAUNCHES.finding
+    ]
+    ends = [Decimal(str(e["ts"])) + Decimal(str(e["dur"])) for e in made]
+    assert all(end <= Decimal(str(after["ts"])) for end, after in zip(ends, made[1:], strict=False))
 
 
 def test_a_bare_list_and_a_file_that_is_cut_off_are_marked_too(tmp_path):
