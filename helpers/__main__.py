@@ -182,15 +182,18 @@ def profile(options: argparse.Namespace) -> int:
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         return 1
     if recording.rank == 0:
-        print(_diagnosis(recording))
+        try:
+            print(_diagnosis(recording))
+        except ValueError as error:
+            return _fail(f"{' '.join(str(error).split())}; the profiles are in {recording.folder}", 1)
         print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
     return recording.code or 0
 
 
-def _diagnosis(recording: "Recording") -> str:
+def _diagnosis(recording: "Recording") -> "Diagnosis":
     from helpers.profiling import diagnose
 
-    return str(diagnose(recording.costs))
+    return diagnose(recording.folder)
 
 
 def doctor(options: argparse.Namespace) -> int:

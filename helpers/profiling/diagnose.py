@@ -159,17 +159,17 @@ def _located(findings: list[Finding], located: list[Finding], found: Diagnosis) 
 
 
 def _diagnose_folder(folder: Path) -> Diagnosis:
-    """The rank that the others wait for, or the one pair of profiles of a run without ranks."""
+    """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
+    places = folder / PLACES if (folder / PLACES).is_file() else None
     if (folder / COSTS).is_file():
-        places = folder / PLACES
-        return diagnose(folder / COSTS, places=places if places.is_file() else None)
-    files = sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
+        return diagnose(folder / COSTS, places=places)
+    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p != places)
     if not files:
         raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
     if len(files) == 1:
-        return diagnose(files[0])
+        return diagnose(files[0], places=places)
     last, notes = ranks.last_to_arrive(files)
-    found = diagnose(last)
+    found = diagnose(last, places=places)
     return replace(found, notes=(*notes, *found.notes))
 
 

@@ -164,8 +164,8 @@ class Windows:
             return ""
         recorded = (self.costs if self.costs.iterations else self.first).iterations
         return (
-            f"{script} ended after {self.iterations} iterations: {recorded} of {self.steps} are recorded, none with "
-            f"its lines of source; a smaller --after or --steps records both"
+            f"{script} ended after {self.iterations} iterations: {recorded} recorded without source lines, none with; "
+            f"a smaller --after or --steps records both"
         )
 
     def _record(self) -> Waiting:

@@ -208,7 +208,7 @@ def test_a_script_that_ends_early_gives_its_whole_iterations(script, iterations,
     recording = watch(script(PLAIN.replace("41", str(iterations + 1)) + "sys.exit(0)"))
     assert in_steps(recording.costs) == [(1, 1)] * recorded
     assert (recording.places is not None) == places
-    assert places or f"train.py ended after {iterations} iterations: {recorded} of 8 are recorded" in recording.note
+    assert places or f"train.py ended after {iterations} iterations: {recorded} recorded" in recording.note
 
 
 def test_what_the_script_passes_to_exit_is_passed_on(script):
@@ -377,7 +377,7 @@ def test_options_after_the_script_are_the_scripts(script, tmp_path):
     first, _, after = done.stdout.partition("the end\n")
     said = {"steps": 7, "continue": True}
     assert first == f"{said} __main__ {tmp_path}/package package/train.py {tmp_path}/package/train.py\n"
-    assert "unfused optimizer" in after or "ms" in after
+    assert "2 steps, median" in after
     assert in_steps(tmp_path / "profile-train/costs.json.gz") == [(1, 1)] * 2
     assert done.stderr == f"saved in {tmp_path}/profile-train\n"
 
@@ -434,6 +434,8 @@ def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
         assert in_steps(folder / f"rank{rank}.json.gz") == [(1, 1)] * 3
         assert read(folder / f"rank{rank}.json.gz")["distributedInfo"]["rank"] == rank
     assert done.stderr.count("saved in") == 1
+    assert done.stdout.count("median") == 1
+    assert "2 of 2 ranks" in done.stdout
 
 
 @pytest.mark.parametrize(
