@@ -47,8 +47,10 @@ from .findings import (
     UNALIGNED,
     UNBENCHMARKED,
     Scene,
+    hosting,
     needless,
     products,
+    traffic,
     waiting,
 )
 from .read_trace import read_trace
@@ -62,11 +64,11 @@ FROM_SHAPES = {ATTENTION, CONSTANT, DETERMINISTIC, RETURNED, SEPARATE, UNALIGNED
 # These report events that the trace holds, so an incomplete trace is enough.
 FROM_PRESENCE = (
     waiting.host_waits,
-    waiting.pageable_copies,
-    waiting.exposed_copies,
-    waiting.collectives,
-    waiting.zeroed_gradients,
-    waiting.returned_memory,
+    traffic.pageable_copies,
+    traffic.exposed_copies,
+    traffic.collectives,
+    hosting.zeroed_gradients,
+    hosting.returned_memory,
     products.unaligned_sizes,
     products.fp32_products,
     products.unfused_chains,
@@ -78,7 +80,7 @@ FROM_PRESENCE = (
 # These conclude from the absence of events, so they need a complete trace.
 FROM_ABSENCE = (
     waiting.loader_waits,
-    waiting.unfused_optimizer,
+    hosting.unfused_optimizer,
     needless.unused_results,
     needless.constant_work,
     needless.separate_projections,
@@ -179,7 +181,7 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
     findings = [finding for rule in rules for finding in rule(scene)]
     if scene.trace.complete:
         explained = union([span for f in findings if f.part == IDLE for span in f.spans])
-        findings += waiting.slow_launches(scene, explained)
+        findings += hosting.slow_launches(scene, explained)
     findings = [finding for finding in findings if finding.gain_share >= least]
     return sorted(findings, key=lambda f: (scene.held_up and f.part != IDLE, -f.gain_share))
 

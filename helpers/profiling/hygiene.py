@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from statistics import mean, median
 
 from .account import (
     COMPUTE,
@@ -21,7 +22,7 @@ from .account import (
     union,
 )
 from .diagnosis import Finding, Spans
-from .findings import Scene, products, waiting
+from .findings import Scene, hosting, products
 from .places import source_lines
 from .trace import KERNEL, OP, PYTHON, Event
 
@@ -32,9 +33,8 @@ _LATE = 1000.0  # µs: a last wait that takes longer is told
 
 def notes(scene: Scene) -> list[str]:
     """One line for each, with what to record again; the worst first."""
-    return [
-        note for rule in (_start_up, _silent, _outliers, _stacks, _last_wait, _graphs, _tf32) for note in rule(scene)
-    ]
+    rules = (_start_up, _silent, _outliers, _unsteady, _stacks, _last_wait, _graphs, _tf32)
+    return [note for rule in rules for note in rule(scene)]
 
 
 def _start_up(scene: Scene) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _start_up(scene: Scene) -> Iterator[str]:
     yield (
         f"start-up is inside the profile{idle}: calls of over 1 ms take {sum(by_name.values()) / 1e3:.4g} ms ({names}; "
         f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
-        f"{waiting.allocations(scene)} times); record after some warm-up steps"
+        f"{hosting.allocations(scene)} times); record after some warm-up steps"
     )
 
 
@@ -59,23 +59,26 @@ def _silent(scene: Scene) -> Iterator[str]:
         return
     waited, queued = (scene.account.idle_shares.get(reason, 0.0) for reason in (IN_WAIT, QUEUED))
     if waited >= LEAST:
-        silent: Counter = Counter()
-        calls = {}
+        calls: dict[str, list[Event]] = defaultdict(list)
         for call in (e for e in scene.trace.host if is_wait(e) or is_copy_call(e)):
-            place = source_lines(scene.trace, [call])
-            calls[place] = call.name
-            silent[place] += covered(scene.account.idle[IN_WAIT], call.begin, call.end)
-        place, us = silent.most_common(1)[0]
+            calls[f"{call.name} of {source_lines(scene.trace, [call])}"].append(call)
+        silent = {place: _silence(scene, group) for place, group in calls.items()}
+        place = max(silent, key=silent.__getitem__)
         yield (
-            f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it "
-            f"({scene.per_step(us) / 1e3:.3g} ms a step) in {calls[place]} of {place}: events are missing, or "
-            "the stream waits for another rank; no finding counts it"
+            f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it in "
+            f"{place}, which blocks the host for {scene.ms(of(calls[place])):.3g} ms a step and in which the device "
+            f"idles for {scene.per_step(silent[place]) / 1e3:.3g} ms: events are missing, or the stream waits for "
+            "another rank; no finding counts it"
         )
     if queued >= 2 * LEAST:
         yield (
             f"the device idles for {queued:.0%} of the time before work that was launched already: it waits for "
             "another stream, another rank, or events are missing"
         )
+
+
+def _silence(scene: Scene, calls: list[Event]) -> float:
+    return sum(covered(scene.account.idle[IN_WAIT], call.begin, call.end) for call in calls)
 
 
 def _outliers(scene: Scene) -> Iterator[str]:
@@ -86,6 +89,12 @@ def _outliers(scene: Scene) -> Iterator[str]:
             f"{len(scene.outliers)} of {len(windows)} steps took over twice the median, the longest (step "
             f"{windows.index((begin, end))}) {(end - begin) / 1e3:.4g} ms: no finding counts them"
         )
+
+
+def _unsteady(scene: Scene) -> Iterator[str]:
+    lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
+    if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
+        yield f"steps differ: their mean is {mean(lengths):.4g} ms, their median {median(lengths):.4g} ms"
 
 
 def _stacks(scene: Scene) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The rules of `diagnose`: a function for each finding, from a `Scene` to its `Finding`s.
 
-    waiting     the device waits for the host, the host for the device, both for the loader, for copies, for other ranks
+    waiting     the host waits for the device, both for the loader
+    traffic     copies and communication while nothing computes
+    hosting     work of the host that the device waits for: optimizers and gradients in many ops, memory, launches
     products    matrix products and convolutions: sizes, types, settings, attention from separate ops, unfused chains
     needless    graphs that no backward uses, unused results, constants rebuilt in each step, separate Q, K and V
 

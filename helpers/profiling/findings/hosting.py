@@ -1,0 +1,168 @@
+"""Work of the host that the device waits for: optimizers and gradients in many ops, memory, launches."""
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from ..account import (
+    HOST_REASONS,
+    IDLE,
+    UPDATING,
+    Spans,
+    intersect,
+    is_wait,
+    length,
+    of,
+    start_up_calls,
+    subtract,
+    union,
+)
+from ..diagnosis import BOUND, ESTIMATE, MEASURED
+from ..places import source_lines
+from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, WHOLE, ZERO_GRAD, Event
+from . import LAUNCHES, RETURNED, UNFUSED, ZEROED, Finding, Scene
+
+WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
+LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
+_RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
+
+
+def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
+    """An optimizer's step as one op for each parameter and each line of its formula, or (foreach) for each line."""
+    steps: dict[str, list[Event]] = defaultdict(list)
+    for event in scene.trace.annotations:
+        if event.name.startswith(OPTIMIZER) and not event.within(OPTIMIZER):
+            steps[event.name].append(event)
+    for name, group in steps.items():
+        ops = [e for step in group for e in step.inner() if e.kind == OP and e.name.startswith("aten::")]
+        if not ops or any(op.name.startswith("aten::_fused_") for op in ops):
+            continue
+        kind = name.removeprefix(OPTIMIZER).split(".")[0]
+        foreach = any(op.name.startswith("aten::_foreach_") for op in ops)
+        calls = scene.per_step(sum(not any(outer.name.startswith("aten::") for outer in op.outer()) for op in ops))
+        if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or calls < LOOP):
+            continue
+        if scene.account:
+            part, spans = scene.larger({"compute": scene.kernels(group), IDLE: scene.idle(of(group))})
+        else:
+            part, spans = UPDATING, intersect(of(group), scene.parts[UPDATING])
+        yield scene.finding(
+            UNFUSED,
+            part,
+            spans,
+            source_lines(scene.trace, group),
+            f"{calls:.0f} ops a step, {'foreach' if foreach else 'one parameter after another'}, "
+            f"{scene.ms(of(group)):.3g} ms of the host's time",
+            f"{kind}(…, fused=True)"
+            if kind in WITH_FUSED
+            else f"{kind}(…, foreach=True), or an optimizer with fused=True",
+            BOUND,
+        )
+
+
+def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
+    """The device idles while the host runs ops and Python, but for what other findings explain."""
+    if scene.account is None or not scene.trace.on_gpu:
+        return
+    account, trace = scene.account, scene.trace
+    spans = subtract(union([span for reason in HOST_REASONS for span in account.idle[reason]]), explained)
+    kernels = [e for e in trace.device if e.kind == KERNEL]
+    launches = len({e.parent for e in kernels if e.parent is not None}) or len(kernels)
+    waited = length(of([e for e in trace.host if is_wait(e)])) / scene.us
+    slowed = any(e.kind == PYTHON for e in trace.host)
+    yield scene.finding(
+        LAUNCHES,
+        IDLE,
+        spans,
+        _where_idle(scene, spans),
+        f"{scene.per_step(launches):.4g} launches a step, one every {scene.us / launches:.3g} µs; the median kernel "
+        f"runs {median(e.us for e in kernels):.3g} µs; the host waits for the device {waited:.0%} of the time"
+        + ("; the profile has stacks, which slow the host" if slowed else ""),
+        "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops",
+        ESTIMATE if slowed else BOUND,
+    )
+
+
+def _where_idle(scene: Scene, spans: Spans) -> str:
+    """The ranges or else the outermost ops that most of the idle time falls into."""
+    events = [e for e in scene.trace.host if e.kind == OP and not any(o.kind == OP for o in e.outer())]
+    times: Counter = Counter()
+    ends = [end for _, end in spans]
+    for event in events:
+        scope = event.scope
+        while scope is not None and scope.name.startswith("ProfilerStep#"):
+            scope = scope.scope
+        i, inside = bisect_left(ends, event.begin), 0.0
+        while i < len(spans) and spans[i][0] < event.end:
+            inside += min(spans[i][1], event.end) - max(spans[i][0], event.begin)
+            i += 1
+        times[(scope or event).name.removeprefix(BACKWARD)] += inside
+    total = max(length(spans), 1e-9)
+    top = [f"{name} ({us / total:.0%})" for name, us in times.most_common(3) if us > 0.02 * total]
+    return ", ".join(top) or "between ops, in Python"
+
+
+def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
+    """Gradients filled with zeros are written, then read and added to; dropped ones are only written."""
+    trace = scene.trace
+    fills = [e for e in trace.ops if e.name in ("aten::zero_", "aten::_foreach_zero_") and _in_zero_grad(e)]
+    fills = [e for e in fills if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
+    if not fills:
+        return
+    adds = [
+        e
+        for e in trace.ops
+        if e.name == "aten::add_" and e.parent and e.parent.name == "torch::autograd::AccumulateGrad"
+    ]
+    tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
+    part, spans = scene.work(fills + adds)
+    yield scene.finding(
+        ZEROED,
+        part,
+        spans,
+        source_lines(trace, fills),
+        f"{scene.per_step(tensors):.4g} gradients a step are filled with zeros, and added into by the backward pass",
+        "zero_grad(set_to_none=True), which is the default",
+        MEASURED,
+    )
+
+
+def _in_zero_grad(event: Event) -> bool:
+    return any(outer.name.startswith(ZERO_GRAD) or outer.name.endswith(": zero_grad") for outer in event.outer())
+
+
+def returned_memory(scene: Scene) -> Iterator[Finding]:
+    """Memory that the allocator returns to the driver and requests again; each call stops the device.
+
+    Where the loop itself calls `empty_cache`, its cost includes the requests that follow.
+    """
+    trace = scene.trace
+    emptied = [
+        e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
+    ]
+    starting = set(start_up_calls(trace))
+    calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and e not in starting]
+    steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need
+    again = calls if trace.steps[0].name != WHOLE and len(steady) >= max(2, len(trace.steps) / 2) else []
+    if not emptied + again:
+        return
+    choices = {IDLE: scene.idle(of(emptied + again))} if scene.account else {}
+    part, spans = scene.larger(choices) if choices else scene.work(emptied)
+    yield scene.finding(
+        RETURNED,
+        part,
+        spans,
+        scene.where(emptied or again),
+        f"{scene.per_step(len(again)):.3g} calls of {again[0].name if again else 'empty_cache'} and its like a step",
+        "remove torch.cuda.empty_cache() from the loop"
+        if emptied
+        else "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        BOUND,
+    )
+
+
+def allocations(scene: Scene) -> int:
+    """Calls that reserve memory."""
+    return sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)

@@ -1,0 +1,114 @@
+"""Copies and communication while nothing computes."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import mean, median
+
+from ..account import COMMUNICATION, COPIES, IDLE, intersect, is_collective, is_wait, length, of
+from ..diagnosis import BOUND, MEASURED
+from ..trace import COPY, Event
+from . import COLLECTIVES, COPYING, PAGEABLE, Finding, Scene
+from .waiting import enclosing_op, is_pageable, open_when_done
+
+SMALL_COLLECTIVE_US, MANY_COLLECTIVES = 500.0, 50
+
+_KINDS = {
+    "all-reduce": re.compile(r"all_?reduce|cross_device_reduce|multimem_all_reduce", re.IGNORECASE),
+    "all-gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all-to-all": re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast|bcast", re.IGNORECASE),
+}
+
+
+def pageable_copies(scene: Scene) -> Iterator[Finding]:
+    """The driver first copies pageable memory into pinned memory, and the host waits for both copies."""
+    copies = [e for e in scene.trace.device if is_pageable(e)]
+    if not copies or scene.account is None:
+        return
+    calls = [e.parent for e in copies if e.parent is not None]
+    ops = {op for call in calls if (op := enclosing_op(call)) is not None}
+    calls += [e for op in ops for e in op.inner() if is_wait(e)]
+    part, spans = scene.larger(
+        {COPIES: intersect(of(copies), scene.account.parts[COPIES]), IDLE: open_when_done(scene, calls)}
+    )
+    mib = scene.per_step(sum(float(e.args.get("bytes", 0)) for e in copies)) / 2**20
+    yield scene.finding(
+        PAGEABLE,
+        part,
+        spans,
+        scene.where(copies),
+        f"{mib:.3g} MiB a step in {scene.per_step(len(copies)):.3g} copies, {scene.ms(of(copies)):.3g} ms",
+        "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
+        MEASURED,
+    )
+
+
+def exposed_copies(scene: Scene) -> Iterator[Finding]:
+    """Copies while nothing computes, but for those from pageable memory."""
+    copies = [e for e in scene.trace.device if e.kind == COPY and not is_pageable(e)]
+    if not copies or scene.account is None:
+        return
+    spans = intersect(of(copies), scene.account.parts[COPIES])
+    kinds = Counter()
+    for event in copies:
+        kinds[event.name.removeprefix("Memcpy ")] += event.us
+    kind = kinds.most_common(1)[0][0]
+    chosen = [e for e in copies if kind in e.name]
+    advice = "copy while the device computes: prefetch the next batch on a stream of its own, from pinned memory"
+    if "DtoD" in kind:
+        advice = "avoid copies within the device: views instead of cat and clone"
+        if any(map(is_collective, scene.trace.device)):
+            advice += "; DistributedDataParallel(gradient_as_bucket_view=True)"
+    yield scene.finding(
+        COPYING,
+        COPIES,
+        spans,
+        scene.where(chosen),
+        f"{scene.per_step(len(chosen)):.4g} copies a step {kind}, {scene.ms(of(chosen)):.3g} ms",
+        advice,
+        BOUND,
+    )
+
+
+def collectives(scene: Scene) -> Iterator[Finding]:
+    """Communication while nothing computes, by collective."""
+    if scene.account is None or not (events := [e for e in scene.trace.device if is_collective(e)]):
+        return
+    exposed = scene.account.parts[COMMUNICATION]
+    kinds: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        name = f"{event.args.get('Collective name', '')} {event.name}"
+        kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
+    told = []
+    for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
+        often, each = scene.per_step(len(group)), mean(e.us for e in group)
+        told.append(f"{kind}: {often:.4g} a step of {each:.4g} µs{_size(group)}, {scene.ms(of(group)):.3g} ms")
+    overlap = 1 - length(exposed) / length(of(events))
+    first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
+    yield scene.finding(
+        COLLECTIVES,
+        COMMUNICATION,
+        exposed,
+        first,
+        f"{'; '.join(told)}; {overlap:.0%} overlaps with compute; the time includes waits for slower ranks",
+        _remedy(scene, first, kinds[first]),
+        BOUND,
+    )
+
+
+def _size(group: list[Event]) -> str:
+    sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
+    return f" and {median(sizes):,.0f} elements" if sizes else ""
+
+
+def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:
+    small = mean(e.us for e in group) < SMALL_COLLECTIVE_US
+    if kind == "all-reduce" and small and scene.per_step(len(group)) >= MANY_COLLECTIVES:
+        return "gradients are reduced one by one: let DistributedDataParallel put them into buckets (bucket_cap_mb)"
+    if kind in ("all-gather", "reduce-scatter"):
+        return "prefetch the next layer's shard while this one computes; shard within a node; larger batches"
+    if kind == "all-to-all":
+        return "start it before work that doesn't need it; balance what each rank sends; send 16-bit values"
+    return "reduce during the backward pass (DistributedDataParallel), in 16 bits (bf16_compress_hook); larger batches"
