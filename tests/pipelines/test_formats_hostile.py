@@ -8,6 +8,8 @@ import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers.pipelines.formats import Fault, FormatError, Sample, files, mapped, tfrecord, webdataset
 
@@ -123,6 +125,33 @@ def test_a_chain_of_headers_is_a_fault_of_its_file(tmp_path):
     reader = webdataset.open_(tmp_path, index="build", faults="skip")
     assert [fault.file[-5:] for fault in reader.faults] == ["y.tar", "z.tar"] and len(reader) == 1
     assert "recursion" in reader.faults[0].what and "a header of" in reader.faults[1].what
+
+
+def pieces_of(size):
+    """Places in a tar of small members, most of them in its headers, and what is written there."""
+    return st.tuples(
+        st.integers(0, size - 1),
+        st.binary(min_size=1, max_size=12) | st.sampled_from([b"\xff" * 12, b"L", b"x", b"g", b"S"]),
+    )
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(pieces_of(3072), min_size=1, max_size=3))
+def test_a_tar_with_any_bytes_is_read_or_named(changes, tmp_path):
+    write_tar(tmp_path / "x.tar", *(member(file, content) for file, content in GOOD.items()), format=PAX)
+    raw = bytearray((tmp_path / "x.tar").read_bytes())
+    for at, content in changes:
+        raw[at : at + len(content)] = content
+    for at in range(0, 3072, 512):  # headers with right checksums
+        header = raw[at : at + 512]
+        header[148:156] = b" " * 8
+        raw[at + 148 : at + 156] = b"%06o\0 " % sum(header)
+    (tmp_path / "x.tar").write_bytes(raw)
+    (tmp_path / "x.idx.npz").unlink(missing_ok=True)
+    try:
+        assert [type(item) for item in webdataset.open_(tmp_path, index="build", faults="skip").stream()] == [Sample]
+    except FormatError as error:
+        assert "x.tar" in str(error)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Tar shards that others wrote: any names, a JPEG beside its label, keys as the webdataset library has them."""
 
+import errno
 import io
 import json
 import tarfile
@@ -135,6 +136,15 @@ def test_a_sample_without_a_label_is_named_as_that_and_the_others_are_read(membe
     assert [fault.file for fault in reader.faults] == [str(tmp_path / "x.tar")]
     assert [sample.key for sample in reader.stream()] == ["b"]
     assert not list(tmp_path.glob("*.npz"))  # an index with faults is not kept
+
+
+def test_shards_in_a_folder_that_is_read_only_are_read(tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("helpers.lab.files.write", refuse)
+    write_tar(tmp_path / "a.tar", {"a.jpg": jpeg(0), "a.cls": b"1"})
+    assert read(build(tmp_path)) == {"a": (1, jpeg(0))} and not list(tmp_path.glob("*.npz"))
 
 
 def test_shards_of_pictures_and_of_tokens_are_no_data_set(tmp_path):

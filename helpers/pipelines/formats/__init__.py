@@ -5,6 +5,7 @@
     mapped.write(samples, folder, "image")              # samples: Sample(key, label, data), data a JPEG's bytes
     reader = mapped.open_(folder)                       # len(reader), reader[i], reader.stream(), reader.find(label)
     for module in FORMATS.values(): ...                 # each has write, open_ and NEEDS, what must be installed
+    webdataset.open_(folder, index="build")             # shards of others: NAME.jpg with NAME.cls or NAME.json
 
             one sample by position     in order                   a label's positions      to change one sample
 files       open, read, close          the same, each             from the table           replace its file

@@ -8,6 +8,7 @@ missing sample is a fault when it is read.
 """
 
 import bisect
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.lab import files
 from helpers.lab.arguments import check_choice
 
 from .dataset import Fault, FormatError, Reader, Sample, naming
@@ -26,7 +28,8 @@ LARGEST = 1 << 26  # bytes of a read
 class Shards(Reader):
     """Sample i is the i-th of all shards in order. Indexes are read at opening, about 1 µs a sample.
 
-    index="build" rebuilds missing indexes, which reads those shards; a damaged shard's index isn't saved.
+    index="build" rebuilds missing indexes, which reads those shards. The index of a damaged shard isn't saved, nor one
+    in a folder that cannot be written: both are built at each opening.
 
     Files are opened at the first read and stay open. `pread` uses no shared file position, so forked workers use their
     parent's descriptors; spawned workers open their own (`pickle` omits descriptors).
@@ -146,6 +149,15 @@ class Shards(Reader):
 
     def __getstate__(self) -> dict:
         return vars(self) | {"_opened": {}}
+
+
+def save_index(index: Path, content: bytes | str) -> None:
+    """Write an index, unless its folder is read-only."""
+    try:
+        files.write(index, content)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
 
 
 def _check_extents(table: Table) -> None:

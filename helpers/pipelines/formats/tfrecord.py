@@ -20,10 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab import files
-
 from .dataset import TOKEN_TYPES, Fault, Sample, building, checked
-from .shards import Shards, Table
+from .shards import Shards, Table, save_index
 
 NEEDS = ("tfrecord",)
 DATA, INDEX = ".tfrecord", ".tfindex"
@@ -161,7 +159,7 @@ def build_index(shard: Path) -> tuple[Table, str]:
     lost = f"what comes after its first {len(rows)} samples is lost"
     why = "" if rows and at == size else f"truncated or damaged (no whole record at byte {at}); {lost}"
     if not why:
-        files.write(shard.with_suffix(INDEX), "".join(f"{offset} {length}\n" for offset, length in rows))
+        save_index(shard.with_suffix(INDEX), "".join(f"{offset} {length}\n" for offset, length in rows))
     return {"bytes": size, "offsets": offsets, "sizes": sizes}, why
 
 

@@ -23,10 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab import files
-
 from .dataset import KINDS, SUFFIXES, Fault, FormatError, Keys, Sample, building, checked, pack, unpack
-from .shards import Shards, Table
+from .shards import Shards, Table, save_index
 
 NEEDS = ("webdataset",)
 INDEX = ".idx.npz"
@@ -183,7 +181,7 @@ def build_index(shard: Path, label_from: str | None = None) -> tuple[Table, str]
     if not why:
         stored = io.BytesIO()
         np.savez(stored, label_from=label_from or "", **table)
-        files.write(shard.with_suffix(INDEX), stored.getvalue())
+        save_index(shard.with_suffix(INDEX), stored.getvalue())
     return table, why
 
 
