@@ -88,31 +88,34 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         input. Call it before the optimizer is built: parameters are new, and named W, V, U in the state dict. Weights
         are copied, one MLP at a time.
         """
-        layers: dict[nn.Module, MemoryOptimizedSwigluMLP | None] = {}
-        for parent in list(model.modules()):
-            for name, module in parent.named_children():
-                if module not in layers:
-                    layers[module] = cls._in_place_of(module, checkpoint_level)
-                if layers[module] is not None:
-                    setattr(parent, name, layers[module])
-        count = sum(layer is not None for layer in layers.values())
+        places: dict[nn.Module, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            if path and _gate_up_down(module):
+                places.setdefault(module, []).append(path)
+        del module  # so that each MLP is freed when it is replaced
+        count = 0
+        while places:
+            module, paths = places.popitem()
+            layer = cls._in_place_of(module, checkpoint_level)
+            count += layer is not None
+            for path in paths if layer is not None else ():
+                model.set_submodule(path, layer)
         if not count:
             raise ValueError(f"{type(model).__name__} has no SwiGLU MLP of gate_proj, up_proj and down_proj inside")
         return count
 
     @classmethod
     def _in_place_of(cls, module: nn.Module, checkpoint_level: int) -> "MemoryOptimizedSwigluMLP | None":
-        """The layer that computes what the module does; None if none does."""
-        linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
-        if not all(type(linear) is nn.Linear and linear.bias is None for linear in linears):
-            return None
-        layer = cls.from_linears(*linears, checkpoint_level)
-        gate = linears[0].weight
+        """The layer that computes what the module does; None if it doesn't."""
+        linears = _gate_up_down(module)
+        layer, gate = cls.from_linears(*linears, checkpoint_level), linears[0].weight
         generator = torch.Generator(gate.device).manual_seed(0)
-        x = torch.randn(8, gate.shape[1], generator=generator, device=gate.device, dtype=gate.dtype)
+        x = torch.randn(1, 8, gate.shape[1], generator=generator, device=gate.device, dtype=gate.dtype)
         with torch.no_grad():
             x = x * (2 / linears[0](x).std())  # where activations differ from each other
-            same = relative_error(layer(x), module(x)) <= (1e-3 if gate.dtype.itemsize >= 4 else 3e-2)
+            y = module(x)
+            tolerance = 1e-3 if gate.dtype.itemsize >= 4 else 3e-2
+            same = isinstance(y, Tensor) and y.shape == x.shape and relative_error(layer(x), y) <= tolerance
         return layer.train(module.training) if same else None
 
     @property
@@ -245,6 +248,12 @@ def _refuse_second_derivative(grads: list[Tensor | None], roots: list[Tensor | N
     present = [grad for grad in grads if grad is not None]
     guarded = iter(_RefuseSecondDerivative.apply(len(present), *present, *(r for r in roots if r is not None)))
     return [None if grad is None else next(guarded) for grad in grads]
+
+
+def _gate_up_down(module: nn.Module) -> list[nn.Linear]:
+    """The three Linears without biases of an MLP; empty if it isn't one."""
+    linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
+    return linears if all(type(linear) is nn.Linear and linear.bias is None for linear in linears) else []
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

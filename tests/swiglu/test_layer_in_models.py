@@ -1,6 +1,7 @@
 """The layer in the place of others': in models, in exported programs, under what callers do to an output."""
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -94,6 +95,23 @@ def test_an_mlp_that_computes_something_else_stays(options, dtype):
     model = llama(**options).to(dtype)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no SwiGLU MLP"):
         MemoryOptimizedSwigluMLP.replace_in(model)
+
+
+def test_an_mlp_is_freed_when_it_is_replaced():
+    model, freed = llama(), []
+    for layer in model.model.layers:
+        weakref.finalize(layer.mlp.gate_proj.weight, freed.append, 1)
+    first, build = [], MemoryOptimizedSwigluMLP._in_place_of
+
+    def spy(module, level):
+        first.append(len(freed))
+        return build(module, level)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryOptimizedSwigluMLP, "_in_place_of", spy)
+        MemoryOptimizedSwigluMLP.replace_in(model)
+    assert first == [0, 1]
+    assert len(freed) == 2
 
 
 def test_an_mlp_that_is_shared_is_replaced_by_one_layer():
