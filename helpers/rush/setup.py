@@ -35,7 +35,7 @@ CHOICES = {
 
 # Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
 NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
-    ("precision", "tf32"): ("CUDA",),
+    ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
     ("attention", "cudnn"): ("CUDA",),
     ("norm", "triton"): ("CUDA", "triton"),
     ("rope", "triton"): ("CUDA", "triton"),

@@ -86,6 +86,16 @@ def test_float8_needs_a_gpu_that_has_it():
         assert setup.missing_because(CUDA) == ""
 
 
+def test_tf32_and_bf16_need_the_units_for_them():
+    with a_gpu((7, 5)):
+        for precision in ("tf32", "amp-bf16"):
+            setup = Setup(precision=precision)
+            assert setup.missing_because(CUDA) == f"precision {precision!r}: needs a GPU of compute capability 8.0"
+            assert setup.possible(CUDA) == Setup()
+    with a_gpu((8, 0)):
+        assert Setup(precision="tf32").missing_because(CUDA) == ""
+
+
 def test_a_missing_package_is_named_as_not_installed():
     with mock.patch("helpers.lab.machine.installed", return_value=None):
         setup = Setup(float8="torchao", precision="bf16")
@@ -103,12 +113,8 @@ def test_a_gpu_without_bf16_falls_back_on_what_it_has():
     setup = Setup(precision="amp-bf16", residual="bf16", float8="tensorwise", attention="flash")
     with a_gpu((7, 5)):
         nearest = setup.possible(CUDA)
-    assert (nearest.precision, nearest.residual, nearest.float8, nearest.attention) == (
-        "tf32",
-        "weights",
-        "none",
-        "math",
-    )
+    assert (nearest.precision, nearest.residual) == ("fp32", "weights")
+    assert (nearest.float8, nearest.attention) == ("none", "math")
 
 
 def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():
