@@ -41,6 +41,7 @@ from .findings import (
     ATTENTION,
     CONSTANT,
     DETERMINISTIC,
+    HOST_WAITS,
     KEPT_GRAPH,
     RETURNED,
     SEPARATE,
@@ -58,6 +59,7 @@ from .trace import Trace
 
 Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
+NEED_PLACES = (HOST_WAITS, DETERMINISTIC, KEPT_GRAPH)  # notes that begin so name lines
 # What only shapes or stacks show.
 FROM_SHAPES = {ATTENTION, CONSTANT, DETERMINISTIC, RETURNED, SEPARATE, UNALIGNED, UNBENCHMARKED}
 
@@ -104,10 +106,10 @@ def diagnose(
     if places is not None:
         told, located = _diagnosed(read_trace(places), least)
         findings = _located(findings, located, found)
-        missing = ("no Python frames", "no shapes")
-        notes = [note for note in found.notes if not note.startswith(missing)]
-        notes += [note for note in told.notes if note.startswith(KEPT_GRAPH) or " on a CPU" in note]
-        found = replace(found, notes=tuple(dict.fromkeys(notes)))
+        by_places = (*NEED_PLACES, "no Python frames", "no shapes")
+        notes = [note for note in found.notes if not note.startswith(by_places)]
+        notes += [note for note in told.notes if note.startswith(NEED_PLACES)]
+        found = replace(found, notes=tuple(notes))
     source = Path(profile) if isinstance(profile, str | Path) else None
     return _with_findings(replace(found, source=source), findings)
 

@@ -100,7 +100,7 @@ def _unsteady(scene: Scene) -> Iterator[str]:
 def _stacks(scene: Scene) -> Iterator[str]:
     if scene.account and any(e.kind == PYTHON for e in scene.trace.host):
         yield "stacks were recorded (with_stack), which slows the host: what the host costs is too high; record without"
-    slowed = scene.trace.about.get("profiler_slowdown")
+    slowed = scene.trace.about.get("slowed_by")
     if isinstance(slowed, int | float) and slowed > 0.05:
         yield f"the profiler made the steps {slowed:.0%} longer"
 
