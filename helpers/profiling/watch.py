@@ -93,14 +93,12 @@ def watch(
     costs = folder / ("costs.json.gz" if ranks == 1 else f"rank{rank}.json.gz")
     places = folder / "places.json.gz"
     _clear(folder, rank, ranks)
-    windows = Windows(steps, after, rank, ranks)
+    windows = Windows(costs, places, steps, after, rank, ranks)
     variables = {name: os.environ.get(name) for name in READ_EARLY}
 
     def stepped(optimizer: Optimizer) -> None:
-        if windows.stepped(optimizer):
-            windows.save(costs, places)
-            if not go_on:
-                raise _Stop if threading.current_thread() is threading.main_thread() else SystemExit
+        if windows.stepped(optimizer) and not go_on:
+            raise _Stop if threading.current_thread() is threading.main_thread() else SystemExit
 
     # Kept until the profiles are saved, which don't own the names of its functions.
     program = (
@@ -114,8 +112,6 @@ def watch(
     if os.getpid() != process:  # a fork of the script's
         raise SystemExit(code)
     gc.collect()  # DataLoader's iterators, which end their workers
-    if not costs.exists():
-        windows.save(costs, places)
     if costs.exists():
         notes = [f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)]
         late = [name for name, value in variables.items() if os.environ.get(name) != value]
@@ -200,12 +196,26 @@ def _hidden(home: Path) -> dict[str, types.ModuleType]:
 def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
     """Call `ended(optimizer)` when a step of any optimizer has returned; a step inside a step is part of it.
 
-    torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut.
+    torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut. A step
+    in the backward pass counts when that is over: a profiler that starts or stops inside of one crashes.
     """
-    inside, originals, hook = threading.local(), {}, Optimizer.profile_hook_step
+    inside, originals, hook, backward = threading.local(), {}, Optimizer.profile_hook_step, torch.autograd.backward
+    waiting: list[Optimizer] = []
+
+    def tell(optimizer: Optimizer) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            ended(optimizer)
+        else:
+            waiting.append(optimizer)
+
+    @functools.wraps(backward)
+    def whole_backward(*args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        while waiting and torch._C._current_graph_task_id() == -1:
+            ended(waiting.pop(0))
 
     def counted(step: Callable[..., Any]) -> Callable[..., Any]:
-        told = torch.compiler.disable(ended)
+        told = torch.compiler.disable(tell)
         step.hooked = True  # type: ignore[attr-defined]
 
         @functools.wraps(step)
@@ -235,9 +245,11 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
         if getattr(vars(kind).get("step"), "hooked", False):
             kind.step = counted(kind.step)
     Optimizer.profile_hook_step = staticmethod(lambda step: counted(hook(step)))
+    torch.autograd.backward = whole_backward
     try:
         yield
     finally:
+        torch.autograd.backward = backward
         Optimizer.profile_hook_step = staticmethod(hook)
         for kind in kinds(Optimizer):
             if vars(kind).get("step") in originals:

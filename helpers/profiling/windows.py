@@ -43,30 +43,32 @@ Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
 
 
 class Window:
-    """A few iterations under torch's profiler, each marked `ProfilerStep#N`.
+    """A few iterations under torch's profiler, each marked `ProfilerStep#N`, in a file once they are over.
 
-    The profile's `slowed_by` is how much longer its iterations took than unprofiled ones: 0.07 for 7 %.
+    `slowed_by` in the file is how much longer they took than unprofiled ones: 0.07 for 7 %.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.iterations = 0  # recorded whole
-        self.profiler: torch.profiler.profile | None = None
-        self._marked: range = range(0)  # the numbers of these
+        self.events = 0.0  # in an iteration
+        self._profiler: torch.profiler.profile | None = None
 
     def start(self, number: int, warm: int, **options: bool) -> None:
         """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
         first = OFFSET + number
-        self.profiler = torch.profiler.profile(
+        self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
             schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
             **options,
         )
-        self.profiler.step_num = first
-        self.profiler.start()
+        self._profiler.step_num = first
+        self._profiler.start()
 
     def record(self, active: int, warm: int, plain: list[float]) -> Waiting:
-        """Go on for so many iterations and stop; closed before, it keeps those that are complete."""
-        profiler, seconds, first = self.profiler, [], self.profiler.step_num
+        """Go on for so many iterations, stop and save; closed before, it saves those that are complete."""
+        profiler, seconds, first = self._profiler, [], self._profiler.step_num + warm
+        thread = threading.get_ident()
         try:
             for number in range(warm + active):
                 began = time.perf_counter()
@@ -76,35 +78,30 @@ class Window:
                 if number + 1 < warm + active:
                     profiler.step()
         finally:
-            self.iterations = len(seconds)
-            self._marked = range(first + warm, first + warm + self.iterations)
             if seconds and len(plain) > 2:
                 slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
             profiler.stop()
+            if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
+                self.iterations = len(seconds)
+                self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
+                self._save(range(first, first + self.iterations))  # at once: during another profiler's run it crashes
+            self._profiler = None
 
-    @property
-    def events(self) -> float:
-        """In an iteration."""
-        return len(self.profiler.profiler.kineto_results.events()) / self.iterations if self.iterations else 0.0
+    def _save(self, marked: range) -> None:
+        """Write the profile with the marks of these numbers."""
 
-    def save(self, path: Path) -> None:
-        """Write the profile, whole or not at all."""
+        def own(mark: re.Match[bytes]) -> bytes:
+            number = int(mark[1])
+            return b'"ProfilerStep#%d"' % (number - OFFSET) if number in marked else b'"step %d, not recorded"' % number
+
         with tempfile.TemporaryDirectory() as folder:
             plain = Path(folder) / "trace.json"
-            self.profiler.export_chrome_trace(str(plain))
-            data = plain.read_bytes()
-        data = MARK.sub(self._own_mark, data)
-        if self.profiler.with_stack:
-            data = _with_call_sites(data, self.profiler.profiler.kineto_results)
-        files.write(path, gzip.compress(data, 4))
-
-    def _own_mark(self, mark: re.Match[bytes]) -> bytes:
-        """The mark with the iteration's number, if it is one of ours, else a name that marks no step."""
-        number = int(mark[1])
-        return (
-            b'"ProfilerStep#%d"' % (number - OFFSET) if number in self._marked else b'"step %d, not recorded"' % number
-        )
+            self._profiler.export_chrome_trace(str(plain))
+            data = MARK.sub(own, plain.read_bytes())
+        if self._profiler.with_stack:
+            data = _with_call_sites(data, self._profiler.profiler.kineto_results)
+        files.write(self.path, gzip.compress(data, 4))
 
 
 class Windows:
@@ -114,14 +111,17 @@ class Windows:
     since one that ended alone would leave the others waiting; rank 0 alone records places.
     """
 
-    def __init__(self, steps: int, after: int | None = None, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, costs: Path, places: Path, steps: int, after: int | None = None, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self.costs, self.places = Window(costs), Window(places)
+        self.first = Window(costs.with_name(f".{costs.name}.first"))
         self.steps, self.rank, self.ranks = steps, rank, ranks
         self.warm, self._given = 10 if after is None else max(after, 3), after is not None
-        self.first, self.costs, self.places = Window(), Window(), Window()
         self.recording = self.starting = self.disturbed = False
         self.others: set[int] = set()  # profilers of the script's that run
         self.iterations = 0  # that have ended
-        self.over = False
+        self._over = False
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
         self._process, self._thread = os.getpid(), None
@@ -129,7 +129,7 @@ class Windows:
 
     def stepped(self, optimizer: Optimizer) -> bool:
         """Whether the last window ended with this step of the optimizer."""
-        if self.over or os.getpid() != self._process:
+        if self._over or os.getpid() != self._process:
             return False
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
@@ -140,29 +140,25 @@ class Windows:
         self.iterations += 1
         next(self._plan, None)
         together = self.warm + self.steps + 1 + WITH_STACKS
-        self.over = self._plan.gi_frame is None if self.ranks == 1 else self.iterations >= together
-        return self.over
+        self._over = self._plan.gi_frame is None if self.ranks == 1 else self.iterations >= together
+        return self._over
 
     def close(self) -> None:
         """End the window that is open; its complete iterations count."""
-        self.over = True
+        self._over = True
         if os.getpid() != self._process:
             return
-        with contextlib.suppress(RuntimeError):  # opened by another thread, which alone can close it
+        with contextlib.suppress(RuntimeError):  # some versions of torch stop a profiler only in its own thread
             self._plan.close()
-
-    def save(self, costs: Path, places: Path) -> None:
-        """Save the windows that hold an iteration."""
-        self.close()
-        for window, path in ((self.costs if self.costs.iterations else self.first, costs), (self.places, places)):
-            if window.iterations:
-                window.save(path)
+        if self.first.iterations and not self.costs.iterations:
+            self.first.path.replace(self.costs.path)
+        self.first.path.unlink(missing_ok=True)
 
     def missing(self, script: str) -> str:
         """What the script ended too early for, in words; nothing if it didn't."""
         if self.rank or self.places.iterations:
             return ""
-        recorded = (self.costs if self.costs.iterations else self.first).iterations
+        recorded = self.costs.iterations or self.first.iterations
         return (
             f"{script} ended after {self.iterations} iterations: {recorded} recorded without source lines, none with; "
             f"a smaller --after or --steps records both"
@@ -177,7 +173,6 @@ class Windows:
             yield
             self._plain.append(time.perf_counter() - last)
         yield from self._window(self.costs, self._fitting(self.steps, self.first), 1)
-        self.first = Window()
         if self.rank == 0:
             most = self._fitting(min(self.steps, WITH_STACKS), self.costs, STACKS)
             yield from self._window(self.places, most, 1, record_shapes=True, with_stack=True)

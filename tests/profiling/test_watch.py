@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from helpers.__main__ import main
+from helpers.profiling import windows
 from helpers.profiling.watch import NothingRecorded, watch
 from helpers.profiling.windows import end_of_iteration
 
@@ -290,6 +291,8 @@ def test_a_training_in_a_thread_is_recorded(script):
     thread = threading.Thread(target=train); thread.start(); thread.join()
     """
     assert in_steps(watch(script(body), steps=2).costs) == [(1, 1)] * 2
+    early = watch(script(body.replace("40", "15")))
+    assert in_steps(early.costs) == [(1, 1)] * 3
 
 
 def test_a_scaler_that_skips_steps_does_not_end_iterations(script):
@@ -412,6 +415,30 @@ def test_an_earlier_runs_profiles_make_way(script, tmp_path, monkeypatch):
     script(PLAIN.replace("41", "8"))
     watch(name, steps=1, after=6)
     assert sorted(file.name for file in folder.iterdir()) == ["costs.json.gz", "mine.json.gz"]
+
+
+def test_many_events_or_long_iterations_shorten_the_windows(script, monkeypatch):
+    monkeypatch.setattr(windows, "EVENTS", 300)
+    recording = watch(script(PLAIN))
+    assert 1 <= len(in_steps(recording.costs)) < 8
+    assert len(in_steps(recording.places)) == 1
+    monkeypatch.setattr(windows, "WARM_S", 0.0)
+    monkeypatch.setattr(windows, "WINDOW_S", 0.0)
+    recording = watch(script(PLAIN.replace("41", "13")))
+    assert len(in_steps(recording.costs)) == len(in_steps(recording.places)) == 1
+
+
+def test_steps_inside_the_backward_pass_are_recorded(script):
+    body = """
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for _ in range(40): loss(model).backward()
+    """
+    recording = watch(script(body), steps=3)
+    assert [steps for steps, _ in in_steps(recording.costs)] == [4] * 3
+    assert recording.places
 
 
 def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
