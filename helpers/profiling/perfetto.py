@@ -11,8 +11,9 @@ from typing import Any
 
 from helpers.lab import files
 
+from .account import IDLE, device_account, host_account
 from .diagnosis import SHOWN, Diagnosis, Finding, Spans
-from .trace import COPY, FILL, KERNEL, Trace
+from .trace import Trace
 
 PROCESS = 50_000_000  # above the largest process id of Linux, 4194304, and what kineto gives to devices
 CHUNK = 2**20
@@ -23,7 +24,7 @@ _EVENT = re.compile(rb'\{\s*"(?:ph|name|cat)"\s*:')
 def marked(source: str | Path, diagnosis: Diagnosis, trace: Trace, path: str | Path) -> Path:
     """Write the profile in `source` to `path`, with the diagnosis as a process of its own; gzipped if named ".gz".
 
-    A thread shows what the device does (compute, communication, copies, idle), and one for each finding when it
+    A thread shows the account (compute, communication, copies, idle and why), and one for each finding when it
     happened, with gain, place and advice as arguments. The text is copied a megabyte at a time and never parsed, so
     this needs little memory beyond `trace`, and what can't be parsed stays as it was. A file that is cut off ends with
     its last complete event. The new file is written completely or not at all.
@@ -41,7 +42,8 @@ def marked(source: str | Path, diagnosis: Diagnosis, trace: Trace, path: str | P
 
 def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
     """The diagnosis as events of Chrome's trace format, in the order of their beginnings."""
-    threads = [("device", [(*span, state, {}) for state, spans in device_states(trace).items() for span in spans])]
+    track, parts = states(trace)
+    threads = [(track, [(*span, part, {}) for part, spans in parts.items() for span in spans])]
     for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
         threads.append((f"{number}. {finding.finding}", _slices(finding)))
     names = [_named("process_name", 0, "diagnosis")]
@@ -76,25 +78,13 @@ def _slices(finding: Finding) -> list[tuple[float, float, str, dict[str, str]]]:
     return [(begin, end, finding.finding, args) for begin, end in finding.spans]
 
 
-def device_states(trace: Trace) -> dict[str, Spans]:
-    """When the device computes, and when it communicates, copies or idles while nothing computes."""
-    kinds = {KERNEL: 0, COPY: 2, FILL: 2}
-    edges = []
-    for event in trace.device:
-        rank = 1 if event.kind == KERNEL and "nccl" in event.name.lower() else kinds[event.kind]
-        edges += [(event.begin, 1, rank), (event.end, -1, rank)]
-    names, running, since = ("compute", "communication", "copies", "idle"), [0, 0, 0], 0.0
-    states: dict[str, Spans] = {name: [] for name in names}
-    for time, change, rank in sorted(edges):
-        state = names[next((i for i, count in enumerate(running) if count), 3)]
-        if time > since and since:
-            if states[state] and states[state][-1][1] == since:
-                states[state][-1] = (states[state][-1][0], time)
-            else:
-                states[state].append((since, time))
-        since = time
-        running[rank] += change
-    return {name: spans for name, spans in states.items() if spans}
+def states(trace: Trace) -> tuple[str, dict[str, Spans]]:
+    """("device", when it is in which part of the account, idle time by its reason); of a CPU's trace ("loop", …)."""
+    account = device_account(trace)
+    if account is None:
+        return "loop", host_account(trace)
+    busy = {part: spans for part, spans in account.parts.items() if part != IDLE}
+    return "device", busy | {f"{IDLE}: {reason}": spans for reason, spans in account.idle.items()}
 
 
 def _chunks(source: Path) -> Iterator[bytes]:

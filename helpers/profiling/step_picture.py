@@ -13,7 +13,7 @@ import pandas as pd
 
 from .account import timeline
 from .diagnosis import SHOWN, Diagnosis, milliseconds
-from .perfetto import device_states
+from .perfetto import states
 from .trace import Trace
 
 # (fill, text on it): Okabe and Ito's colours, which remain distinct under colour blindness.
@@ -62,20 +62,21 @@ def picture(diagnosis: Diagnosis, trace: Trace) -> str:
     if table.empty:
         return f"{title}<p>This step holds no events to draw.</p>"
     start = trace.steps[-1].begin
-    begin, end = min(0.0, table.begin_ms.min()), table.end_ms.max()
+    begin, end = min(0.0, float(table.begin_ms.min())), float(table.end_ms.max())
     marks = list(_marks(diagnosis, start, begin, end))
-    device = sorted(
-        (*span, name) for name, spans in device_states(trace).items() for span in _clipped(spans, start, begin, end)
-    )
-    rows = marks + [Row("device", device)] * bool(device) + list(_tracks(table))
-    left_out = table.track.nunique() - MOST_TRACKS
-    more = f" {left_out} tracks with less work are left out." if left_out > 0 else ""
-    said = (
-        f"{milliseconds(end - begin)}; rows with numbers are the findings: point at one to see it across all tracks. "
-        f"Device work belongs to the step that launched it, and may end after the step on the host (dashed).{more}"
-    )
+    track, parts = states(trace)
+    account = sorted((*span, part) for part, spans in parts.items() for span in _clipped(spans, start, begin, end))
+    rows = [*marks, Row(f"{track}: account", account), *_tracks(table)]
     ends = (trace.steps[-1].end - start) / 1e3
+    said = _said(end - begin, bool(marks), ends < end, table.track.nunique() - MOST_TRACKS)
     return f'{title}<p style="opacity:.75;margin:.2em 0">{said}</p>{_svg(rows, len(marks), begin, end, ends)}'
+
+
+def _said(ms: float, marked: bool, outlasted: bool, left_out: int) -> str:
+    said = [f"{milliseconds(ms)}."]
+    said += ["Rows with numbers are the findings: point at one to see it across all tracks."] * marked
+    said += ["Device work belongs to the step that launched it: it goes on after the step's end, dashed."] * outlasted
+    return " ".join(said + [f"{left_out} tracks with less work are left out."] * (left_out > 0))
 
 
 def _clipped(spans: list[tuple[float, float]], start: float, begin: float, end: float) -> Iterator[tuple[float, float]]:
@@ -103,10 +104,11 @@ def _tracks(table: pd.DataFrame) -> Iterator[Row]:
         if track not in busiest:
             continue
         rows: list[Row] = []
+        label = str(track).replace("stream stream", "stream")  # torch 1.9 calls its tracks so itself
         for event in events.sort_values("begin_ms", kind="stable").itertuples():
             depth = next((i for i, row in enumerate(rows) if row.spans[-1][1] <= event.begin_ms), len(rows))
             if depth == len(rows) < 3:
-                rows.append(Row("" if rows else str(track), [], str(track), COLOURS.get(str(track), ("", ""))[0]))
+                rows.append(Row("" if rows else label, [], label, COLOURS.get(str(track), ("", ""))[0]))
             rows[min(depth, 2)].spans.append((event.begin_ms, event.end_ms, event.name))
         yield from rows
 
@@ -190,8 +192,8 @@ def _rect(x: float, width: float, title: str) -> str:
 
 def _part(name: str) -> str:
     """The part of the account that a span of the device's belongs to."""
-    if name in COLOURS:
-        return name
+    if (part := name.removeprefix("idle: ")) in COLOURS:
+        return part
     if name.startswith(("Memcpy", "Memset")):
         return "copies"
     return "communication" if "nccl" in name.lower() else "compute"

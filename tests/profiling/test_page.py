@@ -184,7 +184,7 @@ def test_the_devices_state_covers_its_time_once(tmp_path):
         ("compute", 2000.0, 2010.0),
         ("communication", 2010.0, 2020.0),
         ("copies", 2020.0, 2030.0),
-        ("idle", 2030.0, 2040.0),
+        ("idle: Python", 2030.0, 2040.0),
         ("compute", 2040.0, 2050.0),
     ]
 
