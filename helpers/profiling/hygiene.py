@@ -33,7 +33,7 @@ _LATE = 1000.0  # µs: a last wait that takes longer is told
 
 def notes(scene: Scene) -> list[str]:
     """One line for each, with what to record again; the worst first."""
-    rules = (_start_up, _silent, _outliers, _unsteady, _stacks, _last_wait, _graphs, _tf32)
+    rules = (_start_up, _silent, _outliers, _unsteady, _devices, _stacks, _last_wait, _graphs, _tf32)
     return [note for rule in rules for note in rule(scene)]
 
 
@@ -95,6 +95,12 @@ def _unsteady(scene: Scene) -> Iterator[str]:
     lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
     if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
         yield f"steps differ: their mean is {mean(lengths):.4g} ms, their median {median(lengths):.4g} ms"
+
+
+def _devices(scene: Scene) -> Iterator[str]:
+    devices = {e.track[0] for e in scene.trace.device}
+    if len(devices) > 1:
+        yield f"work of {len(devices)} devices is recorded: the account counts a time as busy if any of them is"
 
 
 def _stacks(scene: Scene) -> Iterator[str]:

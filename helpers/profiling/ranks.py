@@ -16,7 +16,7 @@ def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
     A ValueError if the files aren't profiles of the ranks of one run.
     """
     seen: dict[int, Path] = {}
-    worlds, spent = set(), {}
+    worlds, spent, times = set(), {}, []
     for path in files:
         trace = read_trace(path)
         rank, world = _identity(trace, path)
@@ -26,11 +26,14 @@ def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
             )
         seen[rank] = path
         worlds.add(world)
+        times.append(_recorded(trace))
         spent[rank] = sum(e.us for e in trace.device if is_collective(e)) / len(trace.steps) / 1e3
     if len(worlds) > 1:
         raise ValueError(
             f"the profiles are of runs with {' and '.join(map(str, sorted(worlds)))} ranks: one run is needed"
         )
+    if max(begin for begin, _ in times) > min(end for _, end in times):
+        raise ValueError("the profiles were not recorded at the same time: one run is needed")
     middle, last = median(spent.values()), min(spent, key=spent.__getitem__)
     if not middle or middle - spent[last] < APART * middle:
         first = min(seen)
@@ -40,6 +43,14 @@ def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
         f"rank {last} is the last to arrive: {spent[last]:.3g} ms a step in collectives, where the median of "
         f"{len(seen)} ranks is {middle:.3g}, most of it waiting; this is its account"
     ]
+
+
+def _recorded(trace: Trace) -> tuple[float, float]:
+    """When the profile was recorded, in µs of the clock."""
+    base = trace.about.get("baseTimeNanoseconds", 0)
+    base_us = base / 1e3 if isinstance(base, int) else 0.0
+    events = trace.host + trace.device
+    return base_us + min(e.begin for e in events), base_us + max(e.end for e in events)
 
 
 def _identity(trace: Trace, path: Path) -> tuple[int, int]:

@@ -65,6 +65,11 @@ def test_the_ranks_of_a_folder_are_one_run(tmp_path):
     (tmp_path / "rank3.json").write_text(json.dumps(profiled))
     with pytest.raises(ValueError, match=r"both of rank 2"):
         diagnose(tmp_path)
+    profiled["distributedInfo"] |= {"rank": 3, "world_size": 3}
+    later = [e | {"ts": e["ts"] + 3.6e9} for e in profiled["traceEvents"] if "ts" in e]
+    (tmp_path / "rank3.json").write_text(json.dumps(profiled | {"traceEvents": later}))
+    with pytest.raises(ValueError, match="not recorded at the same time"):
+        diagnose(tmp_path)
 
 
 def test_a_folder_without_profiles_and_files_too_large_are_told_in_one_line(tmp_path, monkeypatch):
