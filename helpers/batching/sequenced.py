@@ -52,8 +52,9 @@ class SequencedDataset(IterableDataset[Packed]):
     An epoch is the same for the same seed. It doesn't advance by itself: call `set_epoch` before each pass. That
     reaches workers that live on from epoch to epoch, too.
 
-    Each sample comes once over all ranks, and ranks get equally many sequences: up to `world_size` − 1 of those
-    with the most documents are split in two. Only if each sequence is a single document may ranks differ by one.
+    Each sample comes once over all ranks (torch.distributed's unless given), and ranks get equally many sequences: up
+    to `world_size` − 1 of those with the most documents are split in two. Only if each sequence is a single document
+    may ranks differ by one.
 
     `fixed=True` pads to `max_length`, so that the tensors of a token each keep their shapes and compiled code is
     compiled once; `offsets` still has one entry a document.

@@ -62,3 +62,13 @@ def test_text_of_a_record_stays_text_in_markdown(monkeypatch):
         "",
         "Times.",
     ]
+
+
+def test_a_caption_that_names_a_machine_stays_text(monkeypatch, tmp_path):
+    shown = []
+    monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
+    monkeypatch.setattr(notebook, "display", lambda made, metadata, raw=False: shown.append(made))
+    drawn, axis = notebook.figures.new(height=1)
+    axis.plot([1])
+    notebook.figure(drawn, "line", "Measured on CPU_1 *<b>*.")
+    assert shown[-1].data == r"*Measured on CPU\_1 \*\<b\>\*.*"
