@@ -26,10 +26,22 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
-    options, unknown = _parser().parse_known_args(arguments)
+    try:
+        options, unknown = _parser().parse_known_args(arguments)
+    except KeyboardInterrupt:  # the parser's choices take a second, as torch is imported for them
+        return _fail("stopped", 130)
     if unknown:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
         return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        kept = "finished rows are kept, and the same command goes on there"
+        said = {measure: f"stopped; {kept}", report: "stopped; nothing was written"}
+        return _fail(said.get(options.run, "stopped"), 130)
+
+
+def _run(options: argparse.Namespace) -> int:
     from helpers.experiments import UnknownName
     from helpers.lab.machine import NO_ASSERTIONS, DeviceError
     from helpers.lab.records import RecordError
@@ -42,12 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except (DeviceError, RecordError, OSError) as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        after = {
-            measure: "; finished rows are kept, and the same command goes on there",
-            report: "; nothing was written",
-        }
-        return _fail("stopped" + after.get(options.run, ""), 130)
 
 
 def measure(options: argparse.Namespace) -> int:

@@ -183,3 +183,13 @@ def test_measuring_needs_no_jupyter_no_matplotlib_and_no_optional_package():
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("place", ["_parser", "_run"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(place, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"helpers.__main__.{place}", interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "python -m helpers: stopped\n"
