@@ -137,6 +137,7 @@ def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
         host=None if account else shares,
         findings=(),
         notes=tuple(notes),
+        warnings=tuple(hygiene.warnings(scene)),
     )
     return found, findings
 

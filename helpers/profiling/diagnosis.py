@@ -56,6 +56,7 @@ class Diagnosis:
     host: dict[str, float] | None
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()  # why the profile may mislead, and what to record again
     further: tuple[Finding, ...] = ()  # beyond the first five
     source: Path | None = None
 
@@ -79,7 +80,10 @@ class Diagnosis:
         """What `--json` prints."""
         names = ("verdict", "bound", "steps", "step_ms", "account", "idle")
         found = {name: getattr(self, name) for name in names} | ({"host": self.host} if self.host else {})
-        return found | {"findings": [_shown(finding) for finding in self.findings], "notes": self.remarks}
+        return found | {
+            "findings": [_shown(finding) for finding in self.findings],
+            "notes": [*self.warnings, *self.remarks],
+        }
 
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
@@ -104,6 +108,10 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from wrapped(diagnosis.verdict)
     yield from ("", recorded(diagnosis), "")
     yield from _bars(diagnosis)
+    if diagnosis.warnings:
+        yield ""
+    for warning in diagnosis.warnings:
+        yield from wrapped(warning, " ! ")
     for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
         yield ""
         yield from wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")

@@ -1,4 +1,4 @@
-"""What makes a profile mislead: start-up inside it, lost events, stacks that slow the host, one slow step."""
+"""What makes a profile mislead: start-up inside it, lost events, stacks, one slow step; and other notes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -24,17 +24,22 @@ from .account import (
 from .diagnosis import Finding, Spans
 from .findings import Scene, hosting, products
 from .places import source_lines
-from .trace import KERNEL, OP, PYTHON, Event
+from .trace import KERNEL, OP, PYTHON, RUNTIME, Event
 
 LEAST = 0.02  # of the recorded time: less is not told
 UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
 _LATE = 1000.0  # µs: a last wait that takes longer is told
 
 
-def notes(scene: Scene) -> list[str]:
-    """One line for each, with what to record again; the worst first."""
-    rules = (_start_up, _silent, _outliers, _unsteady, _devices, _stacks, _last_wait, _graphs, _tf32)
+def warnings(scene: Scene) -> list[str]:
+    """Why the profile may mislead, one line each, with what to record again."""
+    rules = (_start_up, _lost, _silent, _outliers, _unsteady, _stacks)
     return [note for rule in rules for note in rule(scene)]
+
+
+def notes(scene: Scene) -> list[str]:
+    """What else the profile shows."""
+    return [note for rule in (_devices, _last_wait, _graphs, _tf32) for note in rule(scene)]
 
 
 def _start_up(scene: Scene) -> Iterator[str]:
@@ -51,6 +56,14 @@ def _start_up(scene: Scene) -> Iterator[str]:
         f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
         f"{hosting.allocations(scene)} times); record after some warm-up steps"
     )
+
+
+def _lost(scene: Scene) -> Iterator[str]:
+    launches = sum(e.kind == RUNTIME and "Launch" in e.name for e in scene.trace.host)
+    if not scene.trace.device and launches:
+        yield f"device events are missing: {launches} launches are recorded, and no kernel; record again"
+    if scene.trace.lost:
+        yield f"{scene.trace.lost} device events have no launch in the profile, and count for no op"
 
 
 def _silent(scene: Scene) -> Iterator[str]:

@@ -16,14 +16,16 @@ _FAINT = "opacity:.75"
 
 def fragment(diagnosis: Diagnosis) -> str:
     """The diagnosis for a notebook: styles are inline, text has the surrounding colour, so any theme can show it."""
-    parts = (_head(diagnosis), _account(diagnosis), _findings(diagnosis), _notes(diagnosis))
+    parts = (_head(diagnosis), _account(diagnosis), _warnings(diagnosis), _findings(diagnosis), _notes(diagnosis))
     return f'<div style="max-width:60em;line-height:1.45">{"".join(parts)}</div>'
 
 
 def page(diagnosis: Diagnosis, trace: Trace) -> str:
     """One HTML file: the account as a bar, the last step as a timeline with the findings marked, the findings."""
     parts = (_head(diagnosis), _about(diagnosis, trace), _account(diagnosis), picture(diagnosis, trace))
-    return _document(diagnosis.verdict, "".join((*parts, _findings(diagnosis), _notes(diagnosis))))
+    return _document(
+        diagnosis.verdict, "".join((*parts, _warnings(diagnosis), _findings(diagnosis), _notes(diagnosis)))
+    )
 
 
 def comparison_fragment(comparison: Comparison) -> str:
@@ -170,6 +172,12 @@ def _row(name: str, html: str) -> str:
         f'<div style="display:flex"><span style="{_FAINT};flex:0 0 5.5em">{name}</span>'
         f'<span style="overflow-wrap:anywhere;min-width:0">{html}</span></div>'
     )
+
+
+def _warnings(diagnosis: Diagnosis) -> str:
+    """Why the profile may mislead, before what it seems to say."""
+    lines = "".join(f'<div style="margin:.2em 0">⚠ {escape(warning)}</div>' for warning in diagnosis.warnings)
+    return f'<div style="margin:.9em 0">{lines}</div>' if lines else ""
 
 
 def _notes(diagnosis: Diagnosis) -> str:

@@ -149,13 +149,8 @@ def _unseen(trace: Trace) -> Iterator[str]:
     """Notes on what this trace can't show."""
     if trace.steps[0].name == WHOLE:
         yield "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
-    launches = sum(e.kind == RUNTIME and "Launch" in e.name for e in trace.host)
-    if not trace.device and launches:
-        yield f"device events are missing: {launches} launches are recorded, and no kernel; record again"
-    elif not trace.on_gpu:
+    if not trace.on_gpu:
         yield "no GPU events: only what the host shows is looked for, and times are the host's"
-    if trace.lost:
-        yield f"{trace.lost} device events have no launch in the trace, and count for no op"
     if not any(e.kind == PYTHON or "Call stack" in e.args for e in trace.host):
         yield "no Python frames (with_stack=True records them): places are named by module ranges or by op"
     if not any(e.dims for e in trace.host):

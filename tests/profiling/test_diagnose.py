@@ -325,7 +325,7 @@ def test_a_wait_in_which_the_device_has_nothing_to_do_is_told_apart():
     assert told.bound == "unknown"
     assert told.idle["wait for the device"] > 0.9
     assert sum(f.gain_share for f in told.findings) < 0.05
-    assert any("events are missing" in note for note in told.notes)
+    assert any("events are missing" in note for note in told.warnings)
 
 
 @pytest.mark.parametrize("memory", ["Pageable", "Pinned"])
@@ -373,7 +373,7 @@ def test_start_up_is_named_and_is_nobodys_fault():
     told = diagnose(on_gpu(plant))
     assert told.bound == "start-up"
     assert not told.findings
-    assert "cudaFree" in told.notes[0]
+    assert "cudaFree" in told.warnings[0]
 
 
 def test_one_slow_step_decides_nothing():
@@ -384,7 +384,7 @@ def test_one_slow_step_decides_nothing():
     told = diagnose(on_gpu(plant, steps=8))
     assert told.step_ms == pytest.approx(0.85, abs=0.1)
     assert not told.findings
-    assert any("took over twice the median" in note for note in told.notes)
+    assert any("took over twice the median" in note for note in told.warnings)
 
 
 def test_a_host_that_is_slower_than_the_device_is_named_whatever_its_kernels_last():
@@ -410,7 +410,7 @@ def test_launches_without_any_kernel_are_lost_events():
     gpu = Synthetic()
     gpu.train_step(0)
     told = diagnose(parse([e for e in gpu.events if e["cat"] not in ("kernel", "gpu_memcpy")], {}, []))
-    assert any("device events are missing" in note for note in told.notes)
+    assert any("device events are missing" in note for note in told.warnings)
 
 
 def test_work_that_was_launched_before_the_first_step_belongs_to_none():

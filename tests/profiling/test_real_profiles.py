@@ -42,7 +42,7 @@ def test_the_account_is_that_of_an_independent_count(told, name):
 
 def test_what_each_is_slow_in_is_told(told):
     toy, rank, graph = told["hta_minitoy_mi250"], told["param_dlrm_rank7"], told["tracelens_vllm_decode_graph_mi300x"]
-    assert "hipLaunchKernel" in toy.notes[0] and "start-up" in toy.notes[0]
+    assert "hipLaunchKernel" in toy.warnings[0] and "start-up" in toy.warnings[0]
     assert rank.findings[0].finding == finding.LAUNCHES
     assert finding.COLLECTIVES in {f.finding for f in rank.findings}
     assert not graph.findings

@@ -11,6 +11,7 @@ from profiling.synthetic import Synthetic
 from torch import nn
 from torch.profiler import profile, record_function, schedule
 
+from helpers.profiling import diagnose
 from helpers.profiling import read_trace as reading
 from helpers.profiling import trace as kinds
 from helpers.profiling.account import (
@@ -153,7 +154,7 @@ def test_device_time_counts_for_all_that_launched_it():
 
 def test_device_events_without_a_launch_are_counted():
     raw = [e for e in synthetic(1) if e["name"] != "cudaMemcpyAsync"]
-    assert any(note.startswith("1 device events have no launch") for note in parse(raw, {}, []).notes)
+    assert any(note.startswith("1 device events have no launch") for note in diagnose(parse(raw, {}, [])).warnings)
 
 
 spans = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), min_size=1, max_size=12)

@@ -19,7 +19,7 @@ from ..account import (
     subtract,
     union,
 )
-from ..diagnosis import BOUND, ESTIMATE, MEASURED
+from ..diagnosis import BOUND, ESTIMATE, MEASURED, milliseconds
 from ..places import source_lines
 from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, WHOLE, ZERO_GRAD, Event
 from . import LAUNCHES, RETURNED, UNFUSED, ZEROED, Finding, Scene
@@ -77,9 +77,9 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         IDLE,
         spans,
         _where_idle(scene, spans),
-        f"{scene.per_step(launches):.4g} launches a step, one every {scene.us / launches:.3g} µs; the median kernel "
-        f"runs {median(e.us for e in kernels):.3g} µs; the host waits for the device {waited:.0%} of the time"
-        + ("; the profile has stacks, which slow the host" if slowed else ""),
+        f"{scene.per_step(launches):.4g} launches a step, one every {milliseconds(scene.us / launches / 1e3)}; the "
+        f"median kernel runs {milliseconds(median(e.us for e in kernels) / 1e3)}; the host waits for the device "
+        f"{waited:.0%} of the time" + ("; the profile has stacks, which slow the host" if slowed else ""),
         "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops",
         ESTIMATE if slowed else BOUND,
     )
