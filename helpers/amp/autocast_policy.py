@@ -108,7 +108,9 @@ KNOWN_DIFFERENCES = (
     ("both", "torch.ops.aten.*, TorchScript", "untouched", "cast", "they bypass torch's Python functions"),
     ("both", "torch.is_autocast_enabled, torch.amp.custom_fwd", "see nothing", "see it",
      "they ask torch's own state; autocast_dtype(tensor) asks ours. A model that turns torch.autocast off only where "
-     "it finds it on (transformers from 5.0, for rotary angles) needs torch's"),
+     "it finds it on, as some of transformers' do for rotary angles, needs torch's"),
+    ("both", "flex_attention outside of torch.compile", "type of the input", "low precision",
+     "a higher-order operator, of which the mode doesn't see the inside"),
     ("both", "torch.compile", "error that says so", "works", "it can't trace a mode in Python reliably"),
     ("both", "a weight changed, or first used without gradients, inside a region", "cast again",
      "first cast used again", "a stale copy, or one that has no graph, would be used in silence"),

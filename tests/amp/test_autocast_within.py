@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from helpers.amp import Autocast
@@ -136,3 +137,11 @@ def test_a_checkpoint_recomputes_what_the_forward_did(reentrant, backward_within
     found = gradient(lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=reentrant))
     assert seen == [BF16] * 3
     assert torch.equal(found, expected)
+
+
+def test_flex_attention_runs_in_the_type_of_its_inputs():
+    torch.compiler.reset()
+    layer, x = nn.Linear(16, 16).requires_grad_(False), torch.randn(1, 2, 16, 16)
+    with Autocast(BF16):
+        for q in (x, layer(x)):
+            assert flex_attention(q, q, q).dtype == q.dtype
