@@ -127,11 +127,8 @@ def main_machine() -> str:
     for cpu in (False, True):
         if names := records.devices(cpu=cpu):
             folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
-            return next(
-                row["gpu"]
-                for file in sorted((records.folder() / folder).rglob("*.csv"))
-                for row in records.whole_rows(file)
-            )
+            files = sorted((records.folder() / folder).rglob("*.csv"))
+            return next((row["gpu"] for file in files for row in records.whole_rows(file)), "")
     return ""
 
 

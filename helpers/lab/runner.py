@@ -127,7 +127,8 @@ def _alone() -> Iterator[None]:
     try:
         handle = os.open(LOCK, os.O_RDONLY)  # another user's is only read
     except FileNotFoundError:
-        handle = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
+        handle = os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        os.fchmod(handle, 0o644)  # for other users, whatever the umask
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
