@@ -4,8 +4,8 @@
     costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
     places    up to 3 iterations with shapes and stacks
 
-A window is shorter where its iterations have many events or take long. Iterations of 55 ms with 6,000 events are slowed
-by 12 % in `costs` (25 % with shapes).
+A window is shorter where its iterations have many events or take long; for `places` Python's calls are counted before.
+Iterations of 55 ms with 6,000 events are slowed by 12 % in `costs` (25 % with shapes).
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -30,7 +31,7 @@ from helpers.lab import files
 
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
-STACKS = 5  # times as many events with stacks as without
+CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/watch", "profiling/windows", "__main__"))
@@ -122,6 +123,7 @@ class Windows:
         self.others: set[int] = set()  # profilers of the script's that run
         self.iterations = 0  # that have ended
         self._over = False
+        self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
         self._process, self._thread = os.getpid(), None
@@ -155,9 +157,11 @@ class Windows:
         self.first.path.unlink(missing_ok=True)
 
     def missing(self, script: str) -> str:
-        """What the script ended too early for, in words; nothing if it didn't."""
+        """What is not recorded and why, in words; nothing if all is."""
         if self.rank or self.places.iterations:
             return ""
+        if self._calls > CALLS:
+            return f"{script} makes {self._calls:,} Python calls an iteration: too many to record source lines"
         recorded = self.costs.iterations or self.first.iterations
         return (
             f"{script} ended after {self.iterations} iterations: {recorded} recorded without source lines, none with; "
@@ -172,10 +176,12 @@ class Windows:
             last = time.perf_counter()
             yield
             self._plain.append(time.perf_counter() - last)
-        yield from self._window(self.costs, self._fitting(self.steps, self.first), 1)
+        yield from self._window(self.costs, self._fitting(self.steps, self.first.events), 1)
         if self.rank == 0:
-            most = self._fitting(min(self.steps, WITH_STACKS), self.costs, STACKS)
-            yield from self._window(self.places, most, 1, record_shapes=True, with_stack=True)
+            self._calls = yield from _python_calls()
+            most = self._fitting(min(self.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
+            if self._calls <= CALLS:
+                yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         while self.others:
@@ -191,11 +197,27 @@ class Windows:
     def _is_warm(self, seconds: float) -> bool:
         return not self._given and self.ranks == 1 and seconds > WARM_S and len(self._plain) > 2
 
-    def _fitting(self, most: int, earlier: Window, growth: int = 1) -> int:
-        """So many iterations, or fewer by the limits of events and of time."""
+    def _fitting(self, most: int, events: float) -> int:
+        """So many iterations, or fewer by the limits of events, of which one has so many, and of time."""
         seconds = statistics.median(self._plain or [0.0])
-        limits = EVENTS / max(earlier.events * growth, 1), WINDOW_S / max(seconds, 1e-9)
+        limits = EVENTS / max(events, 1), WINDOW_S / max(seconds, 1e-9)
         return max(1, int(min(most, *limits)))
+
+
+def _python_calls() -> Generator[None, None, int]:
+    """The number of Python calls, of builtin functions too, of the next iteration, which that slows."""
+    before, calls = sys.getprofile(), 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 def end_of_iteration() -> Callable[[Optimizer], bool]:

@@ -422,6 +422,9 @@ def test_many_events_or_long_iterations_shorten_the_windows(script, monkeypatch)
     recording = watch(script(PLAIN))
     assert 1 <= len(in_steps(recording.costs)) < 8
     assert len(in_steps(recording.places)) == 1
+    monkeypatch.setattr(windows, "CALLS", 10)
+    assert "Python calls an iteration: too many" in watch(script(PLAIN)).note
+    monkeypatch.setattr(windows, "CALLS", 10_000)
     monkeypatch.setattr(windows, "WARM_S", 0.0)
     monkeypatch.setattr(windows, "WINDOW_S", 0.0)
     recording = watch(script(PLAIN.replace("41", "13")))
@@ -461,7 +464,7 @@ def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
         assert in_steps(folder / f"rank{rank}.json.gz") == [(1, 1)] * 3
         assert read(folder / f"rank{rank}.json.gz")["distributedInfo"]["rank"] == rank
     assert done.stderr.count("saved in") == 1
-    assert done.stdout.count("median") == 1
+    assert done.stdout.count("steps, median") == 1
     assert "2 of 2 ranks" in done.stdout
 
 
