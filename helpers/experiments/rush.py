@@ -17,7 +17,7 @@ from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import queue_ahead
-from helpers.rush import CPU_LADDER, LADDER, Setup, climb, fused_norms, optimizers, run
+from helpers.rush import CPU_LADDER, LADDER, Setup, fused_norms, optimizers, run, rung
 from helpers.rush import peers as others
 from helpers.rush.distributed import Job
 from helpers.rush.distributed import measure as measure_ranks
@@ -197,8 +197,7 @@ def _run(setup: Setup, **steps: int) -> Row:
 
 def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
     """A step of the device's ladder; for the tiny model the nearest setup that runs here, uncompiled to save time."""
-    kind = device().type
-    setup = climb(Setup(model=model, sequence=sequence), kind)[names[kind]]
+    setup = rung(names[device().type], Setup(model=model, sequence=sequence), device())
     return replace(setup.possible(device()), compile="none") if model == TINY else setup
 
 
@@ -211,7 +210,7 @@ def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
-    setup = climb(Setup(model=model, sequence=sequence), device().type)[step]
+    setup = rung(step, Setup(model=model, sequence=sequence), device())
     return _run(replace(setup, compile="none") if model == TINY else setup)
 
 
@@ -230,7 +229,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 
     Both have the process's allocator, which on a CPU is the best rung's.
     """
-    if reason := missing_because(*others.needs(variant)):
+    if reason := missing_because(*others.needs(variant), "native bf16"):
         return {STATUS: reason}
     setup = _ladder_setup(BEST, model, sequence)
     return _apart(setup, others.against, variant, setup)

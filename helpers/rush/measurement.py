@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.lab import Timing, device, each, peak_memory
 from helpers.lab.ceilings import matmul
-from helpers.lab.machine import device_name
+from helpers.lab.machine import device_class, device_name
 from helpers.lab.memory import GIB
 from helpers.lab.precision import fp32_products
 from helpers.lab.timing import synchronize
@@ -29,7 +29,7 @@ from helpers.models.llama import preset
 from helpers.text import Vocab, corpus, local_wikitext
 
 from .setup import Setup
-from .trainer import BEFORE_CAPTURE, Trainer
+from .trainer import AUTOCAST, BEFORE_CAPTURE, Trainer
 
 LOSS_STEPS = 8
 ON_CPU_LOSS_STEPS, ON_CPU_S = 5, 6.0  # on a CPU, where the steps of the loss curve are timed, too
@@ -195,7 +195,8 @@ def flops_per_token(model: str, sequence: int) -> int:
 @functools.cache
 def matmul_rate(precision: str = "amp-bf16") -> float:
     """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
-    size, dtype = 8192 if device().type == "cuda" else 2048, torch.bfloat16 if "bf16" in precision else torch.float32
+    dtype = AUTOCAST.get(precision, torch.bfloat16 if precision == "bf16" else torch.float32)
+    size = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}[device_class()]
     with fp32_products(tf32=precision == "tf32"):
         return max(matmul(size, dtype)[1] for _ in range(3)) * 1e12  # a limit: the best of three medians
 

@@ -16,9 +16,10 @@ from helpers.models.llama import PRESETS
 CHOICES = {
     "model": tuple(PRESETS),
     # fp32 and tf32: how products of fp32 numbers are computed. amp-bf16: weights, gradients and optimizer in fp32,
-    # products and attention in bf16. bf16: weights and gradients in bf16, without an fp32 copy; torch's optimizers
-    # then lose updates below half a unit in the last place, ours round stochastically, which is exact on average.
-    "precision": ("fp32", "tf32", "amp-bf16", "bf16"),
+    # products and attention in bf16. amp-fp16: the same in fp16, with our dynamic loss scale. bf16: weights and
+    # gradients in bf16, without an fp32 copy; torch's optimizers then lose updates below half a unit in the last
+    # place, ours round stochastically, which is exact on average.
+    "precision": ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
     "attention": ("eager", "math", "flash", "cudnn", "blocked"),  # blocked: ours, for CPUs
     "norm": ("eager", "torch", "triton"),
@@ -36,7 +37,7 @@ CHOICES = {
 # Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
 NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
-    ("attention", "cudnn"): ("CUDA",),
+    ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
     ("norm", "triton"): ("CUDA", "triton"),
     ("rope", "triton"): ("CUDA", "triton"),
     ("head", "triton"): ("CUDA", "triton"),
@@ -50,6 +51,7 @@ NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
         **{("compile", mode): ("triton",) for mode in CHOICES["compile"][1:]},
         ("precision", "amp-bf16"): ("compute capability 8.0",),
         ("precision", "bf16"): ("compute capability 8.0",),
+        ("attention", "flash"): ("compute capability 8.0",),
         ("float8", "tensorwise"): ("compute capability 8.9",),
         ("float8", "torchao"): ("compute capability 8.9",),
     },
@@ -57,7 +59,7 @@ NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
 
 # Fallbacks for values that a machine doesn't support: field -> value -> the next best value.
 NEXT_BEST: dict[str, dict[Any, Any]] = {
-    "precision": {"tf32": "fp32", "amp-bf16": "tf32", "bf16": "fp32"},
+    "precision": {"tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
     "norm": {"triton": "torch"},
     "rope": {"triton": "eager"},
@@ -168,7 +170,7 @@ class Setup:
         in_fp32 = device.type == "cuda" and self.precision in ("fp32", "tf32")
         if self.attention in ("flash", "cudnn") and in_fp32:
             given = f"attention {self.attention!r} has no {self.precision} kernel on a GPU"
-            reasons["attention"] = f"{given}; it needs 'amp-bf16' or 'bf16'"
+            reasons["attention"] = f"{given}; it needs 'amp-bf16', 'amp-fp16' or 'bf16'"
         return reasons
 
     def possible(self, device: torch.device) -> "Setup":
@@ -177,7 +179,7 @@ class Setup:
         while missing := setup.missing(device):
             name = next(iter(missing))
             changes = {name: NEXT_BEST[name][getattr(setup, name)]}
-            if changes.get("precision") in ("fp32", "tf32"):
+            if "precision" in changes:
                 changes |= {"float8": "none", "residual": "weights"}
             if changes.get("compile") == "none" and setup.checkpointing == "memory budget":
                 changes["checkpointing"] = "full"
@@ -273,6 +275,22 @@ def climb(start: Setup, kind: str = "cuda") -> dict[str, Setup]:
     for name, change in LADDERS[kind][0].items():
         setups[name] = dataclasses.replace(setups[stands_on(name, kind)], **change)
     return setups
+
+
+def rung(step: str, start: Setup, device: torch.device) -> Setup:
+    """A step of the device's ladder from another start; where bf16 would be emulated, mixed precision is in fp16.
+
+    On such a GPU, which lacks more, values that the step inherits are the next best. What the step itself changes
+    stays, and `missing_because` says why it can't run; so does a step that needs bf16.
+    """
+    setups = climb(start, device.type)
+    setup = setups[step]
+    if not missing_because("native bf16", device=device) or step == START:
+        return setup
+    own = setup.differs(setups[stands_on(step, device.type)])
+    in_bf16 = own.get("precision") == "bf16" or "bf16" in str(own.get("residual"))
+    lacking = (own.keys() & setup.missing(device).keys()) - {"precision"}
+    return setup if in_bf16 or lacking or own.get("precision") == "tf32" else setup.possible(device)
 
 
 LADDER: dict[str, Setup] = climb(Setup())

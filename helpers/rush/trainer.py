@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from helpers.amp import DynamicGradScaler
 from helpers.lab import device as this_device
 from helpers.lab.precision import fp32_products
 from helpers.models import Llama
@@ -29,6 +30,7 @@ from . import chunked_loss, float8, optimizers
 from .blocked_attention import blocked_attention
 from .setup import Setup
 
+AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision -> the type of products
 BEFORE_CAPTURE = 3  # warm-up steps before the capture: they compile, allocate, and create the optimizer's state
 
 BACKENDS = {
@@ -78,6 +80,8 @@ class Trainer:
                 block.compile(**options(setup))
         self.hidden = self.model.hidden if "regional" in setup.compile else compiled(setup, self.model.hidden)
         self.head = head(setup)
+        # Runs are short: from torch's 2**16 some would skip steps to find a scale.
+        self.scaler = DynamicGradScaler(init_scale=2.0**12) if setup.precision == "amp-fp16" else None
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -99,7 +103,8 @@ class Trainer:
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The mean cross-entropy of predicting each token of (B, T + 1) from those before it."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.setup.precision == "amp-bf16"):
+        dtype = AUTOCAST.get(self.setup.precision)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
             return self.head(x.flatten(0, 1), self.model.head.weight, tokens[:, 1:].flatten())
 
@@ -107,10 +112,16 @@ class Trainer:
         setup = self.setup
         with fp32_products(tf32=setup.precision != "fp32"), compiler_budget(setup):
             loss = self.loss(tokens)
-            loss.backward()
-        if setup.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), setup.clip)
-        self.optimizer.step()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if self.scaler is None:
+            if setup.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), setup.clip)
+            self.optimizer.step()
+        else:
+            if setup.clip is not None:
+                self.scaler.clip_grad_norm_(self.optimizer, setup.clip)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.rush import CPU_LADDER, LADDER, Setup, climb, stands_on
+from helpers.rush import CPU_LADDER, LADDER, Setup, climb, rung, stands_on
 from helpers.rush.setup import CHOICES, LADDERS, NEXT_BEST, START
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -88,10 +88,10 @@ def test_float8_needs_a_gpu_that_has_it():
 
 def test_tf32_and_bf16_need_the_units_for_them():
     with a_gpu((7, 5)):
-        for precision in ("tf32", "amp-bf16"):
+        for precision, nearest in (("tf32", "fp32"), ("amp-bf16", "amp-fp16")):
             setup = Setup(precision=precision)
             assert setup.missing_because(CUDA) == f"precision {precision!r}: needs a GPU of compute capability 8.0"
-            assert setup.possible(CUDA) == Setup()
+            assert setup.possible(CUDA) == Setup(precision=nearest)
     with a_gpu((8, 0)):
         assert Setup(precision="tf32").missing_because(CUDA) == ""
 
@@ -104,8 +104,9 @@ def test_a_missing_package_is_named_as_not_installed():
 
 
 def test_a_gpu_has_no_flash_kernel_for_fp32():
-    assert "it needs 'amp-bf16' or 'bf16'" in Setup(attention="flash").missing_because(CUDA)
-    assert Setup(attention="cudnn").possible(CUDA).attention == "math"
+    with a_gpu((8, 0)):
+        assert "it needs 'amp-bf16', 'amp-fp16' or 'bf16'" in Setup(attention="flash").missing_because(CUDA)
+        assert Setup(attention="cudnn").possible(CUDA).attention == "math"
     assert Setup(attention="flash").missing_because(CPU) == ""
 
 
@@ -113,8 +114,27 @@ def test_a_gpu_without_bf16_falls_back_on_what_it_has():
     setup = Setup(precision="amp-bf16", residual="bf16", float8="tensorwise", attention="flash")
     with a_gpu((7, 5)):
         nearest = setup.possible(CUDA)
-    assert (nearest.precision, nearest.residual) == ("fp32", "weights")
+    assert (nearest.precision, nearest.residual) == ("amp-fp16", "weights")
     assert (nearest.float8, nearest.attention) == ("none", "math")
+
+
+def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
+    ladder = {}
+    with a_gpu((7, 5)), mock.patch("helpers.lab.machine.installed", return_value="1"):
+        for step in LADDER:
+            setup = rung(step, Setup(model="llama-60m"), CUDA)
+            ladder[step] = setup.missing_because(CUDA) or setup
+    runs = {step: setup for step, setup in ladder.items() if isinstance(setup, Setup)}
+    lacking = {"TF32", "FlashAttention", "cuDNN attention", "bf16 residual stream", "float8"}
+    assert set(LADDER) - set(runs) == lacking
+    assert {setup.precision for setup in runs.values()} == {"fp32", "amp-fp16"}
+    assert runs["mixed precision"].precision == "amp-fp16" and runs["no optimisation"].precision == "fp32"
+    assert runs["chunked cross-entropy"].attention == "math"
+
+
+def test_on_a_gpu_with_bf16_units_the_ladder_is_as_written():
+    with a_gpu((8, 0)):
+        assert {step: rung(step, Setup(), CUDA) for step in LADDER} == LADDER
 
 
 def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():

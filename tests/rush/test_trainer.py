@@ -121,6 +121,8 @@ ROUNDED = [
     {"optimizer": "8-bit"},
     {"mlp": "level 3"},
     {"precision": "amp-bf16"},
+    {"precision": "amp-fp16"},
+    {"precision": "amp-fp16", "head": "chunked", "optimizer": "8-bit"},
     {"precision": "amp-bf16", "residual": "bf16", "norm": "torch"},
     {"precision": "bf16", "norm": "torch", "optimizer": "8-bit"},
     {"precision": "bf16", "head": "chunked", "checkpointing": "selective"},
@@ -146,6 +148,16 @@ def test_gradients_are_freed_after_a_step():
     one = Trainer(TINY)
     one.step(text_tokens(TINY, 1)[0])
     assert all(parameter.grad is None for parameter in one.model.parameters())
+
+
+def test_fp16_trains_under_a_scale_that_backs_off():
+    one = Trainer(tiny(precision="amp-fp16", clip=1.0))
+    one.scaler.set_backoff_factor(0.25)
+    before = one.model.head.weight.detach().clone()
+    one.scaler.load_state_dict(one.scaler.state_dict() | {"scale": 2.0**24})
+    one.step(text_tokens(one.setup, 1)[0])  # too large a scale: the step is skipped
+    assert one.scaler.get_scale() == 2.0**22
+    assert torch.equal(one.model.head.weight, before)
 
 
 def test_clipping_bounds_the_gradient(monkeypatch):

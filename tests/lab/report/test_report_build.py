@@ -13,7 +13,7 @@ import pytest
 from nbconvert.nbconvertapp import NbConvertApp
 
 from helpers.__main__ import main
-from helpers.lab.report import BuildError, build
+from helpers.lab.report import BuildError, build, execute
 from helpers.lab.report.build import BEGIN, END, _replace_all
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
@@ -341,3 +341,11 @@ def test_ctrl_c_stops_with_one_line_and_changes_nothing(project, capfd):
     assert main(["report"]) == 130
     assert capfd.readouterr().err.splitlines()[-1] == "python -m helpers: stopped; nothing was written"
     assert files(project) == before
+
+
+def test_a_cell_may_run_as_long_as_it_takes(project, monkeypatch):
+    """What it measures has a budget of its own."""
+    limits = []
+    monkeypatch.setattr(execute._Client, "run", lambda client, environment: limits.append(client.timeout))
+    build([write(project, "01_long", code("x = 1"))], output=project / "a.pdf", progress=False)
+    assert limits == [None]
