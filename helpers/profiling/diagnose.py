@@ -57,6 +57,8 @@ from .findings import (
 from .read_trace import read_trace
 from .trace import Trace
 
+TOLD = 0.1  # of the time in start-up: the verdict says so
+MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
 Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
 NEED_PLACES = (HOST_WAITS, DETERMINISTIC, KEPT_GRAPH)  # notes that begin so name lines
@@ -191,6 +193,8 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
 
 def _bound(scene: Scene) -> str:
     """The word for what bounds the step: what takes most, or the host where it never waits for the device."""
+    if scene.account is None and hygiene.launches(scene):
+        return "unknown"
     if scene.account is None:
         shares = {part: length(spans) for part, spans in scene.parts.items()}
         words = {
@@ -202,7 +206,7 @@ def _bound(scene: Scene) -> str:
         return max(words, key=words.__getitem__)
     shares, idle = scene.account.shares, scene.account.idle_shares
     host = {"host": sum(idle.get(reason, 0.0) for reason in HOST_REASONS), "input": idle.get(IN_LOADER, 0.0)}
-    if scene.held_up:
+    if scene.held_up and idle.get(START_UP, 0.0) < MOSTLY:
         return max(host, key=host.__getitem__)
     words = host | {
         "compute": shares[COMPUTE],
@@ -228,6 +232,7 @@ _SAID_ON_CPU = {
     "host": "Python is the limit",
     "input": "the loader is the limit",
     "copies": "copies of data are the limit",
+    "unknown": "the device's events are missing, only launches are recorded",
 }
 
 
@@ -237,6 +242,9 @@ def _verdict(scene: Scene, bound: str, shares: dict[str, float]) -> str:
     )
     said = (_SAID if scene.account else _SAID_ON_CPU)[bound]
     verdict = f"{bound}: {said} ({told})."
+    start_up = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else 0.0
+    if bound != "start-up" and start_up >= TOLD:
+        verdict += f" Start-up takes {start_up:.0%} of the time."
     if scene.held_up:
         verdict += " The host doesn't run ahead: it is the device that waits, so faster kernels bring little yet."
     return verdict

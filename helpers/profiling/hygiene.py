@@ -21,7 +21,7 @@ from .account import (
     subtract,
     union,
 )
-from .diagnosis import Finding, Spans
+from .diagnosis import Finding, Spans, milliseconds
 from .findings import Scene, hosting, products
 from .places import source_lines
 from .trace import KERNEL, OP, PYTHON, RUNTIME, Event
@@ -44,24 +44,30 @@ def notes(scene: Scene) -> list[str]:
 
 def _start_up(scene: Scene) -> Iterator[str]:
     calls = start_up_calls(scene.trace)
-    if not calls or sum(e.us for e in calls) < LEAST * scene.us:
+    spent = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else length(of(calls)) / scene.us
+    if spent < LEAST:
         return
     by_name: Counter = Counter()
     for call in calls:
         by_name[call.name] += call.us
-    names = ", ".join(f"{name} {us / 1e3:.4g} ms" for name, us in by_name.most_common(3))
+    names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name.most_common(3))
     idle = f" ({scene.account.idle_shares.get(START_UP, 0):.0%} of the time)" if scene.account else ""
+    total = milliseconds(sum(by_name.values()) / 1e3)
     yield (
-        f"start-up is inside the profile{idle}: calls of over 1 ms take {sum(by_name.values()) / 1e3:.4g} ms ({names}; "
+        f"start-up is inside the profile{idle}: calls of over 1 ms take {total} ({names}; "
         f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
         f"{hosting.allocations(scene)} times); record after some warm-up steps"
     )
 
 
+def launches(scene: Scene) -> int:
+    """Calls that launch work on a device."""
+    return sum(e.kind == RUNTIME and "Launch" in e.name for e in scene.trace.host)
+
+
 def _lost(scene: Scene) -> Iterator[str]:
-    launches = sum(e.kind == RUNTIME and "Launch" in e.name for e in scene.trace.host)
-    if not scene.trace.device and launches:
-        yield f"device events are missing: {launches} launches are recorded, and no kernel; record again"
+    if not scene.trace.device and launches(scene):
+        yield f"device events are missing: {launches(scene)} launches are recorded, and no kernel; record again"
     if scene.trace.lost:
         yield f"{scene.trace.lost} device events have no launch in the profile, and count for no op"
 
@@ -79,9 +85,9 @@ def _silent(scene: Scene) -> Iterator[str]:
         place = max(silent, key=silent.__getitem__)
         yield (
             f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it in "
-            f"{place}, which blocks the host for {scene.ms(of(calls[place])):.3g} ms a step and in which the device "
-            f"idles for {scene.per_step(silent[place]) / 1e3:.3g} ms: events are missing, or the stream waits for "
-            "another rank; no finding counts it"
+            f"{place}, which blocks the host for {scene.told(of(calls[place]))} a step and in which the device "
+            f"idles for {milliseconds(scene.per_step(silent[place]) / 1e3)}: events are missing, or the stream waits "
+            "for another rank; no finding counts it"
         )
     if queued >= 2 * LEAST:
         yield (
@@ -100,14 +106,14 @@ def _outliers(scene: Scene) -> Iterator[str]:
         begin, end = max(scene.outliers, key=lambda span: span[1] - span[0])
         yield (
             f"{len(scene.outliers)} of {len(windows)} steps took over twice the median, the longest (step "
-            f"{windows.index((begin, end))}) {(end - begin) / 1e3:.4g} ms: no finding counts them"
+            f"{windows.index((begin, end))}) {milliseconds((end - begin) / 1e3)}: no finding counts them"
         )
 
 
 def _unsteady(scene: Scene) -> Iterator[str]:
     lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
     if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
-        yield f"steps differ: their mean is {mean(lengths):.4g} ms, their median {median(lengths):.4g} ms"
+        yield f"steps differ: their mean is {milliseconds(mean(lengths))}, their median {milliseconds(median(lengths))}"
 
 
 def _devices(scene: Scene) -> Iterator[str]:
@@ -128,7 +134,8 @@ def _last_wait(scene: Scene) -> Iterator[str]:
     last = max((e.begin for e in scene.trace.device), default=0.0)
     late = [e for e in scene.trace.host if is_wait(e) and e.end >= last and e.us > _LATE]
     if late and scene.account:
-        yield f"the last {late[-1].name}, {max(e.us for e in late) / 1e3:.4g} ms, ends the recording and is not counted"
+        longest = milliseconds(max(e.us for e in late) / 1e3)
+        yield f"the last {late[-1].name}, {longest}, ends the recording and is not counted"
 
 
 def _graphs(scene: Scene) -> Iterator[str]:

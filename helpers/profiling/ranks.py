@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import median
 
 from .account import is_collective
+from .diagnosis import milliseconds
 from .read_trace import read_trace
 from .trace import Trace
 
@@ -37,11 +38,11 @@ def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
     middle, last = median(spent.values()), min(spent, key=spent.__getitem__)
     if not middle or middle - spent[last] < APART * middle:
         first = min(seen)
-        told = f"; in collectives all spend about the same, {middle:.3g} ms a step" if middle else ""
+        told = f"; in collectives all spend about the same, {milliseconds(middle)} a step" if middle else ""
         return seen[first], [f"{len(seen)} of {worlds.pop()} ranks{told}; this is rank {first}"]
     return seen[last], [
-        f"rank {last} is the last to arrive: {spent[last]:.3g} ms a step in collectives, where the median of "
-        f"{len(seen)} ranks is {middle:.3g}, most of it waiting; this is its account"
+        f"rank {last} is the last to arrive: {milliseconds(spent[last])} a step in collectives, where the median of "
+        f"{len(seen)} ranks is {milliseconds(middle)}, most of it waiting; this is its account"
     ]
 
 

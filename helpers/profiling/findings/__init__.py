@@ -35,7 +35,7 @@ from ..account import (
     subtract,
     union,
 )
-from ..diagnosis import Finding
+from ..diagnosis import Finding, milliseconds
 from ..places import by_source_line, source_lines
 from ..trace import KERNEL, OP, Event, Trace
 
@@ -63,7 +63,7 @@ SEPARATE = "separate projections of one input"
 HOST_WORK = {UNFUSED, ZEROED, CONSTANT}
 OUTLIER = 2.0  # times the median step
 HELD_BY = (IN_OP, IN_PYTHON, IN_LOADER)
-HELD_UP = 0.1  # of the time idle for the host and the loader: from then on the host may be what bounds the step
+HELD_UP = 0.2  # of the time idle for the host and the loader: from then on the host may be what bounds the step
 NEVER_WAITS = 0.05  # of the time: a host that waits less for the device holds it up
 
 
@@ -148,6 +148,15 @@ class Scene:
     def ms(self, spans: Spans) -> float:
         """Milliseconds a step."""
         return length(spans) / 1e3 / len(self.trace.steps)
+
+    def told(self, spans: Spans) -> str:
+        return milliseconds(self.ms(spans))
+
+    def each(self, total: float, noun: str) -> str:
+        """ "1 copy a step", "3.5 copies a step"."""
+        often = self.per_step(total)
+        plural = noun if often == 1 else f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+        return f"{often:,.4g} {plural} a step"
 
     def share(self, spans: Spans) -> float:
         return length(spans) / self.us

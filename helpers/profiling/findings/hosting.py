@@ -54,7 +54,7 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
             spans,
             source_lines(scene.trace, group),
             f"{calls:.0f} ops a step, {'foreach' if foreach else 'one parameter after another'}, "
-            f"{scene.ms(of(group)):.3g} ms of the host's time",
+            f"{scene.told(of(group))} of the host's time",
             f"{kind}(…, fused=True)"
             if kind in WITH_FUSED
             else f"{kind}(…, foreach=True), or an optimizer with fused=True",
@@ -77,7 +77,7 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         IDLE,
         spans,
         _where_idle(scene, spans),
-        f"{scene.per_step(launches):.4g} launches a step, one every {milliseconds(scene.us / launches / 1e3)}; the "
+        f"{scene.per_step(launches):,.4g} launches a step, one every {milliseconds(scene.us / launches / 1e3)}; the "
         f"median kernel runs {milliseconds(median(e.us for e in kernels) / 1e3)}; the host waits for the device "
         f"{waited:.0%} of the time" + ("; the profile has stacks, which slow the host" if slowed else ""),
         "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops",
@@ -123,7 +123,7 @@ def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
         part,
         spans,
         source_lines(trace, fills),
-        f"{scene.per_step(tensors):.4g} gradients a step are filled with zeros, and added into by the backward pass",
+        f"{scene.each(tensors, 'gradient')} are filled with zeros, and added into by the backward pass",
         "zero_grad(set_to_none=True), which is the default",
         MEASURED,
     )

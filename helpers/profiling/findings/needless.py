@@ -19,7 +19,7 @@ from math import ceil, prod
 
 from ..diagnosis import ESTIMATE, MEASURED
 from ..places import by_source_line, source_line, source_lines, user_frame
-from ..trace import ANNOTATION, BACKWARD, OP, Event, Trace
+from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Trace
 from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED, Finding, Scene, others
 
 _HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
@@ -79,14 +79,19 @@ def unused_results(scene: Scene) -> Iterator[Finding]:
             part,
             spans,
             scene.where(unused),
-            f"{scene.per_step(len(unused)):.4g} products a step whose backward never ran",
+            f"{scene.each(len(unused), 'product')} whose backward never ran",
             "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()",
             MEASURED,
         )
 
 
 def _stretches(trace: Trace) -> list[list[Event]]:
-    """The ops that made nodes, cut where a step, a backward pass or an annotation (loader, …) begins or ends."""
+    """The ops that made nodes, cut where a step, a backward pass or an annotation (loader, …) begins or ends.
+
+    None where an optimizer steps and no backward pass is recorded: it ran in a thread or a time that wasn't.
+    """
+    if not trace.executed and any(e.name.startswith(OPTIMIZER) for e in trace.annotations):
+        return []
     recorded = list(dict.fromkeys(trace.makers.values()))
     cuts = sorted(
         time
@@ -234,7 +239,7 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
             part,
             spans,
             scene.where(linears),
-            f"{scene.per_step(len(linears)):.4g} products a step; reading the input again is the share that is saved",
+            f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved",
             "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
             ESTIMATE,
             factor=_saved_share(rows[0]),

@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 
 from ..account import COMPUTE, intersect, is_collective, length, of
-from ..diagnosis import BOUND, ESTIMATE, MEASURED
+from ..diagnosis import BOUND, ESTIMATE, MEASURED, milliseconds
 from ..trace import KERNEL, Event, Trace
 from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED, Finding, Scene
 
@@ -129,7 +129,7 @@ def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
         part,
         spans,
         f"{scene.where([p.op for p in found])}: {', '.join(map(str, sizes))}",
-        f"{scene.per_step(len(found)):.4g} products a step, {scene.ms(spans):.3g} ms forward and backward; rows that "
+        f"{scene.each(len(found), 'product')}, {scene.told(spans)} forward and backward; rows that "
         "don't begin at multiples of 16 bytes",
         f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})",
         ESTIMATE,
@@ -165,8 +165,8 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         COMPUTE,
         spans[kind],
         scene.where([e.parent or e for e in group]),
-        f"{scene.per_step(len(group)):.4g} products a step in {kind.upper() if kind == _TF32_KIND else kind}, "
-        f"{scene.ms(spans[kind]):.3g} ms, {scene.share(spans[kind]):.0%} of the time; most of it in "
+        f"{scene.each(len(group), 'product')} in {kind.upper() if kind == _TF32_KIND else kind}, "
+        f"{scene.told(spans[kind])}, {scene.share(spans[kind]):.0%} of the time; most of it in "
         f"{times.most_common(1)[0][0]}" + ("; TF32 is already on" if kind == _TF32_KIND else ""),
         remedy[kind],
         ESTIMATE,
@@ -209,13 +209,13 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         times["copies" if "copy" in event.name else "concatenations" if "CatArray" in event.name else "others"] += (
             event.us
         )
-    told = ", ".join(f"{kind} {scene.per_step(us) / 1e3:.3g} ms" for kind, us in times.most_common())
+    told = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times.most_common())
     yield scene.finding(
         CHAINS,
         COMPUTE,
         spans,
         scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.ms(spans):.3g} ms, "
+        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.told(spans)}, "
         f"{length(spans) / compute:.0%} of the compute time ({told})",
         "torch.compile fuses chains of them: each then reads and writes its data once",
         ESTIMATE,
@@ -236,7 +236,7 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
         COMPUTE,
         spans,
         scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.ms(spans):.3g} ms: {_short(kernels[0].name)}",
+        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.told(spans)}: {_short(kernels[0].name)}",
         "channels_last: model.to(memory_format=torch.channels_last), and the images too",
         MEASURED,
     )
@@ -330,7 +330,7 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
 def _by_algorithm(scene: Scene, name: str, found: list[Event], advice: str) -> Finding:
     ops = scene.trace.with_backward([_convolution_of(op) for op in found])
     part, spans = scene.work(ops)
-    evidence = f"{scene.per_step(len(found)):.4g} convolutions a step, {scene.ms(spans):.3g} ms forward and backward"
+    evidence = f"{scene.each(len(found), 'convolution')}, {scene.told(spans)} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
     return scene.finding(name, part, spans, scene.where(found), evidence, advice, BOUND, factor=0.3)
 

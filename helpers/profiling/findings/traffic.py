@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean, median
 
 from ..account import COMMUNICATION, COPIES, IDLE, intersect, is_collective, is_wait, length, of
-from ..diagnosis import BOUND, MEASURED
+from ..diagnosis import BOUND, MEASURED, milliseconds
 from ..trace import COPY, Event
 from . import COLLECTIVES, COPYING, PAGEABLE, Finding, Scene
 from .waiting import enclosing_op, is_pageable, open_when_done
@@ -39,7 +39,7 @@ def pageable_copies(scene: Scene) -> Iterator[Finding]:
         part,
         spans,
         scene.where(copies),
-        f"{mib:.3g} MiB a step in {scene.per_step(len(copies)):.3g} copies, {scene.ms(of(copies)):.3g} ms",
+        f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.told(of(copies))}",
         "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
         MEASURED,
     )
@@ -66,7 +66,7 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
         COPIES,
         spans,
         scene.where(chosen),
-        f"{scene.per_step(len(chosen)):.4g} copies a step {kind}, {scene.ms(of(chosen)):.3g} ms",
+        f"{scene.each(len(chosen), 'copy')} {kind}, {scene.told(of(chosen))}",
         advice,
         BOUND,
     )
@@ -84,7 +84,7 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     told = []
     for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
         often, each = scene.per_step(len(group)), mean(e.us for e in group)
-        told.append(f"{kind}: {often:.4g} a step of {each:.4g} µs{_size(group)}, {scene.ms(of(group)):.3g} ms")
+        told.append(f"{kind}: {often:,.4g} a step of {milliseconds(each / 1e3)}{_size(group)}, {scene.told(of(group))}")
     overlap = 1 - length(exposed) / length(of(events))
     first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
     yield scene.finding(
@@ -105,6 +105,8 @@ def _size(group: list[Event]) -> str:
 
 def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:
     small = mean(e.us for e in group) < SMALL_COLLECTIVE_US
+    if not scene.trace.executed:  # no backward pass: inference
+        return "kernels for small messages (one-shot all-reduce); overlap with the next product; fewer ranks"
     if kind == "all-reduce" and small and scene.per_step(len(group)) >= MANY_COLLECTIVES:
         return "gradients are reduced one by one: let DistributedDataParallel put them into buckets (bucket_cap_mb)"
     if kind in ("all-gather", "reduce-scatter"):

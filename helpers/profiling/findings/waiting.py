@@ -60,13 +60,13 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
         return
     single = any("SingleProcess" in e.name for e in fetches)
     where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
-    idle = f"; the device idles in {scene.ms(spans):.3g} ms of them" if scene.account else ""
+    idle = f"; the device idles in {scene.told(spans)} of them" if scene.account else ""
     yield scene.finding(
         LOADER_WAITS,
         part,
         spans,
         where if name in where else f"{where}: {name}",
-        f"{scene.ms(of(fetches)):.3g} ms a step in the loader{idle}",
+        f"{scene.told(of(fetches))} a step in the loader{idle}",
         "give the DataLoader num_workers, persistent_workers and pin_memory; do once what doesn't change by epoch"
         if single
         else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch",
@@ -92,8 +92,8 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
         IDLE,
         open_gaps,
         (where if reader in where else f"{where}: {reader}") + others(len(groups)),
-        f"{scene.per_step(count):.3g} waits a step, {scene.ms(of(events)):.3g} ms; when they end the device idles "
-        f"for {scene.ms(open_gaps):.3g} ms until it gets new work",
+        f"{scene.each(count, 'wait')}, {scene.told(of(events))}; when they end the device idles "
+        f"for {scene.told(open_gaps)} until it gets new work",
         _ADVICE[_kind(worst[0])],
         BOUND,
     )
