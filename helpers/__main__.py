@@ -173,33 +173,32 @@ def profile(options: argparse.Namespace) -> int:
             arguments,
             module=is_module,
             steps=options.steps,
-            after=options.after,
+            after=options.warm_up,
             go_on=options.go_on,
             output=options.output,
         )
     except NothingRecorded as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        return _fail("stopped", 130)
     except Exception as error:  # the script's own
         frames = script_frames(error.__traceback__)
         if is_module and frames is None and isinstance(error, ImportError):
             return _fail(error, 2)
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         return 1
-    if recording.rank == 0:
-        try:
-            print(_diagnosis(recording))
-        except ValueError as error:
-            return _fail(f"{' '.join(str(error).split())}; the profiles are in {recording.folder}", 1)
-        print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
-    return recording.code or 0
+    return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
 
 
-def _diagnosis(recording: "Recording") -> "Diagnosis":
+def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
     from helpers.profiling import diagnose
 
-    return diagnose(recording.folder)
+    try:
+        found = diagnose(recording.folder)
+        _write_diagnosis(found, options)
+    except ValueError as error:
+        return _fail(f"{' '.join(str(error).split())}; the profiles are in {recording.folder}", 1)
+    print(found.json() if options.json else found)
+    print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
+    return 0
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -224,6 +223,11 @@ def _parser() -> argparse.ArgumentParser:
         if run not in (train, profile, diagnose):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
+
+    def formats(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--json", action="store_true", help="print JSON instead of text")
+        added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
+        added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
 
     command("doctor", doctor, "What this machine is, what is installed, and what has been recorded on it.")
 
@@ -252,15 +256,17 @@ def _parser() -> argparse.ArgumentParser:
     added = command("diagnose", diagnose, "What bounds a training loop, from its profile, and what to change first.")
     added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
     added.add_argument("after", type=Path, nargs="?", metavar="AFTER", help="one recorded after a change: compare")
-    added.add_argument("--json", action="store_true", help="print JSON instead of text")
-    added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
-    added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
+    formats(added)
 
     added = command("profile", profile, "Run a training script as it is, profile a few iterations, and diagnose them.")
     added.add_argument("--steps", type=_count, default=8, metavar="N", help="iterations to record (default: 8)")
-    added.add_argument("--after", type=_count, metavar="N", help="iterations before (default: 10, fewer of long ones)")
+    added.add_argument(
+        "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, fewer of long ones)"
+    )
     added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
+    formats(added)
+    added.set_defaults(after=None)
     added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments: -m MODULE …")
     added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
 

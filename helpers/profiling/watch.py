@@ -165,7 +165,7 @@ def _run(program: types.CodeType | str, argv: list[str]) -> Any:
     is_module = isinstance(program, str)
     home = Path.cwd() if is_module else Path(program.co_filename).resolve().parent
     hidden, before, path, main = _hidden(home), sys.argv, list(sys.path), sys.modules["__main__"]
-    sys.argv, sys.path[0] = argv, str(home)
+    sys.argv, sys.path[0], folder = argv, str(home), Path.cwd()
     try:
         if is_module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -180,6 +180,7 @@ def _run(program: types.CodeType | str, argv: list[str]) -> Any:
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = before, path, main
         sys.modules.update(hidden)
+        os.chdir(folder)
     return None
 
 
