@@ -129,8 +129,11 @@ def diagnose(options: argparse.Namespace) -> int:
     written = [path for path in (options.html, options.perfetto) if path and path.exists()]
     if options.after and options.perfetto:
         return _fail("--perfetto marks the findings in one profile: leave AFTER out", 2)
-    if any(path.samefile(source) for path in written for source in sources if source.exists()):
-        return _fail("--html and --perfetto would overwrite the profile: name another file", 2)
+    for path in written:
+        if path.is_dir():
+            return _fail(f"{path} is a folder: name a file to write", 2)
+        if any(source.exists() and path.samefile(source) for source in sources):
+            return _fail(f"{path} is the profile, which would be overwritten: name another file", 2)
     try:
         found = diagnose(*sources)
         _write_diagnosis(found, options)

@@ -35,8 +35,8 @@ class Comparison:
     @property
     def left(self) -> list[Finding]:
         """What is still found."""
-        names = {finding.finding for finding in self.before.findings}
-        return [finding for finding in self.after.findings if finding.finding in names]
+        names = {finding.finding for finding in _all(self.before)}
+        return [finding for finding in _all(self.after) if finding.finding in names]
 
     @property
     def new(self) -> list[Finding]:
@@ -88,8 +88,12 @@ def _ms(diagnosis: Diagnosis, part: str) -> float:
 
 
 def _only(one: Diagnosis, other: Diagnosis) -> list[Finding]:
-    names = {finding.finding for finding in other.findings}
-    return [finding for finding in one.findings if finding.finding not in names]
+    names = {finding.finding for finding in _all(other)}
+    return [finding for finding in _all(one) if finding.finding not in names]
+
+
+def _all(diagnosis: Diagnosis) -> tuple[Finding, ...]:
+    return diagnosis.findings + diagnosis.further
 
 
 def _sentences(comparison: Comparison) -> Iterator[str]:

@@ -56,7 +56,7 @@ def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
             | _times(begin, end)
             for begin, end, said, args in spans
         ]
-    return names + sorted(slices, key=lambda event: event["ts"])
+    return names + sorted((slice for slice in slices if slice["dur"]), key=lambda slice: slice["ts"])
 
 
 def _times(begin: float, end: float) -> dict[str, float]:

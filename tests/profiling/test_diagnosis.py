@@ -100,6 +100,11 @@ def test_a_comparison_says_what_shrank_what_is_gone_and_what_came_of_the_promise
     assert json.loads(found.json())["parts_ms"]["idle"] == {"before": 50.0, "after": 13.0}
 
 
+def test_a_finding_beyond_the_first_five_is_not_gone():
+    found = compare(diagnosis(), diagnosis(findings=(REDUCTIONS,), further=(LAUNCHES,)))
+    assert (found.gone, found.left) == ([], [REDUCTIONS, LAUNCHES])
+
+
 def test_promises_in_one_part_end_at_its_length():
     before = diagnosis(findings=(LAUNCHES, replace(LAUNCHES, finding="small batches")))
     assert compare(before, replace(FASTER, findings=())).promised_ms == 50
@@ -142,7 +147,8 @@ def test_a_bad_profile_or_command_is_one_line(tmp_path, capsys):
         ([bad], 1, "no trace events"),
         ([tmp_path / "missing.json"], 1, "No such file"),
         ([bad, bad, "--perfetto", tmp_path / "new.json"], 2, "one profile"),
-        ([bad, "--html", bad], 2, "would overwrite"),
+        ([bad, "--html", bad], 2, "would be overwritten"),
+        ([bad, "--html", tmp_path], 2, "is a folder"),
     ):
         assert main(["diagnose", *map(str, arguments)]) == code
         out, err = capsys.readouterr()

@@ -6,6 +6,7 @@ from decimal import Decimal
 from html import unescape
 from html.parser import HTMLParser
 from itertools import accumulate, pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiling.made_up import LAUNCHES, diagnosis
 from profiling.synthetic import STREAM, Synthetic
-from profiling.test_perfetto import check_tracks
 
 from helpers.__main__ import main
 from helpers.profiling.comparison import compare
@@ -141,6 +141,16 @@ def unpacked(path):
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
+def check_slices(events):
+    """On each track a slice begins where the one before has ended, or later, as the file says it in decimals."""
+    ends = {}
+    for event in (e for e in events if e["ph"] == "X"):
+        begin = Decimal(str(event["ts"]))
+        assert event["dur"] >= 0
+        assert begin >= ends.get(event["tid"], 0)
+        ends[event["tid"]] = begin + Decimal(str(event["dur"]))
+
+
 def marked_events(source, path, finding=LAUNCHES):
     trace = read_trace(source)
     spans = [(e.begin, e.end) for e in trace.device]
@@ -158,7 +168,7 @@ def test_a_marked_profile_is_the_profile_and_a_process_with_the_findings(suffix,
     trace, after, theirs, ours = marked_events(source, tmp_path / f"marked{suffix}")
     assert theirs == content["traceEvents"]
     assert after["traceName"] == "trace.json"
-    check_tracks(ours)
+    check_slices(ours)
     names = {e["tid"]: e["args"]["name"] for e in ours if e["name"] == "thread_name"}
     assert list(names.values()) == ["device", "1. launch-bound loop"]
     slices = [e for e in ours if e["ph"] == "X" and names[e["tid"]] != "device"]
@@ -198,8 +208,7 @@ def test_adjoining_spans_do_not_overlap_in_nanoseconds(start, lengths):
         for e in events(diagnosis(findings=(finding,)), parse(steps().events, {}, []))
         if e["name"] == LAUNCHES.finding
     ]
-    ends = [Decimal(str(e["ts"])) + Decimal(str(e["dur"])) for e in made]
-    assert all(end <= Decimal(str(after["ts"])) for end, after in zip(ends, made[1:], strict=False))
+    check_slices(made)
 
 
 def test_a_bare_list_and_a_file_that_is_cut_off_are_marked_too(tmp_path):
@@ -213,6 +222,21 @@ def test_a_bare_list_and_a_file_that_is_cut_off_are_marked_too(tmp_path):
         _, _, theirs, _ = marked_events(tmp_path / "cut.json", tmp_path / "marked.json")
         assert theirs == made.events[: len(theirs)]
         assert len(theirs) >= whole[:cut].count(b'"ph"') - 2
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu_clean", "hta_minitoy_mi250", "param_dlrm_rank7", "tracelens_vllm_decode_graph_mi300x"]
+)
+def test_real_profiles_are_drawn_and_marked(name, tmp_path):
+    source = Path(__file__).parent / "traces" / f"{name}.json.gz"
+    written = [tmp_path / "page.html", tmp_path / "marked.json"]
+    assert main(["diagnose", str(source), "--html", str(written[0]), "--perfetto", str(written[1])]) == 0
+    drawn = written[0].read_text()
+    assert "no events to draw" in drawn or titles(drawn)
+    theirs = json.loads(unpacked(source))["traceEvents"]
+    ours = json.loads(written[1].read_bytes())["traceEvents"][: -len(theirs)]
+    check_slices(ours)
+    assert {e["args"]["name"] for e in ours if e["name"] == "process_name"} == {"diagnosis"}
 
 
 def test_the_command_writes_the_page_and_the_marked_profile(tmp_path, monkeypatch, capsys):
