@@ -56,7 +56,7 @@ def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
             | _times(begin, end)
             for begin, end, said, args in spans
         ]
-    return names + sorted((slice for slice in slices if slice["dur"]), key=lambda slice: slice["ts"])
+    return names + sorted((event for event in slices if event["dur"]), key=lambda event: event["ts"])
 
 
 def _times(begin: float, end: float) -> dict[str, float]:
