@@ -270,6 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
     formats(added)
     added.set_defaults(after=None)
+    added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
     added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments: -m MODULE …")
     added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
 
