@@ -38,7 +38,11 @@ _COPY_OPS = {"aten::copy_", "aten::_to_copy", "aten::clone", "aten::contiguous",
 
 
 def is_collective(event: Event) -> bool:
-    return event.kind == KERNEL and _COLLECTIVE.search(event.name) is not None
+    return event.kind == KERNEL and names_collective(event.name)
+
+
+def names_collective(kernel: str) -> bool:
+    return _COLLECTIVE.search(kernel) is not None
 
 
 def is_wait(call: Event) -> bool:
@@ -280,4 +284,4 @@ def _track(trace: Trace, event: Event) -> str | None:
         if any(outer.kind == OP for outer in event.outer()):
             return None
         return "host" if event.track == trace.thread else "backward thread"
-    return f"stream {event.track[1]}" if event.kind in (KERNEL, COPY, FILL) else None
+    return f"stream {str(event.track[1]).removeprefix('stream ')}" if event.kind in (KERNEL, COPY, FILL) else None

@@ -11,7 +11,7 @@ from math import floor, log10
 
 import pandas as pd
 
-from .account import timeline
+from .account import names_collective, timeline
 from .diagnosis import SHOWN, Diagnosis, milliseconds
 from .perfetto import states
 from .trace import Trace
@@ -104,7 +104,7 @@ def _tracks(table: pd.DataFrame) -> Iterator[Row]:
         if track not in busiest:
             continue
         rows: list[Row] = []
-        label = str(track).replace("stream stream", "stream")  # torch 1.9 calls its tracks so itself
+        label = str(track)
         for event in events.sort_values("begin_ms", kind="stable").itertuples():
             depth = next((i for i, row in enumerate(rows) if row.spans[-1][1] <= event.begin_ms), len(rows))
             if depth == len(rows) < 3:
@@ -196,7 +196,7 @@ def _part(name: str) -> str:
         return part
     if name.startswith(("Memcpy", "Memset")):
         return "copies"
-    return "communication" if "nccl" in name.lower() else "compute"
+    return "communication" if names_collective(name) else "compute"
 
 
 def _cut(name: str) -> str:
