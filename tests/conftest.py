@@ -34,6 +34,14 @@ def _own_lock(tmp_path_factory):
     runner.LOCK = tmp_path_factory.mktemp("lock") / "measure.lock"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _same_rates():
+    """Products in bf16 count as no faster than in fp32, so that no diagnosis depends on this CPU's units."""
+    from helpers.profiling import rates
+
+    rates._fastest_s = lambda dtype: 1.0
+
+
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """A folder of records of its own, empty."""

@@ -40,8 +40,10 @@ from .comparison import Comparison, compare
 from .diagnosis import LEAST, SHOWN, Diagnosis, Finding
 from .findings import (
     ATTENTION,
+    CHAINS,
     CONSTANT,
     DETERMINISTIC,
+    FP32,
     HOST_WAITS,
     KEPT_GRAPH,
     RETURNED,
@@ -51,6 +53,7 @@ from .findings import (
     Scene,
     hosting,
     needless,
+    on_cpu,
     products,
     traffic,
     waiting,
@@ -64,7 +67,9 @@ Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
 NEED_PLACES = (HOST_WAITS, DETERMINISTIC, KEPT_GRAPH)  # notes that begin so name lines
 # What only shapes or stacks show.
-FROM_SHAPES = {ATTENTION, CONSTANT, DETERMINISTIC, RETURNED, SEPARATE, UNALIGNED, UNBENCHMARKED}
+FROM_SHAPES = {
+    ATTENTION, CHAINS, CONSTANT, DETERMINISTIC, FP32, RETURNED, SEPARATE, UNALIGNED, UNBENCHMARKED,
+}  # fmt: skip
 
 # These report events that the trace holds, so an incomplete trace is enough.
 FROM_PRESENCE = (
@@ -81,6 +86,8 @@ FROM_PRESENCE = (
     products.handmade_attention,
     products.deterministic_convolutions,
     products.unbenchmarked_convolutions,
+    on_cpu.fp32_products,
+    on_cpu.unfused_chains,
 )
 # These conclude from the absence of events, so they need a complete trace.
 FROM_ABSENCE = (
@@ -184,7 +191,7 @@ def _diagnose_folder(folder: Path) -> Diagnosis:
 def _findings(scene: Scene, least: float) -> list[Finding]:
     """What could bring the share `least` or more, first what holds the step up, then by gain."""
     rules = FROM_PRESENCE + FROM_ABSENCE if scene.trace.complete else FROM_PRESENCE
-    findings = [finding for rule in rules for finding in rule(scene)]
+    findings = [on_cpu.limited(scene, finding) for rule in rules for finding in rule(scene)]
     if scene.trace.complete:
         explained = union([span for f in findings if f.part == IDLE for span in f.spans])
         findings += hosting.slow_launches(scene, explained)

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .rates import bf16_speedup
 from .trace import ANNOTATION, BACKWARD, ON_DEVICE, OP, PYTHON, RUNTIME, WHOLE, Event, Trace
 from .trace_file import from_raw, load
 
@@ -58,6 +59,8 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
         _export(profile, str(path))
         events, about, faults = load(path)
     _add_call_sites(results, events, about)
+    if not torch.cuda.is_available():
+        about["bf16_speedup"] = bf16_speedup()
     trace = assemble(events, about, faults)
     _READ[profile] = results, trace
     return trace

@@ -29,6 +29,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 
 from helpers.lab import files
 
+from .rates import bf16_speedup
+
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
@@ -58,6 +60,8 @@ class Window:
     def start(self, number: int, warm: int, **options: bool) -> None:
         """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
         first = OFFSET + number
+        if not torch.cuda.is_available():
+            bf16_speedup()  # measured now: later it would be recorded
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
             schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
@@ -82,6 +86,8 @@ class Window:
             if seconds and len(plain) > 2:
                 slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
+            if not torch.cuda.is_available():
+                profiler.add_metadata_json("bf16_speedup", f"{bf16_speedup():.3f}")
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)

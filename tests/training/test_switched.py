@@ -13,7 +13,17 @@ from training_cases import plain_gpt_state, plain_vit_state
 
 from helpers.models import GPT2LikeModel, ViT
 from helpers.profiling import diagnose
-from helpers.profiling.findings import ATTENTION, CONSTANT, HOST_WAITS, SEPARATE, UNALIGNED, UNFUSED, UNUSED, ZEROED
+from helpers.profiling.findings import (
+    ATTENTION,
+    CHAINS,
+    CONSTANT,
+    HOST_WAITS,
+    SEPARATE,
+    UNALIGNED,
+    UNFUSED,
+    UNUSED,
+    ZEROED,
+)
 from helpers.training import CLOTHES, LANGUAGE, Excerpt, clothes, language, loop
 
 SLOW = frozenset()
@@ -109,7 +119,7 @@ def profiled(subject, fixes, schedule, **options):
 @pytest.mark.parametrize(
     ("fixes", "planted"),
     [
-        (SLOW, {ATTENTION, CONSTANT, HOST_WAITS, SEPARATE, UNALIGNED, UNFUSED, UNUSED, ZEROED}),
+        (SLOW, {ATTENTION, CHAINS, CONSTANT, HOST_WAITS, SEPARATE, UNALIGNED, UNFUSED, UNUSED, ZEROED}),
         (CLEAN["language"], set()),
     ],
     ids=["slow", "clean"],

@@ -35,7 +35,7 @@ _PURE = _SHAPING | {
         "expand", "transpose", "t", "permute", "numpy_T", "contiguous", "mul_", "div_", "neg_", "exp_", "fill_",
     )
 }  # fmt: skip
-_VIEWS = {
+VIEWS = {
     f"aten::{name}"
     for name in (
         "view", "reshape", "transpose", "permute", "contiguous", "chunk", "split", "unbind", "unflatten", "unsqueeze",
@@ -150,7 +150,7 @@ def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
     chain: list[Event] = []
     shapes: set[tuple[int, ...]] = set()
     recording = set(trace.makers.values())
-    for op in _outermost(trace):
+    for op in outermost(trace):
         inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims]
         if op.name in _CONSTRUCTORS:
             shapes.add(_squeezed(_constructed_shape(op)))
@@ -172,7 +172,8 @@ def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
         yield chain
 
 
-def _outermost(trace: Trace) -> list[Event]:
+def outermost(trace: Trace) -> list[Event]:
+    """The ops of the forward pass, in the loop's thread, that no other op contains."""
     return [
         op
         for op in trace.ops
@@ -221,13 +222,13 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
     trace = scene.trace
     rows: list[list[Event]] = []
     row: list[Event] = []
-    for op in _outermost(trace):
+    for op in outermost(trace):
         if op.name == "aten::linear" and op.shape and len(op.dims) > 1 and op.dims[1]:
             if row and (op.shape != row[0].shape or user_frame(op) is not user_frame(row[0])):
                 rows.append(row)
                 row = []
             row.append(op)
-        elif op.name not in _VIEWS:
+        elif op.name not in VIEWS:
             rows.append(row)
             row = []
     rows = [r for r in [*rows, row] if len(r) >= 3]

@@ -23,7 +23,7 @@ SMALL = 16  # sizes up to this are given by the task (classes, features)
 MATTERS = 0.05  # of the operations of all products: a source line with less is not reported
 CHAINS_MATTER = 0.4  # of the compute time: what an eager network without chains stays below
 
-_MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
+MATRICES = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 _CONVOLUTIONS = {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_conv_depthwise2d"}
 # Where aten::_convolution has its flags: …, groups, benchmark, deterministic, cudnn_enabled, allow_tf32
 _BENCHMARK, _DETERMINISTIC = 9, 10
@@ -75,7 +75,7 @@ def product_type(kernel: Event) -> str:
     if named := _named_type(kernel.name):
         return named
     for outer in kernel.outer():
-        if outer.name in _MATRICES or outer.name in _CONVOLUTIONS or outer.name == "aten::convolution_backward":
+        if outer.name in MATRICES or outer.name in _CONVOLUTIONS or outer.name == "aten::convolution_backward":
             types = outer.types[:3]
             return _FP32_KIND if "float" in types else _16_BIT_KIND if types else ""
     return ""
@@ -97,13 +97,13 @@ class Product:
 
 def products(trace: Trace) -> list[Product]:
     """The products of the forward pass, in order."""
-    candidates = (_product(op) for op in trace.ops if op.name in _MATRICES and op.backward is None)
-    return [product for product in candidates if product is not None]
+    candidates = (product(op) for op in trace.ops if op.name in MATRICES and op.backward is None)
+    return [found for found in candidates if found is not None]
 
 
-def _product(op: Event) -> Product | None:
+def product(op: Event) -> Product | None:
     """None where the shapes aren't recorded."""
-    operands = _MATRICES[op.name]
+    operands = MATRICES[op.name]
     if len(op.dims) <= max(operands):
         return None
     left, right = (op.dims[i] for i in operands)
@@ -116,7 +116,7 @@ def _product(op: Event) -> Product | None:
 def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
     """Rows of 255 or 1023 elements don't begin at multiples of 16 bytes: the fast kernels can't be used."""
     trace = scene.trace
-    attention = {op for trio in _attentions(trace) for op in trio}
+    attention = {op for trio in attentions(trace) for op in trio}
     all_products = products(trace)
     total = sum(p.operations for p in all_products)
     found = [p for p in all_products if _unaligned(p) and p.op not in attention]
@@ -246,7 +246,7 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
     """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
     trace = scene.trace
     products_of = {
-        softmax: (first, last) for first, softmax, last in _attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
+        softmax: (first, last) for first, softmax, last in attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
     }
     if not products_of:
         return
@@ -272,7 +272,7 @@ def _by_sdpa(op: Event) -> bool:
     return op.within("aten::_scaled_dot_product_attention_math")
 
 
-def _attentions(trace: Trace) -> Iterator[tuple[Event, Event, Event]]:
+def attentions(trace: Trace) -> Iterator[tuple[Event, Event, Event]]:
     """(product, softmax, product) in the forward pass, where the shapes show that each feeds the next."""
     batched = {p.op: p for p in products(trace) if p.op.name in _BATCHED}
     last: Product | None = None

@@ -1,0 +1,131 @@
+"""Rules for a CPU's profile, and what the fixes that other rules advise bring there.
+
+A CPU runs one op after another, so an op's time is what the step takes for it. Tensors that fit in a core's cache cost
+little to write and read again; larger ones cost a pass through memory for each op.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from ..account import OPERATORS, intersect, of, union
+from ..diagnosis import ESTIMATE
+from ..places import user_frame
+from ..trace import Event
+from . import ATTENTION, CHAINS, FP32, UNFUSED, Finding, Scene, products
+from .needless import VIEWS, outermost
+
+CACHE = 2**20  # bytes: a core's second-level cache holds about as much
+ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
+# A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
+# of about 21 that its formula takes in separate ops.
+FUSED_SAVES = 2 / 3
+LEAST_CHAIN = 3  # ops in a row
+
+_CONVOLUTIONS = {"aten::convolution", "aten::convolution_backward"}
+_ELEMENTWISE = {
+    f"aten::{name}"
+    for name in (
+        "add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "exp", "log", "log2", "sqrt", "rsqrt", "pow", "abs",
+        "erf", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "silu", "softmax", "log_softmax", "softplus",
+        "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "masked_fill", "dropout",
+        "add_", "sub_", "mul_", "div_", "neg_", "exp_", "log_", "sqrt_", "relu_", "clamp_", "masked_fill_",
+    )
+}  # fmt: skip
+
+
+def limited(scene: Scene, finding: Finding) -> Finding:
+    """The finding with the gain that its fix can bring on a CPU; on a GPU it stays as it is."""
+    if scene.account is not None:
+        return finding
+    share = 1.0
+    if finding.finding == UNFUSED:
+        share = FUSED_SAVES
+    if finding.finding == ATTENTION:
+        share = float(any(_bytes(softmax) > CACHE for _, softmax, _ in products.attentions(scene.trace)))
+    sure = finding.sure if share == 1 else ESTIMATE
+    return replace(finding, gain_ms=share * finding.gain_ms, gain_share=share * finding.gain_share, sure=sure)
+
+
+def fp32_products(scene: Scene) -> Iterator[Finding]:
+    """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
+    speedup = scene.trace.about.get("bf16_speedup")
+    if scene.account is not None or not isinstance(speedup, int | float) or speedup <= 1:
+        return
+    found = [op for op in scene.trace.ops if _is_fp32_product(op)]
+    if not found:
+        return
+    spans = intersect(of(found), scene.parts[OPERATORS])
+    yield scene.finding(
+        FP32,
+        OPERATORS,
+        spans,
+        scene.where(found),
+        f"{scene.per_step(len(found)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
+        f"time; a product in bf16 is {speedup:.2g}× as fast on this CPU",
+        "train under torch.autocast in bf16",
+        ESTIMATE,
+        factor=1 - 1 / speedup,
+    )
+
+
+def _is_fp32_product(op: Event) -> bool:
+    """Whether an op multiplies fp32 matrices, none of them so narrow that the product is bound by memory."""
+    if op.name in _CONVOLUTIONS:
+        return "float" in op.types[:3]
+    product = products.product(op) if op.name in products.MATRICES else None
+    return product is not None and product.dtype == "float" and min(product.m, product.k, product.n) > products.SMALL
+
+
+def unfused_chains(scene: Scene) -> Iterator[Finding]:
+    """Elementwise ops in a row on tensors too large for the cache, forward and backward.
+
+    Each is taken to cost one pass through memory; an op that does all at once needs one in either direction.
+    Conversions to another type end a chain: the loss in one op needs them, too.
+    """
+    if scene.account is not None:
+        return
+    trace, lasts, spans, count = scene.trace, [], [], 0
+    for chain in _chains(scene):
+        backward = [e for e in trace.with_backward(chain) if e.backward is e]
+        if backward:
+            lasts.append(chain[-1])
+            count += len(chain) + len(backward)
+            spans += of(chain + backward)
+    if lasts:
+        spans = intersect(union(spans), scene.parts[OPERATORS])
+        yield scene.finding(
+            CHAINS,
+            OPERATORS,
+            spans,
+            scene.where(lasts),
+            f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, forward and backward, "
+            f"{scene.ms(spans):.3g} ms",
+            "use the fused op (cross_entropy, layer_norm, gelu, …), or torch.compile: each then reads and writes once",
+            ESTIMATE,
+            factor=1 - 2 * len(lasts) / count,
+        )
+
+
+def _chains(scene: Scene) -> Iterator[list[Event]]:
+    """Elementwise ops of the forward pass that follow each other in a function, each on as many elements."""
+    trace = scene.trace
+    attention = {op for trio in products.attentions(trace) for op in trio}
+    chain: list[Event] = []
+    for op in [*outermost(trace), None]:
+        if op is not None and op.name in VIEWS - {"aten::to", "aten::contiguous"}:
+            continue
+        follows = op is not None and op.name in _ELEMENTWISE and _bytes(op) > CACHE
+        if chain and not (
+            follows and prod(op.shape) == prod(chain[0].shape) and user_frame(op) is user_frame(chain[0])
+        ):
+            if len(chain) >= LEAST_CHAIN and not any(e in attention for op in chain for e in (op, *op.inner())):
+                yield chain
+            chain = []
+        if follows:
+            chain.append(op)
+
+
+def _bytes(op: Event) -> int:
+    """Of the op's first input."""
+    return prod(op.shape) * ITEMSIZES.get(op.types[0], 0) if op.shape and op.types else 0

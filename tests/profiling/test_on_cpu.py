@@ -1,0 +1,106 @@
+"""A diagnosis of a CPU: products in fp32, chains too large for the cache, gains that a CPU has not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import profile, schedule
+
+from helpers.profiling import findings, rates
+from helpers.profiling.diagnose import diagnose
+from helpers.profiling.findings import on_cpu
+from helpers.profiling.read_trace import read_trace
+
+EAGER = {"foreach": False, "lr": 1e-3}
+
+
+def record(step, steps=3):
+    """A profile of some calls, with shapes and stacks."""
+    plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with profile(record_shapes=True, with_stack=True, schedule=plan) as taken:
+        for _ in range(steps + 1):
+            step()
+            taken.step()
+    return taken
+
+
+def gains(step):
+    return {f.finding: f for f in diagnose(record(step), least=0.0).findings}
+
+
+@pytest.fixture
+def fast_bf16(monkeypatch):
+    """A CPU that multiplies bf16 numbers four times as fast."""
+    monkeypatch.setattr("helpers.profiling.read_trace.bf16_speedup", lambda: 4.0)
+
+
+def training(model, x, precision=torch.float32):
+    def step():
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            loss = model(x).float().square().mean()
+        loss.backward()
+
+    return step
+
+
+def test_fp32_products_gain_what_bf16_is_faster_by_forward_and_backward(fast_bf16):
+    linear = nn.Linear(128, 128, bias=False)
+    trace = read_trace(record(training(linear, torch.randn(512, 128, requires_grad=True))))
+    [found] = [f for f in diagnose(trace, least=0.0).findings if f.finding == findings.FP32]
+    products = sum(op.us for op in trace.ops if op.name == "aten::mm")
+    assert found.evidence.startswith("3 products a step")
+    assert found.gain_ms == pytest.approx(0.75 * products / 3 / 1e3, rel=1e-3)
+
+
+def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
+    assert findings.FP32 not in gains(training(nn.Linear(128, 128), torch.randn(64, 128), torch.bfloat16))
+    assert findings.FP32 not in gains(training(nn.Linear(128, 3), torch.randn(64, 128)))
+
+
+def test_no_cpu_without_faster_bf16_products_is_advised_to_use_them():
+    assert findings.FP32 not in gains(training(nn.Linear(128, 128), torch.randn(64, 128)))
+
+
+def test_the_rate_is_measured_once_and_changes_no_random_number(monkeypatch):
+    calls = []
+    monkeypatch.setattr(rates, "_fastest_s", lambda dtype: calls.append(dtype) or (4.0, 1.0)[len(calls) - 1])
+    rates.bf16_speedup.cache_clear()
+    state = torch.get_rng_state()
+    assert [rates.bf16_speedup(), rates.bf16_speedup()] == [4.0, 4.0]
+    assert calls == [torch.float32, torch.bfloat16]
+    assert torch.equal(torch.get_rng_state(), state)
+    rates.bf16_speedup.cache_clear()
+
+
+def spelled_out(logits, targets):
+    return -torch.softmax(logits, -1).clamp(min=1e-38).log().gather(1, targets[:, None]).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words", "named"), [(spelled_out, 8192, True), (F.cross_entropy, 8192, False), (spelled_out, 64, False)]
+)
+def test_a_loss_in_separate_ops_is_named_where_its_tensors_are_too_large_for_the_cache(loss, words, named):
+    logits, targets = torch.randn(64, words, requires_grad=True), torch.randint(words, (64,))
+    found = gains(lambda: loss(logits, targets).backward())
+    assert (findings.CHAINS in found) == named
+    if named:
+        where = found[findings.CHAINS].where
+        assert "spelled_out" in where and "test_on_cpu.py" in where
+        assert 0.2 < found[findings.CHAINS].gain_share < 0.75
+
+
+def test_an_unfused_optimizer_gains_the_traffic_that_a_fused_one_saves():
+    model = nn.Linear(256, 256)
+    model(torch.randn(4, 256)).sum().backward()
+    optimizer = torch.optim.AdamW(model.parameters(), **EAGER)
+    trace = read_trace(record(optimizer.step))
+    [found] = diagnose(trace).findings
+    assert found.finding == findings.UNFUSED
+    assert found.gain_share == pytest.approx(on_cpu.FUSED_SAVES * diagnose(trace).host["optimizer"])
+
+
+@pytest.mark.parametrize(("tokens", "gains_some"), [(64, False), (600, True)])
+def test_attention_whose_weights_stay_in_the_cache_gains_nothing(tokens, gains_some):
+    q = torch.randn(2, tokens, 16, requires_grad=True)
+    found = gains(lambda: torch.bmm(torch.softmax(torch.bmm(q, q.mT), -1), q).sum().backward())
+    assert (found[findings.ATTENTION].gain_ms > 0) == gains_some
