@@ -10,12 +10,11 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from helpers.lab import Timing, device, experiment, half_dtype
 from helpers.lab.ceilings import copy, matmul
@@ -23,34 +22,39 @@ from helpers.lab.machine import device_class
 from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
-from helpers.pictures import cores
 from helpers.profiling.account import device_idle_share
 from helpers.profiling.account import timeline as read_timeline
 from helpers.profiling.costs import CalledLayers
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.diagnosis import LEAST
 from helpers.profiling.module_profiler import ModuleProfiler
-from helpers.profiling.read_trace import read_trace
 from helpers.rush.setup import KEPT
-from helpers.text import local_wikitext
-from helpers.training import CLOTHES, LANGUAGE, Batch, Excerpt, Trainer
+from helpers.training import CLOTHES, Batch, Excerpt, Trainer
+from helpers.training.planted import (
+    FAULTS,
+    FIXED,
+    NOT_ON_CPU,
+    PIPELINES,
+    ROUNDS,
+    SLOW,
+    fixes_of,
+    gains_of,
+    options,
+    planted,
+    plantings,
+    side_by_side,
+    trace_of,
+    within_an_epoch,
+    workers,
+)
 from helpers.training.slow_parts import CollectedMetrics
-from helpers.training.switched import Switched
 
-PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
-SLOW, FIXED = "slow", "fixed"
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
 ALONE, CUMULATIVE = "alone", "cumulative"
-# Faults that are drawn, each in a loop without any other, and the later fixes that would hide it.
-DRAWN_FAULTS: dict[str, dict[str, set[str]]] = {
-    "vit": {"decode_once": {"photos_on_device", "workers"}, "bf16": set(), "fused_optimizer": set()},
-    "gpt": {"short_padding": {"packed"}, "fused_loss": set()},
-}
+# Faults that are drawn, each in a loop without any other.
+DRAWN_FAULTS = {"vit": ("decode_once", "bf16", "fused_optimizer"), "gpt": ("short_padding", "fused_loss")}
 ALL = "all"
-# Slower on a CPU, timed alone only: with products in bf16 fused attention's backward is slow; workers take a core
-# from a language model whose batches cost little to make.
-NOT_ON_CPU: dict[str, set[str]] = {"vit": {"fused_attention"}, "gpt": {"workers"}}
 # A fix that isn't in the loop: glibc returns large freed blocks to the system, which zeroes their pages once more when
 # they are asked for again, unless the process's environment (`KEPT`) says otherwise.
 KEPT_PAGES = "kept_pages"
@@ -71,15 +75,10 @@ def _sized(size: str, rows: list[Row]) -> list[Row]:
     return [{"size": size} | row for row in rows]
 
 
-def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
-    left_out = NOT_ON_CPU[pipeline] if size == "cpu" else set()
-    return frozenset() if variant == SLOW else PIPELINES[pipeline].fixed - left_out
-
-
 @experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()})
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
-    trace = _trace(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)
+    trace = trace_of(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)
     findings = read_diagnosis(trace, least=0.0 if variant == SLOW else LEAST).table
     if not len(findings):
         return [{"rank": 0, "finding": "nothing"}]
@@ -97,10 +96,10 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
 
     All other faults are fixed; the fault "all" is the slow pipeline.
     """
-    switched, fixed, rows = PIPELINES[pipeline], fixes_of(pipeline, FIXED, size), []
-    hidden = fixed if fault == ALL else DRAWN_FAULTS[pipeline][fault] | {fault}
-    for variant, fixes in ((SLOW, fixed - hidden), (FIXED, fixed)):
-        step = _with_parts(read_timeline(_trace(switched, fixes, size)))
+    switched, rows = PIPELINES[pipeline], []
+    slow = frozenset() if fault == ALL else planted(pipeline, [fault], size)
+    for variant, fixes in ((SLOW, slow), (FIXED, fixes_of(pipeline, FIXED, size))):
+        step = _with_parts(read_timeline(trace_of(switched, fixes, size)))
         parts = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
         ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
         shown = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
@@ -130,8 +129,8 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
         return profiled[-1][0]
 
     switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant, size), 5 if size == "small" else 14
-    options = _options(switched, size) | _within_an_epoch(switched, steps, size)
-    switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **options)
+    taken = options(switched, size) | within_an_epoch(switched, steps, size)
+    switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **taken)
     ((profiler, layers),) = profiled
     table, dtype = profiler.summary(median=True), half_dtype() if "bf16" in fixes else torch.float32
     (_, tflops), (_, gb_per_s) = matmul(CEILINGS[size][0], dtype), copy(CEILINGS[size][1])
@@ -203,18 +202,18 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
         "speedup": per_target[SLOW] / per_target[fix],
         "prepare_s": prepare_s,
         "source": source,
-        "device_idle_share": device_idle_share(_trace(switched, fixes, size)) if on_gpu else None,
+        "device_idle_share": device_idle_share(trace_of(switched, fixes, size)) if on_gpu else None,
     }
 
 
 def _block(name: str, fixes: frozenset[str], size: str, settling: int = 0) -> tuple[list[float], int, str, float]:
     """Milliseconds of steps of an epoch, loading included, after some to settle; their real targets; about the task."""
     pipeline = PIPELINES[name]
-    workers, (least, timed) = _workers(pipeline, fixes, size), TIMED[size]
-    settling = max(settling, least, workers)
-    count = settling + max(timed, 4 * workers)
-    options = _options(pipeline, size) | _within_an_epoch(pipeline, count, size)
-    trainer = pipeline.prepare(fixes, **options)
+    ahead, (least, timed) = workers(pipeline, fixes, size), TIMED[size]
+    settling = max(settling, least, ahead)
+    count = settling + max(timed, 4 * ahead)
+    taken = options(pipeline, size) | within_an_epoch(pipeline, count, size)
+    trainer = pipeline.prepare(fixes, **taken)
     marks, real = [], []
     with trainer.settings():
         marks.append(moment())
@@ -225,6 +224,41 @@ def _block(name: str, fixes: frozenset[str], size: str, settling: int = 0) -> tu
         synchronize()
     times = [between_ms(*pair) for pair in itertools.pairwise(marks[settling:])]
     return times, sum(real[settling:]), trainer.task.source, trainer.task.prepare_s
+
+
+def _planted_rows(size: str) -> list[Row]:
+    rows = [{"pipeline": name, "faults": " + ".join(faults)} for name in PIPELINES for faults in plantings(name, size)]
+    return _sized(size, rows[:1] if size == "small" else rows)
+
+
+@experiment(**{name: _planted_rows(s) for name, s in SIZES.items()}, same_work=False)
+def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
+    """What `diagnose` promises for each planted fault, from a profile of the loop, and what its fix brings.
+
+    The loop is the fixed one with one or two faults; blocks of its steps take turns with blocks of the loop without the
+    fault. The gain is the median over turns, for a target (photo, real token), and `noise_share` about its standard
+    error. A fault that no profile can show has no `finding`. `best`: of a pair this fix brings more.
+    """
+    names = faults.split(" + ")
+    loops = {name: planted(pipeline, [other for other in names if other != name], size) for name in names}
+    loops[SLOW] = planted(pipeline, names, size)
+    costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
+    told = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
+    times = side_by_side(pipeline, loops, size)
+    step_ms = statistics.median(ms for ms, _ in times[SLOW]) / ROUNDS[size][1]
+    gains = {name: gains_of(times[SLOW], times[name]) for name in names}
+    medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
+    for name in names:
+        expected = FAULTS[pipeline][name]
+        promised_ms, promised_share = told.loc[expected] if expected in told.index else (0.0, 0.0)
+        low, high = np.percentile(gains[name], [20, 80])
+        row = {"fix": name, "finding": expected, "step_ms": step_ms}
+        row |= {"promised_ms": promised_ms, "promised_share": promised_share}
+        row |= {"gained_ms": medians[name] * step_ms, "gained_share": medians[name], "noise_share": (high - low) / 4}
+        rows.append(
+            row | {"first_finding": next(iter(told.index), None), "best": medians[name] == max(medians.values())}
+        )
+    return rows
 
 
 def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
@@ -250,8 +284,8 @@ def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -
     `constant_accuracy` is that of always guessing training's commonest target.
     """
     switched, fixes = PIPELINES[pipeline], fixes_of(pipeline, variant, size)
-    options = {"epochs": epochs, "seed": seed} | _options(switched, size)
-    row = switched.run(fixes, **options)
+    taken = {"epochs": epochs, "seed": seed} | options(switched, size)
+    row = switched.run(fixes, **taken)
     names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
     return {name: row[name] for name in names} | {"constant_accuracy": _constant_accuracy(pipeline, size)}
 
@@ -259,7 +293,7 @@ def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -
 @functools.cache
 def _constant_accuracy(pipeline: str, size: str) -> float:
     switched = PIPELINES[pipeline]
-    trainer = switched.prepare(switched.fixed - {"workers"}, **_options(switched, size))
+    trainer = switched.prepare(switched.fixed - {"workers"}, **options(switched, size))
     pad_id = getattr(trainer.task.validation_metric, "pad_id", None)
     trained, judged = Counter(), Counter()
     for counts, batches in ((trained, trainer.epoch(0)), (judged, trainer.task.validation())):
@@ -307,43 +341,3 @@ def _repeated(batch: Batch, size: int) -> Batch:
     times = -(-size // len(batch.targets))
     images, labels = batch.inputs.repeat(times, 1, 1, 1)[:size], batch.targets.repeat(times)[:size]
     return replace(batch, inputs=images, targets=labels, real=size)
-
-
-def _trace(pipeline: Switched, fixes: frozenset[str], size: str, detailed: bool = False) -> Any:
-    """The trace of a few steps within one epoch. `detailed` adds shapes and source lines, and slows the host."""
-    profiles: list[profile] = []
-    on_gpu = device().type == "cuda"
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
-    workers = _workers(pipeline, fixes, size) if on_gpu else 0
-    wait, active = max(workers, 1), max(workers, 4 if on_gpu else 2)  # with workers a complete burst, after the first
-
-    def profile_steps(_model: nn.Module) -> profile:
-        steps = schedule(wait=wait, warmup=2, active=active, repeat=1)
-        profiles.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
-        return profiles[0]
-
-    steps = wait + active + 3
-    options = _options(pipeline, size) | _within_an_epoch(pipeline, steps, size)
-    pipeline.run(fixes, steps=Excerpt(steps), profile=profile_steps, **options)
-    return read_trace(profiles[0])
-
-
-def _options(pipeline: Switched, size: str) -> dict[str, Any]:
-    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it."""
-    text = pipeline is LANGUAGE and size != "small"
-    return {"preset": size, "path": local_wikitext() if text else None}
-
-
-def _within_an_epoch(pipeline: Switched, steps: int, size: str) -> dict[str, int]:
-    """Changes of the preset that make an epoch have so many steps: workers start anew in the next."""
-    preset = pipeline.sizes[size]
-    needed = preset["batch_size"] * (steps + 2)
-    if "passes" in preset:
-        return {"passes": -(-needed // preset["samples"])}
-    return {"samples": max(preset["samples"], needed)}
-
-
-def _workers(pipeline: Switched, fixes: frozenset[str], size: str) -> int:
-    """How many worker processes make batches."""
-    makes = "workers" in fixes and "photos_on_device" not in fixes
-    return min(pipeline.sizes[size]["workers"], cores()) if makes else 0

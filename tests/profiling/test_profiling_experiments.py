@@ -5,6 +5,7 @@ import pytest
 from helpers.experiments import profiling as experiments
 from helpers.profiling import findings as finding
 from helpers.training import CLOTHES
+from helpers.training import planted as planting
 
 
 def test_modules_add_up_and_their_lower_bounds_are_known():
@@ -45,7 +46,8 @@ def test_the_slow_pipelines_are_diagnosed_and_the_fixed_ones_are_clean():
     everywhere = {finding.UNALIGNED, finding.SEPARATE, finding.UNFUSED}
     assert everywhere <= set(found["vit", "slow"])
     assert everywhere | {finding.UNUSED} <= set(found["gpt", "slow"])
-    assert [found[pipeline, "fixed"].tolist() for pipeline in ("vit", "gpt")] == [["nothing"]] * 2
+    # Steps of milliseconds wait for their worker where the machine does other work, too.
+    assert all(set(found[pipeline, "fixed"]) <= {"nothing", finding.LOADER_WAITS} for pipeline in ("vit", "gpt"))
     assert not rows["where"].dropna().str.startswith("/").any()
 
 
@@ -57,6 +59,26 @@ def test_a_step_can_be_drawn_from_its_trace_by_its_parts():
         assert {"load", "forward", "backward", "optimizer"} <= set(step.loc[step["track"] == "annotations", "name"])
         assert {"forward", "backward"} <= set(step.loc[step["track"] == "host", "part"])
         assert (step["track"] != "annotations").sum() <= experiments.DRAWN
+
+
+def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():
+    [row] = experiments.predicted("small").to_dict("records")
+    assert row["finding"] == finding.FP32
+    assert row["gained_ms"] == pytest.approx(row["gained_share"] * row["step_ms"])
+    assert row["best"]
+
+
+def test_faults_are_planted_alone_and_those_that_a_profile_shows_in_pairs():
+    for pipeline, faults in planting.FAULTS.items():
+        assert set(faults) <= planting.PIPELINES[pipeline].fixed
+        alone = {chosen[0] for chosen in planting.plantings(pipeline, "full") if len(chosen) == 1}
+        paired = {fault for chosen in planting.plantings(pipeline, "full") if len(chosen) == 2 for fault in chosen}
+        assert alone == set(faults)
+        assert paired == {fault for fault, name in faults.items() if name is not None}
+    on_cpu = {fault for chosen in planting.plantings("vit", "cpu") for fault in chosen}
+    assert {"bf16", "decode_once"} <= on_cpu and "fused_attention" not in on_cpu
+    fixed = planting.fixes_of("vit", planting.FIXED, "cpu")
+    assert fixed - planting.planted("vit", ["decode_once"], "cpu") == {"decode_once", "photos_on_device", "workers"}
 
 
 def test_metrics_are_timed_over_the_steps():

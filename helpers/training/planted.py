@@ -1,0 +1,171 @@
+"""Faults planted one or two at a time into the fixed pipelines, and the loops timed side by side.
+
+    pipeline, fixed = PIPELINES["gpt"], fixes_of("gpt", FIXED, "cpu")
+    times = side_by_side("gpt", {"planted": planted("gpt", {"bf16"}, "cpu"), "fixed": fixed}, "cpu")
+
+`size` is a preset of the pipelines.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from helpers.lab import device
+from helpers.lab.timing import between_ms, moment, synchronize
+from helpers.pictures import cores
+from helpers.profiling import findings
+from helpers.profiling.read_trace import read_trace
+from helpers.profiling.trace import Trace
+from helpers.text import local_wikitext
+
+from .loop import Excerpt
+from .switched import CLOTHES, LANGUAGE, Switched
+from .trainer import Trainer
+
+PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
+SLOW, FIXED = "slow", "fixed"
+# Slower on a CPU, timed alone only: with products in bf16 fused attention's backward is slow; workers take a core
+# from a language model whose batches cost little to make.
+NOT_ON_CPU: dict[str, set[str]] = {"vit": {"fused_attention"}, "gpt": {"workers"}}
+# Later fixes that would hide a fault: they are left out where it is planted.
+HIDING: dict[str, dict[str, set[str]]] = {
+    "vit": {"decode_once": {"photos_on_device", "workers"}},
+    "gpt": {"short_padding": {"packed"}},
+}
+# Faults, and the finding that is expected for each; None for what no profile can show, such as the values of a batch.
+FAULTS: dict[str, dict[str, str | None]] = {
+    "vit": {
+        "bf16": findings.FP32,
+        "decode_once": findings.LOADER_WAITS,
+        "fused_optimizer": findings.UNFUSED,
+        "width_256": findings.UNALIGNED,
+        "fused_qkv": findings.SEPARATE,
+        "set_to_none": findings.ZEROED,
+        "fused_attention": findings.ATTENTION,
+        "no_item": findings.HOST_WAITS,
+        "cudnn_benchmark": findings.DETERMINISTIC,
+        "keep_memory": findings.RETURNED,
+        "conv_patches": None,
+    },
+    "gpt": {
+        "bf16": findings.FP32,
+        "fused_loss": findings.CHAINS,
+        "fused_attention": findings.ATTENTION,
+        "fused_optimizer": findings.UNFUSED,
+        "width_1024": findings.UNALIGNED,
+        "fused_qkv": findings.SEPARATE,
+        "no_dead_projection": findings.UNUSED,
+        "positions_once": findings.CONSTANT,
+        "set_to_none": findings.ZEROED,
+        "no_item": findings.HOST_WAITS,
+        "short_padding": None,
+        "any_algorithm": None,
+    },
+}
+PAIRED = 5  # of the faults above, the first, are planted in pairs on a CPU
+ROUNDS = {"small": (1, 1), "cpu": (7, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
+
+
+def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
+    """All fixes, or none; on a CPU without those that make it slower."""
+    left_out = NOT_ON_CPU[pipeline] if size == "cpu" else set()
+    return frozenset() if variant == SLOW else PIPELINES[pipeline].fixed - left_out
+
+
+def planted(pipeline: str, faults: Iterable[str], size: str) -> frozenset[str]:
+    """The fixes of the loop that has these faults and no others."""
+    hiding = [HIDING[pipeline].get(fault, set()) for fault in faults]
+    return fixes_of(pipeline, FIXED, size).difference(faults, *hiding)
+
+
+def plantings(pipeline: str, size: str) -> list[tuple[str, ...]]:
+    """The faults alone, and those that a profile shows in pairs; on a CPU without those that it doesn't have."""
+    on_cpu = {switch.name for switch in PIPELINES[pipeline].switches if switch.on_cpu} - NOT_ON_CPU[pipeline]
+    expected = {f: name for f, name in FAULTS[pipeline].items() if size != "cpu" or f in on_cpu}
+    shown = [fault for fault, name in expected.items() if name is not None][: PAIRED if size == "cpu" else None]
+    return [(fault,) for fault in expected] + list(itertools.combinations(shown, 2))
+
+
+def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> dict[str, list[tuple[float, int]]]:
+    """Milliseconds of each loop's blocks of steps, and their real targets; the loops take turns, there and back.
+
+    All loops get the same samples in the same order. A loader's workers run ahead while other loops have their turn, so
+    what they have made until then isn't timed.
+    """
+    switched, (rounds, steps) = PIPELINES[pipeline], ROUNDS[size]
+    ahead = {name: 2 * workers(switched, fixes, size) for name, fixes in loops.items()}
+    count = (rounds + 1) * (steps + max(ahead.values()))
+    prepared: dict[str, tuple[Trainer, Any]] = {}
+    for name, fixes in loops.items():
+        trainer = switched.prepare(fixes, **options(switched, size) | within_an_epoch(switched, count, size))
+        prepared[name] = trainer, iter(trainer.epoch(0))
+    times: dict[str, list[tuple[float, int]]] = {name: [] for name in loops}
+    for turn in range(rounds + 1):
+        for name in list(loops)[:: 1 if turn % 2 else -1]:
+            done = _block(*prepared[name], steps, ahead[name])
+            if turn:  # the first to warm up
+                times[name].append(done)
+    return times
+
+
+def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> tuple[float, int]:
+    """Milliseconds of so many steps, loading included, and their real targets."""
+    with trainer.settings():
+        for batch in itertools.islice(batches, untimed):
+            trainer.step(batch)
+        synchronize()
+        began, real = moment(), 0
+        for batch in itertools.islice(batches, steps):
+            trainer.step(batch)
+            real += batch.real
+        ended = moment()
+        synchronize()
+        return between_ms(began, ended), real
+
+
+def gains_of(slow: list[tuple[float, int]], fast: list[tuple[float, int]]) -> list[float]:
+    """The share of the time for a target that each turn saves, from what `side_by_side` gives for two loops."""
+    return [1 - (ms / real) / (before / targets) for (before, targets), (ms, real) in zip(slow, fast, strict=True)]
+
+
+def trace_of(pipeline: Switched, fixes: frozenset[str], size: str, detailed: bool = False) -> Trace:
+    """The trace of a few steps within one epoch. `detailed` adds shapes and source lines, and slows the host."""
+    profiles: list[profile] = []
+    on_gpu = device().type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    ahead = workers(pipeline, fixes, size) if on_gpu else 0
+    wait, active = max(ahead, 1), max(ahead, 4)  # with workers a complete burst, after the first
+
+    def profile_steps(_model: nn.Module) -> profile:
+        steps = schedule(wait=wait, warmup=2, active=active, repeat=1)
+        profiles.append(profile(activities=activities, schedule=steps, record_shapes=detailed, with_stack=detailed))
+        return profiles[0]
+
+    steps = wait + active + 3
+    taken = options(pipeline, size) | within_an_epoch(pipeline, steps, size)
+    pipeline.run(fixes, steps=Excerpt(steps), profile=profile_steps, **taken)
+    return read_trace(profiles[0])
+
+
+def options(pipeline: Switched, size: str) -> dict[str, Any]:
+    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it."""
+    text = pipeline is LANGUAGE and size != "small"
+    return {"preset": size, "path": local_wikitext() if text else None}
+
+
+def within_an_epoch(pipeline: Switched, steps: int, size: str) -> dict[str, int]:
+    """Changes of the preset that make an epoch have so many steps: workers start anew in the next."""
+    preset = pipeline.sizes[size]
+    needed = preset["batch_size"] * (steps + 2)
+    if "passes" in preset:
+        return {"passes": -(-needed // preset["samples"])}
+    return {"samples": max(preset["samples"], needed)}
+
+
+def workers(pipeline: Switched, fixes: frozenset[str], size: str) -> int:
+    """How many worker processes make batches."""
+    makes = "workers" in fixes and "photos_on_device" not in fixes
+    return min(pipeline.sizes[size]["workers"], cores()) if makes else 0
