@@ -264,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     added = command("profile", profile, "Run a training script as it is, profile a few iterations, and diagnose them.")
     added.add_argument("--steps", type=_count, default=8, metavar="N", help="iterations to record (default: 8)")
     added.add_argument(
-        "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, fewer of long ones)"
+        "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, or as it needs)"
     )
     added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")

@@ -81,7 +81,8 @@ def watch(
 ) -> Recording:
     """Run a script (`module=True`: a module), record up to `steps` iterations after the first `after`, and save them.
 
-    `after` is 10, or fewer where these take more than 30 s. The script is stopped once it is recorded, unless it may
+    `after` is 10: fewer where these take more than 30 s, more where DataLoader's workers prefetch many batches, as a
+    loop that waits for them doesn't until these are used up. The script is stopped once it is recorded, unless it may
     `go_on` to its end. `output` is the folder of the profiles, by default profile-NAME in the current one. The script's
     own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0
     too unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.

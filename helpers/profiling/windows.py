@@ -9,6 +9,7 @@ Iterations of 55 ms with 6,000 events are slowed by 12 % in `costs` (25 % with s
 """
 
 import contextlib
+import gc
 import gzip
 import json
 import os
@@ -26,6 +27,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from helpers.lab import files
 
@@ -177,6 +179,8 @@ class Windows:
     def _record(self) -> Waiting:
         if self.warm > FIRST + 1:
             yield from self._window(self.first, FIRST, 0, record_shapes=True)
+        if not self._given and self.ranks == 1:  # saving took time, in which workers got ahead; they lose it slowly
+            self.warm = max(self.warm, self.iterations + 2 * _prefetched() + 1)
         began = time.perf_counter()
         while self.iterations < self.warm - 1 and not self._is_warm(time.perf_counter() - began):
             last = time.perf_counter()
@@ -208,6 +212,12 @@ class Windows:
         seconds = statistics.median(self._plain or [0.0])
         limits = EVENTS / max(events, 1), WINDOW_S / max(seconds, 1e-9)
         return max(1, int(min(most, *limits)))
+
+
+def _prefetched() -> int:
+    """The number of batches that the workers of a DataLoader keep ready."""
+    loaders = [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]
+    return max((loader._prefetch_factor * loader._num_workers for loader in loaders), default=0)
 
 
 def _python_calls() -> Generator[None, None, int]:

@@ -361,6 +361,12 @@ def test_workers_are_neither_recorded_nor_left_behind(script):
     assert {e["pid"] for e in loads} == {os.getpid()}
 
 
+def test_prefetched_batches_are_used_up_before_costs_are_recorded(script):
+    recording = watch(script(LOADER.replace("num_workers=1", "num_workers=1, prefetch_factor=8")), ["fork"], steps=2)
+    marks = {e["name"] for e in read(recording.costs)["traceEvents"] if e["name"].startswith("ProfilerStep#")}
+    assert marks == {"ProfilerStep#23", "ProfilerStep#24"}
+
+
 def test_spawned_workers_import_the_script(script):
     assert in_steps(watch(script(LOADER), ["spawn"], steps=2, after=3).costs) == [(1, 1)] * 2
     assert not multiprocessing.active_children()
