@@ -75,7 +75,7 @@ def _sized(size: str, rows: list[Row]) -> list[Row]:
     return [{"size": size} | row for row in rows]
 
 
-@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()})
+@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()}, version=2)
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
     trace = trace_of(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)

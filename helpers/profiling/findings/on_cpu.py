@@ -11,7 +11,7 @@ from math import prod
 from ..account import OPERATORS, intersect, of, union
 from ..diagnosis import ESTIMATE
 from ..places import user_frame
-from ..trace import Event
+from ..trace import Event, Trace
 from . import ATTENTION, CHAINS, FP32, UNFUSED, Finding, Scene, products
 from .needless import VIEWS, outermost
 
@@ -42,9 +42,18 @@ def limited(scene: Scene, finding: Finding) -> Finding:
     if finding.finding == UNFUSED:
         share = FUSED_SAVES
     if finding.finding == ATTENTION:
-        share = float(any(_bytes(softmax) > CACHE for _, softmax, _ in products.attentions(scene.trace)))
+        share = _of_attention(scene.trace)
     sure = finding.sure if share == 1 else ESTIMATE
     return replace(finding, gain_ms=share * finding.gain_ms, gain_share=share * finding.gain_share, sure=sure)
+
+
+def _of_attention(trace: Trace) -> float:
+    """Nothing where the weights fit in the cache; else of the passes over them all but one, as softmax remains."""
+    for first, softmax, last in products.attentions(trace):
+        if _bytes(softmax) > CACHE:
+            passes = sum(op.name in _ELEMENTWISE for op in products.between(trace, first, last))
+            return 1 - 1 / max(passes, 2)
+    return 0.0
 
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
@@ -62,7 +71,7 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         spans,
         scene.where(found),
         f"{scene.per_step(len(found)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
-        f"time; a product in bf16 is {speedup:.2g}× as fast on this CPU",
+        f"time; a linear layer under autocast is {speedup:.2g}× as fast on this CPU",
         "train under torch.autocast in bf16",
         ESTIMATE,
         factor=1 - 1 / speedup,

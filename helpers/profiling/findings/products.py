@@ -250,7 +250,7 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
     }
     if not products_of:
         return
-    ops = [op for pair in products_of.values() for op in _between(trace, *pair)]
+    ops = [op for pair in products_of.values() for op in between(trace, *pair)]
     part, spans = scene.work(trace.with_backward(ops))
     advice = (
         "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
@@ -292,7 +292,7 @@ def _shape(op: Event) -> tuple[int, ...] | None:
     return (prod(op.shape[:-2]), *op.shape[-2:]) if len(op.shape) > 2 else None
 
 
-def _between(trace: Trace, first: Event, last: Event) -> list[Event]:
+def between(trace: Trace, first: Event, last: Event) -> list[Event]:
     """The outermost ops between two ops of one thread."""
     start, stop = (bisect_left(trace.ops, time, key=lambda op: op.begin) for time in (first.end, last.begin))
     ops = [op for op in trace.ops[start:stop] if op.track == first.track and op.end <= last.begin]
