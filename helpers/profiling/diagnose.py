@@ -115,7 +115,7 @@ def diagnose(
     found, findings = _diagnosed(read_trace(profile), least)
     if places is not None:
         told, located = _diagnosed(read_trace(places), least)
-        findings = _located(findings, located, found)
+        findings = _located(findings, located, found, told)
         by_places = (*NEED_PLACES, "no Python frames", "no shapes")
         notes = [note for note in found.notes if not note.startswith(by_places)]
         notes += [note for note in told.notes if note.startswith(NEED_PLACES)]
@@ -161,13 +161,17 @@ def _with_findings(found: Diagnosis, findings: list[Finding]) -> Diagnosis:
     return replace(found, verdict=verdict, findings=tuple(findings[:SHOWN]), further=tuple(findings[SHOWN:]))
 
 
-def _located(findings: list[Finding], located: list[Finding], found: Diagnosis) -> list[Finding]:
-    """The findings with the places of another profile, and that profile's own, which need stacks or shapes."""
+def _located(findings: list[Finding], located: list[Finding], found: Diagnosis, told: Diagnosis) -> list[Finding]:
+    """The findings with the places of another profile, and that profile's own, which need stacks or shapes.
+
+    Stacks slow the host, so of the latter the share of their part of the account counts.
+    """
     by_name = {finding.finding: finding for finding in located}
     placed = [replace(f, where=by_name[f.finding].where) if f.finding in by_name else f for f in findings]
     names = {finding.finding for finding in findings}
     for other in (f for f in located if f.finding not in names and f.finding in FROM_SHAPES):
-        share = min(other.gain_ms / found.step_ms, found.parts.get(other.part, 0.0))
+        of_part = other.gain_share / max(told.parts.get(other.part, 0.0), 1e-9)
+        share = of_part * found.parts.get(other.part, 0.0)
         placed.append(replace(other, gain_share=share, gain_ms=share * found.step_ms, spans=[]))
     first = {finding.part for finding in findings[:1]}
     return sorted(placed, key=lambda f: (found.bound in ("host", "input") and f.part not in first, -f.gain_share))

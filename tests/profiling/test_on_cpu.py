@@ -14,10 +14,10 @@ from helpers.profiling.read_trace import read_trace
 EAGER = {"foreach": False, "lr": 1e-3}
 
 
-def record(step, steps=3):
-    """A profile of some calls, with shapes and stacks."""
+def record(step, steps=3, detailed=True):
+    """A profile of some calls; `detailed` with shapes and stacks."""
     plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
-    with profile(record_shapes=True, with_stack=True, schedule=plan) as taken:
+    with profile(record_shapes=detailed, with_stack=detailed, schedule=plan) as taken:
         for _ in range(steps + 1):
             step()
             taken.step()
@@ -50,6 +50,15 @@ def test_fp32_products_gain_what_bf16_is_faster_by_forward_and_backward(fast_bf1
     products = sum(op.us for op in trace.ops if op.name == "aten::mm")
     assert found.evidence.startswith("3 products a step")
     assert found.gain_ms == pytest.approx(0.75 * products / 3 / 1e3, rel=1e-3)
+
+
+def test_what_only_shapes_show_counts_as_a_share_of_its_part_where_costs_are_recorded_apart(fast_bf16):
+    step = training(nn.Linear(128, 128), torch.randn(512, 128))
+    costs, places = record(step, detailed=False), record(step)
+    both, alone = diagnose(costs, places=places, least=0.0), diagnose(places, least=0.0)
+    [found], [told] = ([f for f in d.findings if f.finding == findings.FP32] for d in (both, alone))
+    assert found.gain_share / both.host[found.part] == pytest.approx(told.gain_share / alone.host[told.part])
+    assert found.gain_ms == pytest.approx(found.gain_share * both.step_ms)
 
 
 def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
