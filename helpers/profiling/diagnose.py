@@ -116,9 +116,10 @@ def diagnose(
     if places is not None:
         told, located = _diagnosed(read_trace(places), least)
         findings = _located(findings, located, found, told)
-        by_places = (*NEED_PLACES, "no Python frames", "no shapes")
-        notes = [note for note in found.notes if not note.startswith(by_places)]
-        notes += [note for note in told.notes if note.startswith(NEED_PLACES)]
+        # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
+        needed = NEED_PLACES if found.account else (*NEED_PLACES, hygiene.NOT_EXPLAINED)
+        notes = [note for note in found.notes if not note.startswith((*needed, "no Python frames", "no shapes"))]
+        notes += [note for note in told.notes if note.startswith(needed)]
         found = replace(found, notes=tuple(notes))
     source = Path(profile) if isinstance(profile, str | Path) else None
     return _with_findings(replace(found, source=source), findings)

@@ -26,6 +26,7 @@ from .findings import Scene, hosting, products
 from .places import source_lines
 from .trace import KERNEL, OP, PYTHON, RUNTIME, Event
 
+NOT_EXPLAINED = "no finding explains"
 LEAST = 0.02  # of the recorded time: less is not told
 UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
 _LATE = 1000.0  # µs: a last wait that takes longer is told
@@ -165,7 +166,7 @@ def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[str]:
             inside = [f"{name} {us / scene.us:.0%}" for name, us in _spent(scene, part, rest).most_common(3)]
             told.append(f"{part} {scene.share(rest):.0%}" + (f" ({', '.join(inside)})" if inside else ""))
     if told:
-        yield f"no finding explains: {'; '.join(told)}"
+        yield f"{NOT_EXPLAINED}: {'; '.join(told)}"
 
 
 def _spent(scene: Scene, part: str, spans: Spans) -> Counter:

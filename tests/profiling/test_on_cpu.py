@@ -9,6 +9,7 @@ from torch.profiler import profile, schedule
 from helpers.profiling import findings, rates
 from helpers.profiling.diagnose import diagnose
 from helpers.profiling.findings import on_cpu
+from helpers.profiling.hygiene import NOT_EXPLAINED
 from helpers.profiling.read_trace import read_trace
 
 EAGER = {"foreach": False, "lr": 1e-3}
@@ -59,6 +60,8 @@ def test_what_only_shapes_show_counts_as_a_share_of_its_part_where_costs_are_rec
     [found], [told] = ([f for f in d.findings if f.finding == findings.FP32] for d in (both, alone))
     assert found.gain_share / both.host[found.part] == pytest.approx(told.gain_share / alone.host[told.part])
     assert found.gain_ms == pytest.approx(found.gain_share * both.step_ms)
+    assert any(note.startswith(NOT_EXPLAINED) and "aten::mm" in note for note in diagnose(costs).notes)
+    assert not any(note.startswith(NOT_EXPLAINED) and "aten::mm" in note for note in both.notes)
 
 
 def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
