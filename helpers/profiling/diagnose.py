@@ -190,7 +190,7 @@ def _diagnose_folder(folder: Path) -> Diagnosis:
         return diagnose(files[0], places=places)
     last, notes = ranks.last_to_arrive(files)
     found = diagnose(last, places=places)
-    return replace(found, notes=(*notes, *found.notes))
+    return replace(found, warnings=(*notes, *found.warnings))
 
 
 def _findings(scene: Scene, least: float) -> list[Finding]:

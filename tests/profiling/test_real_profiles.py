@@ -60,7 +60,7 @@ def test_the_ranks_of_a_folder_are_one_run(tmp_path):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(profiled | {"traceEvents": events}))
     several = diagnose(tmp_path)
     assert several.source == tmp_path / "rank1.json"
-    assert several.notes[0].startswith("rank 1 is the last to arrive")
+    assert several.warnings[0].startswith("rank 1 is the last to arrive")
     profiled["distributedInfo"] |= {"rank": 2, "world_size": 4}
     (tmp_path / "rank3.json").write_text(json.dumps(profiled))
     with pytest.raises(ValueError, match=r"both of rank 2"):
