@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from helpers.lab import Experiment
     from helpers.profiling.comparison import Comparison
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
@@ -62,6 +63,8 @@ def measure(options: argparse.Namespace) -> int:
     from helpers.lab.machine import device_name, slug
 
     chosen = select(options.targets)
+    if options.dry_run:
+        return _dry_run(chosen, options)
     done = lab.measure(chosen, options.preset, budget=options.budget, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     again = "the same command without --refresh" if options.refresh else "the same command"
@@ -72,6 +75,15 @@ def measure(options: argparse.Namespace) -> int:
     if done.damaged:
         return _fail(f"{len(done.damaged)} tables were left out, as they are damaged", 1)
     return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
+
+
+def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+    from helpers.lab import device, plan
+
+    device()  # raises where the GPU can't be used, as measuring would
+    plans = [plan.plan(e, options.preset, results=options.results, refresh=options.refresh) for e in chosen]
+    print("\n".join(plan.lines(plans)))
+    return max((_fail(p.damaged, 1) for p in plans if p.damaged), default=0)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -239,6 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
     added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
     added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
+    added.add_argument("--dry-run", action="store_true", help="only print what is missing, its minutes and memory")
 
     added = command("train", train, "Train a task in a chosen precision; the last line is the result as JSON.")
     added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")

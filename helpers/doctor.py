@@ -9,6 +9,7 @@ import torch
 from helpers.experiments import chapters, tables_of
 from helpers.lab import Experiment, records
 from helpers.lab.machine import PEERS, device_class, device_name, environment, half_dtype, slug, without_kernels
+from helpers.lab.plan import plan, total
 from helpers.lab.runner import is_fresh
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
@@ -38,9 +39,18 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield f"  {recorded}", _or_fault(lambda name=recorded: f"{_count(name, results)} rows")
     preset = device_class()
     yield "class of machine", preset
+    yield "measure would run", _would_run(results)
     for chapter in chapters():
         for e in tables_of(chapter):
             yield f"  {chapter}/{e.table}", _or_fault(lambda e=e: _recorded(e, preset, results))
+
+
+def _would_run(results: Path | str | None) -> str:
+    """What `measure` would do here, as one line; damaged tables, which the lines of the tables name, are left out."""
+    if torch.cuda.is_available() and without_kernels():
+        return "nothing, as the GPU is unusable"
+    plans = [plan(e, results=results) for chapter in chapters() for e in tables_of(chapter)]
+    return f"{device_class()} sizes, {total(plans)}"
 
 
 def _recorded(e: Experiment, preset: str, results: Path | str | None) -> str:

@@ -64,6 +64,7 @@ def made_up_gpu(monkeypatch):
             "get_device_properties": facts,
         }.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)  # a build without CUDA has none
         forget()
 
     from helpers.lab import machine  # not above: it imports torch's parts that read what those lines set

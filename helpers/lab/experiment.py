@@ -31,6 +31,8 @@ PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is ne
 class Experiment:
     """A table of a chapter. Raise `version` when the method changes: older records then count as stale.
 
+    `missing` says of a configuration, which it is given as keywords, why it can't run on this machine ("" if it can): a
+    row then holds that as its status, and planning tells it without measuring.
     `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
     """
 
@@ -40,6 +42,7 @@ class Experiment:
     presets: Mapping[str, list[Row]]
     version: int
     same_work: bool = True
+    missing: Callable[..., str] | None = None
 
     @property
     def about(self) -> str:
@@ -55,9 +58,15 @@ class Experiment:
         """The columns that identify a row's configuration."""
         return list(dict.fromkeys(name for config in self.configurations(preset) for name in config))
 
-    def rows(self, config: Row) -> list[Row]:
-        """Measure one configuration. If memory runs out, or bf16 would be emulated, the row's status says so."""
+    def missing_because(self, config: Row) -> str:
+        """Why a configuration can't run on this machine, as its row's status; "" if it can."""
         if BF16 & {str(value) for value in config.values()} and (reason := missing_because("native bf16")):
+            return reason
+        return self.missing(**config) if self.missing else ""
+
+    def rows(self, config: Row) -> list[Row]:
+        """Measure one configuration. If memory runs out, or it can't run here, the row's status says so."""
+        if reason := self.missing_because(config):
             return [config | {STATUS: reason}]
         try:
             measured = self.measure(**config)
@@ -82,6 +91,7 @@ def experiment(
     big_gpu: list[Row] | None = None,
     version: int = 1,
     same_work: bool = True,
+    missing: Callable[..., str] | None = None,
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
@@ -94,7 +104,7 @@ def experiment(
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        return Experiment(chapter, measure.__name__, measure, presets, version, same_work)
+        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing)
 
     return wrap
 

@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 from . import figures, records
 from .experiment import Experiment
 from .machine import device_class, device_name, slug
+from .plan import minutes, plan
 from .records import STATUS
-from .runner import is_fresh, measure
+from .runner import measure
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
@@ -82,7 +83,7 @@ def results(experiment: Experiment, preset: str | None = None, budget: float | N
 
     Nothing is measured here but with a `budget` in seconds: then this machine first measures what it has no fresh
     record of, at the sizes of `preset` (default: of its class), and its records are shown. A line says before how much
-    that is and how long it takes. `HELPERS_LIVE=no` in the environment forbids it.
+    that is and how many minutes are expected, if records tell. `HELPERS_LIVE=no` in the environment forbids it.
     """
     here = budget is not None and os.environ.get(LIVE) != "no"
     if here:
@@ -96,11 +97,11 @@ def results(experiment: Experiment, preset: str | None = None, budget: float | N
 
 
 def _measure(experiment: Experiment, preset: str, budget: float) -> None:
-    name, configs = f"{experiment.chapter}/{experiment.table}", experiment.configurations(preset)
-    rows = records.read_rows(records.path(slug(device_name()), experiment.chapter, experiment.table))
-    if missing := sum(not is_fresh(experiment, config, preset, rows) for config in configs):
-        some = f"{missing} of {len(configs)} configurations ({preset}) on {device_name()}"
-        said = f"*Measuring {name}: {some}, for {budget / 60:.1f} minutes or less; the last one begun is finished.*"
+    planned = plan(experiment, preset)
+    if planned.missing:
+        some = f"{planned.missing} of {planned.missing + planned.fresh} configurations ({preset}) on {device_name()}"
+        takes = f"expected minutes: {minutes(planned)}; stops after {budget / 60:.1f}"
+        said = f"*Measuring {planned.name}: {some}; {takes}, when the last one begun is finished.*"
         display(Markdown(said), metadata=LEFT_OUT)
         measure([experiment], preset, budget=budget)
 

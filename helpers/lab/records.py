@@ -27,7 +27,8 @@ except ImportError:  # Windows: two measurements at once are not guarded against
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
-NOISE = ["load", "attempts", "noisy"]  # rows of older methods lack them
+SECONDS = "seconds"  # that its configuration took, all attempts together
+RUN = [SECONDS, "load", "attempts", "noisy"]  # rows of older methods lack them
 CHECKSUM = "checksum"
 
 Row = dict[str, Any]
@@ -166,7 +167,7 @@ def summary(results: Path | str | None = None) -> pd.DataFrame:
 def _write(file: Path, rows: list[dict[str, str]]) -> None:
     rows = list({tuple(sorted(row.items())): row for row in rows}.values())  # each once: a repeated one is damage
     measured = list(dict.fromkeys(name for row in rows for name in row))
-    last = [STATUS, *NOISE, *PROVENANCE, CHECKSUM]
+    last = [STATUS, *RUN, *PROVENANCE, CHECKSUM]
     header = [name for name in measured if name not in last] + last
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")

@@ -110,9 +110,9 @@ def _measure(
             start = time.perf_counter()
             rows = measured_rows(e, config, 1 if preset == "small" else ATTEMPTS)
             failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
-            file = _file(gpu, e, results)
-            records.replace(file, [row | provenance(e, preset) for row in rows], [*e.identity(preset), "preset"])
             took[e.chapter, e.table] = time.perf_counter() - start
+            more = {records.SECONDS: round(took[e.chapter, e.table], 3)} | provenance(e, preset)
+            records.replace(_file(gpu, e, results), [row | more for row in rows], [*e.identity(preset), "preset"])
             measured += 1
             bar.update()
     return Progress(measured, len(work) - len(todo), len(todo) - measured, failed, tuple(damaged))

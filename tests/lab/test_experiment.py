@@ -182,6 +182,19 @@ def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_
     assert (done.measured, done.left) == (4, 2)
 
 
+def test_a_row_holds_the_seconds_that_its_configuration_took(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+
+    def slow(size):
+        clock[0] += 1.5 * size
+        return variants(size)
+
+    measure([Experiment("chapter", "slow", slow, {"cpu": SIZES[:2]}, 1)], "cpu", results=tmp_path)
+    file = records.path(slug(device_name()), "chapter", "slow", tmp_path)
+    assert [row["seconds"] for row in records.read_rows(file)] == ["3", "3", "4.5", "4.5"]
+
+
 def test_one_configuration_may_give_several_rows(tmp_path):
     several = Experiment("chapter", "variants", variants, {"cpu": SIZES[:2]}, version=1)
     measure([several], "cpu", results=tmp_path)

@@ -105,8 +105,8 @@ def test_with_a_budget_what_is_missing_is_measured_and_said_before(results, line
     found = notebook.results(DOUBLING, preset="cpu", budget=90)
     assert found.measured["double"].tolist() == [4, 6]
     assert lines == [
-        f"*Measuring chapter/doubling: 2 of 2 configurations (cpu) on {device_name()}, for 1.5 minutes or less; "
-        "the last one begun is finished.*"
+        f"*Measuring chapter/doubling: 2 of 2 configurations (cpu) on {device_name()}; expected minutes: unknown; "
+        "stops after 1.5, when the last one begun is finished.*"
     ]
     notebook.results(DOUBLING, preset="cpu", budget=90)
     assert CALLS == [2, 3] and len(lines) == 1

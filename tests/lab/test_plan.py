@@ -1,0 +1,153 @@
+"""What would be measured, for how long and in how much memory, is told without measuring."""
+
+import pytest
+import torch
+
+from helpers.__main__ import main
+from helpers.doctor import findings
+from helpers.experiments import select
+from helpers.lab import machine, records
+from helpers.lab.experiment import Experiment
+from helpers.lab.machine import device_name, slug
+from helpers.lab.plan import minutes, plan, total
+
+ORIGIN = {
+    "driver": "none",
+    "torch": torch.__version__,
+    "cuda": "none",
+    "date": "2026-01-02",
+    "commit": "0",
+    "method": 1,
+}
+
+
+def never(size):
+    """Nothing is measured."""
+    raise AssertionError
+
+
+SIZES = {"small": [{"size": 1}], "cpu": [{"size": size} for size in (2, 3, 4)], "gpu": [{"size": 9}], "big-gpu": []}
+TABLE = Experiment("chapter", "table", never, SIZES, version=1)
+
+
+@pytest.fixture
+def record(results):
+    def write(preset: str, size: int, name: str = "CPU Other", status: str = "ok", **more) -> None:
+        row = {"size": size, "status": status, "gpu": name, "preset": preset} | ORIGIN | more
+        records.replace(records.path(slug(name), "chapter", "table"), [row], ["size", "preset"])
+
+    return write
+
+
+def test_the_time_is_that_of_the_same_configurations_else_the_mean_of_the_class(record):
+    record("cpu", 2, seconds=60)
+    record("cpu", 3, seconds=120, peak_gib=1.5)
+    planned = plan(TABLE, "cpu")
+    assert (planned.missing, planned.fresh, planned.basis, planned.gib) == (3, 0, "cpu", 1.5)
+    assert planned.seconds == 60 + 120 + 90
+    record("cpu", 3, name=device_name(), seconds=60)  # two machines: their mean; and nothing is left to do here
+    planned = plan(TABLE, "cpu")
+    assert (planned.missing, planned.fresh, planned.seconds) == (2, 1, 60 + 75)
+
+
+def test_another_class_tells_the_time_where_its_own_does_not(record):
+    record("cpu", 2, seconds=60, peak_gib=3.0)
+    record("small", 1, seconds=9999)
+    planned = plan(TABLE, "gpu")
+    assert (planned.seconds, planned.basis, planned.gib) == (60, "cpu", None)
+    assert minutes(planned) == "1.0 (by rows of cpu)"
+    record("gpu", 8, name="NVIDIA Other", seconds=30)
+    assert minutes(plan(TABLE, "gpu")) == "0.5"
+
+
+def test_a_time_that_nobody_recorded_is_unknown(record):
+    record("cpu", 2)  # as before times were recorded
+    record("cpu", 3, seconds=0.01, status="needs CUDA")
+    planned = plan(TABLE, "cpu")
+    assert planned.seconds is None and minutes(planned) == "unknown"
+    assert total([planned]).endswith("minutes unknown: no machine has recorded how long these tables take")
+    both = [planned, plan(Experiment("chapter", "other", never, SIZES, 1), "small")]
+    assert "unknown" in total(both)
+
+
+def test_several_rows_of_a_configuration_count_its_time_once(results):
+    rows = [{"size": 2, "variant": v, "seconds": 60, "status": "ok", "gpu": "CPU A", "preset": "cpu"} for v in "ab"]
+    records.replace(records.path("cpu-a", "chapter", "table"), [row | ORIGIN for row in rows])
+    assert plan(TABLE, "cpu").seconds == 3 * 60
+
+
+def test_what_is_simulated_tells_no_memory(record):
+    def simulated(size):
+        """SIMULATED: another machine's memory."""
+
+    record("cpu", 2, seconds=60, peak_gib=80.0)
+    assert plan(Experiment("chapter", "table", simulated, SIZES, 1), "cpu").gib is None
+
+
+def test_a_dry_run_measures_nothing(tmp_path, capsys):
+    command = ["measure", "swiglu/timing", "swiglu/accuracy", "--preset", "small", "--results", str(tmp_path)]
+    assert main([*command, "--dry-run"]) == 0
+    head, *tables, said = capsys.readouterr().out.splitlines()
+    assert head.split() == ["table", "preset", "missing", "fresh", "GiB", "minutes"]
+    assert next(line.split() for line in tables) == ["swiglu/timing", "small", "1", "0", "-", "unknown"]
+    assert "configurations missing, 0 fresh; minutes unknown" in said
+    assert not list(tmp_path.iterdir())
+
+    assert main(command[:2] + command[3:]) == 0
+    capsys.readouterr()
+    for refresh, counts in (([], ["0", "1"]), (["--refresh"], ["1", "0"])):
+        assert main([*command, "--dry-run", *refresh]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[2:4] == counts
+
+
+def test_a_dry_run_names_a_damaged_table_and_goes_on(tmp_path, capsys):
+    file = records.path(slug(device_name()), "swiglu", "timing", tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_text("garbage")
+    assert main(["measure", "swiglu", "--preset", "small", "--results", str(tmp_path), "--dry-run"]) == 1
+    out, err = capsys.readouterr()
+    assert "damaged" in out and "swiglu/accuracy" in out
+    assert f"{file}, line 1" in err
+
+
+MACHINES = {  # compute capability and GiB; none: a CPU
+    "T4": ((7, 5), 15.6, "gpu"),
+    "laptop": (None, None, "cpu"),
+    "A100 40 GB": ((8, 0), 39.4, "big-gpu"),
+    "A100 80 GB": ((8, 0), 79.1, "big-gpu"),
+    "H200": ((9, 0), 139.8, "big-gpu"),
+    "Mac": (None, None, "cpu"),
+}
+
+
+@pytest.fixture
+def as_if_on(made_up_gpu, monkeypatch, results):
+    """Be on one of the machines; whatever would use its device raises."""
+
+    def used(*_, **__):
+        raise AssertionError("planning used the device")
+
+    def be(name: str) -> str:
+        capability, gib, preset = MACHINES[name]
+        if capability:
+            made_up_gpu(capability, gib, ("sm_75", "sm_80", "sm_90"))
+            monkeypatch.setattr(torch.cuda, "_lazy_init", used)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: name == "Mac")
+        monkeypatch.setattr(machine, "_cpu_name", lambda: {"Mac": "Apple M2"}.get(name, "Made-up"))
+        monkeypatch.setattr(machine, "_output", lambda *_: "1.0")  # no nvidia-smi, no git
+        monkeypatch.setattr(Experiment, "rows", used)
+        return preset
+
+    return be
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_each_machine_is_told_what_it_would_run(name, as_if_on, capsys):
+    preset = as_if_on(name)
+    assert main(["measure", "--dry-run"]) == 0
+    _head, *tables, said = capsys.readouterr().out.splitlines()
+    shown = [line.split() for line in tables if not line.startswith(" ")]
+    assert [line[0] for line in shown] == [f"{e.chapter}/{e.table}" for e in select([])]
+    assert all(line[1] == preset for line in shown)
+    assert sum(int(line[2]) for line in shown) == int(said.split()[0]) > 300
+    assert dict(findings())["measure would run"] == f"{preset} sizes, {said}"
