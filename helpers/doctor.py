@@ -12,7 +12,7 @@ from helpers.lab.machine import PEERS, device_class, device_name, environment, h
 from helpers.lab.plan import plan, total
 from helpers.lab.runner import is_fresh
 
-NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst")
+NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"
 
 

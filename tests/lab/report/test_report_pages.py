@@ -1,0 +1,93 @@
+"""The committed report's pages: their size in bytes, and how they are filled. Faults set on purpose are found."""
+
+from ctypes import byref, c_int
+from pathlib import Path
+
+import pypdfium2
+import pytest
+import typst
+from pdf_layout import beyond_margins, parted_headings, short_pages
+from pdf_text import pages_of
+from pypdfium2 import raw
+
+from helpers.lab.report.exporter import packed
+
+REPORT = Path(__file__).parents[3] / "report.pdf"
+STYLE = '#set page(paper: "a4", margin: (x: 22mm, top: 22mm, bottom: 24mm), footer: [7])\n'
+
+
+def pdf(body: str) -> bytes:
+    return typst.compile((STYLE + body).encode(), ignore_system_fonts=True)
+
+
+def test_nothing_in_the_report_stands_out_of_the_margins():
+    assert beyond_margins(REPORT) == []
+
+
+def test_no_heading_of_the_report_is_parted_from_its_text():
+    assert parted_headings(REPORT) == []
+
+
+def test_a_page_of_the_report_is_a_quarter_full_unless_it_ends_a_chapter():
+    assert short_pages(REPORT) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("#lorem(300)", []),
+        ("#box(width: 200mm, lorem(60))", [1]),  # a line that the page ends before
+        ("#table(columns: (180mm,), stroke: (bottom: 0.3pt), [wide])", [1]),
+        ("#lorem(20)\n#pagebreak()\n#table(columns: (1fr,), stroke: (bottom: 0.3pt), [as wide as the text])", []),
+    ],
+)
+def test_what_stands_out_of_the_margins_is_found(body, found):
+    assert sorted({page for page, _ in beyond_margins(pdf(body))}) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("= One\ntext", []),
+        ("= One\n== Two\ntext\n#pagebreak()\n= Three\ntext", []),
+        ("text\n\n= One\n#pagebreak()\ntext", [(1, "One")]),
+        ("= One\n== Two\n#pagebreak()\ntext", [(1, "One"), (1, "Two")]),
+    ],
+)
+def test_a_heading_parted_from_its_text_is_found(body, found):
+    assert parted_headings(pdf(body)) == found
+
+
+def test_a_short_page_is_found_unless_it_ends_a_chapter():
+    body = "= One\n a line\n#pagebreak()\n#lorem(400)\n#pagebreak()\na line #pagebreak()\n= Two\n a line"
+    assert [page for page, _ in short_pages(pdf(body))] == [1]
+
+
+def test_packing_keeps_text_bookmarks_and_links_and_gives_the_same_bytes_twice():
+    body = "= One <one>\n" + "@two leads there. #lorem(900)\n" * 3 + "= Two <two>\n#link(<one>)[back] #lorem(300)"
+    whole = pdf('#set heading(numbering: "1")\n' + body)
+    small = packed(whole)
+    assert len(small) < 0.8 * len(whole)
+    assert packed(whole) == small
+    assert pages_of(small) == pages_of(whole)
+    assert _targets(small) == _targets(whole)
+    assert {kind for kind, *_ in _targets(small)} == {"bookmark", "link"}
+
+
+def _targets(content: bytes) -> list[tuple]:
+    """Where bookmarks and links lead: the page and the place on it."""
+    targets = []
+    with pypdfium2.PdfDocument(content) as document:
+        for mark in document.get_toc():
+            targets.append(("bookmark", mark.get_title(), mark.get_dest().get_index(), mark.get_dest().get_view()))
+        for number, page in enumerate(document):
+            targets += [("link", number, *where) for where in _links(document, page)]
+    return targets
+
+
+def _links(document, page) -> list[tuple]:
+    start, link, found = c_int(0), raw.FPDF_LINK(), []
+    while raw.FPDFLink_Enumerate(page, byref(start), byref(link)):
+        to = pypdfium2.PdfDest(raw.FPDFLink_GetDest(document, link), document)
+        found.append((to.get_index(), to.get_view()))
+    return found
