@@ -1,4 +1,4 @@
-"""`python -m helpers doctor | measure | train | profile | diagnose | report`: a thin skin over functions to call.
+"""`python -m helpers doctor | measure | train | profile | diagnose | fit | report`: a thin skin over functions to call.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -216,6 +216,20 @@ def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int
     return 0
 
 
+def fit(options: argparse.Namespace) -> int:
+    import json
+
+    from helpers.rush import fit as fits
+
+    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
+    try:
+        found = fits.fit(fits.Plan(**chosen), options.memory)
+    except ValueError as error:  # what the user chose
+        return _fail(error, 2)
+    print(json.dumps(found) if options.json else fits.text(found))
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     from helpers.doctor import FAULT, findings
 
@@ -230,12 +244,14 @@ def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
     parser = Parser(prog="python -m helpers", description="Measure, train, profile, diagnose, build the report.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | measure | train | profile | diagnose | report")
+    commands = parser.add_subparsers(
+        required=True, metavar="doctor | measure | train | profile | diagnose | fit | report"
+    )
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
         added.set_defaults(run=run, parser=added)
-        if run not in (train, profile, diagnose):
+        if run not in (train, profile, diagnose, fit):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
 
@@ -286,6 +302,18 @@ def _parser() -> argparse.ArgumentParser:
     added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
     added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments: -m MODULE …")
     added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
+
+    added = command("fit", fit, "Where a training step's memory goes, whether it fits, and what would make it fit.")
+    added.add_argument("--model", default="llama-3.2-1b", help="default: llama-3.2-1b")
+    added.add_argument("--batch", type=_count, default=8, help="sequences of a step, over all ranks (default: 8)")
+    added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")
+    added.add_argument("--strategy", default="single", help="single, ddp, zero2 or zero3 (default: single)")
+    added.add_argument("--ranks", type=_count, default=1, help="default: 1")
+    added.add_argument("--memory", type=float, metavar="GIB", help="of each device (default: this machine's)")
+    added.add_argument("--precision", default="amp-bf16", help="fp32, amp-bf16, or on one device bf16")
+    added.add_argument("--checkpointing", default="none", help="none, full, or on one device selective")
+    added.add_argument("--head", default="full", help="full, or on one device chunked")
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
     added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")

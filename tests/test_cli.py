@@ -32,7 +32,7 @@ def run(*arguments, cwd=None):
             "unknown '--hurry'; valid options of python -m helpers measure: -h, --help, --results",
         ),
         (["dance"], "invalid choice: 'dance' (choose from"),
-        ([], "the following arguments are required: doctor | measure | train | profile | diagnose | report"),
+        ([], "the following arguments are required: doctor | measure | train | profile | diagnose | fit | report"),
     ],
 )
 def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, said, capsys):

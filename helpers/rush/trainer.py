@@ -173,7 +173,8 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
         )
     network.reset_parameters(torch.Generator(device).manual_seed(setup.seed))
     if setup.precision == "bf16":
-        network = network.to(torch.bfloat16)
+        for weight in network.parameters():  # unlike `Module.to`, also on fake tensors; tables stay in fp32
+            weight.data = weight.data.to(torch.bfloat16)
     if setup.float8 == "tensorwise":
         float8.convert(network.layers)
     elif setup.float8 == "torchao":

@@ -1,0 +1,314 @@
+"""Where a training step's memory goes, whether it fits, and what would make it fit: `fit`.
+
+    found = fit(Plan(model="llama-3.2-1b", batch=8, sequence=2048, strategy="zero3", ranks=8), memory_gib=24)
+    found["fits"], found["parts_gib"], found["largest_batch"], found["switches"]
+    print(text(found))
+
+Nothing is allocated or computed: it takes seconds on any machine. One device: `count` runs the trainer on fake tensors
+and adds up the storages that live; its peaks are the measured ones of the uncompiled steps of the ladder. Many ranks:
+the asked plan is counted in the same way (`simulation.rank_memory`); its parts and the other plans' peaks are derived
+by formula (`simulation.rank_peak`), within 0.3 % of the count. Kernels' workspaces, fragmentation and the driver's
+memory (about 1 GiB on a GPU) aren't counted. A compiler saves fewer activations: compiled setups need less.
+"""
+
+import functools
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.lab import records
+from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.machine import device, device_name, slug
+from helpers.lab.memory import GIB
+
+from .distributed import Job
+from .measurement import flops_per_token, parameters
+from .optimizers import LEAST_BYTES
+from .setup import Setup
+from .simulation import rank_memory, rank_peak
+from .simulation.rank import Ledger
+from .trainer import Trainer
+
+STRATEGIES = ("single", "ddp", "zero2", "zero3")
+# By one device or by many; only what can be counted or derived
+PRECISIONS = {True: ("fp32", "amp-bf16", "bf16"), False: ("fp32", "amp-bf16")}
+CHECKPOINTING = {True: ("none", "selective", "full"), False: ("none", "full")}
+HEADS = {True: ("full", "chunked"), False: ("full",)}
+# The parts of `rank_peak` -> the parts here
+DERIVED_PARTS = {
+    "weights": ("parameters",),
+    "weight copies": ("weight_copies", "gathered", "flat"),  # in the compute dtype, or gathered from all ranks
+    "gradients": ("gradients", "unreduced", "reducing", "temporary"),
+    "optimizer": ("optimizer",),
+    "activations": ("activations",),
+    "logits": ("logits",),
+    "tables, tokens": ("positions", "tokens"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be trained and how: with attention without scores in memory, and fused AdamW."""
+
+    model: str = "llama-3.2-1b"
+    batch: int = 8  # sequences of a step, over all ranks
+    sequence: int = 2048
+    strategy: str = "single"
+    ranks: int = 1
+    precision: str = "amp-bf16"
+    checkpointing: str = "none"
+    head: str = "full"
+
+    def check(self) -> None:
+        """A `ValueError`, one line, for the first thing that is unknown or can't be counted."""
+        one = self.strategy == "single"
+        check_choice(STRATEGIES, strategy=self.strategy)
+        for valid, name in ((PRECISIONS, "precision"), (CHECKPOINTING, "checkpointing"), (HEADS, "head")):
+            check_choice(valid[one], **{name: getattr(self, name)})
+        check_positive(ranks=self.ranks)
+        if one and self.ranks == 1:
+            _ = self.setup  # checks itself
+        else:
+            self.job.check(self.ranks)
+
+    @property
+    def setup(self) -> Setup:
+        """The plan on one device."""
+        same = {name: getattr(self, name) for name in ("model", "batch", "sequence", "precision", "checkpointing")}
+        residual = "bf16" if self.precision == "amp-bf16" else "weights"
+        return Setup(**same, head=self.head, attention="flash", optimizer="fused", residual=residual)
+
+    @property
+    def job(self) -> Job:
+        """The plan on many ranks."""
+        same = {name: value for name, value in asdict(self).items() if name not in ("ranks", "head")}
+        return Job(**same)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the peak of a step and of each part then; `added` is without what stays allocated between steps."""
+
+    bytes: int
+    added: int
+    moment: str
+    parts: dict[str, int]
+
+
+@functools.lru_cache(maxsize=256)
+def peak(plan: Plan) -> Peak:
+    """The peak of a plan: counted on one device, which takes a second or two; derived on many ranks, at once."""
+    plan.check()
+    if plan.strategy == "single":
+        return count(plan.setup)
+    derived = rank_peak(plan.job, plan.ranks)
+    parts = {part: sum(derived.parts.get(name, 0) for name in names) for part, names in DERIVED_PARTS.items()}
+    rest = derived.parts["parameters"] + derived.parts["optimizer"] + parts["tables, tokens"]
+    return Peak(derived.bytes, derived.bytes - rest, derived.moment, parts)
+
+
+def count(setup: Setup) -> Peak:
+    """The peak of a training step of an uncompiled setup, counted on fake tensors in a second or two."""
+    if setup.compile != "none":
+        raise ValueError(f"compile is {setup.compile!r}; what a compiler saves isn't counted: take 'none'")
+    ledger = PartsLedger(setup)
+    with FakeTensorMode(), ledger:
+        trainer = Trainer(setup, torch.device("cpu"))
+        weights = list(trainer.model.parameters())
+        for weight in weights:  # the optimizer's state, without the cost of a first step
+            weight.grad = torch.zeros_like(weight)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
+        ledger.name("weights", weights)
+        ledger.name("optimizer", tree_leaves([dict(state) for state in trainer.optimizer.state.values()]))
+        ledger.name("tables, tokens", [*trainer.model.buffers(), tokens])
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
+        rest = ledger.bytes
+        ledger.reset_peak()
+        trainer.step(tokens)
+    return Peak(ledger.peak_bytes, ledger.peak_bytes - rest, ledger.moment, ledger.at_peak)
+
+
+class PartsLedger(Ledger):
+    """A `Ledger` that knows each storage's part, and keeps the parts' bytes of the peak's moment.
+
+    A result is told by its operation and shape: a cast of a weight; logits end in the vocabulary; gradients have a
+    weight's shape. Where an activation has a weight's shape as well, a gradient counts as an activation until it is
+    complete.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.tokens, self.kinds, self.at_peak, self.moment = setup.batch * setup.sequence, {}, {}, ""
+        self.shapes: set[torch.Size] = set()
+        self.vocab = 0
+
+    def name(self, part: str, tensors: list[Any]) -> None:
+        """Say which part tensors are."""
+        tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        self.kinds |= {tensor.untyped_storage()._cdata: part for tensor in tensors}
+        if part == "weights":
+            self.shapes = {tensor.shape for tensor in tensors}
+            self.vocab = tensors[0].shape[0]  # the embedding's rows
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        before = self.peak_bytes
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.kinds.setdefault(leaf.untyped_storage()._cdata, self._part(leaf, function, args))
+        if self.peak_bytes > before:
+            self.at_peak = dict.fromkeys(DERIVED_PARTS, 0)
+            for key, size in self._sizes.items():
+                self.at_peak[self.kinds.get(key, "activations")] += size
+            self.moment = "backward" if torch._C._current_autograd_node() is not None else "forward"
+        return result
+
+    def _part(self, tensor: torch.Tensor, function: Any, args: tuple) -> str:
+        if function is torch.ops.aten._to_copy.default:
+            source = self.kinds.get(args[0].untyped_storage()._cdata)
+            if source == "weights":
+                return "weight copies"
+        if tensor.dim() > 1 and tensor.shape[-1] == self.vocab:
+            return "logits"
+        return "gradients" if tensor.shape in self.shapes and tensor.shape[0] != self.tokens else "activations"
+
+    def _forget(self, key: int) -> None:
+        super()._forget(key)
+        self.kinds.pop(key, None)
+
+
+def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
+    """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does,
+    switches with their peaks, and the least time of a step."""
+    plan.check()
+    memory_gib = this_memory_gib() if memory_gib is None else memory_gib
+    if not memory_gib > 0:
+        raise ValueError(f"memory is {memory_gib}; it must be above 0 GiB")
+    limit, found = memory_gib * GIB, peak(plan)
+    counted = found.bytes / GIB
+    if plan.strategy != "single":
+        counted = rank_memory(plan.job, plan.ranks, count=True)["peak_gib"]
+    largest = largest_batch(plan, limit)
+    return asdict(plan) | {
+        "memory_gib": memory_gib,
+        "parts_gib": {part: size / GIB for part, size in found.parts.items()},
+        "moment": found.moment,
+        "peak_gib": counted,
+        "fits": counted <= memory_gib,
+        "largest_batch": largest,
+        "switches": [_switch(change, plan, limit) for change in changes(plan, largest)],
+        "time": least_time(plan),
+    }
+
+
+def largest_batch(plan: Plan, limit: float) -> int:
+    """The largest batch whose peak is at most `limit` bytes; a multiple of the ranks; 0 if not even the least fits."""
+
+    def size(sequences: int) -> int:  # of each rank
+        return peak(replace(plan, batch=sequences * plan.ranks)).bytes
+
+    low, high = 1, 2
+    if size(low) > limit:
+        return 0
+    while size(high) <= limit:  # the peak is a maximum of lines, so the next batch on the last line is rarely too small
+        more = (limit - size(high)) / max(size(high) - size(low), 1) * (high - low)
+        low, high = high, high + int(more) + 1
+    between = low + int((limit - size(low)) / (size(high) - size(low)) * (high - low))  # below the chord
+    while high - low > 1:
+        between = min(max(between, low + 1), high - 1)
+        low, high = (between, high) if size(between) <= limit else (low, between)
+        between = (low + high) // 2
+    return low * plan.ranks
+
+
+def changes(plan: Plan, largest: int) -> list[dict[str, Any]]:
+    """The switches that a plan doesn't have yet, and pairs of them."""
+    one = plan.strategy == "single"
+    checkpointing, chunked = {"checkpointing": "full"}, {"head": "chunked"}
+    if one:
+        ranks = next((n for n in (8, 4, 2) if plan.batch % n == 0), 2)
+        given = [{"checkpointing": "selective"}, checkpointing, chunked, checkpointing | chunked]
+        given += [{"precision": "bf16"}, {"precision": "bf16"} | checkpointing | chunked]
+        shared = {"ranks": ranks, "precision": "fp32" if plan.precision == "fp32" else "amp-bf16", "head": "full"}
+        shared |= {"checkpointing": "none" if plan.checkpointing == "none" else "full"}
+        given += [shared | {"strategy": strategy} for strategy in ("zero2", "zero3")] if plan.batch % ranks == 0 else []
+    else:
+        given = [{"precision": "amp-bf16"}, checkpointing, {"strategy": "zero2"}, {"strategy": "zero3"}]
+        given += [{"strategy": "zero3"} | checkpointing]
+        given += [{"ranks": 2 * plan.ranks}] if plan.batch % (2 * plan.ranks) == 0 else []
+    given += [{"batch": largest}] if 0 < largest < plan.batch else []
+    told = []
+    for change in given:
+        change = {name: value for name, value in change.items() if value != getattr(plan, name)}
+        if change and change not in told:
+            told.append(change)
+    return told
+
+
+def _switch(change: dict[str, Any], plan: Plan, limit: float) -> dict[str, Any]:
+    needed = peak(replace(plan, **change)).bytes
+    return {"change": change, "peak_gib": needed / GIB, "fits": needed <= limit}
+
+
+def least_time(plan: Plan) -> dict[str, Any] | None:
+    """Least seconds of a step by recorded ceilings, of this machine, else of one that has them; None without records.
+
+    The model's products (with full checkpointing a third more) at the rate of a large product, and AdamW's bytes at
+    that of a large copy. Communication between ranks isn't in it.
+    """
+    dtype = "float32" if plan.precision == "fp32" else "bfloat16"
+    for machine in [slug(device_name()), *records.devices(), *records.devices(cpu=True)]:
+        rows = records.read(machine, "swiglu", "ceilings")
+        rates = rows[rows["dtype"] == dtype]["tflops"].dropna() if len(rows) else rows
+        if not len(rates):
+            continue
+        tokens = plan.batch * plan.sequence / plan.ranks
+        operations = (
+            tokens * flops_per_token(plan.model, plan.sequence) * (4 / 3 if plan.checkpointing == "full" else 1)
+        )
+        local = parameters(plan.model) / (plan.ranks if plan.strategy in ("zero2", "zero3") else 1)
+        moved = LEAST_BYTES * local / (2 if plan.precision == "bf16" else 1)
+        tflops, gb_s = float(rates.max()), float(rows["gb_per_s"].max())
+        seconds = operations / tflops / 1e12 + moved / gb_s / 1e9
+        return {"seconds": seconds, "machine": machine, "dtype": dtype, "tflops": tflops, "gb_per_s": gb_s}
+    return None
+
+
+def this_memory_gib() -> float:
+    """The memory of this machine's device."""
+    if device().type == "cuda":
+        return torch.cuda.get_device_properties(device()).total_memory / GIB
+    if not hasattr(os, "sysconf"):
+        raise ValueError("this system doesn't tell its memory; give it in GiB")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+
+def text(found: dict[str, Any]) -> str:
+    """What `fit` found, in lines of at most 100 columns."""
+    ranks, memory = found["ranks"], found["memory_gib"]
+    many = f"{found['strategy']} over {ranks} ranks" if found["strategy"] != "single" else "one device"
+    lines = [
+        f"{found['model']}, batch {found['batch']} × {found['sequence']} tokens, {many}, {found['precision']}",
+        f"checkpointing {found['checkpointing']}, head {found['head']}; GiB a rank at the peak, {found['moment']}:",
+        *(f"  {part:<16}{size:9.2f}" for part, size in found["parts_gib"].items()),
+        f"  {'peak':<16}{found['peak_gib']:9.2f}  {'fits in' if found['fits'] else 'does not fit in'} {memory:.1f} GiB",
+        f"largest batch that fits: {found['largest_batch'] or f'none; the least is {ranks}'}",
+        "switches:",
+    ]
+    for switch in found["switches"]:
+        change = ", ".join(f"{name} {value}" for name, value in switch["change"].items())
+        lines.append(f"  {change:<62}{switch['peak_gib']:9.2f}  {'fits' if switch['fits'] else 'does not fit'}")
+    if time := found["time"]:
+        rate = f"{time['tflops']:.3g} TFLOP/s in {time['dtype']} and {time['gb_per_s']:.3g} GB/s"
+        lines += [f"a step takes at least {time['seconds']:.3g} s a rank at {rate},", f"measured on {time['machine']}"]
+        lines[-1] += "; communication excluded" if ranks > 1 else ""
+    else:
+        lines.append("time of a step: no ceilings are recorded (python -m helpers measure swiglu/ceilings)")
+    return "\n".join(lines)

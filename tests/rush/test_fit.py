@@ -1,0 +1,121 @@
+"""Where a step's memory goes: parts, the largest batch, and switches, beside measured peaks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.__main__ import main
+from helpers.lab import peak_memory, records
+from helpers.lab.memory import GIB
+from helpers.rush import CPU_LADDER, Setup, fit
+from helpers.rush.fit import Plan, count, largest_batch, peak
+from helpers.rush.setup import climb
+from helpers.rush.simulation import rank_memory, rank_peak
+from helpers.rush.trainer import Trainer
+
+TINY = Plan(model="tiny", sequence=64, batch=8)
+MANY = replace(TINY, strategy="zero3", ranks=4)
+
+
+@pytest.mark.parametrize("plan", [TINY, replace(TINY, head="chunked", precision="bf16"), MANY])
+def test_the_parts_add_up_to_the_peak(plan):
+    found = peak(plan)
+    assert sum(found.parts.values()) == found.bytes
+    assert all(found.parts[part] > 0 for part in ("weights", "optimizer", "activations"))
+
+
+@pytest.mark.parametrize("plan", [TINY, MANY, replace(MANY, strategy="ddp")])
+@pytest.mark.parametrize("room", [1.0, 3.7, 20.0])
+def test_the_largest_batch_fits_and_one_more_does_not(plan, room):
+    limit = room * peak(replace(plan, batch=plan.ranks)).bytes
+    largest = largest_batch(plan, limit)
+    assert peak(replace(plan, batch=largest)).bytes <= limit
+    assert peak(replace(plan, batch=largest + plan.ranks)).bytes > limit
+
+
+def test_nothing_fits_in_less_than_the_weights():
+    assert largest_batch(TINY, peak(TINY).parts["weights"]) == 0
+
+
+def trained_gib(plan: Plan) -> float:
+    """The measured peak of a step on one device; that of a simulated rank is counted."""
+    if plan.strategy != "single":
+        return rank_memory(plan.job, plan.ranks, count=True)["peak_gib"]
+    trainer, tokens = Trainer(plan.setup, torch.device("cpu")), torch.zeros(plan.batch, plan.sequence + 1).long()
+    trainer.step(tokens)
+    state = [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
+    rest = sum(tensor.nbytes for tensor in [*trainer.model.parameters(), *trainer.model.buffers(), *state])
+    return (rest + peak_memory(lambda: trainer.step(tokens)).peak_bytes) / GIB
+
+
+@pytest.mark.parametrize("plan", [replace(TINY, precision="fp32"), replace(MANY, strategy="ddp")])
+def test_a_switch_that_is_said_to_make_a_step_fit_does(plan):
+    limit = 0.8 * peak(plan).bytes / GIB
+    found = fit.fit(plan, limit)
+    fitting = [replace(plan, **switch["change"]) for switch in found["switches"] if switch["fits"]]
+    assert trained_gib(plan) > limit and not found["fits"] and fitting
+    for switched in fitting:
+        assert trained_gib(switched) <= 1.01 * limit
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_one_device_needs_what_the_formula_says(checkpointing, precision):
+    plan = Plan(model="llama-60m", batch=1, checkpointing=checkpointing, precision=precision)
+    assert peak(plan).bytes == pytest.approx(rank_peak(plan.job, 1).bytes, rel=0.01)
+
+
+def test_many_ranks_need_what_is_counted():
+    plan = Plan(model="llama-60m", batch=8, strategy="zero3", ranks=8)
+    assert peak(plan).bytes / GIB == pytest.approx(rank_memory(plan.job, 8, count=True)["peak_gib"], rel=0.003)
+
+
+LADDER = climb(Setup(model="tiny", sequence=256), "cpu")
+UNCOMPILED = {name: setup for name, setup in LADDER.items() if setup.compile == "none"}
+
+
+@pytest.mark.parametrize(
+    "step", ["no optimisation", "fused AdamW", "FlashAttention", "chunked cross-entropy", "bf16 weights"]
+)
+def test_a_step_of_the_ladder_needs_what_is_counted(step):
+    setup = replace(LADDER[step], compile="none")
+    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(setup.batch, 257, dtype=torch.long)
+    trainer.step(tokens)
+    assert count(setup).added == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("machine", records.devices(cpu=True))
+def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(machine):
+    rows = records.read(machine, "rush", "ladder")
+    rows = rows[(rows["model"] == "llama-60m") & (rows["status"] == "ok")]
+    for step in ("no optimisation", "fused AdamW", "FlashAttention"):
+        for measured in rows.loc[rows["step"] == step, "peak_gib"]:
+            assert count(CPU_LADDER[step]).added / GIB == pytest.approx(measured, rel=0.05)
+
+
+def test_the_command_prints_at_most_100_columns_and_json(capsys):
+    command = ["fit", "--model", "tiny", "--sequence", "64", "--strategy", "zero3", "--ranks", "4", "--memory", "1"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "fits in 1.0 GiB" in said and max(map(len, said.splitlines())) <= 100
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "gpt"], "valid: 'tiny', 'llama-60m'"),
+        (["--strategy", "zero9"], "valid: 'single', 'ddp', 'zero2', 'zero3'"),
+        (["--ranks", "8"], "strategy 'single' has one rank, not 8"),
+        (["--strategy", "ddp", "--ranks", "3"], "batch is 8; it must be a multiple of 3"),
+        (["--strategy", "ddp", "--head", "chunked"], "valid: 'full'"),
+        (["--memory", "0"], "above 0"),
+    ],
+)
+def test_a_wrong_plan_is_one_line(arguments, said, capsys):
+    assert main(["fit", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
