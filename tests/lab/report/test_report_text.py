@@ -4,6 +4,7 @@ import nbformat.v4 as v4
 import pytest
 
 from helpers.lab.report import BuildError
+from helpers.lab.report.exporter import compile_pdf, typst_string
 
 
 def test_characters_that_mean_something_to_typst_are_printed(shown, text):
@@ -129,3 +130,14 @@ def test_a_long_printed_line_is_read_in_time_and_cut(typst):
 def test_styles_that_are_never_closed_are_read_in_time(shown, data, text):
     html = "<table><tr><td>kept</td></tr></table>" + "<style>" * 100_000
     assert "kept" in text(shown(data("text/html", html))).text
+
+
+@pytest.mark.parametrize("space", range(229, 252, 5))
+def test_a_page_ends_at_an_empty_line_of_the_code(space, pages, tmp_path):
+    lines = "def one():\n    a = 1\n    return a\n\n\ndef two():\n    b = 2\n    return b"
+    source = '#import "style.typ": *\n#show: pages.with("t")\n'
+    source += f'#v({space}mm)\n#raw(lang: "python", block: true, {typst_string(lines)})'
+    for said in pages(compile_pdf(source, tmp_path)).pages:
+        for name, value in (("one", "a"), ("two", "b")):
+            flat = "".join(said.split())
+            assert (f"def{name}" in flat) == (f"return{value}" in flat)
