@@ -4,10 +4,10 @@
     found["fits"], found["parts_gib"], found["largest_batch"], found["switches"]
     print(text(found))
 
-Nothing is allocated or computed: it takes seconds on any machine. One device: `count` runs the trainer on fake tensors
-and adds up the storages that live; its peaks are the measured ones of the uncompiled steps of the ladder. Many ranks:
-the asked plan is counted in the same way (`simulation.rank_memory`); its parts and the other plans' peaks are derived
-by formula (`simulation.rank_peak`), within 0.3 % of the count. Kernels' workspaces, fragmentation and the driver's
+Nothing is allocated or computed: it takes 5 to 30 s on any machine. One device: `simulation.count` runs the trainer on
+fake tensors; its peaks are those measured on the uncompiled steps of the ladder. Many ranks: the asked plan is counted
+in the same way (`simulation.rank_memory`); its parts and the other plans' peaks are derived by formula
+(`simulation.rank_peak`), within 0.3 % of the count. Kernels' workspaces, fragmentation and the driver's
 memory (about 1 GiB on a GPU) aren't counted. A compiler saves fewer activations: compiled setups need less.
 """
 
@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from helpers.lab import records
 from helpers.lab.arguments import check_choice, check_positive
@@ -29,9 +27,7 @@ from .distributed import Job
 from .measurement import flops_per_token, parameters
 from .optimizers import LEAST_BYTES
 from .setup import Setup
-from .simulation import rank_memory, rank_peak
-from .simulation.rank import Ledger
-from .trainer import Trainer
+from .simulation import Peak, count, rank_memory, rank_peak
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
 # By one device or by many; only what can be counted or derived
@@ -89,16 +85,6 @@ class Plan:
         return Job(**same)
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Bytes at the peak of a step and of each part then; `added` is without what stays allocated between steps."""
-
-    bytes: int
-    added: int
-    moment: str
-    parts: dict[str, int]
-
-
 @functools.lru_cache(maxsize=256)
 def peak(plan: Plan) -> Peak:
     """The peak of a plan: counted on one device, which takes a second or two; derived on many ranks, at once."""
@@ -107,81 +93,7 @@ def peak(plan: Plan) -> Peak:
         return count(plan.setup)
     derived = rank_peak(plan.job, plan.ranks)
     parts = {part: sum(derived.parts.get(name, 0) for name in names) for part, names in DERIVED_PARTS.items()}
-    rest = derived.parts["parameters"] + derived.parts["optimizer"] + parts["tables, tokens"]
-    return Peak(derived.bytes, derived.bytes - rest, derived.moment, parts)
-
-
-def count(setup: Setup) -> Peak:
-    """The peak of a training step of an uncompiled setup, counted on fake tensors in a second or two."""
-    if setup.compile != "none":
-        raise ValueError(f"compile is {setup.compile!r}; what a compiler saves isn't counted: take 'none'")
-    ledger = PartsLedger(setup)
-    with FakeTensorMode(), ledger:
-        trainer = Trainer(setup, torch.device("cpu"))
-        weights = list(trainer.model.parameters())
-        for weight in weights:  # the optimizer's state, without the cost of a first step
-            weight.grad = torch.zeros_like(weight)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad(set_to_none=True)
-        tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
-        ledger.name("weights", weights)
-        ledger.name("optimizer", tree_leaves([dict(state) for state in trainer.optimizer.state.values()]))
-        ledger.name("tables, tokens", [*trainer.model.buffers(), tokens])
-        for weight in weights:
-            weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
-        rest = ledger.bytes
-        ledger.reset_peak()
-        trainer.step(tokens)
-    return Peak(ledger.peak_bytes, ledger.peak_bytes - rest, ledger.moment, ledger.at_peak)
-
-
-class PartsLedger(Ledger):
-    """A `Ledger` that knows each storage's part, and keeps the parts' bytes of the peak's moment.
-
-    A result is told by its operation and shape: a cast of a weight; logits end in the vocabulary; gradients have a
-    weight's shape. Where an activation has a weight's shape as well, a gradient counts as an activation until it is
-    complete.
-    """
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__()
-        self.tokens, self.kinds, self.at_peak, self.moment = setup.batch * setup.sequence, {}, {}, ""
-        self.shapes: set[torch.Size] = set()
-        self.vocab = 0
-
-    def name(self, part: str, tensors: list[Any]) -> None:
-        """Say which part tensors are."""
-        tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        self.kinds |= {tensor.untyped_storage()._cdata: part for tensor in tensors}
-        if part == "weights":
-            self.shapes = {tensor.shape for tensor in tensors}
-            self.vocab = tensors[0].shape[0]  # the embedding's rows
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        before = self.peak_bytes
-        result = super().__torch_dispatch__(function, types, args, kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.kinds.setdefault(leaf.untyped_storage()._cdata, self._part(leaf, function, args))
-        if self.peak_bytes > before:
-            self.at_peak = dict.fromkeys(DERIVED_PARTS, 0)
-            for key, size in self._sizes.items():
-                self.at_peak[self.kinds.get(key, "activations")] += size
-            self.moment = "backward" if torch._C._current_autograd_node() is not None else "forward"
-        return result
-
-    def _part(self, tensor: torch.Tensor, function: Any, args: tuple) -> str:
-        if function is torch.ops.aten._to_copy.default:
-            source = self.kinds.get(args[0].untyped_storage()._cdata)
-            if source == "weights":
-                return "weight copies"
-        if tensor.dim() > 1 and tensor.shape[-1] == self.vocab:
-            return "logits"
-        return "gradients" if tensor.shape in self.shapes and tensor.shape[0] != self.tokens else "activations"
-
-    def _forget(self, key: int) -> None:
-        super()._forget(key)
-        self.kinds.pop(key, None)
+    return replace(derived, parts=parts)
 
 
 def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
@@ -189,8 +101,8 @@ def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
     switches with their peaks, and the least time of a step."""
     plan.check()
     memory_gib = this_memory_gib() if memory_gib is None else memory_gib
-    if not memory_gib > 0:
-        raise ValueError(f"memory is {memory_gib}; it must be above 0 GiB")
+    if not 0 < memory_gib <= 2**20:
+        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
     limit, found = memory_gib * GIB, peak(plan)
     counted = found.bytes / GIB
     if plan.strategy != "single":

@@ -2,12 +2,14 @@
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
 rank_peak(job, ranks)       the same, derived by formula
+count(setup)                the memory of a step on one device by part, counted anywhere; uncompiled setups
 transfers(job, ranks)       the bytes that ranks exchange in a step, derived
 predict(job, ranks, …)      the time of a step, from those bytes and the time of computation
 assumptions()               what all of it takes for granted, with sources
 """
 
 from .derived import Peak, rank_peak
+from .parts import at_rest, count
 from .rank import rank_memory
 from .scaling import CLUSTERS, LINKS, Cluster, Link, assumptions, predict
 from .traffic import Transfer, transfers
@@ -20,6 +22,8 @@ __all__ = [
     "Peak",
     "Transfer",
     "assumptions",
+    "at_rest",
+    "count",
     "predict",
     "rank_memory",
     "rank_peak",
