@@ -20,6 +20,10 @@ def pdf(body: str) -> bytes:
     return typst.compile((STYLE + body).encode(), ignore_system_fonts=True)
 
 
+def test_the_report_is_at_most_a_megabyte_and_a_half():
+    assert REPORT.stat().st_size <= 1_500_000
+
+
 def test_nothing_in_the_report_stands_out_of_the_margins():
     assert beyond_margins(REPORT) == []
 
