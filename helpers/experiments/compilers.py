@@ -8,7 +8,7 @@ from helpers.compilers import fusion as fused
 from helpers.compilers import latency as latencies
 from helpers.compilers import semantics as captured
 from helpers.compilers import training as trained
-from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE, missing_because
 from helpers.compilers.capture_cases import CASES
 from helpers.compilers.models import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 from helpers.lab import experiment
@@ -91,6 +91,7 @@ def semantics(case: str) -> list[Row]:
     small=_shapes("model backend", (TINY_RESNET, TRACE)),
     cpu=_shapes("model backend", (RESNET_18, SCRIPT), (BERT_SHORT, SCRIPT)),
     version=3,
+    missing=lambda backend, **_: missing_because(backend),
 )
 def flawed(model: str, backend: str) -> Row:
     """The lecture's timing and the correct one, of the same models in the same process."""

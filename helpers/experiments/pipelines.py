@@ -5,7 +5,7 @@ Tables are measured in this order, those that use a GPU first.
 
 from helpers.lab import experiment
 from helpers.lab.machine import missing_because
-from helpers.lab.records import STATUS, Row
+from helpers.lab.records import Row
 from helpers.pipelines import decoders, format_speed, metric_cost, samples, selection
 from helpers.pipelines import jit as python_speed
 from helpers.pipelines import loader as loops
@@ -30,11 +30,10 @@ ON_GPU = [
     cpu=SIMULATED + TRAINED,
     gpu=ON_GPU + SIMULATED,
     same_work=False,  # several workers' batches come in bursts
+    missing=lambda where, decode, pinned, **_: missing_because(*loops.needs(where, decode, pinned)),
 )
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop fed by a `DataLoader`: the share of time in which the device waits for data."""
-    if reason := missing_because(*loops.needs(where, decode, pinned)):
-        return {STATUS: reason}
     few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
     row = loops.measure_loader(
         workers,
@@ -108,6 +107,7 @@ def _passes() -> list[Row]:
     ],
     cpu=_passes(),
     version=2,
+    missing=lambda format, **_: missing_because(*format_speed.needs(format)),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """Speed of an epoch in each format, with all bytes read; disk space, build and look-up times."""
@@ -140,6 +140,10 @@ def _selections(data: str, seeds: int, shares: tuple[float, ...]) -> list[Row]:
     ]
 
 
+def _without_packages(data: str, **_: object) -> str:
+    return missing_because(*selection.needs(data))
+
+
 @experiment(
     small=[
         {"data": "digits", "variant": variant, "share": 0.3, "budget": "epochs", "seed": 0}
@@ -147,19 +151,20 @@ def _selections(data: str, seeds: int, shares: tuple[float, ...]) -> list[Row]:
     ],
     cpu=_selections("digits", 5, SHARES),
     gpu=_selections("digits", 10, SHARES) + _selections(selection.GARMENTS, 3, (0.0, 0.3)),
+    missing=_without_packages,
 )
 def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
-    if reason := missing_because(*selection.needs(data)):
-        return {STATUS: reason}
     return selection.measure_selection(data, variant, share, seed, budget=budget)
 
 
-@experiment(small=[{"data": "digits", "seed": 0}], cpu=[{"data": "digits", "seed": seed} for seed in range(3)])
+@experiment(
+    small=[{"data": "digits", "seed": 0}],
+    cpu=[{"data": "digits", "seed": seed} for seed in range(3)],
+    missing=_without_packages,
+)
 def forgotten(data: str, seed: int) -> Row | list[Row]:
     """Histogram of forgetting counts."""
-    if reason := missing_because(*selection.needs(data)):
-        return {STATUS: reason}
     return selection.distribution(data, seed)
 
 
@@ -171,11 +176,10 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
         for variant in (selection.MOST, selection.RANDOM)
     ],
     version=2,
+    missing=_without_packages,
 )
 def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
-    if reason := missing_because(*selection.needs(data)):
-        return {STATUS: reason}
     return selection.measure_selection(data, variant, wrong, seed, wrong=wrong)
 
 

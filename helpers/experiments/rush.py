@@ -26,15 +26,15 @@ from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.rush.trainer import BEFORE_CAPTURE
 
 TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
-# Steps of the ladder by device type: the best, that `peers` and `loading` use; the one before batches grow; the one
-# whose sequences grow in `checkpointing`
+# Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`
 BEST = {"cuda": "batch 8", "cpu": "SwiGLU level 2"}
-BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "chunked cross-entropy"}
+BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "SwiGLU level 2"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
+PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}  # of many ranks
 WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
 
@@ -112,7 +112,7 @@ def _kernel_rows(
     timed: Comparison,
     baseline: str,
     moved: int,
-    more: Callable[[str], Row] = lambda variant: {},
+    more: Callable[[str], Row] = lambda _: {},
 ) -> list[Row]:
     """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
     share of a copy's; or why it can't run here."""
@@ -175,16 +175,14 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
 def memory_alone(model: str, strategy: str) -> Row:
     """Peak memory of a single rank in a step: counted on tensors without memory, derived by formula, and measured."""
     sequence = 64 if model == TINY else 2048
-    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, precision="amp-bf16", checkpointing="full")
+    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, **PLANNED)
     counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
     measured = rank_memory(job, 1, count=False)["peak_gib"]
     return {"counted_gib": counted, "derived_gib": derived, "measured_gib": measured, "ratio": counted / measured}
 
 
 def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
-    """`fn(…)`, or why the setup can't run here. On a CPU in a fresh process, with the setup's allocator."""
-    if reason := setup.missing_because(device()):
-        return {STATUS: f"not here: {reason}"}
+    """`fn(…)`; on a CPU in a fresh process, with the setup's allocator."""
     if device().type == "cuda" or setup.model == TINY:
         return fn(*arguments, **options)
     return in_fresh_process(fn, *arguments, environment=setup.environment, **options)
@@ -195,10 +193,22 @@ def _run(setup: Setup, **steps: int) -> Row:
     return _apart(setup, run, setup, **(FEW if setup.model == TINY else on_cpu | steps))
 
 
-def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
-    """A step of the device's ladder; for the tiny model the nearest setup that runs here, uncompiled to save time."""
-    setup = rung(names[device().type], Setup(model=model, sequence=sequence), device())
-    return replace(setup.possible(device()), compile="none") if model == TINY else setup
+def _setup(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
+    """A configuration's setup, a step of the device's ladder; the tiny model's is uncompiled, to save time."""
+    names = BEFORE_BATCHES if batch else BEFORE_LENGTHS if checkpointing else BEST
+    setup = rung(step or names[device().type], Setup(model=model, sequence=sequence), device())
+    setup = replace(setup if step else setup.possible(device()), compile="none") if model == TINY else setup
+    changed = {"batch": 1, "checkpointing": checkpointing} if checkpointing else {"batch": batch} if batch else {}
+    return replace(setup, **changed)
+
+
+def _missing(**config: object) -> str:
+    """Why a configuration's setup can't run here, as a status; "" if it can."""
+    try:
+        reason = _setup(**config).missing_because(device())
+    except ValueError as error:  # on an old GPU without a compiler a rung isn't compiled, which its change may need
+        reason = str(error)
+    return f"not here: {reason}" if reason else ""
 
 
 @experiment(
@@ -207,11 +217,11 @@ def _ladder_setup(names: dict[str, str], model: str, sequence: int) -> Setup:
     gpu=[MEDIUM | {"step": step} for step in LADDER],
     big_gpu=[FULL | {"step": step} for step in LADDER],
     version=3,
+    missing=_missing,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
-    setup = rung(step, Setup(model=model, sequence=sequence), device())
-    return _run(replace(setup, compile="none") if model == TINY else setup)
+    return _run(_setup(model, sequence, step))
 
 
 @experiment(
@@ -223,15 +233,14 @@ def ladder(model: str, sequence: int, step: str) -> Row:
     gpu=[MEDIUM | {"variant": variant} for variant in others.VARIANTS],
     big_gpu=[FULL | {"variant": variant} for variant in others.VARIANTS],
     version=3,
+    missing=lambda variant, **sizes: missing_because(*others.needs(variant), "native bf16") or _missing(**sizes),
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
 
     Both have the process's allocator, which on a CPU is the best rung's.
     """
-    if reason := missing_because(*others.needs(variant), "native bf16"):
-        return {STATUS: reason}
-    setup = _ladder_setup(BEST, model, sequence)
+    setup = _setup(model, sequence)
     return _apart(setup, others.against, variant, setup)
 
 
@@ -241,10 +250,11 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
+    missing=_missing,
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
-    setup = _ladder_setup(BEST, model, sequence)
+    setup = _setup(model, sequence)
     steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
     return _apart(setup, epoch, setup, steps, workers, pinned)
 
@@ -255,11 +265,11 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     gpu=[],  # the ladder's largest batch fills such a GPU
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
+    missing=_missing,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
-    names = BEST if device().type == "cpu" else BEFORE_BATCHES
-    return _run(replace(_ladder_setup(names, model, sequence), batch=batch), loss_steps=WARM)
+    return _run(_setup(model, sequence, batch=batch), loss_steps=WARM)
 
 
 CHECKPOINTING = ("none", "selective", "full", "memory budget")
@@ -272,14 +282,11 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
     gpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (2048, 8192) for name in CHECKPOINTING],
     big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
     version=3,
+    missing=_missing,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
-    setup = _ladder_setup(BEFORE_LENGTHS, model, sequence)
-    return _run(replace(setup, batch=1, checkpointing=checkpointing), loss_steps=WARM)
-
-
-STRATEGIES = ("ddp", "zero2", "zero3", "tp")
+    return _run(_setup(model, sequence, checkpointing=checkpointing), loss_steps=WARM)
 
 
 @experiment(small=[{"ranks": 2}], cpu=[{"ranks": ranks} for ranks in (1, 2, 4)])
@@ -289,7 +296,7 @@ def distributed(ranks: int) -> list[Row]:
     Processes on one CPU share its cores, so losses and bytes are valid for GPUs too, but times aren't.
     """
     rows, jobs = [], []
-    for strategy in ("single",) if ranks == 1 else STRATEGIES:
+    for strategy in ("single",) if ranks == 1 else ("ddp", "zero2", "zero3", "tp"):
         job = Job(strategy=strategy, steps=20, timeout_s=300)
         try:
             job.check(ranks)
@@ -314,9 +321,7 @@ def distributed(ranks: int) -> list[Row]:
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
     sequence = 64 if model == TINY else 4096
-    job = Job(
-        strategy=strategy, model=model, batch=ranks, sequence=sequence, precision="amp-bf16", checkpointing="full"
-    )
+    job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
     simulated = rank_memory(job, ranks)
     derived = rank_peak(job, ranks).bytes / GIB
     row = {name: value for name, value in simulated.items() if name not in ("strategy", "ranks", "model")}
@@ -340,7 +345,6 @@ def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
     rows = []
     for strategy in ("ddp", "zero2", "zero3"):
         for ranks in (2, 4, 8, 16, 64, 256, 512):
-            sizes = {"model": model, "batch": ranks, "sequence": sequence}
-            job = Job(strategy=strategy, precision="amp-bf16", checkpointing="full", **sizes)
+            job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
             rows.append(predict(job, ranks, by_name[cluster], compute_ms))
     return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]

@@ -91,7 +91,9 @@ def lines(plans: Iterable[Plan]) -> list[str]:
         gib = f"{p.gib:.2f}" if p.gib is not None else "-"
         takes = "damaged" if p.damaged else minutes(p)
         said.append(f"{p.name:<{width}}  {p.preset:<8}{p.missing:>8}{p.fresh:>7}{gib:>8}  {takes}")
-        said += [f"  {count} can't run here: {reason}" for reason, count in p.left_out.items()]
+        said += [
+            f"  {count} can't run here: {reason.removeprefix('not here: ')}" for reason, count in p.left_out.items()
+        ]
     return [*said, total(plans)]
 
 

@@ -62,6 +62,11 @@ class Prepared:
     label: int  # of the first sample
 
 
+def needs(format: str) -> tuple[str, ...]:
+    """What a variant needs, for `lab.machine.missing_because`."""
+    return FORMATS[VARIANTS[format][0]].NEEDS
+
+
 def measure_format(
     kind: str,
     format: str,
@@ -87,7 +92,7 @@ def measure_format(
     check_choice(VARIANTS, format=format)
     check_choice(ORDERS, order=order)
     written, options = VARIANTS[format]
-    if reason := missing_because(*FORMATS[written].NEEDS):
+    if reason := missing_because(*needs(format)):
         return {STATUS: reason}
     data = prepared(kind, count, written, folder)
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}

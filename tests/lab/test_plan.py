@@ -151,3 +151,49 @@ def test_each_machine_is_told_what_it_would_run(name, as_if_on, capsys):
     assert all(line[1] == preset for line in shown)
     assert sum(int(line[2]) for line in shown) == int(said.split()[0]) > 300
     assert dict(findings())["measure would run"] == f"{preset} sizes, {said}"
+
+
+def left_out(targets: list[str]) -> dict[str, dict[str, int]]:
+    return {planned.name: planned.left_out for planned in map(plan, select(targets))}
+
+
+def test_what_a_gpu_without_bf16_and_tf32_cannot_run_says_why(as_if_on):
+    as_if_on("T4")
+    no_bf16 = "needs a GPU with bf16 units (compute capability 8.0)"
+    assert left_out(["swiglu/training", "compilers/training"]) == {
+        "swiglu/training": {no_bf16: 9},
+        "compilers/training": {no_bf16: 6},
+    }
+    ladder = left_out(["rush/ladder"])["rush/ladder"]
+    assert ladder["not here: precision 'tf32': needs a GPU of compute capability 8.0"] == 1
+    assert any("bf16" in reason for reason in ladder)
+    assert plan(*select(["swiglu/peers"])).missing == 4  # and the two of them in fp16 run
+    assert left_out(["swiglu/peers"]) == {"swiglu/peers": {no_bf16: 2}}
+
+
+def test_a_memory_budget_without_a_compiler_says_so(as_if_on, monkeypatch):
+    as_if_on("T4")
+    monkeypatch.setattr(machine, "installed", lambda peer: None if peer == "triton" else "1.0")
+    (reason,) = [reason for reason in left_out(["rush/checkpointing"])["rush/checkpointing"] if "budget" in reason]
+    assert reason.startswith("not here: checkpointing is 'memory budget', which is the compiler's to keep")
+
+
+def test_without_triton_the_compiled_steps_say_so(as_if_on, monkeypatch, capsys):
+    as_if_on("A100 40 GB")
+    monkeypatch.setattr(machine, "installed", lambda peer: None if peer == "triton" else "1.0")
+    reasons = left_out(["rush/ladder"])["rush/ladder"]
+    assert set(reasons) == {reason for reason in reasons if reason.endswith("not installed: triton")} != set()
+    assert main(["measure", "rush/ladder", "--dry-run"]) == 0
+    assert "can't run here: " in capsys.readouterr().out
+
+
+def test_a_cpu_has_no_rows_that_need_cuda(as_if_on):
+    as_if_on("laptop")
+    assert not [reason for reasons in left_out([]).values() for reason in reasons if "CUDA" in reason]
+
+
+def test_a_row_that_cannot_run_says_what_was_planned(made_up_gpu):
+    made_up_gpu((7, 5), gib=15)
+    e = Experiment("chapter", "table", never, SIZES, 1, missing=lambda size: "too large" if size > 2 else "")
+    assert e.missing_because({"size": 2}) == ""
+    assert e.rows({"size": 3}) == [{"size": 3, "status": "too large"}]

@@ -110,7 +110,7 @@ def test_kernels_are_compared_and_those_that_lack_something_say_so(name):
 
 def test_every_strategy_ends_at_the_same_loss():
     rows = experiments.distributed("small").set_index("strategy")
-    assert set(rows.index) == set(experiments.STRATEGIES)
+    assert set(rows.index) == {"ddp", "zero2", "zero3", "tp"}
     assert rows["last_loss"].max() - rows["last_loss"].min() < 1e-4
     assert rows.loc["zero3", "optimizer_bytes"] < 0.6 * rows.loc["ddp", "optimizer_bytes"]
 
