@@ -219,7 +219,8 @@ def test_what_the_script_passes_to_exit_is_passed_on(script):
     assert watch(script(PLAIN.replace("41", "15") + "sys.exit(4)")).code == 4
 
 
-def test_a_failing_script_shows_its_own_traceback(script, capsys):
+def test_a_failing_script_shows_its_own_traceback(script, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch's puts the rank before each line
     code = main(["profile", script(PLAIN.replace("41", "15") + "torch.zeros(2) + torch.zeros(3)")])
     said = capsys.readouterr().err
     assert code == 1
