@@ -92,6 +92,14 @@ def test_a_step_of_the_ladder_needs_what_is_counted(step):
     assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("change", [{}, {"precision": "fp32"}, {"precision": "bf16"}, {"head": "chunked"}])
+def test_the_two_gradients_of_a_tied_embedding_are_added_as_in_training(change):
+    setup = Plan(model="tiny", batch=1, sequence=2, checkpointing="full", **change).setup  # gradients are the peak
+    trainer, tokens = Trainer(setup, torch.device("cpu")), torch.zeros(1, 3, dtype=torch.long)
+    trainer.step(tokens)
+    assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("machine", records.devices(cpu=True))
 def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(machine):
     rows = records.read(machine, "rush", "ladder")

@@ -71,6 +71,8 @@ class PartsLedger(Ledger):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         before = self.peak_bytes
+        if function is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+            self._accumulates(args[0])
         result = super().__torch_dispatch__(function, types, args, kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -81,6 +83,15 @@ class PartsLedger(Ledger):
                 self.at_peak[self.kinds.get(key, "activations")] += size
             self.moment = "backward" if torch._C._current_autograd_node() is not None else "forward"
         return result
+
+    def _accumulates(self, first: torch.Tensor) -> None:
+        """Autograd adds a weight's second gradient into the first, but on fake tensors into a third tensor.
+
+        Not into a view, such as the transposed gradient of an fp32 product.
+        """
+        key = first.untyped_storage()._cdata
+        if first.shape in self.shapes and self.kinds.get(key) == "gradients" and not first._is_view():
+            self._set(key, 0)
 
     def _part(self, tensor: torch.Tensor, function: Any, args: tuple) -> str:
         casts = function is torch.ops.aten._to_copy.default
