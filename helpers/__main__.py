@@ -79,10 +79,12 @@ def measure(options: argparse.Namespace) -> int:
 
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
     from helpers.lab import device, plan
+    from helpers.rush.fit import this_memory_gib
 
     device()  # raises where the GPU can't be used, as measuring would
+    memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
     plans = [plan.plan(e, options.preset, results=options.results, refresh=options.refresh) for e in chosen]
-    print("\n".join(plan.lines(plans)))
+    print("\n".join(plan.lines(plans, memory_gib)))
     return max((_fail(p.damaged, 1) for p in plans if p.damaged), default=0)
 
 

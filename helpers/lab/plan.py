@@ -82,14 +82,18 @@ def _in_minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}" if seconds >= 3 or not seconds else "<0.1"
 
 
-def lines(plans: Iterable[Plan]) -> list[str]:
-    """A table of plans, with the reasons of what is left out under each row, and the sum."""
+def lines(plans: Iterable[Plan], memory_gib: float = float("inf")) -> list[str]:
+    """A table of plans, with the reasons of what is left out under each row, and the sum.
+
+    A table that took more memory elsewhere than the `memory_gib` of this machine says so.
+    """
     plans = list(plans)
     width = max((len(p.name) for p in plans), default=0)
     said = [f"{'table':<{width}}  {'preset':<8}{'missing':>8}{'fresh':>7}{'GiB':>8}  minutes"]
     for p in plans:
         gib = f"{p.gib:.2f}" if p.gib is not None else "-"
         takes = "damaged" if p.damaged else minutes(p)
+        takes += f"; more memory than the {memory_gib:.1f} GiB here" if (p.gib or 0) > memory_gib else ""
         said.append(f"{p.name:<{width}}  {p.preset:<8}{p.missing:>8}{p.fresh:>7}{gib:>8}  {takes}")
         said += [
             f"  {count} can't run here: {reason.removeprefix('not here: ')}" for reason, count in p.left_out.items()

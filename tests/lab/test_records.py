@@ -37,6 +37,17 @@ def test_a_table_that_was_never_measured_is_empty(tmp_path):
     assert len(records.read("nvidia-test", "chapter", "nothing", tmp_path)) == 0
 
 
+def test_rows_of_before_times_were_recorded_keep_their_checksums(file, tmp_path):
+    records.replace(file, [row(size=1)])
+    text = file.read_text().replace("seconds,", "").replace(",ok,,", ",ok,")  # as they were written then
+    file.write_text(text)
+    (old,) = records.read_rows(file)
+    assert "seconds" not in records.read("nvidia-test", "chapter", "table", tmp_path)
+    records.replace(file, [row(size=2, seconds=1.5)], ["size"])
+    before, after = records.read_rows(file)
+    assert (before["checksum"], before["seconds"], after["seconds"]) == (old["checksum"], "", "1.5")
+
+
 def test_a_row_gives_way_to_a_new_one_about_the_same(file):
     records.replace(file, [row(size=1, time_ms=1.0), row(size=2, time_ms=2.0)], ["size"])
     records.replace(file, [row(size=1, time_ms=9.0)], ["size"])
