@@ -208,9 +208,10 @@ def text(found: dict[str, Any]) -> str:
     many = f"{found['strategy']} over {ranks} ranks" if found["strategy"] != "single" else "one device"
     lines = [
         f"{found['model']}, batch {found['batch']} × {found['sequence']} tokens, {many}, {found['precision']}",
-        f"checkpointing {found['checkpointing']}, head {found['head']}; GiB a rank at the peak, {found['moment']}:",
+        f"checkpointing {found['checkpointing']}, head {found['head']}; GiB a rank at the peak ({found['moment']}):",
         *(f"  {part:<16}{size:9.2f}" for part, size in found["parts_gib"].items()),
         f"  {'peak':<16}{found['peak_gib']:9.2f}  {'fits in' if found['fits'] else 'does not fit in'} {memory:.1f} GiB",
+        "uncompiled; without workspaces of kernels, fragmentation and the driver's memory",
         f"largest batch that fits: {found['largest_batch'] or f'none; the least is {ranks}'}",
         "switches:",
     ]
