@@ -206,8 +206,9 @@ def text(found: dict[str, Any]) -> str:
     """What `fit` found, in lines of at most 100 columns."""
     ranks, memory = found["ranks"], found["memory_gib"]
     many = f"{found['strategy']} over {ranks} ranks" if found["strategy"] != "single" else "one device"
+    each = f" ({found['batch'] / ranks:g} a rank)" if ranks > 1 else ""
     lines = [
-        f"{found['model']}, batch {found['batch']} × {found['sequence']} tokens, {many}, {found['precision']}",
+        f"{found['model']}, batch {found['batch']}{each} × {found['sequence']} tokens, {many}, {found['precision']}",
         f"checkpointing {found['checkpointing']}, head {found['head']}; GiB a rank at the peak ({found['moment']}):",
         *(f"  {part:<16}{size:9.2f}" for part, size in found["parts_gib"].items()),
         f"  {'peak':<16}{found['peak_gib']:9.2f}  {'fits in' if found['fits'] else 'does not fit in'} {memory:.1f} GiB",
