@@ -51,7 +51,7 @@ from .findings import (
     UNALIGNED,
     UNBENCHMARKED,
     Scene,
-    hosting,
+    host_work,
     needless,
     on_cpu,
     products,
@@ -77,8 +77,8 @@ FROM_PRESENCE = (
     traffic.pageable_copies,
     traffic.exposed_copies,
     traffic.collectives,
-    hosting.zeroed_gradients,
-    hosting.returned_memory,
+    host_work.zeroed_gradients,
+    host_work.returned_memory,
     products.unaligned_sizes,
     products.fp32_products,
     products.unfused_chains,
@@ -92,7 +92,7 @@ FROM_PRESENCE = (
 # These conclude from the absence of events, so they need a complete trace.
 FROM_ABSENCE = (
     waiting.loader_waits,
-    hosting.unfused_optimizer,
+    host_work.unfused_optimizer,
     needless.unused_results,
     needless.constant_work,
     needless.separate_projections,
@@ -199,7 +199,7 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
     findings = [on_cpu.limited(scene, finding) for rule in rules for finding in rule(scene)]
     if scene.trace.complete:
         explained = union([span for f in findings if f.part == IDLE for span in f.spans])
-        findings += hosting.slow_launches(scene, explained)
+        findings += host_work.slow_launches(scene, explained)
     findings = [finding for finding in findings if finding.gain_share >= least]
     return sorted(findings, key=lambda f: (scene.held_up and f.part != IDLE, -f.gain_share))
 

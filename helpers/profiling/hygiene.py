@@ -22,7 +22,7 @@ from .account import (
     union,
 )
 from .diagnosis import Finding, Spans, milliseconds
-from .findings import Scene, hosting, products
+from .findings import Scene, host_work, products
 from .places import source_lines
 from .trace import KERNEL, OP, PYTHON, RUNTIME, Event
 
@@ -57,7 +57,7 @@ def _start_up(scene: Scene) -> Iterator[str]:
     yield (
         f"start-up is inside the profile{idle}: calls of over 1 ms take {total} ({names}; "
         f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
-        f"{hosting.allocations(scene)} times); record after some warm-up steps"
+        f"{host_work.allocations(scene)} times); record after some warm-up steps"
     )
 
 

@@ -2,7 +2,7 @@
 
     waiting     the host waits for the device, both for the loader
     traffic     copies and communication while nothing computes
-    hosting     work of the host that the device waits for: optimizers and gradients in many ops, memory, launches
+    host_work   work of the host that the device waits for: optimizers and gradients in many ops, memory, launches
     products    matrix products and convolutions: sizes, types, settings, attention from separate ops, unfused chains
     on_cpu      products in fp32 and chains too large for the cache on a CPU, and what other fixes bring there
     needless    graphs that no backward uses, unused results, constants rebuilt in each step, separate Q, K and V
