@@ -237,7 +237,7 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
 
     The loop is the fixed one with one or two faults; blocks of its steps take turns with blocks of the loop without the
     fault. The gain is the median over turns, for a target (photo, real token), and `noise_share` about its standard
-    error. A fault that no profile can show has no `finding`. `best`: of a pair this fix brings more.
+    error. A fault that no profile can show has no `finding`.
     """
     names = faults.split(" + ")
     loops = {name: planted(pipeline, [other for other in names if other != name], size) for name in names}
@@ -255,9 +255,7 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
         row = {"fix": name, "finding": expected, "step_ms": step_ms}
         row |= {"promised_ms": promised_ms, "promised_share": promised_share}
         row |= {"gained_ms": medians[name] * step_ms, "gained_share": medians[name], "noise_share": (high - low) / 4}
-        rows.append(
-            row | {"first_finding": next(iter(told.index), None), "best": medians[name] == max(medians.values())}
-        )
+        rows.append(row | {"first_finding": next(iter(told.index), None)})
     return rows
 
 

@@ -65,7 +65,6 @@ def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():
     [row] = experiments.predicted("small").to_dict("records")
     assert row["finding"] == finding.FP32
     assert row["gained_ms"] == pytest.approx(row["gained_share"] * row["step_ms"])
-    assert row["best"]
 
 
 def test_faults_are_planted_alone_and_those_that_a_profile_shows_in_pairs():
