@@ -8,7 +8,7 @@ import time
 import pytest
 
 from helpers.__main__ import main
-from helpers.experiments import chapters, select, tables_of
+from helpers.experiments import FIRST, chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.experiment import PRESETS
 from helpers.lab.machine import device_name, slug
@@ -163,7 +163,11 @@ def test_chapters_are_found_and_tables_selected_once():
     assert "swiglu" in chapters()
     assert [e.table for e in select(["swiglu/peers", "swiglu"])][:2] == ["peers", "ceilings"]
     assert len(select(["swiglu", "swiglu/peers"])) == len(tables_of("swiglu"))
-    assert select([]) == [e for name in chapters() for e in tables_of(name)]
+    everything = select([])
+    assert [f"{e.chapter}/{e.table}" for e in everything[: len(FIRST)]] == list(FIRST)
+    by_chapter = [e for name in chapters() for e in tables_of(name)]
+    assert len(everything) == len(by_chapter)
+    assert all(e in everything for e in by_chapter)
 
 
 def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():

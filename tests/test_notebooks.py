@@ -171,8 +171,7 @@ def typed_figures(source: str) -> list[str]:
     shown = [
         node
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "id", "") in ("show_text", "show_list", "table", "figure", "readme")
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in SHOWING
     ]
     texts = [
         part.value

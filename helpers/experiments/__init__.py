@@ -13,6 +13,27 @@ from pathlib import Path
 
 from helpers.lab.experiment import Experiment
 
+# What a measurement of everything begins with, since a budget may cut it short: the tables that page 1 and 2 quote.
+FIRST = (
+    "rush/ladder",
+    "swiglu/ceilings",
+    "swiglu/peers",
+    "amp/scaler_step",
+    "batching/throughput",
+    "summary/stages",
+    "rush/norms",
+    "rush/adam",
+    "swiglu/timing",
+    "amp/autocast_overhead",
+    "batching/attention",
+    "rush/peers",
+    "profiling/diagnose",
+    "profiling/modules",
+    "profiling/whole_runs",
+    "compilers/latency",
+    "compilers/fusion",
+)
+
 
 class UnknownName(ValueError):
     """A chapter or table that doesn't exist; the message lists the ones that do."""
@@ -31,9 +52,9 @@ def tables_of(chapter: str) -> list[Experiment]:
 
 
 def select(targets: Iterable[str]) -> list[Experiment]:
-    """The experiments that `CHAPTER` or `CHAPTER/TABLE` names; all of them for no names. Each once, in order."""
+    """The experiments that `CHAPTER` or `CHAPTER/TABLE` names, each once; for no names all of them, from `FIRST` on."""
     chosen: list[Experiment] = []
-    for target in list(targets) or chapters():
+    for target in list(targets) or [*FIRST, *chapters()]:
         chapter, _, table = target.partition("/")
         selected = tables_of(chapter)
         if table:

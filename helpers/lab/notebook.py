@@ -31,7 +31,7 @@ LIVE = "HELPERS_LIVE"  # "no" in the environment: `results` measures nothing
 NOT_MEASURED = "not measured"
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
-UNITS |= {unit: unit for unit in ("s", "ms", "us")}
+UNITS |= {"s": "s", "ms": "ms", "us": "µs"}
 YES_NO = {"True": "yes", "False": "no"}
 LONG = 12  # rows: a longer table is folded
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
@@ -171,13 +171,11 @@ def show_list(sentences: Iterable[str]) -> None:
     display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
 
 
-def readme(frame: pd.DataFrame, caption: str) -> None:
-    """Show a table that the report also copies into README.md, as Markdown."""
-    shown = _shown(frame)
-    head, *body = ([as_markdown(cell) for cell in cells] for cells in [shown.columns, *shown.to_numpy().tolist()])
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body]]
-    text = "\n".join(lines) + f"\n\n{caption}"
-    display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
+def readme(sentences: Iterable[str]) -> None:
+    """A list that the report copies into README.md, at the project's root; links name notebooks of this folder."""
+    text = re.sub(r"\]\((\w+\.ipynb)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in sentences))
+    if text:
+        display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
 
 
 def as_markdown(text: str) -> str:
@@ -236,7 +234,10 @@ def _texts(column: pd.Series) -> list[str]:
 
 
 def number(value: object, whole: bool = False) -> str:
-    """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell."""
+    """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell.
+
+    Thousands are separated from 10,000 on.
+    """
     if value is None or value == "" or (isinstance(value, float) and value != value):
         return "–"
     if answer := YES_NO.get(str(value)):  # a bool, or its text in a record
@@ -245,7 +246,9 @@ def number(value: object, whole: bool = False) -> str:
         return str(value)
     if whole or isinstance(value, (int, np.integer)):
         return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
+    if abs(value) >= 999.5:
+        return f"{value:.0f}" if abs(value) < 9999.5 else f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _is_text(shown: str) -> bool:

@@ -237,21 +237,21 @@ CPU_STEPS = {
 
 # Steps that aren't the baseline of the following ones, with the reason. They stay in the table all the same.
 LEFT = {
-    "max-autotune": "each product is tuned anew for each shape, for a minute or more that every later step would pay",
-    "F.linear_cross_entropy": "another way of doing what chunked cross-entropy does",
+    "max-autotune": "tuning the products of each shape takes a minute or more in every run",
+    "F.linear_cross_entropy": "an alternative to chunked cross-entropy",
     "bf16 optimizer state": "8 bits do the same in less memory",
     "8-bit optimizer state": "memory isn't short at this batch, and it changes what is computed",
     "float8": "it changes what is computed; the kernels are compared in bf16",
-    "Triton RMSNorm": "each of our kernels is compared with what the compiler makes",
-    "Triton RoPE": "as above",
-    "Triton cross-entropy": "as above",
-    "Triton AdamW": "as above",
-    "Triton SwiGLU": "as above",
+    "Triton RMSNorm": "compared with what the compiler generates",
+    "Triton RoPE": "compared with what the compiler generates",
+    "Triton cross-entropy": "compared with what the compiler generates",
+    "Triton AdamW": "compared with what the compiler generates",
+    "Triton SwiGLU": "compared with what the compiler generates",
 }
 CPU_LEFT = {
     "bf16 residual stream": "compiled blocks are bound by products, not by the stream's bytes",
     "fused projections": "one product of q, k and v has as many operations as three",
-    "max-autotune": "each product is tuned for each shape, for seconds that every later step would pay",
+    "max-autotune": "tuning the products of each shape takes seconds in every run",
     "bf16 weights": "it changes what is computed",
 }
 LADDERS = {"cuda": (STEPS, LEFT), "cpu": (CPU_STEPS, CPU_LEFT)}  # device type -> steps, and those that are left

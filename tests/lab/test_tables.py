@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from helpers.lab import notebook
@@ -34,6 +33,7 @@ def test_a_name_becomes_words_and_a_unit(column, said):
         (1.0, "1.00"),
         (1234567.0, "1,234,567"),
         (9999, "9999"),
+        (1234.5, "1234"),
         (10_000, "10,000"),
         (np.int64(3), "3"),
         (True, "yes"),
@@ -49,19 +49,11 @@ def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
     assert number(value) == said
 
 
-def test_text_of_a_record_stays_text_in_markdown(monkeypatch):
+def test_findings_link_to_the_notebooks_from_the_readme(monkeypatch):
     shown = []
     monkeypatch.setattr(notebook, "display", lambda made, metadata: shown.append(made.data))
-    frame = pd.DataFrame({"variant": ["![x](http://y) | <b>", "a_b, `c` *d*"], "time_ms": [1.5, 2.5]})
-    notebook.readme(frame, "Times.")
-    assert shown[0].splitlines() == [
-        "| variant | time, ms |",
-        "| --- | --- |",
-        r"| !\[x\](http://y) \| \<b\> | 1.50 |",
-        r"| a\_b, \`c\` \*d\* | 2.50 |",
-        "",
-        "Times.",
-    ]
+    notebook.readme(["**[Padding](02_batching.ipynb).** 15×.", "See <https://pytorch.org>."])
+    assert shown == ["- **[Padding](notebooks/02_batching.ipynb).** 15×.\n- See <https://pytorch.org>."]
 
 
 def test_a_caption_that_names_a_machine_stays_text(monkeypatch, tmp_path):

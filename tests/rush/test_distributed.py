@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -130,15 +131,21 @@ def test_a_rank_that_fails_ends_all_with_its_error(worker, message):
     assert time.monotonic() - began < 60
 
 
-def test_torchrun_prints_one_row(tmp_path):
+def test_torchrun_on_two_nodes_prints_one_row(tmp_path):
     # A group's threads may abort an interpreter that is ending; a rank's does here each time.
     (tmp_path / "sitecustomize.py").write_text("import atexit, os\n'RANK' in os.environ and atexit.register(os.abort)")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
     command += ["-m", "helpers.rush.distributed", "--strategy", "zero3", "--sequence", "16", "--steps", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
+    nodes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    row = json.loads("".join(out for out, _ in said))
     assert (row["strategy"], row["ranks"], len(row["losses"])) == ("zero3", 2, 2)
 
 

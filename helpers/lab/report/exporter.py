@@ -71,7 +71,7 @@ class ReportExporter(TemplateExporter):
         self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False, waiting: Sequence = ()
     ) -> str:
         """Typst source of the chapters, with the table of `contents` after the first; `waiting` has no record yet."""
-        appendix = [piece for chapter in chapters for piece in chapter.pieces if "appendix" in piece["tags"]]
+        appendix = any("appendix" in piece["tags"] for chapter in chapters for piece in chapter.pieces)
         return self.template.render(
             chapters=chapters, title=title, contents=contents, appendix=appendix, waiting=waiting
         )

@@ -13,7 +13,7 @@ from pypdfium2 import raw
 from helpers.lab.report.exporter import packed
 
 REPORT = Path(__file__).parents[3] / "report.pdf"
-STYLE = '#set page(paper: "a4", margin: (x: 22mm, top: 22mm, bottom: 24mm), footer: [7])\n'
+STYLE = '#set page(paper: "a4", margin: (x: 20mm, top: 18mm, bottom: 20mm), footer: [7])\n'
 
 
 def pdf(body: str) -> bytes:
@@ -22,6 +22,10 @@ def pdf(body: str) -> bytes:
 
 def test_the_report_is_at_most_a_megabyte_and_a_half():
     assert REPORT.stat().st_size <= 1_500_000
+
+
+def test_the_report_has_at_most_45_pages():
+    assert len(pypdfium2.PdfDocument(REPORT)) <= 45
 
 
 def test_nothing_in_the_report_stands_out_of_the_margins():

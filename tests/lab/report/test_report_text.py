@@ -132,7 +132,7 @@ def test_styles_that_are_never_closed_are_read_in_time(shown, data, text):
     assert "kept" in text(shown(data("text/html", html))).text
 
 
-@pytest.mark.parametrize("space", range(229, 252, 5))
+@pytest.mark.parametrize("space", range(237, 260, 5))
 def test_a_page_ends_at_an_empty_line_of_the_code(space, pages, tmp_path):
     lines = "def one():\n    a = 1\n    return a\n\n\ndef two():\n    b = 2\n    return b"
     source = '#import "style.typ": *\n#show: pages.with("t")\n'

@@ -15,10 +15,13 @@ end
 
 local function length(text) return utf8.len(text) or #text end
 
+-- Where a name may be broken: after a space, a point or a slash, but for a unit after the slash (tokens/s).
 local function pieces_of(name)
   local pieces = {}
   for piece in name:gmatch('[^._%s/]*[._%s/]*') do
-    if piece ~= '' then pieces[#pieces + 1] = piece end
+    local last = pieces[#pieces]
+    if last and last:sub(-1) == '/' and piece:match('^%a%a?%A*$') then pieces[#pieces] = last .. piece
+    elseif piece ~= '' then pieces[#pieces + 1] = piece end
   end
   return pieces
 end
@@ -38,6 +41,19 @@ local function narrowed(name, width)
     if last and length(last .. piece) <= width then lines[#lines] = last .. piece else lines[#lines + 1] = piece end
   end
   return lines
+end
+
+-- A name on one line if its column is that wide, else on two lines of about the same length.
+local function halved(name, width)
+  local pieces, best = pieces_of(name), {name}
+  if length(name) <= width then return best end
+  local shortest = length(name)
+  for cut = 1, #pieces - 1 do
+    local first, second = table.concat(pieces, '', 1, cut), table.concat(pieces, '', cut + 1)
+    local longer = math.max(length(first), length(second))
+    if longer < shortest then best, shortest = {first, second}, longer end
+  end
+  return best
 end
 
 -- Calls visit(cell, row, column); a cell of several rows or columns shifts those after it.
@@ -131,16 +147,19 @@ return function(text_filter)
       words[x] = column.text and tostring(column.word) or '0'
     end
     local function plain(cell) return cell.contents end
-    local function narrow(cell, x)
-      if cell.col_span > 1 or not columns[x] then return plain(cell) end
-      local lines = narrowed(pandoc.utils.stringify(cell.contents), columns[x].wraps and SENTENCE or columns[x].longest)
-      if #lines < 2 then return plain(cell) end
-      local parts = pandoc.Inlines {}
-      for i, line in ipairs(lines) do
-        if i > 1 then parts:insert(pandoc.RawInline('typst', '#linebreak();')) end
-        parts:insert(pandoc.Str(line))
+    local function in_lines(lines_of)
+      return function(cell, x)
+        if cell.col_span > 1 or not columns[x] then return plain(cell) end
+        local width = columns[x].wraps and SENTENCE or columns[x].longest
+        local lines = lines_of(pandoc.utils.stringify(cell.contents), width)
+        if #lines < 2 then return plain(cell) end
+        local parts = pandoc.Inlines {}
+        for i, line in ipairs(lines) do
+          if i > 1 then parts:insert(pandoc.RawInline('typst', '#linebreak();')) end
+          parts:insert(pandoc.Str(line))
+        end
+        return {pandoc.Plain(parts)}
       end
-      return {pandoc.Plain(parts)}
     end
     local function loose(cell, x)
       local parts = pandoc.Inlines {}
@@ -150,9 +169,9 @@ return function(text_filter)
       return {pandoc.Plain(parts)}
     end
     local call = string.format('#data-table(align: (%s,), weights: (%s,), words: (%s,), header-rows: %d,\n '
-      .. 'header: %s,\n narrow: %s,\n loose: %s,\n rows: %s)', table.concat(aligns, ', '),
-      table.concat(weights, ', '), table.concat(words, ', '), #head,
-      written(head, plain), written(head, narrow), written(head, loose), written(body, plain))
+      .. 'header: %s,\n halved: %s,\n narrow: %s,\n loose: %s,\n rows: %s)', table.concat(aligns, ', '),
+      table.concat(weights, ', '), table.concat(words, ', '), #head, written(head, plain),
+      written(head, in_lines(halved)), written(head, in_lines(narrowed)), written(head, loose), written(body, plain))
     if #tbl.caption.long > 0 then
       call = '#captioned([' .. typst({tbl.caption.long})[1] .. '])[' .. call .. ']'
     end
