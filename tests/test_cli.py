@@ -178,6 +178,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             assert configs or preset in ("cpu", "gpu")  # what needs a GPU, or a big one
             assert all(list(config) == list(configs[0]) for config in configs)
             assert len({tuple(config.values()) for config in configs}) == len(configs)
+            assert all(isinstance(e.missing_because(config), str) for config in configs)  # on any machine
 
 
 def test_measuring_needs_no_jupyter_no_matplotlib_and_no_optional_package():

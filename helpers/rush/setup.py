@@ -281,9 +281,12 @@ def rung(step: str, start: Setup, device: torch.device) -> Setup:
     """A step of the device's ladder from another start; where bf16 would be emulated, mixed precision is in fp16.
 
     On such a GPU, which lacks more, values that the step inherits are the next best. What the step itself changes
-    stays, and `missing_because` says why it can't run; so does a step that needs bf16.
+    stays, and `missing_because` says why it can't run; so does a step that needs bf16. A `ValueError`, one line, for a
+    step of another device's ladder.
     """
     setups = climb(start, device.type)
+    if step not in setups:
+        raise ValueError(f"no step of the ladder on {device.type}")
     setup = setups[step]
     if not missing_because("native bf16", device=device) or step == START:
         return setup

@@ -39,6 +39,12 @@ def test_the_ladder_is_that_of_the_machine(preset, monkeypatch, made_up_gpu):
     assert all(setup.model == asked[0].model for setup in asked)
 
 
+def test_a_step_of_another_devices_ladder_is_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr(experiments, "device", lambda: torch.device("cpu"))
+    config = {"model": "tiny", "sequence": 64, "step": "TF32"}
+    assert experiments.ladder.missing_because(config) == "not here: no step of the ladder on cpu"
+
+
 def test_what_is_tuned_is_a_baseline_of_nothing():
     for ladder in (CPU_LADDER, LADDER):
         assert [step for step, setup in ladder.items() if "max-autotune" in setup.compile] == ["max-autotune"]
