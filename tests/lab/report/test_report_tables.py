@@ -37,6 +37,14 @@ def test_an_alignment_that_the_author_wrote_is_kept(shown, typst):
     assert "align: (right, left, center,)" in typst(shown("|a|b|c|\n|--:|:--|:-:|\n|x|1|2|"))
 
 
+def test_long_column_names_take_two_lines_and_a_unit_stays_with_its_slash(shown, data, typst, text):
+    frame = pd.DataFrame({f"the rate of batch {n}, tokens/s": [1.5] for n in "abcdef"})
+    notebook = shown(data("text/html", frame.to_html(index=False)))
+    [halved] = re.findall(r"halved: \((.*)\)", typst(notebook))
+    assert halved.count("#linebreak()") == 6
+    assert all(half in text(notebook).text for half in ("batch a, tokens/s", "batch f, tokens/s"))
+
+
 def test_the_size_of_a_frame_and_the_style_of_a_styler_are_not_text(shown, data, text):
     long = pd.DataFrame({"a": range(100)})
     said = text(shown(data("text/html", rendered(long)), data("text/html", rendered(FRAME.style.highlight_max()))))
