@@ -58,12 +58,10 @@ class Results:
     def with_missing(self) -> pd.DataFrame:
         """The rows, and for each configuration without any, one that says that it is not measured."""
         identity, configs = self.experiment.identity(self.preset), self.experiment.configurations(self.preset)
-        position = {records.key(config, identity): place for place, config in enumerate(configs)}
         there = [records.key(row, identity) for row in self.rows.to_dict("records")]
         absent = [config | {STATUS: NOT_MEASURED} for config in configs if records.key(config, identity) not in there]
         both = pd.concat([self.rows, pd.DataFrame(absent)], ignore_index=True) if absent else self.rows
-        order = [position.get(records.key(row, identity), len(configs)) for row in both.to_dict("records")]
-        return both.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+        return _in_order(self.experiment, self.preset, both)
 
     @property
     def origin(self) -> str:
@@ -120,7 +118,16 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
             tables.append(rows)
     on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
     on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
-    return Results(experiment, on_gpu[0] if on_gpu else pd.DataFrame())
+    rows = on_gpu[0] if on_gpu else pd.DataFrame()
+    return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
+
+
+def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of their configurations: in a file, one that was measured again stands at the end."""
+    identity, configs = experiment.identity(preset), experiment.configurations(preset)
+    position = {records.key(config, identity): place for place, config in enumerate(configs)}
+    order = [position.get(records.key(row, identity), len(configs)) for row in rows.to_dict("records")]
+    return rows.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
 
 
 def main_machine() -> str:

@@ -36,6 +36,12 @@ def test_a_table_shows_one_machine_a_gpus_before_a_cpus(record):
     assert results(SORTING).measured["gpu"].tolist() == ["NVIDIA Test"]
 
 
+def test_rows_come_in_the_order_of_their_configurations_whenever_they_were_measured(record):
+    record("CPU Test", "cpu", 3)
+    record("CPU Test", "cpu", 2)
+    assert results(SORTING).measured["size"].tolist() == [2, 3]
+
+
 def test_of_several_gpus_that_of_the_title_page_is_shown(record):
     record("NVIDIA A", "big-gpu", 9)
     record("NVIDIA B", "big-gpu", 9)
