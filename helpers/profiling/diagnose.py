@@ -111,11 +111,11 @@ def diagnose(
     if after is not None:
         return compare(diagnose(profile, least=least), diagnose(after, least=least))
     if isinstance(profile, str | Path) and Path(profile).is_dir():
-        return _diagnose_folder(Path(profile))
+        return _diagnose_folder(Path(profile), least)
     found, findings = _diagnosed(read_trace(profile), least)
     if places is not None:
-        told, located = _diagnosed(read_trace(places), least)
-        findings = _located(findings, located, found, told)
+        told, located = _diagnosed(read_trace(places), 0.0)  # stacks slow the host: there a share may be below `least`
+        findings = _located(findings, located, found, told, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
         needed = NEED_PLACES if found.account else (*NEED_PLACES, hygiene.NOT_EXPLAINED)
         notes = [note for note in found.notes if not note.startswith((*needed, "no Python frames", "no shapes"))]
@@ -162,7 +162,9 @@ def _with_findings(found: Diagnosis, findings: list[Finding]) -> Diagnosis:
     return replace(found, verdict=verdict, findings=tuple(findings[:SHOWN]), further=tuple(findings[SHOWN:]))
 
 
-def _located(findings: list[Finding], located: list[Finding], found: Diagnosis, told: Diagnosis) -> list[Finding]:
+def _located(
+    findings: list[Finding], located: list[Finding], found: Diagnosis, told: Diagnosis, least: float
+) -> list[Finding]:
     """The findings with the places of another profile, and that profile's own, which need stacks or shapes.
 
     Stacks slow the host, so of the latter the share of their part of the account counts.
@@ -173,23 +175,24 @@ def _located(findings: list[Finding], located: list[Finding], found: Diagnosis, 
     for other in (f for f in located if f.finding not in names and f.finding in FROM_SHAPES):
         of_part = other.gain_share / max(told.parts.get(other.part, 0.0), 1e-9)
         share = of_part * found.parts.get(other.part, 0.0)
-        placed.append(replace(other, gain_share=share, gain_ms=share * found.step_ms, spans=[]))
+        if share >= least:
+            placed.append(replace(other, gain_share=share, gain_ms=share * found.step_ms, spans=[]))
     first = {finding.part for finding in findings[:1]}
     return sorted(placed, key=lambda f: (found.bound in ("host", "input") and f.part not in first, -f.gain_share))
 
 
-def _diagnose_folder(folder: Path) -> Diagnosis:
+def _diagnose_folder(folder: Path, least: float) -> Diagnosis:
     """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
     places = folder / PLACES if (folder / PLACES).is_file() else None
     if (folder / COSTS).is_file():
-        return diagnose(folder / COSTS, places=places)
+        return diagnose(folder / COSTS, places=places, least=least)
     files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p != places)
     if not files:
         raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
     if len(files) == 1:
-        return diagnose(files[0], places=places)
+        return diagnose(files[0], places=places, least=least)
     last, notes = ranks.last_to_arrive(files)
-    found = diagnose(last, places=places)
+    found = diagnose(last, places=places, least=least)
     return replace(found, warnings=(*notes, *found.warnings))
 
 
