@@ -127,6 +127,7 @@ def test_two_profiles_of_a_loop_share_places_and_costs(tmp_path):
         run.export_chrome_trace(str(tmp_path / f"{name}.json.gz"))
     both = diagnose(tmp_path, least=0.0)
     assert points_at(only(both).where, "dead projection")
+    assert not diagnose(tmp_path, least=1.0).findings
     assert both.step_ms == diagnose(tmp_path / "costs.json.gz").step_ms
     assert not any("no Python frames" in note for note in both.notes)
 
