@@ -1,10 +1,11 @@
-"""What each chapter measures: one file a chapter, a function for each table, from a configuration to rows.
+"""What each chapter measures: a file or a folder a chapter, a function for each table, from a configuration to rows.
 
     from helpers import experiments
 
     experiments.swiglu.peers("small")        # a DataFrame
 
-Nothing here prints, draws or saves. A new file here is a new chapter; nothing has to be registered.
+Nothing here prints, draws or saves. A new file here is a new chapter; nothing has to be registered. A folder's
+`__init__.py` imports its tables, in the order in which they are measured.
 """
 
 import importlib
@@ -41,7 +42,10 @@ class UnknownName(ValueError):
 
 
 def chapters() -> list[str]:
-    return sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    here = Path(__file__).parent
+    return sorted(
+        [path.stem for path in here.glob("[a-z]*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
+    )
 
 
 def tables_of(chapter: str) -> list[Experiment]:

@@ -12,7 +12,7 @@ configuration when it is done, so that an interrupted run can be resumed.
 
 import gc
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -27,9 +27,16 @@ BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
+class ColumnError(ValueError):
+    """A table whose columns aren't those that its experiment declares."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table of a chapter. Raise `version` when the method changes: older records then count as stale.
+
+    `columns` are those that a measured row adds to its configuration; one that not every row has ends in "?". Another
+    column, or a missing one, is an error when a row is measured, and a missing one when it is read.
 
     `missing` says of a configuration, which it is given as keywords, why it can't run on this machine ("" if it can): a
     row then holds that as its status, and planning tells it without measuring.
@@ -43,6 +50,17 @@ class Experiment:
     version: int
     same_work: bool = True
     missing: Callable[..., str] | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.chapter}/{self.table}"
+
+    @property
+    def declared(self) -> tuple[list[str], list[str]]:
+        """The columns that each measured row has, and those that some have."""
+        optional = [name.removesuffix("?") for name in self.columns if name.endswith("?")]
+        return [name for name in self.columns if not name.endswith("?")], optional
 
     @property
     def about(self) -> str:
@@ -77,7 +95,19 @@ class Experiment:
         finally:
             free_memory()
         rows = measured if isinstance(measured, list) else [measured]
+        if self.columns:
+            for row in rows:
+                self._check(row, config)
         return [config | {STATUS: "ok"} | row for row in rows]
+
+    def _check(self, row: Row, config: Row) -> None:
+        required, optional = self.declared
+        if row.get(STATUS, "ok") != "ok":
+            return
+        if absent := [name for name in required if name not in row and name not in config]:
+            raise ColumnError(f"{self.name}: a row lacks {', '.join(absent)}")
+        if unknown := [name for name in row if name not in (*required, *optional, *config, STATUS)]:
+            raise ColumnError(f"{self.name} declares no column {', '.join(unknown)}")
 
     def __call__(self, preset: str = "small") -> pd.DataFrame:
         return pd.DataFrame([row for config in self.configurations(preset) for row in self.rows(config)])
@@ -92,6 +122,7 @@ def experiment(
     version: int = 1,
     same_work: bool = True,
     missing: Callable[..., str] | None = None,
+    columns: Sequence[str] = (),
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
@@ -104,7 +135,7 @@ def experiment(
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing)
+        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, tuple(columns))
 
     return wrap
 

@@ -1,83 +1,70 @@
-"""What a notebook uses to show what was measured: results, tables, figures and sentences that read the records.
+"""What a notebook uses to show what was measured: results, tables, figures, sentences and claims.
 
-`results` only reads, unless it is given a budget. What has no record yet says so in the notebook, in one line with the
-command that measures it, and stays out of the PDF, whose last page lists it.
+    ladder = results(experiments.rush.ladder).named(claims.rush.ladder)
+
+    @when(ladder)                        # runs if the table is measured, else leaves one line with what to run
+    def _(ladder):
+        table(ladder.rungs, "Each rung against the one before it.")
+        say(f"From the plain loop to the last rung: {ladder.total}.")
+        claim("The last rung is twice as fast", ladder.total.at_least(2))
+
+`results` only reads, unless it is given a budget. What has no record yet is left out of the PDF, whose last page lists
+it.
 """
 
 import base64
 import html
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import matplotlib.style
-import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
-from . import figures, records
+from . import figures
 from .experiment import Experiment
 from .machine import device_class, device_name, slug
 from .plan import minutes, plan
 from .records import STATUS
+from .results import Named, Results, main_machine, recorded
 from .runner import measure
+from .values import NOT_MEASURED, Verdict, number, quoted
+
+__all__ = [
+    "Results",
+    "as_markdown",
+    "claim",
+    "columns",
+    "figure",
+    "heading",
+    "main_machine",
+    "number",
+    "readme",
+    "recorded",
+    "results",
+    "say",
+    "show_list",
+    "show_text",
+    "table",
+    "when",
+]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
 
 LIVE = "HELPERS_LIVE"  # "no" in the environment: `results` measures nothing
-NOT_MEASURED = "not measured"
 LEFT_OUT = {"helpers": {"report": False}}
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s", "gib": "GiB", "mib": "MiB", "kib": "KiB"}
 UNITS |= {"s": "s", "ms": "ms", "us": "µs"}
-YES_NO = {"True": "yes", "False": "no"}
 LONG = 12  # rows: a longer table is folded
 A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
-
-
-@dataclass(frozen=True)
-class Results:
-    """What one machine has recorded of an experiment, at the sizes of its class."""
-
-    experiment: Experiment
-    rows: pd.DataFrame
-
-    @property
-    def measured(self) -> pd.DataFrame:
-        """The rows that hold figures."""
-        return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
-
-    @property
-    def preset(self) -> str:
-        """The class of the machine that is shown; of a big GPU where none has measured."""
-        return str(self.rows["preset"].iloc[0]) if len(self.rows) else "big-gpu"
-
-    @property
-    def with_missing(self) -> pd.DataFrame:
-        """The rows, and for each configuration without any, one that says that it is not measured."""
-        identity, configs = self.experiment.identity(self.preset), self.experiment.configurations(self.preset)
-        there = [records.key(row, identity) for row in self.rows.to_dict("records")]
-        absent = [config | {STATUS: NOT_MEASURED} for config in configs if records.key(config, identity) not in there]
-        both = pd.concat([self.rows, pd.DataFrame(absent)], ignore_index=True) if absent else self.rows
-        return _in_order(self.experiment, self.preset, both)
-
-    @property
-    def origin(self) -> str:
-        """For a caption: the machine, where it is not the one that page 1 names, and rows of an older method."""
-        if not len(self.rows):
-            return ""
-        said = []
-        if (name := self.rows["gpu"].iloc[0]) != main_machine():
-            said.append(f"Measured on {name}.")
-        if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
-            said.append(f"{old} rows by an older method.")
-        return " ".join(said)
+FACTOR = re.compile(r"\d[\d.,]*\s?×(?!\s?\d)")  # 2.4×, but not the size 256×256
 
 
 def results(experiment: Experiment, preset: str | None = None, budget: float | None = None) -> Results:
-    """What is recorded of an experiment; if nothing is, a line says how to measure it.
+    """What is recorded of an experiment.
 
     Nothing is measured here but with a `budget` in seconds: then this machine first measures what it has no fresh
     record of, at the sizes of `preset` (default: of its class), and its records are shown. A line says before how much
@@ -86,12 +73,23 @@ def results(experiment: Experiment, preset: str | None = None, budget: float | N
     here = budget is not None and os.environ.get(LIVE) != "no"
     if here:
         _measure(experiment, preset or device_class(), budget)
-    found = recorded(experiment, preset, slug(device_name()) if here else None)
-    if not len(found.measured):
-        name = f"{experiment.chapter}/{experiment.table}"
-        how = f"*Not measured yet. To measure it: `python -m helpers measure {name}`.*"
-        display(Markdown(how), metadata={"helpers": {"report": False, "waiting": name, "about": experiment.about}})
-    return found
+    return recorded(experiment, preset, slug(device_name()) if here else None)
+
+
+def when(*needed: Results | Named) -> Callable[[Callable], None]:
+    """Run the function that it decorates, with these tables, if all are measured; else show what to run."""
+
+    def run(cell: Callable) -> None:
+        tables = [table for one in needed for table in (one.tables if isinstance(one, Named) else (one,))]
+        missing = [table.experiment for table in tables if not len(table.measured)]
+        for experiment in missing:
+            line = f"*Not measured yet. To measure it: `dlspeed measure {experiment.name}`.*"
+            waiting = {"report": False, "waiting": experiment.name, "about": experiment.about}
+            display(Markdown(line), metadata={"helpers": waiting})
+        if not missing:
+            cell(*needed)
+
+    return run
 
 
 def _measure(experiment: Experiment, preset: str, budget: float) -> None:
@@ -102,42 +100,6 @@ def _measure(experiment: Experiment, preset: str, budget: float) -> None:
         said = f"*Measuring {planned.name}: {some}; {takes}, when the last one begun is finished.*"
         display(Markdown(said), metadata=LEFT_OUT)
         measure([experiment], preset, budget=budget)
-
-
-def recorded(experiment: Experiment, preset: str | None = None, machine: str | None = None) -> Results:
-    """The records of the machine that knows most: a GPU's before a CPU's, the main machine before others.
-
-    Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
-    """
-    tables = []
-    for device in [machine] if machine else [*records.devices(), *records.devices(cpu=True)]:
-        rows = records.read(device, experiment.chapter, experiment.table)
-        if len(rows):
-            rows = rows[rows["preset"] == preset if preset else rows["preset"] != "small"]
-        if len(rows):
-            tables.append(rows)
-    on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
-    on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
-    rows = on_gpu[0] if on_gpu else pd.DataFrame()
-    return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
-
-
-def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the order of their configurations: in a file, one that was measured again stands at the end."""
-    identity, configs = experiment.identity(preset), experiment.configurations(preset)
-    position = {records.key(config, identity): place for place, config in enumerate(configs)}
-    order = [position.get(records.key(row, identity), len(configs)) for row in rows.to_dict("records")]
-    return rows.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
-
-
-def main_machine() -> str:
-    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most tables."""
-    for cpu in (False, True):
-        if names := records.devices(cpu=cpu):
-            folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
-            files = sorted((records.folder() / folder).rglob("*.csv"))
-            return next((row["gpu"] for file in files for row in records.whole_rows(file)), "")
-    return ""
 
 
 def table(frame: pd.DataFrame, caption: str) -> None:
@@ -176,6 +138,29 @@ def show_text(*sentences: str) -> None:
 def show_list(sentences: Iterable[str]) -> None:
     """Show sentences as a list."""
     display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
+
+
+def say(*sentences: str) -> None:
+    """Show sentences as one paragraph of the report, their numbers formatted from `Number`s.
+
+    A sentence whose number isn't measured is left out of the report. A factor, `2.4×`, must come from a `Number`, which
+    knows its interval or its derivation or says "unpaired"; a typed one raises.
+    """
+    for sentence in sentences:
+        if typed := [factor for factor in FACTOR.findall(sentence) if factor not in quoted]:
+            raise ValueError(f"{typed[0]} in a sentence comes from no Number: {sentence}")
+    missing = [sentence for sentence in sentences if f"[{NOT_MEASURED}: " in sentence]
+    if complete := [sentence for sentence in sentences if sentence not in missing]:
+        display(Markdown(" ".join(complete)))
+    for sentence in missing:
+        display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
+
+
+def claim(statement: str, verdict: Verdict) -> None:
+    """Show whether a statement holds on the machine that is shown, with the number and the limit."""
+    number = verdict.number
+    reason = f"needs {number.missing}" if not number.measured else f"{number}; {verdict.bound}"
+    display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement} ({reason})."))
 
 
 def readme(sentences: Iterable[str]) -> None:
@@ -238,24 +223,6 @@ def _texts(column: pd.Series) -> list[str]:
     numbers = pd.to_numeric(column, errors="coerce").dropna()
     whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
     return [number(value, whole) for value in column]
-
-
-def number(value: object, whole: bool = False) -> str:
-    """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell.
-
-    Thousands are separated from 10,000 on.
-    """
-    if value is None or value == "" or (isinstance(value, float) and value != value):
-        return "–"
-    if answer := YES_NO.get(str(value)):  # a bool, or its text in a record
-        return answer
-    if not isinstance(value, (int, float, np.integer, np.floating)):
-        return str(value)
-    if whole or isinstance(value, (int, np.integer)):
-        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
-    if abs(value) >= 999.5:
-        return f"{value:.0f}" if abs(value) < 9999.5 else f"{value:,.0f}"
-    return f"{value:#.3g}".rstrip(".")
 
 
 def _is_text(shown: str) -> bool:

@@ -1,0 +1,134 @@
+"""What is recorded of an experiment, by the machine that is shown, and the numbers that a claims function names in it.
+
+ladder = results(experiments.rush.ladder).named(claims.rush.ladder)
+ladder.total                 # a Number: a wrong column raises, a missing row is a number that is not measured
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from . import records
+from .experiment import ColumnError, Experiment
+from .records import STATUS
+from .values import NOT_MEASURED
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one machine has recorded of an experiment, at the sizes of its class."""
+
+    experiment: Experiment
+    rows: pd.DataFrame
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The rows that hold figures."""
+        return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
+
+    @property
+    def preset(self) -> str:
+        """The class of the machine that is shown; of a big GPU where none has measured."""
+        return str(self.rows["preset"].iloc[0]) if len(self.rows) else "big-gpu"
+
+    def named(self, claims: Callable[..., SimpleNamespace], *others: "Results") -> "Named":
+        """The numbers that `claims` makes of the measured rows of this table, and of the others."""
+        return Named(claims, (self, *others))
+
+    @property
+    def with_missing(self) -> pd.DataFrame:
+        """The rows, and for each configuration without any, one that says that it is not measured."""
+        identity, configs = self.experiment.identity(self.preset), self.experiment.configurations(self.preset)
+        there = [records.key(row, identity) for row in self.rows.to_dict("records")]
+        absent = [config | {STATUS: NOT_MEASURED} for config in configs if records.key(config, identity) not in there]
+        both = pd.concat([self.rows, pd.DataFrame(absent)], ignore_index=True) if absent else self.rows
+        return _in_order(self.experiment, self.preset, both)
+
+    @property
+    def origin(self) -> str:
+        """For a caption: the machine, where it is not the one that page 1 names, and rows of an older method."""
+        if not len(self.rows):
+            return ""
+        notes = []
+        if (name := self.rows["gpu"].iloc[0]) != main_machine():
+            notes.append(f"Measured on {name}.")
+        if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
+            notes.append(f"{old} rows by an older method.")
+        return " ".join(notes)
+
+
+class Named:
+    """The numbers of one or several tables, by name; computed when the first is asked for."""
+
+    def __init__(self, claims: Callable[..., SimpleNamespace], tables: tuple[Results, ...]):
+        self.claims, self.tables = claims, tables
+
+    @property
+    def measured(self) -> bool:
+        """Whether each of the tables holds figures."""
+        return all(len(table.measured) for table in self.tables)
+
+    @property
+    def origin(self) -> str:
+        return " ".join(dict.fromkeys(table.origin for table in self.tables if table.origin))
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return vars(self.claims(*(table.measured for table in self.tables)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._values:
+            names = ", ".join(sorted(self._values))
+            raise AttributeError(f"{self.claims.__qualname__} names no {name!r}; it names: {names}")
+        return self._values[name]
+
+
+def recorded(experiment: Experiment, preset: str | None = None, machine: str | None = None) -> Results:
+    """The records of the machine that knows most: a GPU's before a CPU's, the main machine before others.
+
+    Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
+    """
+    tables = []
+    for device in [machine] if machine else [*records.devices(), *records.devices(cpu=True)]:
+        rows = records.read(device, experiment.chapter, experiment.table)
+        if len(rows):
+            rows = rows[rows["preset"] == preset if preset else rows["preset"] != "small"]
+        if len(rows):
+            tables.append(rows)
+    on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
+    on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
+    rows = with_declared(experiment, on_gpu[0]) if on_gpu else pd.DataFrame()
+    return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
+
+
+def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with all declared columns: an optional one that no row has is empty, another one raises."""
+    required, optional = experiment.declared
+    if (rows[STATUS] == "ok").any() and (absent := [name for name in required if name not in rows]):
+        raise ColumnError(f"{experiment.name}: the records lack {', '.join(absent)}: measure the table again")
+    return rows.assign(**{name: np.nan for name in optional if name not in rows})
+
+
+def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of their configurations: in a file, one that was measured again stands at the end."""
+    identity, configs = experiment.identity(preset), experiment.configurations(preset)
+    position = {records.key(config, identity): place for place, config in enumerate(configs)}
+    order = [position.get(records.key(row, identity), len(configs)) for row in rows.to_dict("records")]
+    return rows.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+
+
+def main_machine() -> str:
+    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most tables."""
+    for cpu in (False, True):
+        if names := records.devices(cpu=cpu):
+            folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
+            files = sorted((records.folder() / folder).rglob("*.csv"))
+            return next((row["gpu"] for file in files for row in records.whole_rows(file)), "")
+    return ""

@@ -1,0 +1,150 @@
+"""Numbers that sentences quote, and the sentences and claims that a notebook makes of them."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from helpers.lab import notebook
+from helpers.lab.experiment import ColumnError, Experiment, experiment
+from helpers.lab.notebook import claim, say, when
+from helpers.lab.results import Results, with_declared
+from helpers.lab.values import Number, derived, lacking, number, over, paired, pick
+
+TRIAL = {"ratio": 2.43, "low": 2.31, "high": 2.54, "pairs": 12}
+ROWS = pd.DataFrame({"variant": ["eager", "fused"], "median_ms": [6.0, 2.0]})
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The texts that a cell shows, and whether the report takes them."""
+    texts = []
+
+    def display(markdown, metadata=None):
+        texts.append((markdown.data, (metadata or {}).get("helpers", {}).get("report", True)))
+
+    monkeypatch.setattr(notebook, "display", display)
+    return texts
+
+
+def test_a_trials_ratio_is_told_with_its_interval_and_pairs():
+    ratio = paired(TRIAL)
+    assert f"{ratio}" == "2.4× (2.3 to 2.5, 12 pairs)"
+    assert f"{ratio:brief 2}" == "2.43×"
+
+
+def test_a_ratio_of_two_medians_says_that_it_is_unpaired():
+    ratio = over(pick(ROWS, "median_ms", variant="eager"), pick(ROWS, "median_ms", variant="fused"))
+    assert f"{ratio}" == "3.0× (unpaired)" == f"{ratio:brief}"
+
+
+def test_arithmetic_needs_no_interval():
+    assert f"{derived(11 / 9, 'eleven products for nine')}" == "1.22×"
+    assert f"{over(derived(1, 'a', ''), derived(4, 'b', ''))}" == "0.25×"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "least"),
+    [
+        (0.98, 1.0, "holds", "undecided"),
+        (1.0, 1.04, "undecided", "holds"),
+        (1.01, 1.04, "does not hold", "holds"),
+        (None, None, "does not hold", "holds"),
+    ],
+)
+def test_a_claim_is_decided_where_the_interval_leaves_the_limit(low, high, most, least):
+    ratio = Number(1.01, "×", low, high)
+    assert (ratio.at_most(1.0).outcome, ratio.at_least(1.0).outcome) == (most, least)
+
+
+def test_a_row_that_is_missing_is_a_number_that_says_so():
+    absent = pick(ROWS, "median_ms", variant="compiled")
+    assert not absent.measured
+    assert absent.at_most(1).outcome == "not measured"
+    assert over(absent, pick(ROWS, "median_ms", variant="eager")).missing == "median_ms of variant compiled"
+    assert number(absent) == "–"
+
+
+def test_a_renamed_column_raises_even_where_the_row_is_missing():
+    for variant in ("eager", "compiled"):
+        with pytest.raises(KeyError, match="mean_ms"):
+            pick(ROWS, "mean_ms", variant=variant)
+
+
+def test_two_rows_for_one_number_raise():
+    with pytest.raises(ValueError, match="2 rows"):
+        pick(ROWS, "median_ms")
+
+
+def test_a_typed_factor_is_refused_and_a_size_is_none(shown):
+    with pytest.raises(ValueError, match=r"7.7×"):
+        say("The whole is 7.7× as fast.")
+    say(f"On pictures of 256×256 it is {paired(TRIAL)} as fast.", "So use it.")
+    assert shown == [("On pictures of 256×256 it is 2.4× (2.3 to 2.5, 12 pairs) as fast. So use it.", True)]
+
+
+def test_a_sentence_whose_number_is_missing_stays_out_of_the_report(shown):
+    say("Both were timed.", f"Compiled takes {lacking('rung compile', 'ms')}.")
+    assert [in_report for _, in_report in shown] == [True, False]
+    assert "not measured: rung compile" in shown[1][0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (paired(TRIAL).at_least(2), "*Holds:* twice (2.4× (2.3 to 2.5, 12 pairs); at least 2.0×)."),
+        (paired(TRIAL).at_least(3), "*Does not hold:* twice (2.4× (2.3 to 2.5, 12 pairs); at least 3.0×)."),
+        (lacking("the ladder").at_least(3), "*Not measured:* twice (needs the ladder)."),
+    ],
+)
+def test_a_claim_tells_its_number_and_its_limit(verdict, text, shown):
+    claim("twice", verdict)
+    assert shown == [(text, True)]
+
+
+def made(rows) -> Results:
+    frame = pd.DataFrame(rows)
+    return Results(Experiment("chapter", "table", lambda: None, {}, 1), frame)
+
+
+def test_a_cell_runs_with_the_names_of_its_tables_or_says_what_to_run(shown):
+    measured, empty = made([{"status": "ok", "ms": 2.0}]), made([])
+    ran = []
+
+    def numbers(rows):
+        return SimpleNamespace(ms=pick(rows, "ms", "ms"))
+
+    when(measured.named(numbers))(lambda named: ran.append(f"{named.ms}"))
+    when(measured.named(numbers), empty.named(numbers))(lambda *_: ran.append("both"))
+    assert ran == ["2.00 ms"]
+    assert shown == [("*Not measured yet. To measure it: `dlspeed measure chapter/table`.*", False)]
+    with pytest.raises(AttributeError, match="it names: ms"):
+        _ = measured.named(numbers).seconds
+
+
+@experiment(small=[{"size": 1}], columns=["ms", "peak_gib?"])
+def declared(size):
+    return dict.fromkeys(RETURNED, 1.0)
+
+
+RETURNED: list[str] = []
+
+
+@pytest.mark.parametrize("names", [["ms"], ["ms", "peak_gib"]])
+def test_declared_columns_are_measured(names):
+    RETURNED[:] = names
+    assert list(declared("small")) == ["size", "status", *names]
+
+
+@pytest.mark.parametrize(("names", "message"), [(["median_ms", "ms"], "declares no"), (["peak_gib"], "lacks ms")])
+def test_another_column_or_a_missing_one_is_an_error(names, message):
+    RETURNED[:] = names
+    with pytest.raises(ColumnError, match=message):
+        declared("small")
+
+
+def test_records_without_a_declared_column_are_an_error_when_they_are_read():
+    rows = pd.DataFrame({"size": [1], "status": ["ok"], "ms": [1.0]})
+    assert with_declared(declared, rows)["peak_gib"].isna().all()
+    with pytest.raises(ColumnError, match="lack ms"):
+        with_declared(declared, rows.rename(columns={"ms": "median_ms"}))
