@@ -17,7 +17,7 @@ The cost on top of the optimizer's step, with or without clipping, in bytes for 
 
 With a fused optimizer (`fused=True`) nothing waits for the GPU: one read-only pass computes the norm, which also
 detects inf and NaN, and the optimizer's kernel divides by the scale, clips, and skips. For any other optimizer Python
-decides whether to step, so the host waits once a step.
+decides whether to step, so the host waits once a step, and a CUDA graph can't capture it: `step` refuses.
 """
 
 import math
@@ -139,6 +139,12 @@ class StaticGradScaler:
         if _hands_over(optimizer):
             result = self._fused_step(optimizer, state, args, kwargs)
         else:
+            if _is_captured(self._scale):
+                fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+                raise RuntimeError(
+                    f"the host decides whether this {type(optimizer).__name__} steps, so no CUDA graph can capture it: "
+                    + ("take its first step outside of the capture" if fused else "build the optimizer with fused=True")
+                )
             if state["stage"] is OptState.READY:
                 self.unscale_(optimizer)
             found_inf = self._found_inf(state).item()  # the host waits here
@@ -271,6 +277,11 @@ def on_host(tensor: Tensor | None, otherwise: float) -> float:
 def _reciprocal(scale: Tensor) -> Tensor:
     """1 / scale, rounded once."""
     return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph records what is done with the tensor."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _hands_over(optimizer: Optimizer) -> bool:

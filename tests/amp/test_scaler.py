@@ -113,6 +113,22 @@ def test_any_other_step_reads_once():
     assert variants.host_reads(lambda: (scaler.step(stepper), scaler.update())) == 1
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "advice"), [("sgd", "fused=True"), ("adamw", "fused=True"), ("fused sgd", "first step outside")]
+)
+def test_a_step_that_would_wait_inside_a_capture_is_refused(monkeypatch, optimizer, advice):
+    scaler = DynamicGradScaler()
+    parameters, optimizer = model_with(optimizer)
+    backward(scaler, parameters, [1.0, 1.0])
+    monkeypatch.setattr("helpers.amp.scaler._is_captured", lambda tensor: True)
+    with pytest.raises(RuntimeError, match=advice):
+        scaler.step(optimizer)
+    monkeypatch.undo()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.skipped_steps() == 0
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("unscale_first", [False, True])
 @settings(max_examples=15, deadline=None)

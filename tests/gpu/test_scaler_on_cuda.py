@@ -94,6 +94,16 @@ def test_a_captured_step_goes_on_scaling_when_it_is_replayed():
     assert not torch.equal(parameters[0], before[0])
 
 
+def test_an_optimizer_that_is_not_fused_is_refused_inside_a_capture():
+    parameters, _ = model()
+    optimizer = torch.optim.AdamW(parameters, foreach=True, capturable=True)
+    scaler = DynamicGradScaler()
+    set_gradients(scaler, parameters, 0)
+    with pytest.raises(RuntimeError, match="fused=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        scaler.step(optimizer)
+    scaler.step(optimizer)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_parameters_on_two_gpus():
     parameters = [torch.ones(5, device=f"cuda:{i}", requires_grad=True) for i in range(2)]
