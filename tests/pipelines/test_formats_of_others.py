@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers.pipelines.formats import FormatError, webdataset
+from helpers.pipelines.formats import FormatError, Sample, decode, files, tfrecord, webdataset
 from helpers.pipelines.formats.webdataset import _split
 
 
 def jpeg(number):
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(stream, "JPEG", comment=b"%d" % number * (number + 1))
+    return stream.getvalue()
+
+
+def png(number):
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -88,6 +94,61 @@ def test_shards_of_any_names_with_a_jpeg_and_a_cls_are_read(library, tmp_path):
     assert read(webdataset.open_(tmp_path / "data", library=library)) == expected  # the indexes were kept
 
 
+@pytest.mark.parametrize("library", [False, True])
+def test_png_samples_are_read_and_a_png_beside_a_jpeg_is_no_second_image(library, tmp_path):
+    if library:
+        pytest.importorskip("webdataset")
+    members = {"a.png": png(1), "a.cls": b"1", "b.jpg": jpeg(2), "b.png": png(0), "b.cls": b"2"}
+    write_tar(tmp_path / "data" / "x.tar", members)
+    reader = build(tmp_path / "data", library=library, check_image=True)
+    assert read(reader) == {"a": (1, png(1)), "b": (2, jpeg(2))}
+    assert decode(reader[0].data).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("module", [files, webdataset])
+def test_a_png_is_written_under_its_suffix(module, tmp_path):
+    if module.NEEDS:
+        pytest.importorskip("webdataset")
+    module.write([Sample("a", 1, png(1)), Sample("b", 2, jpeg(2))], tmp_path / "data", "image")
+    reader = module.open_(tmp_path / "data")
+    assert [sample.data.tobytes() for sample in reader.stream()] == [png(1), jpeg(2)]
+    names = [file.suffix for file in sorted(tmp_path.glob("data/*/*"))]
+    if module is webdataset:
+        with tarfile.open(tmp_path / "data" / "00000.tar") as tar:
+            names = [f".{name.rpartition('.')[2]}" for name in tar.getnames() if not name.endswith(".json")]
+    assert names == [".png", ".jpg"]
+
+
+def test_png_files_in_folders_are_read(tmp_path):
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "a.png").write_bytes(png(1))
+    reader = files.open_(tmp_path, index="build", check_image=True)
+    assert [(sample.label, sample.data.tobytes()) for sample in reader.stream()] == [(3, png(1))]
+
+
+@pytest.mark.parametrize("name", ["00001.tar.gz", "00001.tgz", "00001.tar.zst"])
+def test_a_compressed_shard_is_refused_or_a_fault_unless_its_tar_is_there(name, tmp_path):
+    for shard in ("00000", "00001", "00002"):
+        write_tar(tmp_path / f"{shard}.tar", {f"{shard}.jpg": jpeg(0), f"{shard}.cls": b"1"})
+    (tmp_path / name).write_bytes(b"")
+    assert len(build(tmp_path)) == 3
+    (tmp_path / "00001.tar").unlink()
+    (tmp_path / "00001.idx.npz").unlink()
+    with pytest.raises(FormatError, match=rf"{name}: compressed, .*decompress it to \*\.tar"):
+        build(tmp_path)
+    reader = build(tmp_path, faults="skip")
+    assert [fault.file for fault in reader.faults] == [str(tmp_path / name)]
+    assert [sample.key for sample in reader.stream()] == ["00000", "00002"]
+
+
+@pytest.mark.parametrize(("module", "name"), [(webdataset, "a.tar.gz"), (tfrecord, "a.tfrecord.gz")])
+def test_a_folder_of_compressed_shards_alone_says_so(module, name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    for policy in ("refuse", "skip"):
+        with pytest.raises(FormatError, match=rf"{name}: compressed"):
+            module.open_(tmp_path, index="build", faults=policy)
+
+
 def test_a_tar_of_a_folder_as_it_is_can_be_read(tmp_path):
     (tmp_path / "source").mkdir()
     for number in range(3):
@@ -122,7 +183,7 @@ def test_the_label_is_read_from_where_it_is_said_to_be(label_from, label, tmp_pa
         ({"txt": b"a dog"}, "txt", r"has a label in \.txt that is no 64-bit integer"),
         ({"json": b'{"label": 1.5}'}, None, "no 64-bit integer"),
         ({"cls": b"9" * 30}, None, "no 64-bit integer"),
-        ({"jpeg": jpeg(1), "cls": b"1"}, None, "has 2 members of .jpg, .jpeg, .npy"),
+        ({"jpeg": jpeg(1), "cls": b"1"}, None, "has 2 members of .jpg, .jpeg, .npy, .png"),
     ],
 )
 def test_a_sample_without_a_label_is_named_as_that_and_the_others_are_read(members, label_from, reason, tmp_path):

@@ -5,8 +5,8 @@
     for item in reader.stream(): ...            # every position in order
     DataLoader(reader, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)
 
-An image is the content of its JPEG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays of a
-data set have one dtype.
+An image is the content of its JPEG or PNG file as uint8, not pixels: no format decodes. Tokens are integers. All arrays
+of a data set have one dtype.
 
 No sample is dropped silently: each position gives its sample or, with faults="skip", a `Fault` with the reason. With
 faults="refuse" the first fault is raised.
@@ -28,7 +28,8 @@ from torch.utils.data import Dataset
 from helpers.lab.arguments import check_choice
 
 SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
-KINDS = {"jpg": "image", "jpeg": "image", "npy": "tokens"}  # suffixes that are read
+KINDS = {"jpg": "image", "jpeg": "image", "npy": "tokens", "png": "image"}  # suffixes that are read
+PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG file
 TOKEN_TYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4")
 POLICIES = ("refuse", "skip")
 
@@ -242,8 +243,13 @@ def building(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def suffix_of(kind: str, data: np.ndarray) -> str:
+    """The suffix of a sample's file."""
+    return "png" if kind == "image" and data[: len(PNG)].tobytes() == PNG else SUFFIXES[kind]
+
+
 def pack(kind: str, data: np.ndarray) -> bytes:
-    """The content of a sample's file: a JPEG's bytes unchanged, tokens as .npy (128 bytes of header)."""
+    """The content of a sample's file: an image's bytes unchanged, tokens as .npy (128 bytes of header)."""
     if kind == "image":
         return data.tobytes()
     stream = io.BytesIO()

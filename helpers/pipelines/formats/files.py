@@ -1,7 +1,7 @@
 """One file for each sample, in a folder for each label, and a table of all files.
 
     folder/labels.csv                   file, label, key, bytes, crc32: one line a sample, in order
-    folder/7/00000012.jpg               sample 12, of label 7; .npy for tokens
+    folder/7/00000012.jpg               sample 12, of label 7; .png for a PNG, .npy for tokens
 
 A sample costs an open, a read and a close (three system calls; from a cold cache also reads of the inode and the
 folder's block), and on disk half a block, 2 KiB, on average, as each file's last block is partly empty. In return any
@@ -20,7 +20,7 @@ import numpy as np
 from helpers.lab import files
 from helpers.lab.arguments import check_choice
 
-from .dataset import KINDS, SUFFIXES, Reader, Sample, building, checked, naming, pack, unpack
+from .dataset import KINDS, Reader, Sample, building, checked, naming, pack, suffix_of, unpack
 
 NEEDS = ()
 TABLE = "labels.csv"
@@ -34,7 +34,7 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
         table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
         table.writerow(COLUMNS)
         for position, sample in enumerate(checked(samples, kind)):
-            name = f"{sample.label}/{position:08d}.{SUFFIXES[kind]}"
+            name = f"{sample.label}/{position:08d}.{suffix_of(kind, sample.data)}"
             raw = pack(kind, sample.data)
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(raw)
@@ -98,7 +98,7 @@ def build_table(folder: Path) -> None:
     """Write the table of the files in the labels' folders; keys are file names. Reads every file."""
     samples = [file for file in folder.glob("*/*") if _kind(file.name)]
     if not samples:
-        raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg or LABEL/NAME.npy")
+        raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg, .png or .npy")
     stream = io.StringIO(newline="")
     table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
     table.writerow(COLUMNS)

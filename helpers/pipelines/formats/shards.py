@@ -3,8 +3,8 @@
     folder/00000.tar, 00000.idx.npz, 00001.tar, …       or any other names, in their order
 
 Faults at opening: a shard whose index can't be read (its samples aren't counted), a shard of which only a part can be
-indexed, a gap in the numbers of ours, and a shard of another size than in its index, even if no sample is lost. A
-missing sample is a fault when it is read.
+indexed, a compressed shard, a gap in the numbers of ours, and a shard of another size than in its index, even if no
+sample is lost. A missing sample is a fault when it is read.
 """
 
 import bisect
@@ -23,6 +23,7 @@ from .dataset import Fault, FormatError, Reader, Sample, naming
 
 Table = dict  # a shard's index: `bytes` of the shard; `offsets` and `sizes` of its samples; and more
 LARGEST = 1 << 26  # bytes of a read
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Shards(Reader):
@@ -76,15 +77,27 @@ class Shards(Reader):
         ends = (self.suffix, self.index_suffix)
         stems = {file.name.removesuffix(end) for end in ends for file in self.folder.glob(f"*{end}")}
         stems = sorted(stem for stem in stems if stem and not stem.startswith("."))
-        if not stems:
+        compressed = {stem: file for stem, file in self._compressed() if stem not in stems}
+        for file in compressed.values():
+            reason = f"compressed, so no sample can be read by its position; decompress it to *{self.suffix}"
+            self._raise_or_record(Fault(str(file), None, reason))
+        if not stems and not compressed:
             raise FormatError(Fault(str(self.folder), None, f"no shards; expected files *{self.suffix}"))
-        ours = [int(stem) for stem in stems if stem.isdecimal() and f"{int(stem):05d}" == stem]
+        ours = [int(stem) for stem in (*stems, *compressed) if stem.isdecimal() and f"{int(stem):05d}" == stem]
         for last, number in itertools.pairwise([-1, *sorted(ours)]):
             if (missing := number - last - 1) > 0:
                 file = str(self.folder / f"{last + 1:05d}{self.suffix}")
                 more = f", nor the next {missing - 1}" if missing > 1 else ""
                 self._raise_or_record(Fault(file, None, f"no such shard{more}, though there are later ones"))
         return [self.folder / f"{stem}{self.suffix}" for stem in stems]
+
+    def _compressed(self) -> Iterator[tuple[str, Path]]:
+        """Stem and file of each compressed shard, by name."""
+        ends = [self.suffix + end for end in COMPRESSED] + ([".tgz"] if self.suffix == ".tar" else [])
+        for file in sorted(self.folder.glob("[!.]*")):
+            for end in ends:
+                if file.name.endswith(end):
+                    yield file.name.removesuffix(end), file
 
     def _table(self, shard: Path) -> Table:
         index = shard.with_suffix(self.index_suffix)

@@ -9,8 +9,9 @@ it, at some 3 µs a sample of Python; webdataset's reader parses two members a s
 much. On disk a sample takes two tar headers and one block for its json, 1.5 KiB, and up to half a KiB of padding.
 
 Shards of others are read with index="build", under any names: a sample is the files of one name up to the first dot
-after its folder, with one of `jpg`, `jpeg` and `npy`, and a label in `cls` or `json`, or where `label_from` says. The
-key is the JSON's `key`, else that name. Links, sparse files and other members that aren't plain files are faults.
+after its folder, with one of `jpg`, `jpeg`, `npy` and `png`, and a label in `cls` or `json`, or where `label_from`
+says. The key is the JSON's `key`, else that name. A PNG beside a JPEG or an array is taken for a mask and not read.
+Links, sparse files and other members that aren't plain files are faults.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .dataset import KINDS, SUFFIXES, Fault, FormatError, Keys, Sample, building, checked, pack, unpack
+from .dataset import KINDS, SUFFIXES, Fault, FormatError, Keys, Sample, building, checked, pack, suffix_of, unpack
 from .shards import Shards, Table, save_index
 
 NEEDS = ("webdataset",)
@@ -45,7 +46,11 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
         with webdataset.ShardWriter(pattern, maxcount=per_shard, maxsize=2**62, verbose=0, mtime=0) as writer:
             for position, sample in enumerate(checked(samples, kind)):
                 about = {"key": sample.key, "label": sample.label}
-                row = {"__key__": f"{position:08d}", SUFFIXES[kind]: pack(kind, sample.data), "json": about}
+                row = {
+                    "__key__": f"{position:08d}",
+                    suffix_of(kind, sample.data): pack(kind, sample.data),
+                    "json": about,
+                }
                 writer.write(row)
         for shard in sorted(part.glob("*.tar")):
             build_index(shard)
@@ -246,6 +251,8 @@ def _member_fault(member: tarfile.TarInfo, doubled: bool) -> str:
 def _row(name: str, members: Members, content: Callable[[int, int], bytes], label_from: str | None) -> dict:
     """The columns of a sample, and its kind. It needs one image or array, and a label; else a ValueError says what."""
     suffixes = [suffix for suffix in members if suffix in KINDS]
+    if len(suffixes) == 2 and "png" in suffixes:
+        suffixes.remove("png")
     if len(suffixes) != 1:
         raise ValueError(f"has {len(suffixes) or 'no'} members of .{', .'.join(KINDS)}")
     label, key = _label(members, content, label_from)
