@@ -1,0 +1,15 @@
+"""What the first cell of each notebook runs: installs what a hosted machine lacks, and leaves its torch as it is."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+needed = ("helpers", "IPython", "matplotlib", "numpy", "pandas", "PIL", "torchtext", "tqdm")
+if any(importlib.util.find_spec(name) is None for name in needed):
+    root = Path.cwd() if Path("requirements-notebook.txt").is_file() else Path.cwd().parent
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "-r", str(root / "requirements-notebook.txt")]
+    subprocess.run(pip, check=True)
+    sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
