@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -44,9 +44,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
     longest length less the shortest, batches are random over all samples. Lengths above `max_length` count as it.
 
     The order depends on the seed and the epoch only, and the epoch doesn't advance by itself: call `set_epoch` before
-    each pass, or each has the same batches. Of `world_size` ranks (torch.distributed's unless given) each gets equally
-    many batches, none of them twice (a few batches are then smaller), and in each step all ranks get batches of
-    neighbouring lengths, so that none waits for another's longer one.
+    each pass, or each has the same batches. Lightning, accelerate and transformers' Trainer call it themselves.
+
+    Of `world_size` ranks (torch.distributed's unless given) each gets equally many batches, none of them twice (a few
+    batches are then smaller), and in each step all ranks get batches of neighbouring lengths, so that none waits for
+    another's longer one. A library that would share the batches between ranks once more meets a ValueError that names
+    its flag.
 
     Memory: 6 bytes a sample. A million samples take 0.1 s to sort, an epoch some microseconds for each length that
     occurs, a batch of 32 a few microseconds.
@@ -72,14 +75,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, k=k, seed=seed)
         self.batch_size, self.k, self.seed = operator.index(batch_size), operator.index(k), operator.index(seed)
-        self.rank, self.world_size = map(operator.index, rank_of(rank, world_size))
         self._checksum = checksum(lengths)
         self._order, self._values, self._starts = _sorted(lengths, self.seed)
         counts = np.diff(self._starts)
         small = np.uint16 if len(counts) < 2**16 else np.uint32
         self._value = np.repeat(np.arange(len(counts), dtype=small), counts)  # (n,) which length each sorted sample has
-        self._place = Place()
-        self._planned: tuple[int, _Windows, np.ndarray] | None = None
+        self._place = Place(rank, world_size)
+        self._planned: tuple[tuple[int, int], _Windows, np.ndarray] | None = None
         self._plan(0)  # too many ranks are an error here, not in mid-training
 
     @property
@@ -91,9 +93,31 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """The epoch that the next pass is. Another one than the present begins with its first batch."""
         self._place.set_epoch(epoch)
 
+    @property
+    def sampler(self) -> "BalancedBatchSampler":
+        """Itself: Lightning sets the epoch of `loader.batch_sampler.sampler`."""
+        return self
+
+    @property
+    def batch_sampler(self) -> "BalancedBatchSampler":
+        """Itself: transformers' Trainer sets the epoch of `loader.batch_sampler.batch_sampler`."""
+        return self
+
+    @property
+    def drop_last(self) -> NoReturn:
+        """Read by libraries that are about to share the batches between ranks, of which samples would be lost."""
+        ranks = rank_of(None, None)[1]
+        if ranks == 1:
+            raise AttributeError("batches are dropped never, and there is no choice")
+        raise ValueError(
+            f"each of the {ranks} ranks gets batches of its own already, which must not be shared between ranks again: "
+            "in Lightning, set use_distributed_sampler=False; with accelerate or transformers' Trainer, take the "
+            "DataLoader as it is, without accelerator.prepare"
+        )
+
     def __len__(self) -> int:
         """This rank's batches in the epoch. Epochs differ by a batch or two."""
-        return len(self._plan(self.epoch)[0]) // self.world_size
+        return self._count(self.epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, resume = self._place.begin()
@@ -102,7 +126,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self._given(epoch, begin)
 
     def _given(self, epoch: int, begin: int) -> Iterator[list[int]]:
-        total = len(self._plan(epoch)[0]) // self.world_size
+        total = self._count(epoch)
         at_once = max(BLOCK // self.batch_size, 1)
         for first in range(begin, total, at_once):
             steps = range(first, min(first + at_once, total))
@@ -119,32 +143,38 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Let the next pass go on from there; a ValueError if the state is of another sampler."""
         check_identity(state, self._identity(), "sampler")
         epoch, position = state["epoch"], state["position"]
-        if position > (batches := len(self._plan(epoch)[0]) // self.world_size):
+        if position > (batches := self._count(epoch)):
             raise ValueError(f"position is {position}; epoch {epoch} has {batches} batches")
         self._place.load(state, ended=position == batches)
 
     def _identity(self) -> dict[str, int]:
-        names = ("batch_size", "k", "seed", "world_size")
-        return {name: getattr(self, name) for name in names} | {"lengths": self._checksum}
+        made = {"batch_size": self.batch_size, "k": self.k, "seed": self.seed, "lengths": self._checksum}
+        return made | {"world_size": self._place.ranks[1]}
+
+    def _count(self, epoch: int) -> int:
+        """This rank's batches in an epoch."""
+        return len(self._plan(epoch)[0]) // self._place.ranks[1]
 
     def _plan(self, epoch: int) -> tuple["_Windows", np.ndarray]:
         """The windows of an epoch, and by how much each length's stretch is rotated in it. The last one is kept."""
-        if self._planned is None or self._planned[0] != epoch:
+        ranks = self._place.ranks[1]
+        if self._planned is None or self._planned[0] != (epoch, ranks):
             random = np.random.default_rng((self.seed, epoch))
             k = min(self.k, LONGEST)  # no two lengths differ by more
             first = int(random.integers(k, endpoint=True))
-            windows = _windows(self._values.tolist(), self._starts.tolist(), self.batch_size, k, first, self.world_size)
+            windows = _windows(self._values.tolist(), self._starts.tolist(), self.batch_size, k, first, ranks)
             rotations = random.integers(np.diff(self._starts))
-            self._planned = epoch, windows, rotations
+            self._planned = (epoch, ranks), windows, rotations
         return self._planned[1:]
 
     def _batches(self, epoch: int, steps: np.ndarray) -> list[list[int]]:
         """The batches that this rank gets in these steps. O(their samples)."""
         windows, rotations = self._plan(epoch)
+        rank, ranks = self._place.ranks
         # Steps are shuffled; in a step, the ranks get batches that are neighbours in order of length.
-        groups = np.full(len(steps), len(windows) // self.world_size)
+        groups = np.full(len(steps), len(windows) // ranks)
         group = permuted(_uint(steps), _uint(groups), self._keys(epoch, np.zeros(len(steps)))).astype(np.int64)
-        window, begin, end = windows.bounds(group * self.world_size + self.rank)  # (batches,) each
+        window, begin, end = windows.bounds(group * ranks + rank)  # (batches,) each
         sizes = end - begin
         ends = np.cumsum(sizes)
         batch = np.repeat(np.arange(len(steps)), sizes)  # (samples,) the batch that each is in

@@ -24,7 +24,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.ranks import Place, check_identity, rank_of, worker_of
+from helpers.lab.ranks import Place, check_identity, worker_of
 
 from .datasets import Sample, checksum, lengths_of, token_ids
 from .packed import Packed, join
@@ -50,7 +50,10 @@ class SequencedDataset(IterableDataset[Packed]):
     from epoch to epoch, and a sequence holds samples of like length, the longest first: random is only which of them.
 
     An epoch is the same for the same seed. It doesn't advance by itself: call `set_epoch` before each pass. That
-    reaches workers that live on from epoch to epoch, too.
+    reaches workers that live on from epoch to epoch, too. accelerate calls it; Lightning doesn't, of a dataset:
+
+        def on_train_epoch_start(self):  # of the LightningModule
+            self.trainer.train_dataloader.dataset.set_epoch(self.current_epoch)
 
     Each sample comes once over all ranks (torch.distributed's unless given), and ranks get equally many sequences: up
     to `world_size` − 1 of those with the most documents are split in two. Only if each sequence is a single document
@@ -82,15 +85,14 @@ class SequencedDataset(IterableDataset[Packed]):
         check_at_least(0, seed=seed)
         self.samples, self.pad_id, self.fixed = samples, pad_id, fixed
         self.batch_size, self.max_length, self.seed = batch_size, operator.index(max_length), seed
-        self.rank, self.world_size = rank_of(rank, world_size)
         self.last, self.strategy = last, strategy
         self._check_choices()
         self.lengths = lengths_of(samples)
         self._check_samples()
         self._source = _flat(samples, self.lengths)
         self._checksum = checksum(self.lengths)
-        self._place = Place()
-        self._planned: tuple[int, Plan] | None = None
+        self._place = Place(rank, world_size)
+        self._planned: tuple[tuple[int, int], Plan] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the passes that begin from now on."""
@@ -119,8 +121,10 @@ class SequencedDataset(IterableDataset[Packed]):
         self._place.load(state, ended=position >= total)
 
     def _identity(self) -> dict[str, Any]:
-        names = ("batch_size", "max_length", "last", "strategy", "seed", "rank", "world_size")
-        return {name: getattr(self, name) for name in names} | {"lengths": self._checksum}
+        names = ("batch_size", "max_length", "last", "strategy", "seed")
+        rank, ranks = self._place.ranks
+        made = {name: getattr(self, name) for name in names}
+        return made | {"rank": rank, "world_size": ranks, "lengths": self._checksum}
 
     def __len__(self) -> int:
         """This rank's sequences in the epoch. Epochs differ a little, so ask anew in each, as progress bars do:
@@ -128,7 +132,8 @@ class SequencedDataset(IterableDataset[Packed]):
         return self._count(self._place.epoch)
 
     def _count(self, epoch: int) -> int:
-        return len(range(self.rank, len(self._plan(epoch)), self.world_size))
+        rank, ranks = self._place.ranks
+        return len(range(rank, len(self._plan(epoch)), ranks))
 
     def __iter__(self) -> Iterator[Packed]:
         epoch, resume = self._place.begin()  # now: a worker may get to its first sequence much later
@@ -157,8 +162,9 @@ class SequencedDataset(IterableDataset[Packed]):
 
     def _sequences(self, epoch: int, begin: int, step: int) -> Iterator[Packed]:
         plan, total = self._plan(epoch), self._count(epoch)
+        rank, ranks = self._place.ranks
         for number in range(begin, total, step):  # of this rank's
-            index = self.rank + self.world_size * number
+            index = rank + ranks * number
             documents = slice(plan.begins[index], plan.ends[index])
             packed = self._sequence(plan.order[documents], plan.sizes[documents])
             self._place.reach(epoch, number + step)
@@ -186,17 +192,18 @@ class SequencedDataset(IterableDataset[Packed]):
 
     def _plan(self, epoch: int) -> Plan:
         """The epoch's plan over all ranks; the last one is kept."""
-        if self._planned is None or self._planned[0] != epoch:
+        ranks = self._place.ranks[1]
+        if self._planned is None or self._planned[0] != (epoch, ranks):
             random = np.random.default_rng((self.seed, epoch))
             order = random.permutation(len(self.lengths))
             if self.strategy is None:
                 plan = plan_stream(order, self.lengths, self.max_length, self.batch_size, self.last)
             else:
                 plan = plan_packs(order, self.lengths, self.max_length, self.strategy, random)
-            plan = split_evenly(plan, self.world_size)
-            if len(plan) < self.world_size:
-                raise ValueError(f"world_size is {self.world_size}; there are only {len(plan)} sequences to share")
-            self._planned = epoch, plan
+            plan = split_evenly(plan, ranks)
+            if len(plan) < ranks:
+                raise ValueError(f"world_size is {ranks}; there are only {len(plan)} sequences to share")
+            self._planned = (epoch, ranks), plan
         return self._planned[1]
 
     def _check_choices(self) -> None:
@@ -215,8 +222,6 @@ class SequencedDataset(IterableDataset[Packed]):
     def _check_samples(self) -> None:
         if not len(self.lengths):
             raise ValueError("there are no samples; the dataset must hold at least one")
-        if len(self.lengths) < self.world_size:
-            raise ValueError(f"world_size is {self.world_size}; there are only {len(self.lengths)} samples to share")
         if self.last != "crop" and self.lengths.max() > self.max_length:
             longest = int(self.lengths.argmax())
             raise ValueError(

@@ -18,16 +18,19 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
     A ValueError if there is no such rank.
     """
-    running = torch.distributed.is_available() and torch.distributed.is_initialized()
     if world_size is None:
-        world_size = torch.distributed.get_world_size() if running else 1
+        world_size = torch.distributed.get_world_size() if _in_group() else 1
     if rank is None:
-        rank = torch.distributed.get_rank() if running else 0
+        rank = torch.distributed.get_rank() if _in_group() else 0
     check_at_least(0, rank=rank)
     check_at_least(1, world_size=world_size)
     if rank >= world_size:
         raise ValueError(f"rank is {rank}; of {world_size} ranks the last is {world_size - 1}")
     return rank, world_size
+
+
+def _in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def worker_of() -> tuple[int, int]:
@@ -49,12 +52,26 @@ class Place:
 
     The epoch lies in shared memory, so that `set_epoch` reaches workers that live on. The place is each process's own:
     as torchdata's `StatefulDataLoader` asks, every worker tells and resumes its own.
+
+    Ranks that aren't given are asked for at each use: Lightning starts the process group after loaders are made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        self._given = rank, world_size
+        rank_of(rank, world_size)  # a rank that there isn't is an error here
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._resume: dict[str, int] | None = None  # where the next pass begins, if not at the beginning
         self._reached = (0, 0)  # epoch and position
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """This rank and how many there are."""
+        return rank_of(*self._given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A spawned worker has no process group, so it takes the ranks of the process that started it."""
+        given = self.ranks if _in_group() else self._given
+        return self.__dict__ | {"_given": given}
 
     @property
     def epoch(self) -> int:
