@@ -43,6 +43,15 @@ def _same_rates():
 
 
 @pytest.fixture
+def compiler():
+    """Skips what compiles on a machine that has nothing to compile with."""
+    from helpers.compilers import backends
+
+    if reason := backends.missing_because(backends.COMPILE):
+        pytest.skip(reason)
+
+
+@pytest.fixture
 def results(tmp_path, monkeypatch):
     """A folder of records of its own, empty."""
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))

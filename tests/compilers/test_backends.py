@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.compilers import BACKENDS, build, missing_because, models, runtimes
+from helpers.compilers import BACKENDS, build, missing_because, runtimes
 from helpers.compilers.backends import (
     AOT,
     AUTOTUNE,
@@ -27,6 +27,7 @@ from helpers.compilers.backends import (
     version,
 )
 from helpers.compilers.messages import ExportFailed
+from helpers.experiments.compilers import workloads
 from helpers.lab import machine
 from helpers.lab.timing import relative_error, tensors
 
@@ -45,13 +46,13 @@ def agrees(backend, model, example, other, folder):
     return all(relative_error(a, b) <= agree_within(backend, b.dtype) for a, b in zip(outputs, expected, strict=True))
 
 
-@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
 @pytest.mark.parametrize("backend", [EAGER, CHANNELS_LAST, TRACE, SCRIPT, ONNX, OPENVINO])
 def test_a_backend_agrees_with_eager_on_inputs_that_it_was_not_built_with(model, backend, tmp_path):
-    if (model, backend) == (models.TINY_BERT, CHANNELS_LAST):
+    if (model, backend) == (workloads.TINY_BERT, CHANNELS_LAST):
         pytest.skip("tokens have no channels")
-    network, example = models.network(model), models.example(model, 2)
-    assert agrees(backend, network, example, models.example(model, 2, seed=5), tmp_path)
+    network, example = workloads.network(model), workloads.example(model, 2)
+    assert agrees(backend, network, example, workloads.example(model, 2, seed=5), tmp_path)
 
 
 @pytest.mark.parametrize("backend", [COMPILE, AOT])
@@ -60,14 +61,14 @@ def test_generated_code_agrees_with_eager(backend, tmp_path):
 
 
 def test_masked_text_goes_through_onnx(tmp_path):
-    model = models.network(models.TINY_BERT)
+    model = workloads.network(workloads.TINY_BERT)
     tokens, mask = torch.randint(128, (2, 6)), torch.arange(6)[None] < torch.tensor([[6], [3]])
     assert agrees(ONNX, model, (tokens, mask), (tokens.flip(1), mask.flip(0)), tmp_path)
 
 
 def test_dropped_batch_norms_would_be_found_out():
     """The models' norms do something: without them the outputs are outside every bound."""
-    model, (images,) = models.network(models.TINY_RESNET), models.example(models.TINY_RESNET, 2)
+    model, (images,) = workloads.network(workloads.TINY_RESNET), workloads.example(workloads.TINY_RESNET, 2)
     without = copy.deepcopy(model)
     for module in without.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from helpers.compilers import missing_because, models
+from helpers.compilers import missing_because
 from helpers.compilers.backends import AOT, COMPILE, ONNX, OPENVINO, OVERHEAD, TENSORRT, TRACE
-from helpers.compilers.latency import flawed_mean, measure_flawed, measure_latency
-from helpers.compilers.training import measure_training
+from helpers.experiments.compilers import workloads
+from helpers.experiments.compilers.inference import flawed_mean, measure_flawed, measure_latency
+from helpers.experiments.compilers.training_steps import measure_training
 from helpers.lab import bench
 
 
@@ -19,7 +20,7 @@ def row_of(measure, model, backend, batch, **settings):
 
 
 @pytest.mark.parametrize("backend", [TRACE, COMPILE, OVERHEAD, AOT, ONNX, TENSORRT])
-@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
 def test_every_backend_agrees_with_eager(model, backend):
     row = row_of(measure_latency, model, backend, 2)
     assert row["error"] <= row["tolerance"] <= 1e-3
@@ -28,12 +29,12 @@ def test_every_backend_agrees_with_eager(model, backend):
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_lower_precisions_agree_within_their_dtype(precision):
-    row = row_of(measure_latency, models.TINY_BERT, COMPILE, 2, precision=precision)
+    row = row_of(measure_latency, workloads.TINY_BERT, COMPILE, 2, precision=precision)
     assert row["error"] <= row["tolerance"] <= 3e-2
 
 
 def test_recorded_launches_answer_sooner_than_eager_ones():
-    assert row_of(measure_latency, models.TINY_BERT, OVERHEAD, 1)["speedup"] > 1.3
+    assert row_of(measure_latency, workloads.TINY_BERT, OVERHEAD, 1)["speedup"] > 1.3
 
 
 def test_a_timing_that_waits_for_nothing_misses_the_work():
@@ -45,13 +46,13 @@ def test_a_timing_that_waits_for_nothing_misses_the_work():
 
 
 def test_a_flawed_row_has_both_timings():
-    row = measure_flawed(models.TINY_RESNET, TRACE, seconds=0.2)
+    row = measure_flawed(workloads.TINY_RESNET, TRACE, seconds=0.2)
     assert row["flawed_speedup"] == pytest.approx(row["flawed_eager_ms"] / row["flawed_ms"])
     assert row["median_ms"] > 0
 
 
 @pytest.mark.parametrize("backend", [TRACE, COMPILE, OVERHEAD])
-@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT])
+@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
 def test_training_in_bf16_learns_as_eager_does(model, backend):
     row = row_of(measure_training, model, backend, 4, precision="bf16")
     assert row["gradient_error"] <= row["gradient_tolerance"] < 0.5

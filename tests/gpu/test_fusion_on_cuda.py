@@ -4,16 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.compilers import fusion, kernels, show
+from helpers.compilers import kernels, show
 from helpers.compilers.capture import INDUCTOR
-from helpers.compilers.fusion import BY_HAND, CASES, COMBO, COMPILED, FOREACH, FUSED, MANY, ONE_PRODUCT
+from helpers.experiments.compilers import fusing
+from helpers.experiments.compilers.fusing import BY_HAND, CASES, COMBO, COMPILED, FOREACH, FUSED, MANY, ONE_PRODUCT
 
 SIZE = 2**22
 
 
 def measured(case, *variants):
     """A row for eager and for each of the variants, by default for all."""
-    rows = fusion.measure_fusion(case, SIZE, variants, rounds=5)
+    rows = fusing.measure_fusion(case, SIZE, variants, rounds=5)
     assert not any("status" in row for row in rows), rows
     return rows
 

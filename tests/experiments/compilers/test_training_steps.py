@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.compilers import models, training
 from helpers.compilers.backends import COMPILE, EAGER, OVERHEAD, SCRIPT, TRACE
-from helpers.compilers.training import (
+from helpers.experiments.compilers import training_steps, workloads
+from helpers.experiments.compilers.training_steps import (
     gradients,
     measure_training,
     same_gradient,
@@ -21,7 +21,7 @@ from helpers.lab.timing import relative_error
 
 def batch_of(model, batch):
     """Inputs and targets."""
-    return *models.example(model, batch), models.targets(model, batch)
+    return *workloads.example(model, batch), workloads.targets(model, batch)
 
 
 class Replaced(nn.Module):
@@ -39,15 +39,16 @@ class Replaced(nn.Module):
 def scripted_row(monkeypatch):
     """A row of training with a runtime of the test's in the place of TorchScript's."""
 
-    def row(call, model=models.TINY_BERT, precision="fp32"):
-        monkeypatch.setattr(training.runtimes, "scripted", lambda net: Replaced(net, call))
+    def row(call, model=workloads.TINY_BERT, precision="fp32"):
+        monkeypatch.setattr(training_steps.runtimes, "scripted", lambda net: Replaced(net, call))
         return measure_training(model, 8, [SCRIPT], precision=precision, seconds=0.1)[-1]
 
     return row
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [(models.TINY_RESNET, "SGD"), (models.TINY_BERT, "AdamW"), (models.TINY_LLAMA, "AdamW")]
+    ("model", "optimizer"),
+    [(workloads.TINY_RESNET, "SGD"), (workloads.TINY_BERT, "AdamW"), (workloads.TINY_LLAMA, "AdamW")],
 )
 def test_torchscript_learns_as_eager_does(model, optimizer):
     eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
@@ -62,13 +63,13 @@ def test_torchscript_learns_as_eager_does(model, optimizer):
 
 
 def test_a_scripted_model_learns_as_eager_does():
-    assert measure_training(models.TINY_BERT, 4, [SCRIPT], seconds=0.1)[-1]["gradient_error"] < 1e-4
+    assert measure_training(workloads.TINY_BERT, 4, [SCRIPT], seconds=0.1)[-1]["gradient_error"] < 1e-4
 
 
 def test_autocast_is_the_same_inside_a_trace():
-    row = measure_training(models.TINY_BERT, 4, [TRACE], precision="bf16", seconds=0.1)[-1]
+    row = measure_training(workloads.TINY_BERT, 4, [TRACE], precision="bf16", seconds=0.1)[-1]
     assert row["gradient_error"] <= row["gradient_tolerance"]
-    assert row["loss_difference"] <= training.TOLERANCE["bf16"]
+    assert row["loss_difference"] <= training_steps.TOLERANCE["bf16"]
 
 
 def test_a_backend_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_further_from_fp32(scripted_row):
@@ -76,10 +77,10 @@ def test_a_backend_that_rounds_other_than_eager_in_bf16_is_right_if_it_is_no_fur
         with torch.autocast("cpu", enabled=False):
             return model(*inputs)
 
-    row = scripted_row(unrounded, models.TINY_RESNET, "bf16")
+    row = scripted_row(unrounded, workloads.TINY_RESNET, "bf16")
     assert row["gradient_error"] < 1e-6, "it computes in fp32"
-    eager_error = (row["gradient_tolerance"] - training.BF16_MARGIN) / training.BF16_FACTOR
-    assert eager_error > training.TOLERANCE["bf16"], "eager is far from fp32, and so from this backend"
+    eager_error = (row["gradient_tolerance"] - training_steps.BF16_MARGIN) / training_steps.BF16_FACTOR
+    assert eager_error > training_steps.TOLERANCE["bf16"], "eager is far from fp32, and so from this backend"
 
 
 def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_more():
@@ -99,9 +100,9 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
 
 
 def test_the_gradient_in_fp32_leaves_the_model_as_it_was():
-    net, data = models.trainable(models.TINY_RESNET), batch_of(models.TINY_RESNET, 4)
+    net, data = workloads.trainable(workloads.TINY_RESNET), batch_of(workloads.TINY_RESNET, 4)
     before = copy.deepcopy(net.state_dict())
-    gradient = training.gradient_in_fp32(net, data)
+    gradient = training_steps.gradient_in_fp32(net, data)
     torch.testing.assert_close(dict(net.state_dict()), dict(before))
     assert all(parameter.grad is None for parameter in net.parameters())
     training_step(EAGER, net, data, "SGD", "fp32")()
@@ -110,7 +111,7 @@ def test_the_gradient_in_fp32_leaves_the_model_as_it_was():
 
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_step_learns_as_an_eager_one():
-    net = models.Loss(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    net = workloads.Loss(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
     data = torch.randn(5, 6), torch.ones(5).long()
     steps = {backend: training_step(backend, copy.deepcopy(net), data, "SGD", "fp32") for backend in (EAGER, COMPILE)}
     losses = {backend: [float(step()) for _ in range(4)] for backend, step in steps.items()}
@@ -118,18 +119,18 @@ def test_a_compiled_step_learns_as_an_eager_one():
     assert losses[EAGER][-1] < losses[EAGER][0]
 
 
-@pytest.mark.parametrize("optimizer", training.OPTIMIZERS)
-@pytest.mark.parametrize("model", [models.TINY_RESNET, models.TINY_BERT, models.TINY_LLAMA])
+@pytest.mark.parametrize("optimizer", training_steps.OPTIMIZERS)
+@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT, workloads.TINY_LLAMA])
 def test_steps_lower_the_loss(model, optimizer):
-    step = training_step(EAGER, models.trainable(model), batch_of(model, 8), optimizer, "fp32")
+    step = training_step(EAGER, workloads.trainable(model), batch_of(model, 8), optimizer, "fp32")
     losses = [float(step()) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
 def test_tracing_leaves_the_running_means_as_they_were():
-    net = models.trainable(models.TINY_RESNET)
+    net = workloads.trainable(workloads.TINY_RESNET)
     before = {name: tensor.clone() for name, tensor in net.named_buffers()}
-    training_step(TRACE, net, batch_of(models.TINY_RESNET, 4), "SGD", "fp32")
+    training_step(TRACE, net, batch_of(workloads.TINY_RESNET, 4), "SGD", "fp32")
     torch.testing.assert_close(dict(net.named_buffers()), before)
 
 
@@ -166,9 +167,9 @@ def test_building_ends_with_the_third_step(scripted_row, monkeypatch):
         return model(*inputs)
 
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(training, "compare", lambda runs, **settings: None)
-    monkeypatch.setattr(training, "rounds_for", lambda runs, seconds: 1)
-    monkeypatch.setattr(training, "speeds", lambda times, backend, batch: {"baseline_ms": 1.0, "median_ms": 1.0})
+    monkeypatch.setattr(training_steps, "compare", lambda runs, **settings: None)
+    monkeypatch.setattr(training_steps, "rounds_for", lambda runs, seconds: 1)
+    monkeypatch.setattr(training_steps, "speeds", lambda times, backend, batch: {"baseline_ms": 1.0, "median_ms": 1.0})
     assert scripted_row(slow)["build_s"] == pytest.approx(0.3)
 
 
@@ -180,9 +181,9 @@ def test_the_first_step_that_differs_is_named():
 
 
 def test_all_start_from_the_same_weights_and_have_gradients_of_all():
-    one, other = models.trainable(models.TINY_BERT), models.trainable(models.TINY_BERT)
+    one, other = workloads.trainable(workloads.TINY_BERT), workloads.trainable(workloads.TINY_BERT)
     torch.testing.assert_close(one.state_dict(), other.state_dict())
-    training_step(EAGER, one, batch_of(models.TINY_BERT, 2), "AdamW", "fp32")()
+    training_step(EAGER, one, batch_of(workloads.TINY_BERT, 2), "AdamW", "fp32")()
     unused = one.net.encoder.segments.weight[1].numel()  # no token is of the second segment
     assert len(gradients(one)) == sum(parameter.numel() for parameter in one.parameters())
     assert (gradients(one) != 0).sum() <= len(gradients(one)) - unused
@@ -190,7 +191,7 @@ def test_all_start_from_the_same_weights_and_have_gradients_of_all():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 def test_what_cannot_run_here_is_a_row_that_says_why():
-    row = measure_training(models.TINY_RESNET, 2, [OVERHEAD], seconds=0.1)[-1]
+    row = measure_training(workloads.TINY_RESNET, 2, [OVERHEAD], seconds=0.1)[-1]
     assert row == {"backend": OVERHEAD, "optimizer": "SGD", "status": "needs CUDA"}
 
 
@@ -205,4 +206,4 @@ def test_what_cannot_run_here_is_a_row_that_says_why():
 )
 def test_wrong_arguments_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        measure_training(**{"model": models.TINY_RESNET, "backends": [EAGER], "batch": 2} | settings)
+        measure_training(**{"model": workloads.TINY_RESNET, "backends": [EAGER], "batch": 2} | settings)

@@ -5,10 +5,17 @@ import time
 import pytest
 import torch
 
-from helpers.compilers import BACKENDS, backends, measure_latency, missing_because, models
+from helpers.compilers import BACKENDS, backends, missing_because
 from helpers.compilers.backends import AOT, AUTOTUNE, CHANNELS_LAST, EAGER, ONNX, TENSORRT, TRACE, Backend
-from helpers.compilers.latency import backends_for, flawed_mean, measure_flawed, rounds_for
 from helpers.compilers.messages import ExportFailed
+from helpers.experiments.compilers import workloads
+from helpers.experiments.compilers.inference import (
+    backends_for,
+    flawed_mean,
+    measure_flawed,
+    measure_latency,
+    rounds_for,
+)
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def row_of(model, backend, batch=1, **settings):
 
 
 def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline():
-    rows = measure_latency(models.TINY_RESNET, 3, [CHANNELS_LAST, TRACE], seconds=0.1)
+    rows = measure_latency(workloads.TINY_RESNET, 3, [CHANNELS_LAST, TRACE], seconds=0.1)
     assert [row["backend"] for row in rows] == [EAGER, CHANNELS_LAST, TRACE]
     for row in rows:
         assert row["n"] >= 20
@@ -55,18 +62,18 @@ def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline()
 @pytest.mark.parametrize(("waits", "slower"), [([0.05] * 100, True), ([0.1, 0.1, 0.1], False)])
 def test_what_a_backend_waits_is_in_its_time_but_of_the_first_three_runs_in_its_building(waits, slower, replaced):
     replaced(waiting(*waits))
-    row = row_of(models.TINY_BERT, TRACE)
+    row = row_of(workloads.TINY_BERT, TRACE)
     assert row["build_s"] > sum(waits[:3])
     assert (row["median_ms"] > 50) == (row["speedup"] < 0.5) == slower
 
 
 def test_a_backend_that_disagrees_is_a_row_that_says_so_and_costs_the_others_nothing(replaced):
     replaced(lambda model: lambda *inputs: model(*inputs)[::-1])
-    eager, row = measure_latency(models.TINY_BERT, 1, [TRACE], seconds=0.1)
+    eager, row = measure_latency(workloads.TINY_BERT, 1, [TRACE], seconds=0.1)
     assert "returns shapes" in row["status"]
     assert "median_ms" in eager
     replaced(lambda model: lambda x: model(x) * 1.01)
-    row = row_of(models.TINY_RESNET, TRACE)
+    row = row_of(workloads.TINY_RESNET, TRACE)
     assert row["status"].startswith("failed: 'TorchScript, trace' differs from 'eager' by 0.01")
     assert "median_ms" not in row
 
@@ -80,20 +87,20 @@ def test_a_backend_that_fails_to_build_is_a_row_that_names_the_operation(measure
         raise ExportFailed("export failed at mylib::odd: unknown")
 
     replaced(broken)
-    assert measure(models.TINY_RESNET, TRACE)["status"] == "failed: export failed at mylib::odd: unknown"
+    assert measure(workloads.TINY_RESNET, TRACE)["status"] == "failed: export failed at mylib::odd: unknown"
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_a_failure_in_the_first_runs_is_a_row(measure, at, replaced):
     replaced(failing(TypeError("unsupported dtype"), at))
-    row = measure(models.TINY_RESNET, TRACE)
+    row = measure(workloads.TINY_RESNET, TRACE)
     assert row["status"] == "failed: first runs failed: unsupported dtype"
 
 
 def test_a_backend_without_memory_is_a_row(replaced):
     replaced(failing(torch.OutOfMemoryError("out of memory"), 2))
-    assert row_of(models.TINY_RESNET, TRACE)["status"] == "out of memory"
+    assert row_of(workloads.TINY_RESNET, TRACE)["status"] == "out of memory"
 
 
 def failing(error, at):
@@ -116,12 +123,12 @@ def failing(error, at):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 @pytest.mark.parametrize("measure", MEASURES)
 def test_what_cannot_run_here_is_a_row_that_says_why(measure):
-    assert measure(models.TINY_RESNET, TENSORRT)["status"] == "needs CUDA"
+    assert measure(workloads.TINY_RESNET, TENSORRT)["status"] == "needs CUDA"
 
 
 def test_the_flawed_timing_counts_the_first_run_and_the_right_one_does_not(replaced):
     replaced(waiting(0.5))
-    row = measure_flawed(models.TINY_BERT, TRACE, seconds=0.1)
+    row = measure_flawed(workloads.TINY_BERT, TRACE, seconds=0.1)
     assert row["flawed_ms"] > max(500 / 100, row["median_ms"] + 3)
     assert row["flawed_speedup"] == pytest.approx(row["flawed_eager_ms"] / row["flawed_ms"])
 
@@ -139,28 +146,32 @@ def test_slow_runs_are_repeated_less(ms, expected, monkeypatch):
 
 
 def test_each_model_has_the_backends_that_suit_it_and_long_builds_for_one_batch():
-    assert set(backends_for(models.RESNET_18, 1)) - set(backends_for(models.BERT_BASE, 1)) == {CHANNELS_LAST}
-    assert {AOT} <= set(backends_for(models.BERT_BASE, 1)) - set(backends_for(models.BERT_BASE, 8)) <= {AOT, AUTOTUNE}
-    assert set(backends_for(models.RESNET_18, 8)) < set(BACKENDS)
+    assert set(backends_for(workloads.RESNET_18, 1)) - set(backends_for(workloads.BERT_BASE, 1)) == {CHANNELS_LAST}
+    assert (
+        {AOT}
+        <= set(backends_for(workloads.BERT_BASE, 1)) - set(backends_for(workloads.BERT_BASE, 8))
+        <= {AOT, AUTOTUNE}
+    )
+    assert set(backends_for(workloads.RESNET_18, 8)) < set(BACKENDS)
 
 
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        (models.BERT_SHORT, (2, 14)),
-        (models.BERT_BASE, (2, 128)),
-        (models.RESNET_18, (2, 3, 224, 224)),
-        (models.LLAMA, (2, 256)),
+        (workloads.BERT_SHORT, (2, 14)),
+        (workloads.BERT_BASE, (2, 128)),
+        (workloads.RESNET_18, (2, 3, 224, 224)),
+        (workloads.LLAMA, (2, 256)),
     ],
 )
 def test_an_example_has_the_size_that_the_models_name_tells(model, shape):
-    assert models.example(model, 2)[0].shape == shape
+    assert workloads.example(model, 2)[0].shape == shape
     assert str(shape[-1]) in model
 
 
 def test_a_model_is_the_same_each_time_and_leaves_the_random_numbers_alone():
     state = torch.get_rng_state()
-    one, other = (models.network(models.TINY_RESNET).state_dict() for _ in range(2))
+    one, other = (workloads.network(workloads.TINY_RESNET).state_dict() for _ in range(2))
     torch.testing.assert_close(one, other)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -169,9 +180,9 @@ def test_a_model_is_the_same_each_time_and_leaves_the_random_numbers_alone():
     ("arguments", "message"),
     [
         (("huge", 1, [EAGER], {}), "model is 'huge'; valid: 'tiny ResNet'"),
-        ((models.TINY_BERT, 1, ["magic"], {}), "backend is 'magic'; valid: 'eager'"),
-        ((models.TINY_BERT, 0, [EAGER], {}), "batch is 0; it must be an integer of at least 1"),
-        ((models.TINY_RESNET, 1, [EAGER], {"precision": "fp4"}), "precision is 'fp4'; valid: 'fp32'"),
+        ((workloads.TINY_BERT, 1, ["magic"], {}), "backend is 'magic'; valid: 'eager'"),
+        ((workloads.TINY_BERT, 0, [EAGER], {}), "batch is 0; it must be an integer of at least 1"),
+        ((workloads.TINY_RESNET, 1, [EAGER], {"precision": "fp4"}), "precision is 'fp4'; valid: 'fp32'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -183,6 +194,6 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_a_runtime_without_a_dtype_fails_in_a_line():
     if reason := missing_because(ONNX, torch.device("cpu")):
         pytest.skip(reason)
-    status = row_of(models.TINY_RESNET, ONNX, precision="bf16")["status"]
+    status = row_of(workloads.TINY_RESNET, ONNX, precision="bf16")["status"]
     assert status.startswith("failed: ")
     assert "\n" not in status

@@ -15,15 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import Comparison, Disagreement, compare, device
-from helpers.lab.arguments import check_choice
-from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
-from helpers.lab.precision import fp32_products
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, synchronize
-
-from . import models
-from .backends import (
+from helpers.compilers.backends import (
     AOT,
     AUTOTUNE,
     BACKENDS,
@@ -38,7 +30,15 @@ from .backends import (
     start,
     version,
 )
-from .messages import ExportFailed, failures_named
+from helpers.compilers.messages import ExportFailed, failures_named
+from helpers.lab import Comparison, Disagreement, compare, device
+from helpers.lab.arguments import check_choice
+from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from helpers.lab.precision import fp32_products
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import check_agreement, synchronize
+
+from . import workloads
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -55,7 +55,7 @@ FLAWED_EAGER_RUNS, FLAWED_RUNS = 10, 100  # the lecture's numbers of runs
 def backends_for(model: str, batch: int) -> list[str]:
     """The backends for a model. Channels last is for pictures; what builds for minutes is built for batch 1 only,
     max-autotune on a GPU only; on a CPU a script is as fast as a trace and left out."""
-    left_out = set() if model in models.RESNET_MODELS else {CHANNELS_LAST}
+    left_out = set() if model in workloads.RESNET_MODELS else {CHANNELS_LAST}
     left_out |= set() if batch == 1 else {AUTOTUNE, AOT}
     left_out |= set() if device().type == "cuda" else {AUTOTUNE, SCRIPT}
     return [backend for backend in BACKENDS if backend not in left_out]
@@ -206,6 +206,6 @@ def _built(
 def _on_device(model: str, batch: int, precision: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and its inputs on the device, in the precision's dtype."""
     dtype = PRECISIONS[precision]
-    data = models.example(model, batch)
+    data = workloads.example(model, batch)
     data = tuple(tensor.to(device(), dtype if tensor.is_floating_point() else None) for tensor in data)
-    return models.network(model).to(device(), dtype), data
+    return workloads.network(model).to(device(), dtype), data

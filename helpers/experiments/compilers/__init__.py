@@ -4,15 +4,15 @@ All variants or backends of a row's configuration are built first and then timed
 Tables come in the order of worth, as a measurement may be cut short.
 """
 
-from helpers.compilers import fusion as fused
-from helpers.compilers import latency as latencies
-from helpers.compilers import semantics as captured
-from helpers.compilers import training as trained
-from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE, missing_because
+from helpers.compilers import measure_semantics, missing_because
+from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE
 from helpers.compilers.capture_cases import CASES
-from helpers.compilers.models import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
+from helpers.compilers.semantics import variants
 from helpers.lab import experiment
 from helpers.lab.records import Row
+
+from . import fusing, inference, training_steps
+from .workloads import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 
 GPU_CASES = ("chain and LayerNorm", "SwiGLU gate")  # on a CPU they are as the pointwise chain
 SMALL = (TINY_RESNET, TINY_BERT)
@@ -41,7 +41,7 @@ def _shapes(names: str, *values: tuple) -> list[Row]:
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""
     backends = [TRACE] if model in SMALL else []
-    return latencies.measure_latency(model, batch, backends, precision=precision, seconds=5.0)
+    return inference.measure_latency(model, batch, backends, precision=precision, seconds=5.0)
 
 
 @experiment(
@@ -63,18 +63,18 @@ def latency(model: str, precision: str, batch: int) -> list[Row]:
 def training(model: str, precision: str, batch: int) -> list[Row]:
     """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
     backends = {TINY_BERT: (TRACE,), RESNET_18: (TRACE, COMPILE, OVERHEAD)}.get(model, (COMPILE, OVERHEAD))
-    return trained.measure_training(model, batch, backends, precision=precision, seconds=5.0)
+    return training_steps.measure_training(model, batch, backends, precision=precision, seconds=5.0)
 
 
 @experiment(
     small=_shapes("case size", ("softmax", 2**14)),
-    cpu=_shapes("case size", *((case, 2**23) for case in fused.CASES if case not in GPU_CASES)),
-    gpu=_shapes("case size", *((case, size) for case in fused.CASES for size in (2**20, 2**24))),
+    cpu=_shapes("case size", *((case, 2**23) for case in fusing.CASES if case not in GPU_CASES)),
+    gpu=_shapes("case size", *((case, size) for case in fusing.CASES for size in (2**20, 2**24))),
     version=3,
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
-    return fused.measure_fusion(case, size, rounds=20)
+    return fusing.measure_fusion(case, size, rounds=20)
 
 
 @experiment(
@@ -84,7 +84,7 @@ def fusion(case: str, size: int) -> list[Row]:
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""
-    return [captured.measure_semantics(case, variant) for variant in captured.variants(case)]
+    return [measure_semantics(case, variant) for variant in variants(case)]
 
 
 @experiment(
@@ -95,4 +95,4 @@ def semantics(case: str) -> list[Row]:
 )
 def flawed(model: str, backend: str) -> Row:
     """The lecture's timing and the correct one, of the same models in the same process."""
-    return latencies.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)
+    return inference.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)

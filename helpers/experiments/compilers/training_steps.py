@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import Disagreement, compare, device
-from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.precision import fp32_products
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import relative_error
-
-from . import models, runtimes
-from .backends import (
+from helpers.compilers import runtimes
+from helpers.compilers.backends import (
     COMPILE,
     COMPILE_MODES,
     EAGER,
@@ -31,8 +25,15 @@ from .backends import (
     missing_because,
     start,
 )
-from .latency import rest, rounds_for, speeds, status_of, waited
-from .messages import failures_named
+from helpers.compilers.messages import failures_named
+from helpers.lab import Disagreement, compare, device
+from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.precision import fp32_products
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import relative_error
+
+from . import workloads
+from .inference import rest, rounds_for, speeds, status_of, waited
 
 BACKENDS = (EAGER, TRACE, SCRIPT, COMPILE, OVERHEAD)
 PRECISIONS = ("fp32", "bf16")  # bf16: autocast, weights in fp32
@@ -75,7 +76,7 @@ def measure_training(
     Memory: a copy of the model with gradients and optimizer state for each backend.
     """
     chosen = [EAGER, *(name for name in backends if name != EAGER)]
-    optimizer = "SGD" if model in models.RESNET_MODELS else "AdamW"
+    optimizer = "SGD" if model in workloads.RESNET_MODELS else "AdamW"
     for backend in chosen:
         check_choice(BACKENDS, backend=backend)
     check_choice(PRECISIONS, precision=precision)
@@ -83,9 +84,9 @@ def measure_training(
     rows: dict[str, Row] = {backend: {"backend": backend, "optimizer": optimizer} for backend in chosen}
     runs: dict[str, Callable[[], Tensor]] = {}
     with fp32_products(tf32=False), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        data = (*models.example(model, batch), models.targets(model, batch))
+        data = (*workloads.example(model, batch), workloads.targets(model, batch))
         data = tuple(tensor.to(device()) for tensor in data)
-        net = models.trainable(model).to(device())
+        net = workloads.trainable(model).to(device())
         exact = gradient_in_fp32(net, data) if precision == "bf16" else None
         expected: list[float] = []
         for backend in chosen:

@@ -10,9 +10,20 @@ from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import Scheduler
 
-from helpers.compilers import capture, fusion, kernels
-from helpers.compilers.fusion import BY_HAND, CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
+from helpers.compilers import capture, kernels
 from helpers.compilers.kernels import eager_bytes, nbytes
+from helpers.experiments.compilers import fusing
+from helpers.experiments.compilers.fusing import (
+    BY_HAND,
+    CASES,
+    COMPILED,
+    EAGER,
+    FOREACH,
+    FUSED,
+    MANY,
+    ONE_PRODUCT,
+    WIDTH,
+)
 from helpers.lab import machine
 
 SIZE = MANY * WIDTH
@@ -24,7 +35,7 @@ on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts a CPU'
 
 def measured(case, *variants):
     """A row for eager and for each of the variants."""
-    rows = fusion.measure_fusion(case, SIZE, variants or (EAGER,), rounds=3)
+    rows = fusing.measure_fusion(case, SIZE, variants or (EAGER,), rounds=3)
     for row in rows:
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert row["ratio"] == row["median_ms"] / row["baseline_ms"]
@@ -97,7 +108,7 @@ def test_a_kernel_of_a_list_moves_what_its_parts_do():
     def stop(code):
         raise Scheduled
 
-    job = fusion.adamw(SIZE)
+    job = fusing.adamw(SIZE)
     with (
         config.patch(cpu_backend="triton", graph_partition=False),
         mock.patch.object(Scheduler, "codegen", lambda scheduler: None),
@@ -169,11 +180,11 @@ def test_bytes_of_a_product_are_its_operands_and_its_result():
 
 def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
     monkeypatch.setattr(machine, "installed", lambda name: None)
-    _, row = fusion.measure_fusion("softmax", SIZE, [COMPILED], rounds=1)
+    _, row = fusing.measure_fusion("softmax", SIZE, [COMPILED], rounds=1)
     assert row["status"] == "not installed: C++ compiler"
     assert "kernels" not in row
     if not torch.cuda.is_available():
-        assert fusion.measure_fusion("SwiGLU gate", SIZE, [BY_HAND], rounds=1)[1]["status"] == "needs CUDA"
+        assert fusing.measure_fusion("SwiGLU gate", SIZE, [BY_HAND], rounds=1)[1]["status"] == "needs CUDA"
 
 
 @pytest.mark.parametrize(
@@ -186,4 +197,4 @@ def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
 )
 def test_the_unknown_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        fusion.measure_fusion(*arguments)
+        fusing.measure_fusion(*arguments)

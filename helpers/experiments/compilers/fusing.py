@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers.compilers import backends, capture, kernels
 from helpers.lab import compare
 from helpers.lab.arguments import check_choice
 from helpers.lab.machine import device, missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, tensors
-
-from . import backends, capture, kernels
 
 EAGER, COMPILED, COMBO = "eager", "torch.compile", "torch.compile, combo kernels"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
