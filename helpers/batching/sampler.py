@@ -74,7 +74,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
             lengths = np.minimum(lengths, max_length)
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, k=k, seed=seed)
-        self.batch_size, self.k, self.seed = operator.index(batch_size), operator.index(k), operator.index(seed)
+        self.batch_size, self.seed = operator.index(batch_size), operator.index(seed)
+        self.k = min(operator.index(k), LONGEST)  # no two lengths differ by more
         self._checksum = checksum(lengths)
         self._order, self._values, self._starts = _sorted(lengths, self.seed)
         counts = np.diff(self._starts)
@@ -82,7 +83,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._value = np.repeat(np.arange(len(counts), dtype=small), counts)  # (n,) which length each sorted sample has
         self._place = Place(rank, world_size)
         self._planned: tuple[tuple[int, int], _Windows, np.ndarray] | None = None
-        self._plan(0)  # too many ranks are an error here, not in mid-training
+        self._windows(self.k)  # too many ranks are an error here, not in mid-training
 
     @property
     def epoch(self) -> int:
@@ -160,12 +161,17 @@ class BalancedBatchSampler(Sampler[list[int]]):
         ranks = self._place.ranks[1]
         if self._planned is None or self._planned[0] != (epoch, ranks):
             random = np.random.default_rng((self.seed, epoch))
-            k = min(self.k, LONGEST)  # no two lengths differ by more
-            first = int(random.integers(k, endpoint=True))
-            windows = _windows(self._values.tolist(), self._starts.tolist(), self.batch_size, k, first, ranks)
+            try:
+                windows = self._windows(int(random.integers(self.k, endpoint=True)))
+            except ValueError:  # so few samples that all ranks get some only within borders that make fewer batches
+                windows = self._windows(self.k)
             rotations = random.integers(np.diff(self._starts))
             self._planned = (epoch, ranks), windows, rotations
         return self._planned[1:]
+
+    def _windows(self, first: int) -> "_Windows":
+        ranks = self._place.ranks[1]
+        return _windows(self._values.tolist(), self._starts.tolist(), self.batch_size, self.k, first, ranks)
 
     def _batches(self, epoch: int, steps: np.ndarray) -> list[list[int]]:
         """The batches that this rank gets in these steps. O(their samples)."""
