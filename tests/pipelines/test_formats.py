@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from helpers.lab import ranks as ranks_module
 from helpers.lab.machine import missing_because
-from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate, shard, shuffled
+from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate
+from helpers.pipelines.formats.stream import shard, shuffled
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 few = settings(deadline=None, max_examples=25)

@@ -20,34 +20,16 @@ For a damaged sample `faults="refuse"` raises a `FormatError` that names file, s
 
 from types import ModuleType
 
-from . import ffcv, files, mapped, tfrecord, webdataset
-from .dataset import Fault, FormatError, Reader, Sample, decode
-from .stream import ORDERS, Batch, Stream, collate, shard, shuffled, whole
+from . import ffcv, mapped, small_files, tfrecord, webdataset
+from .dataset import Fault, FormatError, Sample, decode
+from .stream import ORDERS, Stream, collate
 
 FORMATS: dict[str, ModuleType] = {
-    "files": files,
+    "files": small_files,
     "webdataset": webdataset,
     "mapped": mapped,
     "tfrecord": tfrecord,
     "ffcv": ffcv,
 }
 
-__all__ = [
-    "FORMATS",
-    "ORDERS",
-    "Batch",
-    "Fault",
-    "FormatError",
-    "Reader",
-    "Sample",
-    "Stream",
-    "collate",
-    "decode",
-    "files",
-    "mapped",
-    "shard",
-    "shuffled",
-    "tfrecord",
-    "webdataset",
-    "whole",
-]
+__all__ = ["FORMATS", "ORDERS", "Fault", "FormatError", "Sample", "Stream", "collate", "decode"]

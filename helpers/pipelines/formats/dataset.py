@@ -65,27 +65,6 @@ class FormatError(ValueError):
         return type(self), (self.fault or str(self),)
 
 
-class Keys(Sequence):
-    """N texts in one array of UTF-8 and one of offsets; an object is made when one is asked for."""
-
-    def __init__(self, text: bytes, ends: np.ndarray) -> None:
-        self.text, self.ends = text, ends  # (N + 1,)
-
-    @classmethod
-    def joined(cls, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> "Keys":
-        """From UTF-8 (bytes,) uint8 and sizes (n,) of each part."""
-        texts, sizes = zip(*parts, strict=True)
-        return cls(np.concatenate(texts).tobytes(), np.concatenate([[0], np.concatenate(sizes).cumsum()]))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, position: int) -> str:
-        if not 0 <= position < len(self):
-            raise IndexError(f"key {position} of {len(self)}")
-        return self.text[self.ends[position] : self.ends[position + 1]].decode()
-
-
 class Reader(Dataset):
     """An open data set. Files are opened at the first read, again in each process where needed.
 
@@ -148,10 +127,9 @@ class Reader(Dataset):
             position = piece.start
             with contextlib.suppress(OSError, ValueError):
                 for sample in self.in_order(piece):
-                    yield self._checked_sample(position, sample) if self.check_image else sample
+                    yield self._checked(position, sample) if self.check_image else sample
                     position += 1
-            for rest in range(position, piece.stop):
-                yield self._checked_sample(rest)
+            yield from map(self._checked, range(position, piece.stop))
 
     def __len__(self) -> int:
         return self.shards[-1].stop
@@ -159,17 +137,14 @@ class Reader(Dataset):
     def __getitem__(self, position: int) -> Sample | Fault:
         if not -len(self) <= position < len(self):
             raise IndexError(f"sample {position} of a data set of {len(self)} samples")
-        return self._checked_sample(int(position) % len(self))
+        return self._checked(int(position) % len(self))
 
-    def _checked_sample(self, position: int, sample: Sample | None = None) -> Sample | Fault:
+    def _checked(self, position: int, sample: Sample | None = None) -> Sample | Fault:
         """A sample (read unless given), checked if `check_image`; or its fault, if the policy is to skip."""
         try:
             sample = self.read(position) if sample is None else sample
             if self.check_image:
-                try:
-                    decode(sample.data)
-                except ValueError as error:
-                    raise ValueError(f"{error} (key {sample.key!r})") from error
+                decode(sample.data)
             return sample
         except (OSError, ValueError) as error:
             fault = Fault(self.file_of(position), position, _reason(error))

@@ -1,15 +1,11 @@
-"""Our memory-mapped format, one file: a header, tables, and the samples' data one after the other.
-
-    byte 0      magic b"\\x93MAPPED\\n", then the header, little-endian, see `HEADER`; its own crc32 is its last 4 bytes
-    then        offsets (N + 1) u64, labels (N) i64, key offsets (N + 1) u64, crc32 (N) u32, keys in UTF-8
-    payload_at  a multiple of 4,096: the data. Sample i is its bytes offsets[i] to offsets[i + 1]
+"""Our memory-mapped format, one file: a table of the samples (see `table`), and their data one after the other.
 
 A sample's data is a slice of the mapped file: no copy and no system call; the kernel loads pages on access, and all
-processes of a machine share them. Offsets are multiples of the dtype's size, so tokens are aligned without a copy. The
-tables come first, so that a truncated file's remaining samples can be read, and the missing ones named. They are read
-into memory at opening, 28 bytes a sample and its key.
+processes of a machine share them. The data begins at a multiple of 4,096 and offsets are multiples of the dtype's size,
+so tokens are aligned without a copy. The table comes first, so that a truncated file's remaining samples can be read,
+and the missing ones named.
 
-On disk a sample takes 28 bytes, its key and its data. Data is written twice, as the tables' size is known last.
+On disk a sample takes 32 bytes, its key and its data. Data is written twice, as the table's size is known last.
 Changing a sample means writing the file again. A file that shrinks while it is mapped kills its reader (SIGBUS), as any
 mapped file does: replace it by renaming.
 """
@@ -17,7 +13,6 @@ mapped file does: replace it by renaming.
 import mmap
 import os
 import shutil
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -25,45 +20,32 @@ from pathlib import Path
 
 import numpy as np
 
-from .dataset import SUFFIXES, TOKEN_TYPES, Fault, FormatError, Keys, Reader, Sample, building, checked, naming
+from . import table
+from .dataset import TOKEN_TYPES, Fault, Reader, Sample, building, checked, naming
 
 NEEDS = ()
 NAME = "samples.mapped"
-MAGIC = b"\x93MAPPED\n"  # not valid text; a conversion of line ends would change it
-VERSION = 1
 PAGE = 4096
 AHEAD = 4 << 20  # bytes
 WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
-# magic, version, kind, type, N, bytes of keys, where the data begins, bytes of the file, crc32 of tables, of header
-HEADER = struct.Struct("<8sI8s4sQQQQII")
 
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     """Write the file. The folder is complete or absent."""
-    offsets, labels, sums, keys, dtype = [0], [], [], [], ""
+    entries, end, dtype = [], 0, ""
     with building(folder) as part, tempfile.TemporaryFile(dir=part) as payload:
-        for sample in checked(samples, kind):
-            dtype = sample.data.dtype.str[1:]
-            payload.write(sample.data)
-            offsets.append(offsets[-1] + sample.data.nbytes)
-            labels.append(sample.label)
-            sums.append(zlib.crc32(sample.data))
-            keys.append(sample.key.encode())
-        ends = np.cumsum([0, *map(len, keys)])
-        columns = ((offsets, "<u8"), (labels, "<i8"), (ends, "<u8"), (sums, "<u4"))
-        tables = b"".join(np.array(column, form).tobytes() for column, form in columns) + b"".join(keys)
-        start = -(-(HEADER.size + len(tables)) // PAGE) * PAGE
-        sizes = (len(labels), int(ends[-1]), start, start + offsets[-1])
-        header = HEADER.pack(MAGIC, VERSION, kind.encode(), dtype.encode(), *sizes, zlib.crc32(tables), 0)[:-4]
+        for key, label, data in checked(samples, kind):
+            dtype = data.dtype.str[1:]
+            payload.write(data)
+            entries.append((end, data.nbytes, label, zlib.crc32(data), key.encode()))
+            end += data.nbytes
+        head = table.pack(table.made({"kind": kind, "dtype": dtype, "bytes": end}, entries))
         payload.seek(0)
         with open(part / NAME, "wb") as stream:
-            stream.write(header + struct.pack("<I", zlib.crc32(header)) + tables)
-            stream.write(bytes(start - stream.tell()))
+            stream.write(head.ljust(_page_end(len(head)), b"\0"))
             shutil.copyfileobj(payload, stream, 1 << 20)
             stream.flush()
-            os.fsync(
-                stream.fileno()
-            )  # before the rename, so that a crash can't leave an incomplete file under the name
+            os.fsync(stream.fileno())  # before the rename: a crash can't leave an incomplete file under the name
 
 
 class OneFile(Reader):
@@ -88,17 +70,16 @@ class OneFile(Reader):
 
     def _check_size(self, expected: int) -> None:
         if self.file_bytes != expected:
-            self._raise_or_record(
-                Fault(self.file, None, f"truncated or changed: it has {self.file_bytes} bytes of {expected}")
-            )
+            reason = f"truncated or changed: it has {self.file_bytes} bytes of {expected}"
+            self._raise_or_record(Fault(self.file, None, reason))
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open(self.file, "rb") as stream:
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            if len(self._map) != self.file_bytes:
-                self._map = None
+                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            if len(mapped) != self.file_bytes:
                 raise ValueError("is another than when it was opened: its size changed")
+            self._map = mapped
         return self._map
 
     def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
@@ -107,88 +88,54 @@ class OneFile(Reader):
             raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
         return np.frombuffer(self._mapped(), dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
 
-    def _read_ahead(self, start: int, stop: int) -> None:
-        """Let the kernel read a part of the file, where the system can, without waiting for it."""
-        start, stop = start - start % mmap.PAGESIZE, min(stop, self.file_bytes)
-        if WILLNEED is not None and start < stop:
-            self._mapped().madvise(WILLNEED, start, stop - start)
-
 
 class Mapped(OneFile):
-    """Sample i is a slice of the file. Damaged headers or tables always raise, for any `faults`."""
+    """Sample i is a slice of the file. A damaged table always raises, for any `faults`."""
 
     name = NAME
 
     def _open(self) -> None:
         with naming(self.file), open(self.file, "rb") as stream:
             self.file_bytes = os.fstat(stream.fileno()).st_size
-            count, key_bytes, start, size, tables_crc = self._read_header(stream.read(HEADER.size))
-            tables_bytes = 28 * count + 16 + key_bytes
-            if HEADER.size + tables_bytes > start:
-                raise ValueError(
-                    f"tables of {count} samples, {tables_bytes} bytes, do not end before the data at {start}"
-                )
-            tables = stream.read(tables_bytes) if self.file_bytes >= start else b""
-            if not tables:
-                raise ValueError(f"truncated or changed: it has {self.file_bytes} bytes of {size}")
-            if zlib.crc32(tables) != tables_crc:
-                raise ValueError("its tables are damaged: their crc32 is another than the header's")
-        self._check_size(size)
-        offsets, self.labels, ends, self.sums = (
-            np.frombuffer(tables, form, rows, offset=at)
-            for form, rows, at in (
-                ("<u8", count + 1, 0),
-                ("<i8", count, 8 * count + 8),
-                ("<u8", count + 1, 16 * count + 8),
-                ("<u4", count, 24 * count + 16),
-            )
-        )
-        self.offsets = offsets.astype(np.int64) + start  # (N + 1,), within the file
-        if self.offsets[0] < start or (np.diff(self.offsets) < 0).any():
-            raise FormatError(Fault(self.file, None, "its samples overlap, or lie outside of its data"))
-        self.keys = Keys(tables[28 * count + 16 :], ends.astype(np.int64))
-        self.shards = [range(count)]
-
-    def _read_header(self, raw: bytes) -> tuple[int, ...]:
-        """Sets kind and dtype; returns N, bytes of keys, the data's offset, bytes of the file, the tables' crc32."""
-        if raw[: len(MAGIC)] != MAGIC:
-            raise ValueError(f"wrong magic number: it begins with {raw[: len(MAGIC)]!r}, expected {MAGIC!r}")
-        if len(raw) < HEADER.size:
-            raise ValueError(f"truncated: {len(raw)} bytes of its header of {HEADER.size} are there")
-        _, version, kind, dtype, *sizes, header_crc = HEADER.unpack(raw)
-        if zlib.crc32(raw[:-4]) != header_crc:
-            raise ValueError("its header is damaged: the crc32 of it is another")
-        if version != VERSION:
-            raise ValueError(f"version {version}; this reads version {VERSION}")
-        self.kind, dtype = kind.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode()
-        if self.kind not in SUFFIXES or dtype not in TOKEN_TYPES:
-            expected = f"{' or '.join(SUFFIXES)} of {', '.join(TOKEN_TYPES)}"
-            raise ValueError(f"has {self.kind!r} of type {dtype!r}; expected {expected}")
-        self.dtype = np.dtype("<" + dtype)
-        return tuple(sizes)
+            entries = table.read(stream, self.file_bytes)
+            self.start = _page_end(stream.tell())
+            if (dtype := entries.about.get("dtype")) not in TOKEN_TYPES:
+                raise ValueError(f"has data of type {dtype!r}; expected one of {', '.join(TOKEN_TYPES)}")
+        self._check_size(self.start + entries.about["bytes"])
+        self.kind, self.dtype = entries.about["kind"], np.dtype("<" + dtype)
+        self.offsets, self.sizes = entries.rows["offset"] + self.start, entries.rows["size"]  # within the file
+        self.labels, self.sums, self.keys = entries.rows["label"], entries.rows["crc32"], table.Keys([entries])
+        self.shards = [range(len(entries.rows))]
 
     def in_order(self, piece: range) -> Iterator[Sample]:
         """The samples of a piece; the kernel reads the next `AHEAD` bytes meanwhile."""
-        at = piece.start
-        while at < piece.stop:
-            start = int(self.offsets[at])
-            stop = int(np.searchsorted(self.offsets, start + AHEAD, side="right")) - 1
-            stop = min(max(stop, at + 1), piece.stop)
-            self._read_ahead(start, start + 2 * AHEAD)
-            for position in range(at, stop):
-                yield self._sample(position)
-            at = stop
+        ahead = 0
+        for position in piece:
+            if (start := int(self.offsets[position])) >= ahead:
+                self._read_ahead(start, 2 * AHEAD)
+                ahead = start + AHEAD
+            yield self._sample(position)
 
     def read(self, position: int) -> Sample:
         # One read of the sample's pages alone: a fault would read up to some MiB around its page.
-        self._read_ahead(*self.offsets[position : position + 2].tolist())
+        self._read_ahead(int(self.offsets[position]), int(self.sizes[position]))
         return self._sample(position)
 
+    def _read_ahead(self, start: int, size: int) -> None:
+        """Let the kernel read a part of the file, where the system can, without waiting for it."""
+        page, stop = start - start % mmap.PAGESIZE, min(start + size, self.file_bytes)
+        if WILLNEED is not None and page < stop:
+            self._mapped().madvise(WILLNEED, page, stop - page)
+
     def _sample(self, position: int) -> Sample:
-        start, end = self.offsets[position : position + 2].tolist()
-        data = self._slice(start, end - start, self.dtype)
+        data = self._slice(int(self.offsets[position]), int(self.sizes[position]), self.dtype)
         self._check(data, self.sums[position])
         return Sample(self.keys[position], int(self.labels[position]), data)
 
 
 open_ = Mapped
+
+
+def _page_end(size: int) -> int:
+    """The first multiple of `PAGE` at or after a size."""
+    return -(-size // PAGE) * PAGE

@@ -120,20 +120,10 @@ class Stream(IterableDataset):
         if self.order == "shuffled":
             own = np.random.default_rng([self.seed, epoch, self.rank, worker])
             return itertools.islice(shuffled(self.reader.stream(pieces), self.buffer, own), done, None)
-        pieces = after(pieces, done)
+        pieces = _between(pieces, done, len(self.reader))
         if self.order == "random":
             return (self.reader[position] for piece in pieces for position in piece)
         return iter(self.reader.stream(pieces))
-
-
-def after(pieces: Iterable[Sequence[int]], done: int) -> list[Sequence[int]]:
-    """The positions of the pieces after the first `done`."""
-    left = []
-    for piece in pieces:
-        if len(piece) > done:
-            left.append(piece[done:])
-        done = max(done - len(piece), 0)
-    return left
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
@@ -145,14 +135,16 @@ def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence
     if not 0 <= part < parts:
         raise ValueError(f"part is {part} of {parts}; valid: 0 to {parts - 1}")
     total = sum(map(len, runs))
-    low, high = total * part // parts, total * (part + 1) // parts
+    return _between(runs, total * part // parts, total * (part + 1) // parts)
+
+
+def _between(runs: Iterable[Sequence[int]], low: int, high: int) -> list[Sequence[int]]:
+    """Positions low to high of the runs one after the other, as slices of the runs."""
     pieces, at = [], 0
     for run in runs:
-        piece = run[max(low - at, 0) : max(high - at, 0)]
-        if len(piece):
-            pieces.append(piece)
+        pieces.append(run[max(low - at, 0) : max(high - at, 0)])
         at += len(run)
-    return pieces
+    return [piece for piece in pieces if len(piece)]
 
 
 def shuffled(items: Iterable[Item], buffer: int, rng: np.random.Generator) -> Iterator[Item]:
@@ -180,16 +172,8 @@ class Batch(NamedTuple):
 
 def collate(items: Iterable[Sample | Fault]) -> Batch:
     """A batch of samples, with its faults in a separate list, so that workers can pass them to the main process."""
-    faults: list[Fault] = []
-    samples = list(whole(items, faults))
+    items = list(items)
+    samples = [item for item in items if not isinstance(item, Fault)]
     labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+    faults = [item for item in items if isinstance(item, Fault)]
     return Batch([sample.key for sample in samples], labels, [sample.data for sample in samples], faults)
-
-
-def whole(items: Iterable[Sample | Fault], faults: list[Fault]) -> Iterator[Sample]:
-    """The samples among items; faults are appended to the list."""
-    for item in items:
-        if isinstance(item, Fault):
-            faults.append(item)
-        else:
-            yield item

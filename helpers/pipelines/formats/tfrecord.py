@@ -1,4 +1,4 @@
-"""TFRecord shards, as the tfrecord library writes, indexes and reads them.
+"""TFRecord shards, written, indexed and parsed as by the tfrecord library.
 
     folder/00000.tfrecord               records: length, crc of it, an Example in protocol buffers, crc of that
     folder/00000.tfindex                offset and bytes of each record: one line of text a record
@@ -7,21 +7,22 @@ An Example has `key`, `label`, and `image` as bytes or `tokens` as int64 (variab
 their type in `dtype`. On disk a sample takes 16 bytes of record frame, about 40 for names and lengths, and 10 to 20
 in the index. There is no table of labels: finding one reads every record, once.
 
-The library verifies no checksums and has no access by position; both are added here.
+The library's reader verifies no checksum, takes memory for any length that a record claims, and has no access by
+position; its indexing tool stops at a damaged length without an error. So records are located and verified here.
 """
 
 import contextlib
 import functools
 import itertools
-import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from .dataset import TOKEN_TYPES, Fault, Sample, building, checked
-from .shards import Shards, Table, save_index
+from .shards import Shards
+from .table import ROW, Table, check_extents
 
 NEEDS = ("tfrecord",)
 DATA, INDEX = ".tfrecord", ".tfindex"
@@ -36,131 +37,85 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str, *, per_shard
     rows = checked(samples, kind)
     with building(folder) as part:
         for number in itertools.count():
-            if (first := next(rows, None)) is None:
+            if not (shard := list(itertools.islice(rows, per_shard))):
                 break
-            shard = part / f"{number:05d}{DATA}"
-            with contextlib.closing(TFRecordWriter(str(shard))) as writer:
-                for sample in itertools.chain([first], itertools.islice(rows, per_shard - 1)):
+            with contextlib.closing(TFRecordWriter(str(part / f"{number:05d}{DATA}"))) as writer:
+                for sample in shard:
                     writer.write(_features(sample, kind))
-            build_index(shard)
+        open_(part, index="build")
 
 
 class Records(Shards):
     """`verify` checks both checksums of a record; its length is always held against the index.
 
-    `labels` and `keys` read every record, once; a record that can't be read has the label `UNKNOWN`.
+    `labels` and `keys` each read every record, once; a record that can't be read has the label `UNKNOWN` and no key.
     """
 
-    suffix, index_suffix = DATA, INDEX
+    suffix, index_suffix, compressed = DATA, INDEX, (f"{DATA}.gz",)
 
     def read_index(self, file: Path) -> Table:
         if not file.stat().st_size:  # numpy only warns
             raise ValueError("it is empty")
-        table = np.loadtxt(file, np.int64, ndmin=2)  # (records, 2)
-        if table.shape[1] != 2 or not len(table) or (table < 0).any():
+        extents = np.loadtxt(file, np.int64, ndmin=2)  # (records, 2)
+        if extents.shape[1] != 2:
             raise ValueError("expected lines of offset and bytes")
-        return {"bytes": sum(table[-1].tolist()), "offsets": table[:, 0], "sizes": table[:, 1]}
+        return _table(extents, sum(extents[-1].tolist()))
 
-    def build_index(self, shard: Path) -> tuple[Table, str]:
-        return build_index(shard)
+    def build_index(self, shard: Path) -> tuple[Table, bytes, str]:
+        """Reads only the records' lengths."""
+        extents, at, size = [], 0, shard.stat().st_size
+        with open(shard, "rb") as stream:
+            while at < size:
+                stream.seek(at)
+                head = stream.read(HEAD)
+                if len(head) < HEAD or _masked_crc(head[:8]) != head[8:]:
+                    break
+                length = HEAD + struct.unpack_from("<Q", head)[0] + TAIL
+                if at + length > size:
+                    break
+                extents.append((at, length))
+                at += length
+        lost = f"what comes after its first {len(extents)} samples is lost"
+        reason = "" if extents and at == size else f"truncated or damaged (no whole record at byte {at}); {lost}"
+        content = "".join(f"{offset} {length}\n" for offset, length in extents)
+        return _table(np.array(extents, np.int64).reshape(-1, 2), size), content.encode(), reason
 
     @functools.cached_property
     def kind(self) -> str:
-        """The kind of the first readable record."""
-        for position in range(len(self)):
-            with contextlib.suppress(OSError, ValueError):
-                return "image" if "image" in _parsed(self._record(position)) else "tokens"
-        return "image"
+        """The kind of the first record."""
+        return "image" if "image" in _features_of(self._raw(0)[HEAD:-TAIL]) else "tokens"
 
     @functools.cached_property
-    def _about(self) -> tuple[np.ndarray, list[str]]:
-        labels, keys = np.full(len(self), UNKNOWN, np.int64), [""] * len(self)
-        for position in range(len(self)):
-            item = self._checked_sample(position)
-            if isinstance(item, Fault):
-                self.faults.append(item)
-            else:
-                labels[position], keys[position] = item.label, item.key
-        return labels, keys
-
-    @property
     def labels(self) -> np.ndarray:
-        return self._about[0]
+        return np.array([UNKNOWN if isinstance(item, Fault) else item.label for item in self.stream()], np.int64)
 
-    @property
+    @functools.cached_property
     def keys(self) -> list[str]:
-        return self._about[1]
+        return ["" if isinstance(item, Fault) else item.key for item in self.stream()]
 
-    def read(self, position: int) -> Sample:
-        return _sample(self._record(position))
-
-    def _record(self, position: int) -> bytes:
-        """The serialized Example at a position, after checking its frame."""
-        raw = self._raw(position)
-        self._verify_length(raw[:HEAD], int(self.sizes[position]))
-        self._verify_content(raw[HEAD:-TAIL], raw[-TAIL:])
-        return raw[HEAD:-TAIL]
-
-    def _verify_length(self, head: bytes, size: int) -> None:
-        if len(head) < HEAD or struct.unpack_from("<Q", head)[0] != size - HEAD - TAIL:
+    def sample(self, position: int, raw: bytes | memoryview) -> Sample:
+        head, record, crc = bytes(raw[:HEAD]), bytes(raw[HEAD:-TAIL]), raw[-TAIL:]
+        if len(raw) < HEAD + TAIL or struct.unpack_from("<Q", head)[0] != len(record):
             raise ValueError("its record's length is another than the index's")
         if self.verify and _masked_crc(head[:8]) != head[8:]:
             raise ValueError("the crc of its record's length is wrong")
-
-    def _verify_content(self, record: bytes, crc: bytes) -> None:
         if self.verify and _masked_crc(record) != crc:
             raise ValueError("the crc of its record is wrong: the content changed")
-
-    def from_shard(self, file: str, piece: range) -> Iterator[Sample]:
-        """By the library's reader, until it fails or disagrees with the index."""
-        from tfrecord.reader import tfrecord_iterator
-
-        if self._locate(piece.start)[1]:  # it can only start with a shard
-            return
-        records, whole = tfrecord_iterator(file), os.path.getsize(file)
-        for position in piece:
-            offset, size = int(self.offsets[position]), int(self.sizes[position])
-            try:  # the library allocates whatever length a record says
-                if offset + size > whole:
-                    return
-                self._verify_length(self._pread(file, offset, HEAD), size)
-                record = bytes(next(records))  # a copy, as the next record overwrites the library's buffer
-                if len(record) != size - HEAD - TAIL:
-                    return
-                if self.verify:
-                    self._verify_content(record, self._pread(file, offset + size - TAIL, TAIL))
-                sample = _sample(record)
-            except Exception:  # damaged lengths raise an OverflowError, a MemoryError, a RuntimeError, …
-                return
-            yield sample
+        try:
+            return _parsed(record)
+        except Exception as error:  # DecodeError, or a ValueError, as a feature that is missing has no values
+            expected = "one key, one label, and one image or tokens with one dtype"
+            raise ValueError(f"not a sample of ours: expected {expected} ({error})") from error
 
 
 open_ = Records
 
 
-def build_index(shard: Path) -> tuple[Table, str]:
-    """See `Shards.build_index`. Reads only the records' lengths.
-
-    The library's tool stops at a damaged length without an error, and lists a truncated record.
-    """
-    rows, at, size = [], 0, shard.stat().st_size
-    with open(shard, "rb") as stream:
-        while at < size:
-            stream.seek(at)
-            head = stream.read(HEAD)
-            if len(head) < HEAD or _masked_crc(head[:8]) != head[8:]:
-                break
-            length = HEAD + struct.unpack_from("<Q", head)[0] + TAIL
-            if at + length > size:
-                break
-            rows.append((at, length))
-            at += length
-    offsets, sizes = np.array(rows, np.int64).reshape(-1, 2).T
-    lost = f"what comes after its first {len(rows)} samples is lost"
-    why = "" if rows and at == size else f"truncated or damaged (no whole record at byte {at}); {lost}"
-    if not why:
-        save_index(shard.with_suffix(INDEX), "".join(f"{offset} {length}\n" for offset, length in rows))
-    return {"bytes": size, "offsets": offsets, "sizes": sizes}, why
+def _table(extents: np.ndarray, shard_bytes: int) -> Table:
+    rows = np.zeros(len(extents), ROW)
+    rows["offset"], rows["size"] = extents.T
+    check_extents(rows, shard_bytes)
+    return Table({"bytes": shard_bytes}, rows, b"")
 
 
 def _features(sample: Sample, kind: str) -> dict:
@@ -170,32 +125,24 @@ def _features(sample: Sample, kind: str) -> dict:
     return about | {"tokens": (sample.data, "int"), "dtype": (sample.data.dtype.str[1:].encode(), "byte")}
 
 
-def _parsed(record: bytes) -> dict:
-    """The features of a record: name -> Feature."""
-    from google.protobuf.message import DecodeError
+def _features_of(record: bytes) -> dict:
+    """Name -> Feature."""
     from tfrecord import example_pb2
 
-    try:
-        return example_pb2.Example.FromString(record).features.feature
-    except DecodeError as error:
-        raise ValueError(f"not an Example ({error})") from error
+    return example_pb2.Example.FromString(record).features.feature
 
 
-def _sample(record: bytes) -> Sample:
-    features = _parsed(record)
-    try:
-        (key,), (label,) = features["key"].bytes_list.value, features["label"].int64_list.value
-        if "image" in features:
-            (image,) = features["image"].bytes_list.value
-            return Sample(key.decode(), label, np.frombuffer(image, np.uint8))
-        (dtype,) = features["dtype"].bytes_list.value
-        if dtype.decode() not in TOKEN_TYPES:
-            raise ValueError(f"tokens of type {dtype!r}")
-        tokens = np.array(features["tokens"].int64_list.value, np.int64)
-        return Sample(key.decode(), label, tokens.astype("<" + dtype.decode()))
-    except ValueError as error:  # a feature that is missing has no values
-        expected = "one key, one label, and one image or tokens with one dtype"
-        raise ValueError(f"not a sample of ours: expected {expected} ({error})") from error
+def _parsed(record: bytes) -> Sample:
+    features = _features_of(record)
+    (key,), (label,) = features["key"].bytes_list.value, features["label"].int64_list.value
+    if "image" in features:
+        (image,) = features["image"].bytes_list.value
+        return Sample(key.decode(), label, np.frombuffer(image, np.uint8))
+    (dtype,) = features["dtype"].bytes_list.value
+    if dtype.decode() not in TOKEN_TYPES:
+        raise ValueError(f"tokens of type {dtype!r}")
+    tokens = np.array(features["tokens"].int64_list.value, np.int64)
+    return Sample(key.decode(), label, tokens.astype("<" + dtype.decode()))
 
 
 def _masked_crc(data: bytes) -> bytes:

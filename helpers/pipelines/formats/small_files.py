@@ -30,15 +30,14 @@ SHARD = 1000  # samples that a stream treats as a shard, as files have none
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     """Write a file for each sample. The folder is complete or absent."""
-    with building(folder) as part, open(part / TABLE, "w", newline="", encoding="utf-8") as stream:
-        table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
-        table.writerow(COLUMNS)
-        for position, sample in enumerate(checked(samples, kind)):
-            name = f"{sample.label}/{position:08d}.{suffix_of(kind, sample.data)}"
-            raw = pack(kind, sample.data)
+    with building(folder) as part:
+        rows = []
+        for position, (key, label, data) in enumerate(checked(samples, kind)):
+            name, raw = f"{label}/{position:08d}.{suffix_of(kind, data)}", pack(kind, data)
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(raw)
-            table.writerow([name, sample.label, sample.key, len(raw), zlib.crc32(raw)])
+            rows.append((name, label, key, len(raw), zlib.crc32(raw)))
+        _write_table(part, rows)
 
 
 class Files(Reader):
@@ -56,37 +55,32 @@ class Files(Reader):
     def _open(self) -> None:
         table = self.folder / TABLE
         with naming(table):
+            if not table.is_file() and self.index != "build":
+                raise ValueError('no such table of the samples; index="build" makes one')
             if not table.is_file():
-                if self.index != "build":
-                    raise ValueError('no such table of the samples; index="build" makes one')
-                build_table(self.folder)
+                _build_table(self.folder)
         with naming(table, "cannot be read as a table of samples"):
-            rows = _read_table(table)
-            self.names, labels, self.keys, sizes, sums = zip(*rows, strict=True)
             try:
+                self.names, labels, self.keys, sizes, sums = zip(*_read_table(table), strict=True)
                 self.labels = np.array(labels, np.int64)
                 self.sizes, self.sums = np.array(sizes, np.int64), np.array(sums, np.uint32)
-            except OverflowError as error:
+            except (csv.Error, OverflowError) as error:
                 raise ValueError(str(error)) from error
-        odd = (at for at, name in enumerate(self.names) if ".." in name or name.startswith("/"))
-        self.outside = {at for at in odd if self.names[at].startswith("/") or ".." in self.names[at].split("/")}
         self.kind = _kind(self.names[0])
-        self.shards = [range(at, min(at + SHARD, len(rows))) for at in range(0, len(rows), SHARD)]
+        self.shards = [range(at, min(at + SHARD, len(labels))) for at in range(0, len(labels), SHARD)]
 
     def file_of(self, position: int) -> str:
         return os.path.join(self.folder, self.names[position])
 
     def read(self, position: int) -> Sample:
-        if position in self.outside:
+        name = self.names[position]
+        if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the file that {TABLE} names lies outside of the data set's folder")
-        size = int(self.sizes[position])
         with open(self.file_of(position), "rb", buffering=0) as stream:
-            try:
-                raw = stream.read(max(size, 0) + 1)  # not all of a file that has grown
-            except (MemoryError, OverflowError) as error:
-                raise ValueError(f"the table says {size} bytes, more than fit into memory") from error
-            if len(raw) != size:
-                raise ValueError(f"has {os.fstat(stream.fileno()).st_size} bytes; the table says {size}")
+            size = os.fstat(stream.fileno()).st_size
+            if size != self.sizes[position]:  # checked before a file that has grown is in memory
+                raise ValueError(f"has {size} bytes; the table says {self.sizes[position]}")
+            raw = stream.read(size)
         self._check(raw, self.sums[position])
         return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
 
@@ -94,30 +88,31 @@ class Files(Reader):
 open_ = Files
 
 
-def build_table(folder: Path) -> None:
+def _build_table(folder: Path) -> None:
     """Write the table of the files in the labels' folders; keys are file names. Reads every file."""
-    samples = [file for file in folder.glob("*/*") if _kind(file.name)]
+    samples = sorted((file for file in folder.glob("*/*") if _kind(file.name)), key=lambda file: file.name)
     if not samples:
         raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg, .png or .npy")
-    stream = io.StringIO(newline="")
-    table = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
-    table.writerow(COLUMNS)
-    for file in sorted(samples, key=lambda file: file.name):
+    rows = []
+    for file in samples:
         raw = file.read_bytes()
         name = file.relative_to(folder).as_posix()
-        table.writerow([name, int(file.parent.name), file.stem, len(raw), zlib.crc32(raw)])
+        rows.append((name, int(file.parent.name), file.stem, len(raw), zlib.crc32(raw)))
+    _write_table(folder, rows)
+
+
+def _write_table(folder: Path, rows: list[tuple[str, int, str, int, int]]) -> None:
+    stream = io.StringIO(newline="")
+    csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC).writerows([COLUMNS, *rows])
     files.write(folder / TABLE, stream.getvalue())
 
 
 def _read_table(table: Path) -> list[tuple[str, int, str, int, int]]:
     with open(table, newline="", encoding="utf-8-sig") as stream:  # a spreadsheet may have added the mark
-        try:
-            lines = csv.reader(stream)
-            if tuple(next(lines, ())) != COLUMNS:
-                raise ValueError(f"no such columns; expected {', '.join(COLUMNS)}")
-            rows = [(name, int(label), key, int(size), int(crc)) for name, label, key, size, crc in lines]
-        except csv.Error as error:
-            raise ValueError(str(error)) from error
+        lines = csv.reader(stream)
+        if tuple(next(lines, ())) != COLUMNS:
+            raise ValueError(f"no such columns; expected {', '.join(COLUMNS)}")
+        rows = [(name, int(label), key, int(size), int(crc)) for name, label, key, size, crc in lines]
     if not rows or any(_kind(row[0]) is None for row in rows):
         raise ValueError(f"no samples, or files of another kind than .{', .'.join(KINDS)}")
     return rows
