@@ -27,6 +27,10 @@ BF16 = {"bf16", "bfloat16"}  # as configurations name it; on a GPU without bf16 
 PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is never a result
 
 
+# What a trial adds to a row beside its times; every table may have them.
+TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", "ended", "dropped")
+
+
 class ColumnError(ValueError):
     """A table whose columns aren't those that its experiment declares."""
 
@@ -106,7 +110,8 @@ class Experiment:
             return
         if absent := [name for name in required if name not in row and name not in config]:
             raise ColumnError(f"{self.name}: a row lacks {', '.join(absent)}")
-        if unknown := [name for name in row if name not in (*required, *optional, *config, STATUS)]:
+        allowed = {*required, *optional, *config, STATUS, *TRIAL}
+        if unknown := [name for name in row if name not in allowed]:
             raise ColumnError(f"{self.name} declares no column {', '.join(unknown)}")
 
     def __call__(self, preset: str = "small") -> pd.DataFrame:

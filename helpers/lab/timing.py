@@ -20,9 +20,13 @@ import torch
 
 from .arguments import check_positive
 from .machine import device
+from .trials.estimate import LUCK_HERE, Estimate, estimate
 
-# Below this, two variants count as equally fast.
+# Gains of medians below this are within what two measurements of the same differ by.
 NO_DIFFERENCE = 0.03
+
+# A turn of `compare` takes at least so long, of as many calls as that needs, up to `MOST_CALLS`.
+TURN_S, MOST_CALLS = 0.05, 1000
 
 # The default tolerance of outputs, as ‖a − b‖ / ‖b‖.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -99,10 +103,14 @@ def each(items: Iterable[Any], fn: Callable[[Any], Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of variants of the same work, run in turn A B C A B C …, so that drift affects all of them alike."""
+    """Times of variants of the same work, which took turns A B C C B A …, so that drift affects all of them alike.
+
+    A sample is the mean of a turn; `calls_ms` are the calls of all turns.
+    """
 
     samples_ms: dict[str, list[float]]
     errors: dict[str, float] = field(default_factory=dict)
+    calls_ms: dict[str, list[float]] = field(default_factory=dict)
 
     def timing(self, variant: str) -> Timing:
         return Timing.of(self.samples_ms[variant])
@@ -113,25 +121,27 @@ class Comparison:
         p20, p80 = np.percentile(ratios, [20, 80])
         return self.timing(variant).median_ms / self.timing(to).median_ms, float(p20), float(p80)
 
+    def estimate(self, variant: str, to: str) -> Estimate | None:
+        """The paired ratio with its interval; None of too few rounds."""
+        return estimate([np.log(np.divide(self.samples_ms[variant], self.samples_ms[to]))], LUCK_HERE)
+
     def row(self, variant: str, to: str) -> dict[str, Any]:
-        """A variant's columns in a record: its times, its baseline with its time, and the ratio of the two medians."""
+        """A variant's columns in a record: its times, its baseline with its time, and the paired ratio."""
         median, p20, p80 = self.ratio(variant, to)
         baseline = {"baseline": to, "baseline_ms": self.timing(to).median_ms}
-        return self.timing(variant).row() | baseline | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80}
+        spread = {"ratio": median, "ratio_p20": p20, "ratio_p80": p80}
+        paired = self.estimate(variant, to)
+        return self.timing(variant).row() | baseline | spread | (paired.row() if paired else {})
 
     def table(self, to: str | None = None) -> pd.DataFrame:
         """One row a variant; the ratio is to `to` (the first variant if not given)."""
         to = to or next(iter(self.samples_ms))
         rows = []
         for variant in self.samples_ms:
-            median, p20, p80 = self.ratio(variant, to)
-            verdict = "same" if abs(median - 1) < NO_DIFFERENCE else ("slower" if median > 1 else "faster")
-            rows.append(
-                {"variant": variant}
-                | self.timing(variant).row()
-                | {"ratio": median, "ratio_p20": p20, "ratio_p80": p80, "verdict": verdict}
-                | ({"error": self.errors[variant]} if variant in self.errors else {})
-            )
+            error = {"error": self.errors[variant]} if variant in self.errors else {}
+            paired = self.estimate(variant, to) if variant != to else None
+            ratio = paired.row() if paired else {"ratio": self.ratio(variant, to)[0], "verdict": "baseline"}
+            rows.append({"variant": variant} | self.timing(variant).row() | ratio | error)
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
@@ -149,6 +159,7 @@ def compare(
 ) -> Comparison:
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
+    They take `rounds` turns each, in the order A B C C B A …; a turn is one call, or as many as take 50 ms.
     A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors,
     which agree key by key, in any order.
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
@@ -160,18 +171,33 @@ def compare(
         raise ValueError("there are no variants to compare; give at least one, {name: function}")
     before = before or (lambda: None)
     errors = check_agreement(variants, tolerance, before) if check else {}
-    for fn in variants.values():
+    calls = {}
+    for variant, fn in variants.items():
         for _ in range(max(warmup, 1)):
+            began = time.perf_counter()
             before()
             fn()
-    synchronize()
-    runs: dict[str, list] = {variant: [] for variant in variants}
+        synchronize()
+        calls[variant] = min(max(1, round(TURN_S / (time.perf_counter() - began))), MOST_CALLS)
+    turns: dict[str, list] = {variant: [] for variant in variants}
+    order = list(variants)
     for _ in range(rounds):
-        for variant, fn in variants.items():
-            before()
-            runs[variant].append(_run(_once(fn)))
+        for variant in order:
+            turns[variant].append([_call(variants[variant], before) for _ in range(calls[variant])])
+        order.reverse()
     synchronize()
-    return Comparison({variant: [_durations(run)["run"] for run in done] for variant, done in runs.items()}, errors)
+    # The first call of a turn, whose caches hold the other variants' data, counts only if it is alone.
+    times = {name: [[between_ms(*call) for call in turn[1:] or turn] for turn in of] for name, of in turns.items()}
+    samples = {name: [float(np.mean(turn)) for turn in of] for name, of in times.items()}
+    return Comparison(samples, errors, {name: [ms for turn in of for ms in turn] for name, of in times.items()})
+
+
+def _call(fn: Callable[[], Any], before: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run a function, and give the moments before and after it."""
+    before()
+    began = moment()
+    fn()
+    return began, moment()
 
 
 def check_agreement(

@@ -36,10 +36,21 @@ def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
     assert 3.9 < times["long"].median_ms < 19  # what follows it takes 20
 
 
-def test_compare_interleaves_the_ways():
+def test_variants_take_turns_to_and_fro():
     order = []
-    compare({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warmup=1, check=False)
-    assert order == ["a", "b", *"ababab"]
+
+    def variant(name):
+        return lambda: (order.append(name), time.sleep(0.06))
+
+    compare({name: variant(name) for name in "abc"}, rounds=3, warmup=1, check=False)
+    assert "".join(order) == "abc" + "abccbaabc"
+
+
+def test_a_turn_of_short_calls_has_many():
+    calls = []
+    found = compare({"short": lambda: (calls.append(1), time.sleep(0.001))}, rounds=2, warmup=1, check=False)
+    assert 12 <= len(calls) <= 101
+    assert found.timing("short").n == 2
 
 
 def test_what_runs_before_is_not_timed():
@@ -67,16 +78,16 @@ def test_a_gpu_is_kept_waiting_and_a_cpu_is_not(monkeypatch):
     assert waits == [2_000_000, 7]
 
 
-def test_compare_takes_ratios_round_by_round():
-    table = compare({"fast": sleeping(1), "slow": sleeping(20)}, rounds=5, warmup=1, check=False).table()
-    assert table["verdict"].tolist() == ["same", "slower"]
-    assert table["ratio"][1] > 1.5
-    assert table["ratio_p20"][1] <= table["ratio"][1] <= table["ratio_p80"][1]
+def test_the_ratio_of_turns_has_an_interval_and_a_verdict():
+    table = compare({"fast": sleeping(1), "slow": sleeping(20)}, rounds=8, warmup=1, check=False).table()
+    assert table["verdict"].tolist() == ["baseline", "slower"]
+    assert 1 < table["low"][1] <= table["ratio"][1] <= table["high"][1]
+    assert table["pairs"][1] == 8
 
 
 def test_compare_can_take_any_way_as_the_reference():
-    found = compare({"slow": sleeping(20), "fast": sleeping(1)}, rounds=5, warmup=1, check=False)
-    assert found.table(to="fast")["verdict"].tolist() == ["slower", "same"]
+    found = compare({"slow": sleeping(20), "fast": sleeping(1)}, rounds=8, warmup=1, check=False)
+    assert found.table(to="fast")["verdict"].tolist() == ["slower", "baseline"]
 
 
 def test_a_way_that_computes_something_else_is_named_and_not_timed():
