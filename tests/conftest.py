@@ -35,6 +35,14 @@ def _own_lock(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _short_turns():
+    """Comparisons in tests are about what is compared, not about its time."""
+    from helpers.lab import timing
+
+    timing.TURN_S = 0.005
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _same_rates():
     """Products in bf16 count as no faster than in fp32, so that no diagnosis depends on this CPU's units."""
     from helpers.profiling import rates

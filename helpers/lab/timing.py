@@ -9,6 +9,7 @@ not evicted from the cache between repetitions.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from .trials.estimate import LUCK_HERE, Estimate, estimate
 NO_DIFFERENCE = 0.03
 
 # A turn of `compare` takes at least so long, of as many calls as that needs, up to `MOST_CALLS`.
-TURN_S, MOST_CALLS = 0.05, 1000
+TURN_S, MOST_CALLS, FEWEST_ROUNDS = 0.05, 1000, 8
 
 # The default tolerance of outputs, as ‖a − b‖ / ‖b‖.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -159,7 +160,8 @@ def compare(
 ) -> Comparison:
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
-    They take `rounds` turns each, in the order A B C C B A …; a turn is one call, or as many as take 50 ms.
+    They take `rounds` turns each, in the order A B C C B A …. A turn is one call, or as many as take 50 ms: then
+    there are fewer turns, as long as all variants have `rounds` calls, but at least 8.
     A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors,
     which agree key by key, in any order.
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
@@ -181,7 +183,7 @@ def compare(
         calls[variant] = min(max(1, round(TURN_S / (time.perf_counter() - began))), MOST_CALLS)
     turns: dict[str, list] = {variant: [] for variant in variants}
     order = list(variants)
-    for _ in range(rounds):
+    for _ in range(min(rounds, max(FEWEST_ROUNDS, math.ceil(rounds / min(calls.values()))))):
         for variant in order:
             turns[variant].append([_call(variants[variant], before) for _ in range(calls[variant])])
         order.reverse()
