@@ -48,8 +48,8 @@ def test_variants_take_turns_to_and_fro():
 
 def test_a_turn_of_short_calls_has_many():
     calls = []
-    found = compare({"short": lambda: (calls.append(1), time.sleep(0.001))}, rounds=2, warmup=1, check=False)
-    assert 4 <= len(calls) <= 15
+    found = compare({"short": lambda: calls.append(1)}, rounds=2, warmup=1, check=False)
+    assert len(calls) > 20
     assert found.timing("short").n == 2
 
 
