@@ -12,14 +12,23 @@ def pages_of(pdf: bytes | Path) -> list[str]:
     return [text.replace("\r\n", "\n").replace("\x02", "-") for text in texts]
 
 
-def boxes(pdf: bytes) -> list[tuple[float, float]]:
-    """Where each piece of text begins, and the width of its page."""
+def widths(pdf: bytes) -> list[tuple[float, float, float]]:
+    """Where each piece of text begins and ends, and the width of its page."""
     found = []
     with pypdfium2.PdfDocument(pdf) as document:
         for page in document:
             text = page.get_textpage()
-            found += [(text.get_rect(place)[0], page.get_width()) for place in range(text.count_rects())]
+            boxes = (text.get_rect(place) for place in range(text.count_rects()))
+            found += [(box[0], box[2], page.get_width()) for box in boxes]
     return found
+
+
+def edges(pdf: bytes, said: str) -> tuple[float, float]:
+    """Where this text of the first page begins and ends."""
+    with pypdfium2.PdfDocument(pdf) as document:
+        text = document[0].get_textpage()
+        start, count = text.search(said).get_next()
+        return text.get_charbox(start)[0], text.get_charbox(start + count - 1)[2]
 
 
 def first_differences(one: str, other: str, most: int = 5) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ import pytest
 from pdf_text import pages_of
 
 from helpers.lab.report import ReportExporter
+from helpers.lab.report.content import chapter
 
 
 class Pages:
@@ -55,8 +56,7 @@ def typst(tmp_path):
     """The Typst source of a notebook."""
 
     def source(notebook):
-        exporter = ReportExporter()
-        return exporter.document([exporter.chapter(notebook, tmp_path)[0]])
+        return ReportExporter().document([chapter(notebook, "Notebook", tmp_path, tmp_path)])
 
     return source
 

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,70 +19,54 @@ from nbconvert.filters import strip_ansi
 
 from .convert import BuildError, convert
 
-_MARKED = re.compile("\ue000(.*?)\ue000", re.DOTALL)
-_TYPST_PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf"}
-
-
 Piece = dict[str, Any]
 
-_PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
-# Each ends at the end of the text at the latest: else many that are never closed take the square of its length.
-_PARTS_OF_STYLE = re.compile(r"(?is)<(style|script)\b.*?(?:</\1\s*>|\Z)")
-_DIMENSIONS = re.compile(r"<p>\d+ rows × \d+ columns</p>")
-_CAPTION = re.compile(r"(?is)<(caption|summary)\b.{0,5000}?</\1\s*>")
+_TABLE = re.compile(r"<table.*</table>", re.DOTALL)
+_CAPTION = re.compile(r"<caption.*?</caption>", re.DOTALL)
 _ALIGNED = re.compile(r' style="text-align: \w+"')  # style.typ aligns columns by what is in them
+_MARKED_PATH = re.compile("\ue000(.*?)\ue000")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_FIGURE = re.compile(r"[A-Za-z0-9_.-]+")
 PRINTED = 10_000  # characters that are shown of what a cell prints, two pages
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the template sets of one notebook, and the figures that the notebook names."""
+    """What the template sets of one notebook; the pictures lie in the folder that Typst compiles in."""
 
     file: str
-    number: int
-    unnumbered: bool
+    number: int  # 0: the chapter has none
     pieces: list[Piece]
-    figures: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> list[tuple[str, bytes]]:
+        """The figures that the notebook names."""
+        return [(f"{piece['name']}.svg", piece["content"]) for piece in self.pieces if "name" in piece]
 
 
-def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Path, position: int = 1) -> Chapter:
+def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Path) -> Chapter:
     """Convert a notebook that lies in `source`, and write its pictures into `folder`.
 
     The chapter has the number that the file name begins with, so chapter 4 is `04_….ipynb`; `00_…` has none.
     """
     file = f"{name}.ipynb"
-    parts = pieces(notebook)
-    figures = _named_figures(parts, file)
-    for piece in parts:
+    pieces = [
+        {**piece, "where": where, "tags": cell.metadata.get("tags", [])}
+        for cell, where in places(notebook)
+        for piece in _of_cell(cell)
+    ]
+    for piece in pieces:
         if piece["kind"] == "figure":
             piece["text"] = _put(piece["content"], piece["suffix"], folder)
-    _convert(parts, file)
-    for piece in parts:
+    _convert(pieces, file)
+    for piece in pieces:
         if "reader" in piece:
-            piece["text"] = _with_pictures(piece, f"{file}: {piece['where']}", source, folder)
-    if not any(re.search(r"(?m)^= ", piece["text"]) for piece in parts if "reader" in piece):
-        parts.insert(0, {"kind": "text", "text": '= #"' + name + '"', "tags": []})
-    number = re.match(r"\d+", name)
-    wanted = int(number[0]) if number else position
-    return Chapter(file, wanted, wanted == 0, parts, figures)
+            piece["text"] = _with_pictures(piece["text"], f"{file}: {piece['where']}", source, folder)
+    return Chapter(file, int(re.match(r"\d*", name)[0] or 0), pieces)
 
 
-def _named_figures(parts: list[Piece], file: str) -> dict[str, bytes]:
-    figures: dict[str, bytes] = {}
-    for piece in parts:
-        if "name" in piece and not _FIGURE.fullmatch(str(piece["name"])):  # it becomes the name of a file
-            allowed = "letters, digits, '_', '.' and '-'"
-            raise BuildError(f"{file}: {piece['where']}: a figure is called {piece['name']!r}; allowed: {allowed}")
-        if "name" in piece and figures.setdefault(piece["name"], piece["content"]) != piece["content"]:
-            raise BuildError(f"{file}: {piece['where']}: another figure is called {piece['name']} too")
-    return figures
-
-
-def _convert(parts: list[Piece], file: str) -> None:
-    texts = [(piece, "text", piece["reader"]) for piece in parts if "reader" in piece]
-    texts += [(piece, "caption", "markdown") for piece in parts if "caption" in piece]
+def _convert(pieces: list[Piece], file: str) -> None:
+    texts = [(piece, "text", piece["reader"]) for piece in pieces if "reader" in piece]
+    texts += [(piece, "caption", "markdown") for piece in pieces if "caption" in piece]
     try:
         converted = convert([(reader, piece[key]) for piece, key, reader in texts])
     except BuildError as error:
@@ -91,30 +75,16 @@ def _convert(parts: list[Piece], file: str) -> None:
         piece[key] = typst
 
 
-def _with_pictures(piece: Piece, where: str, source: Path, folder: Path) -> str:
-    def placed(found: re.Match) -> str:
-        return _put(*_picture(found[1], piece, where, source), folder)
+def _with_pictures(text: str, where: str, source: Path, folder: Path) -> str:
+    """The text with its pictures, which are files beside the notebook, copied into `folder`."""
 
-    return _MARKED.sub(placed, piece["text"])
+    def placed(marked: re.Match) -> str:
+        path = source / unquote(marked[1])
+        if not path.is_file():
+            raise BuildError(f"{where}: the image {marked[1]} is no file beside the notebook")
+        return _put(path.read_bytes(), path.suffix.lower(), folder)
 
-
-def _picture(target: str, piece: Piece, where: str, source: Path) -> tuple[bytes, str]:
-    """The bytes and the suffix of a picture in a text: a file, an attachment of its cell, or a data URL."""
-    if embedded := re.match(r"data:image/(\w+)(?:\+xml)?;base64,(.*)", target, re.DOTALL):
-        return base64.b64decode(embedded[2]), f".{embedded[1]}"
-    if target.startswith("attachment:"):
-        for kind, encoded in piece.get("attachments", {}).get(unquote(target[11:]), {}).items():
-            suffix = "." + kind.partition("/")[2].removesuffix("+xml")
-            return (encoded.encode() if suffix == ".svg" else base64.b64decode(encoded)), suffix
-        raise BuildError(f"{where}: the attached image {target[11:]} is missing")
-    if re.match(r"\w+://", target):
-        raise BuildError(f"{where}: the image {target} lies on the network: keep a copy beside the notebook")
-    path = source / unquote(target)
-    if not path.is_file():
-        raise BuildError(f"{where}: the image {target} does not exist")
-    if path.suffix.lower() not in _TYPST_PICTURES:
-        raise BuildError(f"{where}: the image {target} is not one of {', '.join(sorted(_TYPST_PICTURES))}")
-    return path.read_bytes(), path.suffix.lower()
+    return _MARKED_PATH.sub(placed, text)
 
 
 def _put(content: bytes, suffix: str, folder: Path) -> str:
@@ -122,15 +92,6 @@ def _put(content: bytes, suffix: str, folder: Path) -> str:
     name = f"{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
     (folder / name).write_bytes(content)
     return name
-
-
-def pieces(notebook: nbformat.NotebookNode) -> list[Piece]:
-    """The pieces of a notebook in their order, before anything is converted."""
-    return [
-        {**piece, "where": where, "tags": cell.metadata.get("tags", [])}
-        for cell, where in places(notebook)
-        for piece in _of_cell(cell)
-    ]
 
 
 def places(notebook: nbformat.NotebookNode) -> Iterator[tuple[nbformat.NotebookNode, str]]:
@@ -147,78 +108,49 @@ def places(notebook: nbformat.NotebookNode) -> Iterator[tuple[nbformat.NotebookN
             yield cell, f"{cell.cell_type.capitalize()} cell {position}"
 
 
-def plain(text: str) -> str:
-    """Printed text without colours, and without the states that a progress bar wrote over."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
-    return _CONTROL.sub("", strip_ansi(text)).rstrip()
-
-
 def note(output: nbformat.NotebookNode) -> dict[str, Any]:
     """The `helpers` metadata of an output: its `figure`, its `caption`, whether it is for the `report`."""
-    said = output.get("metadata", {})
-    for kind in output.get("data", {}):
-        said = said.get(kind, {}) | said if isinstance(said.get(kind), dict) else said
-    return dict(said.get("helpers", {}))
+    return output.get("metadata", {}).get("helpers", {})
 
 
 def _of_cell(cell: nbformat.NotebookNode) -> Iterator[Piece]:
     tags = cell.metadata.get("tags", [])
     if cell.cell_type == "markdown" and "live" not in tags:
-        files = cell.get("attachments", {})
-        yield {"kind": "text", "reader": "markdown", "text": cell.source, "attachments": files}
+        yield {"kind": "text", "reader": "markdown", "text": cell.source}
     if cell.cell_type != "code":
         return
-    if "show-code" in tags and cell.source.strip():
+    if "show-code" in tags:
         yield {"kind": "code", "text": cell.source.strip("\n")}
-    if "live" in tags:
-        return
-    printed = ""
-    for output in cell.outputs:
-        if output.output_type == "stream":
-            # One print may arrive in several parts; a progress bar's do.
-            printed += output.text if output.name == "stdout" else ""
-            continue
-        yield from _printed(printed)
-        printed = ""
-        if note(output).get("report", True):
+    for output in cell.outputs if "live" not in tags else []:
+        if note(output).get("report", True) and output.get("name") != "stderr":
             yield from _of_output(output)
-    yield from _printed(printed)
-
-
-def _printed(text: str) -> Iterator[Piece]:
-    if text := plain(text):
-        more = f"\n… and {len(text) - PRINTED:,} characters more" if len(text) > PRINTED else ""
-        yield {"kind": "printed", "text": text[:PRINTED] + more}
 
 
 def _of_output(output: nbformat.NotebookNode) -> Iterator[Piece]:
-    """The richest form that can be set: picture, table, Markdown, LaTeX, plain text."""
-    if output.output_type == "error":
-        yield from _printed(f"{output.ename}: {output.evalue}")
+    """The richest form that can be set: picture, table, Markdown, plain text."""
+    if output.output_type in ("stream", "error"):
+        text = output.text if output.output_type == "stream" else f"{output.ename}: {output.evalue}"
+        yield from _printed(text)
         return
-    data, said = output.data, note(output)
-    caption = {"caption": said["caption"]} if said.get("caption") else {}
-    picture = next((kind for kind in _PICTURES if kind in data), None)
-    html = data.get("text/html", "")
-    if picture:
-        encoded = data[picture]
-        is_svg = picture == "image/svg+xml"
-        content = encoded.encode() if is_svg else base64.b64decode(encoded)
-        name = {"name": said["figure"]} if said.get("figure") and is_svg else {}
-        yield {"kind": "figure", "content": content, "suffix": _PICTURES[picture], **name, **caption}
-    elif "<table" in html:
-        yield {"kind": "text", "reader": "html", "text": _bare_html(html, bool(caption)), **caption}
+    data, about = output.data, note(output)
+    caption = {"caption": about["caption"]} if "caption" in about else {}
+    if "image/svg+xml" in data:
+        name = {"name": about["figure"]} if "figure" in about else {}
+        yield {"kind": "figure", "content": data["image/svg+xml"].encode(), "suffix": ".svg", **name, **caption}
+    elif "image/png" in data:
+        yield {"kind": "figure", "content": base64.b64decode(data["image/png"]), "suffix": ".png", **caption}
+    elif html := _TABLE.search(data.get("text/html", "")):
+        bare = _ALIGNED.sub("", _CAPTION.sub("", html[0]) if caption else html[0])
+        yield {"kind": "text", "reader": "html", "text": bare, **caption}
     elif "text/markdown" in data:
         yield {"kind": "text", "reader": "markdown", "text": data["text/markdown"]}
-    elif "text/latex" in data:
-        yield {"kind": "text", "reader": "latex", "text": data["text/latex"]}
-    elif html and data.get("text/plain", "<").startswith("<"):  # the plain text is only an object's name
-        yield {"kind": "text", "reader": "html", "text": _bare_html(html, False)}
-    elif "application/vnd.jupyter.widget-view+json" not in data:
+    else:
         yield from _printed(data.get("text/plain", ""))
 
 
-def _bare_html(html: str, other_caption: bool) -> str:
-    html = _ALIGNED.sub("", _DIMENSIONS.sub("", _PARTS_OF_STYLE.sub("", html)))
-    return _CAPTION.sub("", html) if other_caption else html
+def _printed(text: str) -> Iterator[Piece]:
+    """Printed text without colours, and without the states that a progress bar wrote over."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    if text := _CONTROL.sub("", strip_ansi("\n".join(lines))).rstrip():
+        more = f"\n… and {len(text) - PRINTED:,} characters more" if len(text) > PRINTED else ""
+        yield {"kind": "printed", "text": text[:PRINTED] + more}

@@ -1,6 +1,6 @@
-"""Markdown, HTML and LaTeX become Typst, in one run of pandoc for all fragments of one format.
+"""Markdown and tables of HTML become Typst, in one run of pandoc for all fragments of one format.
 
-Pandoc needs about 40 ms to start and next to nothing for a cell, so a notebook costs two or three starts and
+Pandoc needs about 40 ms to start and next to nothing for a cell, so a notebook costs two starts and
 not one for each of its cells. `--file-scope` makes pandoc parse each fragment on its own: an unclosed code
 fence, a footnote or a link of one cell cannot reach into the next.
 """
@@ -8,7 +8,7 @@ fence, a footnote or a link of one cell cannot reach into the next.
 import hashlib
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,11 +21,8 @@ TEMPLATES = Path(__file__).parent / "templates" / "report"
 READERS = {
     "markdown": "commonmark+pipe_tables+strikeout+task_lists+footnotes+tex_math_dollars+autolink_bare_uris",
     "html": "html",
-    "latex": "latex",
 }
-_FENCED = re.compile(r"(?ms)^[ ]{0,3}(`{3,}|~{3,}).*?(?:^[ ]{0,3}\1[`~]*\s*?$|\Z)")
-_DISPLAY = re.compile(r"\$\$.*?\$\$", re.DOTALL)
-_BARE = re.compile(r"(?ms)^\\begin\{((?:align|equation|gather|multline|eqnarray)\*?)\}.*?\\end\{\1\}")
+_DISPLAYED = re.compile(r"\$\$.*?\$\$", re.DOTALL)
 _NOT_TEX = re.compile(r"Could not convert TeX math (.*?)(?:, rendering as TeX|$)", re.DOTALL)
 
 
@@ -42,8 +39,8 @@ def convert(fragments: Sequence[tuple[str, str]]) -> list[str]:
     for reader in READERS:
         chosen = [i for i, (form, text) in enumerate(fragments) if form == reader and text.strip()]
         texts = [fragments[i][1] for i in chosen]
-        if reader == "markdown":
-            texts = [_outside_code(text, _one_line_math) for text in texts]
+        if reader == "markdown":  # on one line: a line of math that begins with `+` or `-` would start a list
+            texts = [_DISPLAYED.sub(lambda math: math[0].replace("\n", " "), text) for text in texts]
         for i, typst in zip(chosen, _run(reader, texts), strict=True):
             converted[i] = typst
     return converted
@@ -69,25 +66,3 @@ def _run(reader: str, texts: list[str]) -> list[str]:
     if unknown := _NOT_TEX.search(done.stderr):
         raise BuildError(f"this TeX cannot be set: {unknown[1].strip()}")
     return [part.strip("\n") for part in re.split(rf"(?m)^{mark}\n?", done.stdout)[:-1]]
-
-
-def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Apply `change` to what lies between the fenced code blocks, and leave those as they are."""
-    parts, end = [], 0
-    for block in _FENCED.finditer(text):
-        parts += [change(text[end : block.start()]), block[0]]
-        end = block.end()
-    return "".join([*parts, change(text[end:])])
-
-
-def _one_line_math(text: str) -> str:
-    """Displayed math on one line, since a line of it that begins with `+` or `-` would start a list.
-
-    An environment without dollars, which Jupyter's MathJax accepts, gets them.
-    """
-
-    def joined(found: re.Match) -> str:
-        return " ".join(line.strip() for line in found[0].splitlines())
-
-    lines = _DISPLAY.sub(joined, text)
-    return _BARE.sub(lambda found: f"$${joined(found)}$$", lines)

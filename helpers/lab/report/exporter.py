@@ -47,25 +47,13 @@ class ReportExporter(TemplateExporter):
         self, nb: nbformat.NotebookNode, resources: dict | None = None, **kw: Any
     ) -> tuple[bytes, dict]:
         """The PDF of one notebook. It costs about half a second; nothing is executed."""
-        with TemporaryDirectory() as folder:
-            only, resources = self.chapter(nb, Path(folder), resources, **kw)
-            source = self.document([only], title=only.file.removesuffix(".ipynb"))
-            return compile_pdf(source, Path(folder)), resources
-
-    def chapter(
-        self,
-        nb: nbformat.NotebookNode,
-        folder: Path,
-        resources: dict | None = None,
-        position: int = 1,
-        **kw: Any,
-    ) -> tuple[Chapter, dict]:
-        """What the template sets of a notebook, after nbconvert's preprocessors. Pictures go into `folder`."""
         # TemplateExporter would render its template here; the step before it is what is wanted.
         nb, resources = Exporter.from_notebook_node(self, nb, resources, **kw)
         about = resources["metadata"]
-        name = about.get("name") or "notebook"
-        return chapter(nb, name, Path(about.get("path") or "."), folder, position), resources
+        with TemporaryDirectory() as folder:
+            name, source = about.get("name") or "notebook", Path(about.get("path") or ".")
+            only = chapter(nb, name, source, Path(folder))
+            return compile_pdf(self.document([only], title=name), Path(folder)), resources
 
     def document(
         self, chapters: Sequence[Chapter], title: str = TITLE, contents: bool = False, waiting: Sequence = ()
@@ -92,8 +80,7 @@ def compile_pdf(source: str, folder: Path) -> bytes:
     try:
         return packed(typst.compile(str(main), root=str(folder), ignore_system_fonts=True))
     except typst.TypstError as error:
-        hints = "; ".join(getattr(error, "hints", None) or [])
-        raise BuildError(f"Typst cannot compile it: {error}" + (f" ({hints})" if hints else "")) from None
+        raise BuildError(f"Typst cannot compile it: {error}") from None
 
 
 def packed(pdf: bytes) -> bytes:
