@@ -127,19 +127,3 @@ def checked_lengths(lengths: Lengths) -> np.ndarray:
 def checksum(lengths: np.ndarray) -> int:
     """CRC-32 of lengths (n,) int64, by which a state knows its dataset. 8 ms for a million."""
     return zlib.crc32(np.ascontiguousarray(lengths))
-
-
-def fill(lengths: np.ndarray, batches: Sequence[np.ndarray | list[int]], batch_size: int) -> dict[str, float]:
-    """The share of padding in batches of these indices, how many there are, and how full they are."""
-    area = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
-    full = len(lengths) / (len(batches) * batch_size)
-    return {"padding_share": 1 - int(lengths.sum()) / area, "batches": len(batches), "fill": full}
-
-
-def candidate_share(lengths: np.ndarray, k: int) -> float:
-    """The share of all samples that a sample can meet in a batch whose lengths differ by at most k, on the mean."""
-    counts = np.bincount(lengths)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    places = np.arange(len(counts))
-    near = before[np.minimum(places + k + 1, len(counts))] - before[np.maximum(places - k, 0)]
-    return float((counts * near).sum() / len(lengths) ** 2)

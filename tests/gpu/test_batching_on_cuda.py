@@ -20,7 +20,7 @@ from helpers.batching.attention import (
     without_cudnn_attention,
 )
 from helpers.batching.packed import causal_mask
-from helpers.batching.steps import device_ms
+from helpers.experiments.batching.step_times import device_ms
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.models import GPT2LikeModel

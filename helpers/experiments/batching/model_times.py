@@ -1,0 +1,186 @@
+"""A language model on each kind of batches: forward passes, training steps, whole trainings."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import torch
+
+from helpers.batching import StandardDataset
+from helpers.batching.attention import VARIANTS, forget_compiled, missing_because, without_cudnn_attention
+from helpers.lab import device, experiment, half_dtype, peak_memory
+from helpers.lab.experiment import OUT_OF_MEMORY
+from helpers.lab.records import STATUS, Row
+from helpers.metrics import LMCrossEntropyLoss
+from helpers.models import GPT2LikeModel
+from helpers.text import SyntheticText
+from helpers.training.language import guess_scores, text_task
+from helpers.training.loop import fit
+from helpers.training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
+from helpers.training.trainer import Precision, Trainer, mixed_precision
+
+from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
+from .samplers_and_packers import SPREADS
+from .step_times import PERCENTILES, RATE_COLUMNS, Steps, epoch, percentiles, rates, training_step
+
+BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS = ("BRAIN", "BIG BRAIN", "k = 10", "packed")
+FEEDS = {
+    BRAIN: partial(random_batches, to_maximum=True),
+    BIG_BRAIN: random_batches,
+    **{f"k = {k}": partial(balanced_batches, k=k) for k in SPREADS},
+    PACKED: packed_batches,
+}
+NO_PADDING = "equally long, no padding"
+BATCHES = 20  # that each variant's training steps go through, round and round; 10 on a CPU
+DENSE_BATCHES = 5  # of them by dense attention, whose masks are T² numbers each, and whose steps take equally long
+DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True))  # by the trainer's names
+TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
+
+
+@experiment(
+    small=[{"width": 32, "batch_size": 4, "samples": 24}],
+    cpu=[{"width": 512, "batch_size": size, "samples": 1200} for size in (32, 128)],
+    gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
+    big_gpu=[{"width": 1024, "batch_size": size, "samples": 50_000} for size in (64, 256)],
+    version=3,
+    columns=(
+        *("variant", *PERCENTILES, "mean_ms", "batches", "padding_share", "device_s", "epoch_s", "real_tokens_per_s"),
+        *("attention", "dtype", "source", "baseline", "ratio_to_brain"),
+    ),
+)
+@without_cudnn_attention()
+def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
+    """An epoch of forward passes: embedding, positions, one decoder layer of 8 heads; no head, no backward.
+
+    The decoder's memory is the embedded batch itself, under the causal mask. `epoch_s` is by the clock, as a loop goes:
+    the host makes a batch, copies it and launches its kernels, and the next. The time of a batch, from the tokens on
+    the device to the output, is device time; on a GPU it is taken in a second pass, see `device_ms`.
+    """
+    samples = text(samples, width)
+    model = language_model(samples, width, layers=1, head=False).eval()
+    dataset = StandardDataset(samples, MAX_LENGTH + 1)
+    with torch.inference_mode():
+        rows = [_epoch(variant, model, dataset, batch_size) for variant in FEEDS]
+    origin = {"dtype": dtype_name(), "source": samples.source, "baseline": BRAIN}
+    baseline = rows[0]["real_tokens_per_s"]
+    return [row | origin | {"ratio_to_brain": row["real_tokens_per_s"] / baseline} for row in rows]
+
+
+def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_size: int) -> Row:
+    batches, _ = FEEDS[variant](dataset, batch_size, device(), compute_dtype(), 0)
+    epoch_s, times_ms, positions = epoch(batches, lambda batch: model(batch.inputs, **batch.options))
+    real = int((dataset.lengths - 1).sum())  # the last token of a sample has nothing to predict
+    tokens = real + (len(dataset) if variant == PACKED else 0)  # only packs keep it
+    row = {"variant": variant, "batches": len(times_ms), "padding_share": 1 - tokens / positions}
+    row |= {"device_s": sum(times_ms) / 1e3, "epoch_s": epoch_s, "real_tokens_per_s": real / epoch_s}
+    attention = packed_variant(device(), compute_dtype()) if variant == PACKED else "causal"
+    return row | percentiles(times_ms) | {"attention": attention}
+
+
+@experiment(
+    small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
+    cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 10}],
+    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 30}],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
+    version=3,
+    same_work=False,  # each step takes another batch
+    columns=(*RATE_COLUMNS, "ratio_to_no_padding", "dtype", "source", "baseline"),
+)
+@without_cudnn_attention()
+def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: int) -> list[Row]:
+    """Real tokens a second of training steps, forward, backward and AdamW, from one interleaved run.
+
+    The limit is a batch of samples all as long as the mean one: the same model with nothing to pad. The others take
+    batches of WikiText's lengths; each step of theirs is another batch, so the rate is over all of them. Batches, and
+    the masks or tables that attention needs, are made before: `attention` has what those cost. First each variant goes
+    through its batches, to warm up; one that runs out of memory is a row that says so, and the others go on without it.
+    """
+    forget_compiled()
+    samples = text(samples, width)
+    dataset = StandardDataset(samples, MAX_LENGTH + 1)
+    model = language_model(samples, width, layers)
+    criterion = LMCrossEntropyLoss(samples.vocab.pad_id)
+    step = training_step(model.parameters(), lambda b: criterion(model(b.inputs, **b.options), b.targets))
+
+    dtype, on_cuda = compute_dtype(), device().type == "cuda"
+    feeds = {name: FEEDS[name] for name in (BRAIN, BIG_BRAIN, BALANCED)}
+    for variant in VARIANTS if on_cuda else ("dense", "varlen"):
+        if not missing_because(variant, device(), dtype):
+            feeds[f"packed, {variant}"] = partial(packed_batches, variant=variant)
+    mean, count = round(float(dataset.lengths.mean())), BATCHES if on_cuda else BATCHES // 2
+    variants = {NO_PADDING: Steps.of(step, [full_batch(samples, batch_size, mean, device())])}
+    for name, feed in feeds.items():
+        batches, _ = feed(dataset, batch_size, device(), dtype, 0)
+        variants[name] = Steps.of(step, list(itertools.islice(batches(0, 0), count)))
+    variants["packed, dense"].batches = variants["packed, dense"].batches[:DENSE_BATCHES]
+    variants[BRAIN].batches = variants[BRAIN].batches[:1]
+    names = list(variants)
+    for name in reversed(names):  # the largest last, when all masks are there
+        if not variants[name].fit():
+            del variants[name]
+    rows = {row["variant"]: row for row in rates(variants, rounds, warmup=1)}
+    limit = rows.get(NO_PADDING)
+    for row in rows.values():
+        row["ratio_to_no_padding"] = row["real_tokens_per_s"] / limit["real_tokens_per_s"] if limit else None
+    origin = {"dtype": dtype_name(), "source": samples.source, "baseline": NO_PADDING}
+    return [rows.get(name, {"variant": name, STATUS: OUT_OF_MEMORY}) | origin for name in names]
+
+
+def _trainings(seeds: int, *sizes: float) -> list[Row]:
+    of_run = dict(zip(TRAINING.split(), sizes, strict=True))
+    return [{"data": data} | of_run | {"seed": seed} for data in STEPS for seed in range(seeds)]
+
+
+@experiment(
+    small=_trainings(1, 32, 1, 500, 48, MAX_LENGTH, 8, 1, 3e-3),
+    cpu=_trainings(3, 128, 2, 2048, 2500, 128, 8, 1, 3e-3),
+    gpu=_trainings(3, 256, 4, 8192, 10_000, MAX_LENGTH, 16, 1, 1e-3),
+    big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
+    version=3,
+    columns=(
+        *("train_s", "peak_gib", "validation_loss", "validation_accuracy"),
+        *("guess_loss", "guess_accuracy", "steps", "real_tokens", "source"),
+    ),
+)
+@without_cudnn_attention()
+def training(
+    data: str,
+    width: int,
+    layers: int,
+    words: int,
+    samples: int,
+    max_length: int,
+    batch_size: int,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+) -> Row:
+    """A whole training of the language model on each kind of batches: time, memory, and what it learned.
+
+    On generated text, whose next tokens a small model learns to guess within an epoch of seconds. All see the same
+    samples; so at the end of an epoch all have seen as many real tokens. `guess_accuracy` is that of always guessing
+    the most frequent token, `guess_loss` that of the tokens' frequencies. On a CPU `peak_gib` is that of a step on the
+    widest batch.
+    """
+    trained, validation = SyntheticText(samples, 0, words), SyntheticText(max(samples // 8, 1), 1, words)
+    shape = {"d_model": width, "num_heads": max(width // 64, 1)}
+    sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0}
+    sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
+    task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
+    trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
+    with trainer.settings():
+        scores = fit(trainer, epochs=epochs)
+        peak_gib = scores["peak_gib"]
+        if peak_gib is None:
+            widest = max(task.batches(0, 0), key=lambda batch: batch.inputs.numel())
+            peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
+    return {
+        "train_s": scores["epoch_s"],
+        "peak_gib": peak_gib,
+        "validation_loss": scores["validation_loss"],
+        "validation_accuracy": scores["validation_accuracy"],
+        **guess_scores(task),
+        "steps": scores["steps"],
+        "real_tokens": int((np.minimum(trained.lengths, max_length + 1) - 1).sum()) * epochs,
+        "source": trained.source,
+    }
