@@ -1,18 +1,17 @@
 """The feed-forward layer of LLaMA-like models: a plain module, and one that chooses what backward keeps."""
 
-import numbers
+import functools
+import operator
+import warnings
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from helpers.lab.arguments import check_positive
-from helpers.lab.precision import autocast_dtype, without_autocast
-from helpers.lab.timing import relative_error
 
-from . import steps
-from .operators import opaque_backward, opaque_forward
-from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
+from .function import MemoryOptimizedSwigluMLPFunction, check_level
+from .steps import KEEP_INPUT, KEEP_TWO
 
 
 class SwigluMLP(nn.Module):
@@ -80,43 +79,46 @@ class MemoryOptimizedSwigluMLP(nn.Module):
             linears.append(linear)
         return tuple(linears)
 
-    @classmethod
-    def replace_in(cls, model: nn.Module, checkpoint_level: int = KEEP_TWO) -> int:
-        """Replace every SwiGLU MLP inside a model, as of transformers' Llama, Mistral or Qwen2; returns how many.
+    @staticmethod
+    def replace_in(model: nn.Module, checkpoint_level: int = KEEP_TWO) -> int:
+        """Run every SwiGLU MLP in a model, as of transformers' Llama or Qwen3, as this layer; returns how many.
 
-        That is a module with Linears `gate_proj`, `up_proj` and `down_proj` that returns what the layer does for random
-        input. Call it before the optimizer is built: parameters are new, and named W, V, U in the state dict. Weights
-        are copied, one MLP at a time.
+        An MLP stays where it is, with its Linears `gate_proj`, `up_proj` and `down_proj`: the names in the state dict,
+        tied weights, hooks and an optimizer's parameters stay, too, and no weight is copied. `restore_in` undoes it.
+        An MLP that computes anything else (a clamp, dropout, biases, another activation) is left as it is, with a
+        warning; if there is no other, a ValueError says what it computes. An MLP whose Linears change later (LoRA,
+        hooks, quantisation) runs its own forward again, with a warning, until they are plain.
         """
-        places: dict[nn.Module, list[str]] = {}
-        for path, module in model.named_modules(remove_duplicate=False):
-            if path and _gate_up_down(module):
-                places.setdefault(module, []).append(path)
-        del module  # so that each MLP is freed when it is replaced
-        count = 0
-        while places:
-            module, paths = places.popitem()
-            layer = cls._in_place_of(module, checkpoint_level)
-            count += layer is not None
-            for path in paths if layer is not None else ():
-                model.set_submodule(path, layer)
+        check_level(checkpoint_level)
+        count, left = 0, {}
+        for module in model.modules():
+            if isinstance(module, _InPlace):
+                reason = ""
+            elif all(isinstance(getattr(module, name, None), nn.Module) for name in NAMES):
+                reason = _difference(module)
+            else:
+                continue
+            if reason:
+                left[f"{type(module).__name__} {reason}"] = None
+                continue
+            if not isinstance(module, _InPlace):
+                module.__class__ = _in_place(type(module))
+            module.checkpoint_level = checkpoint_level
+            count += 1
         if not count:
-            raise ValueError(f"{type(model).__name__} has no SwiGLU MLP of gate_proj, up_proj and down_proj inside")
+            raise ValueError("; ".join([f"{type(model).__name__} has no MLP that computes {FORMULA}", *left]))
+        if left:
+            warnings.warn(f"left as they are: {'; '.join(left)}", stacklevel=2)
         return count
 
-    @classmethod
-    def _in_place_of(cls, module: nn.Module, checkpoint_level: int) -> "MemoryOptimizedSwigluMLP | None":
-        """The layer that computes what the module does; None if it doesn't."""
-        linears = _gate_up_down(module)
-        layer, gate = cls.from_linears(*linears, checkpoint_level), linears[0].weight
-        generator = torch.Generator(gate.device).manual_seed(0)
-        x = torch.randn(1, 8, gate.shape[1], generator=generator, device=gate.device, dtype=gate.dtype)
-        with torch.no_grad():
-            x = x * (2 / linears[0](x).std())  # where activations differ from each other
-            y = module(x)
-            tolerance = 1e-3 if gate.dtype.itemsize >= 4 else 3e-2
-            same = isinstance(y, Tensor) and y.shape == x.shape and relative_error(layer(x), y) <= tolerance
-        return layer.train(module.training) if same else None
+    @staticmethod
+    def restore_in(model: nn.Module) -> int:
+        """Undo `replace_in`: every MLP runs its own forward again. Returns how many."""
+        replaced = [module for module in model.modules() if isinstance(module, _InPlace)]
+        for module in replaced:
+            module.__class__ = module.mlp_class
+            del module._checkpoint_level
+        return len(replaced)
 
     @property
     def checkpoint_level(self) -> int:
@@ -147,152 +149,100 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         return f"{hidden}, {intermediate}, checkpoint_level={self.checkpoint_level}"
 
 
-class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
-    """SwiGLU, (SiLU(xW) ⊙ xV) U, with a choice of what is kept for backward.
+NAMES = ("gate_proj", "up_proj", "down_proj")
+FORMULA = "down_proj(silu(gate_proj(x)) * up_proj(x))"
 
-    Bytes kept a token, with d = hidden, I = intermediate size and b = bytes an element, and the matrix
-    products of forward + backward; a plain module keeps (4I + d) b and needs 3 + 6:
 
-        level 0   (3I + d) b          3 + 6
-        level 1   d b                 3 + 8
-        level 2   (2I + d) b          3 + 6
-        level 3   2I (1 + 4/128) + d b    3 + 6, gradients from activations rounded to 8 bits
+class _InPlace(MemoryOptimizedSwigluMLP):
+    """The layer on the Linears of another MLP. That MLP gets a class derived from this one and from its own."""
 
-    Under autocast the products run in autocast's type; the weights are kept as they are and cast again in
-    backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was kept
-    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Batched
-    gradients (`is_grads_batched`, `vmap` of `grad`) take more memory. Double backward and other transforms of
-    torch.func aren't supported.
+    mlp_class: type[nn.Module]
+    W = property(lambda self: self.gate_proj.weight.t())
+    V = property(lambda self: self.up_proj.weight.t())
+    U = property(lambda self: self.down_proj.weight.t())
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        (x,) = (*inputs, *named.values())  # each MLP has its own name for its only input
+        if all(_is_plain(getattr(self, name)) for name in NAMES):
+            return super().forward(x)
+        _warn_of_own_forward(self.mlp_class.__name__)
+        return self.mlp_class.forward(self, x)
+
+    def __reduce_ex__(self, protocol):  # copies and pickles: classes made at run time aren't found by name
+        return _new, (self.mlp_class,), self.__dict__
+
+
+@functools.cache
+def _in_place(mlp_class: type[nn.Module]) -> type[_InPlace]:
+    return type(f"MemoryOptimized{mlp_class.__name__}", (_InPlace, mlp_class), {"mlp_class": mlp_class})
+
+
+@torch.compiler.assume_constant_result  # so that it warns while it is compiled
+def _warn_of_own_forward(name: str) -> None:
+    warnings.warn(
+        f"{name} has Linears that were changed or have hooks: it runs its own forward, which saves more for backward",
+        stacklevel=3,
+    )
+
+
+def _new(mlp_class: type[nn.Module]) -> _InPlace:
+    new_class = _in_place(mlp_class)
+    return new_class.__new__(new_class)
+
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Whether a call of it is x @ weight.t(), and nothing else."""
+    return type(linear) is nn.Linear and linear.bias is None and not _is_hooked(linear)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether something runs besides the class's forward, which the layer would pass by."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__
+
+
+def _difference(mlp: nn.Module) -> str:
+    """What an MLP does that the layer doesn't, in training or in evaluation; "" if it computes `FORMULA` exactly."""
+    linears = [getattr(mlp, name) for name in NAMES]
+    if "forward" in mlp.__dict__ or any(_is_hooked(module) for module in list(mlp.modules())[1:]):
+        return "has hooks inside, or a forward that was replaced"
+    if not all(_is_plain(linear) for linear in linears):
+        return "has projections that aren't plain Linears without biases"
+    modes = {module: module.training for module in mlp.modules()}
+    try:
+        for training in (True, False):
+            for module in modes:
+                module.training = training
+            if (formula := _formula(mlp)) != FORMULA:
+                return f"computes {formula}"
+    except Exception as error:  # whatever a forward raises that is given a stand-in for a tensor
+        return f"can't be traced ({type(error).__name__})"
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return ""
+
+
+def _formula(mlp: nn.Module) -> str:
+    """What a module's forward computes, by tracing it without data, so that nothing depends on sizes or values.
+
+    Several results are joined by ";": one that nobody uses may have changed a tensor in place.
     """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int = KEEP_TWO) -> Tensor:
-        level = check_level(checkpoint_level)
-        asked = autocast_dtype(x) if isinstance(x, Tensor) else None
-        check_arguments(x, W, V, U, casting=asked is not None)
-        dtype = asked or x.dtype
-        needs = list(ctx.needs_input_grad[:4])
-        if not any(needs):
-            level = KEEP_INPUT  # nothing has to be kept
-        x_cast = _cast(x, dtype)
-        with without_autocast(x):
-            y, *kept = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
-        need_x, need_W, need_V, _ = needs
-        again = level == KEEP_INPUT and any(needs)
-        ctx.save_for_backward(
-            x_cast if need_W or need_V or again else None,
-            W if need_x or again else None,
-            V if need_x or again else None,
-            U if need_x or need_W or need_V else None,
-            *kept,
-        )
-        ctx.level, ctx.dtype, ctx.dtypes = level, dtype, (x.dtype, W.dtype, V.dtype, U.dtype)
-        ctx.x_shape, ctx.intermediate = x.shape, W.shape[1]
-        return y
-
-    @staticmethod
-    def backward(ctx, l: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
-        needs = list(ctx.needs_input_grad[:4])
-        with torch.no_grad(), without_autocast(l):
-            arguments = (_cast(l, ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
-            grads = _backward(*arguments, x_shape=ctx.x_shape, intermediate=ctx.intermediate)
-        grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        if create_graph:
-            grads = _refuse_second_derivative(grads, [l, *saved[:4]])
-        return *grads, None
-
-
-def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
-    if torch.compiler.is_compiling():
-        return opaque_forward(x, W, V, U, level)
-    y, kept = steps.forward(x, W, V, U, level)
-    return [y, *kept]
-
-
-def _backward(l, x, W, V, U, kept, level, needs, *, x_shape, intermediate) -> list[Tensor | None]:
-    if torch.compiler.is_compiling():
-        found = opaque_backward(l, x, W, V, U, kept, level, needs, list(x_shape), intermediate)
-        remaining = iter(found)
-        return [next(remaining) if needed else None for needed in needs]
-    return steps.backward(l, x, W, V, U, kept, level, needs, x_shape, overwrite=not _graph_is_retained())
-
-
-def _graph_is_retained() -> bool:
-    """Whether backward may come again (`retain_graph=True`) and needs what was kept as it was."""
-    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if asked is None else asked()
-
-
-def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """`tensor.to(dtype)`, without the call where there is nothing to do: the layer is often bound by Python."""
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
-
-
-class _RefuseSecondDerivative(torch.autograd.Function):
-    """Passes gradients through; differentiating them again says that it isn't supported."""
-
-    @staticmethod
-    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> None:
-        raise RuntimeError("MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it")
-
-
-def _refuse_second_derivative(grads: list[Tensor | None], roots: list[Tensor | None]) -> list[Tensor | None]:
-    """Hang the gradients on the tensors they depend on, by a node that refuses."""
-    present = [grad for grad in grads if grad is not None]
-    guarded = iter(_RefuseSecondDerivative.apply(len(present), *present, *(r for r in roots if r is not None)))
-    return [None if grad is None else next(guarded) for grad in grads]
-
-
-def _gate_up_down(module: nn.Module) -> list[nn.Linear]:
-    """The three Linears without biases of an MLP; empty if it isn't one."""
-    linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
-    return linears if all(type(linear) is nn.Linear and linear.bias is None for linear in linears) else []
-
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def check_level(level: int) -> int:
-    """The level as an int, if there is such a one."""
-    if type(level) is int and level in LEVELS:
-        return level
-    if not isinstance(level, numbers.Integral) or isinstance(level, bool) or int(level) not in LEVELS:
-        allowed = "; ".join(f"{n} keeps {kept}" for n, kept in LEVELS.items())
-        raise ValueError(f"checkpoint_level is {level!r}; allowed: {allowed}")
-    return int(level)
-
-
-def check_arguments(x: Tensor, W: Tensor, V: Tensor, U: Tensor, *, casting: bool) -> None:
-    """Raise a `ValueError` that names what was given and what is allowed. `casting`: autocast makes dtypes agree."""
-    for name, given in {"x": x, "W": W, "V": V, "U": U}.items():
-        if not isinstance(given, Tensor):
-            raise ValueError(f"{name} is a {type(given).__name__}; it must be a tensor")
-    if W.ndim != 2 or V.shape != W.shape or U.shape != W.shape[::-1]:
-        shapes = f"W {tuple(W.shape)}, V {tuple(V.shape)}, U {tuple(U.shape)}"
-        raise ValueError(f"shapes of {shapes}; W and V must be (hidden, intermediate), U (intermediate, hidden)")
-    if x.ndim == 0 or x.shape[-1] != W.shape[0]:
-        raise ValueError(f"x has shape {tuple(x.shape)}; its last dimension must be the hidden size, {W.shape[0]}")
-    if x.dtype in DTYPES and all(w.dtype == x.dtype and w.device == x.device for w in (W, V, U)):
-        return
-    named = {"x": x, "W": W, "V": V, "U": U}
-    devices = {name: tensor.device for name, tensor in named.items()}
-    if len(set(devices.values())) > 1:
-        raise ValueError(f"mixed devices: {_listed(devices)}; x and the weights must be on one device")
-    dtypes = {name: tensor.dtype for name, tensor in named.items()}
-    if not set(dtypes.values()) <= set(DTYPES):
-        raise ValueError(f"dtypes {_listed(dtypes)}; allowed: {', '.join(map(str, DTYPES))}")
-    if not casting:
-        raise ValueError(
-            f"mixed dtypes: {_listed(dtypes)}; they must be one dtype, or use torch.autocast (which leaves fp64 alone)"
-        )
-
-
-def _listed(named: dict) -> str:
-    return ", ".join(f"{name} {value}" for name, value in named.items())
+    graph = fx.Tracer().trace(mlp)
+    formulas: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        inputs = [formulas[value] for value in node.all_input_nodes]
+        module = mlp.get_submodule(node.target) if node.op == "call_module" else None
+        if node.op == "placeholder":
+            formulas[node] = "x" if not formulas else node.name
+        elif node.target is F.silu or type(module) is nn.SiLU:
+            formulas[node] = f"silu({inputs[0]})"
+        elif node.target in (operator.mul, torch.mul) and len(inputs) == 2:
+            formulas[node] = " * ".join(sorted(inputs))
+        else:
+            formulas[node] = f"{getattr(node.target, '__name__', node.target)}({', '.join(inputs)})"
+    (result,) = graph.output_node().args
+    unused = [formula for node, formula in formulas.items() if not node.users]
+    return "; ".join([*unused, formulas[result] if isinstance(result, fx.Node) else "several results"])

@@ -76,10 +76,12 @@ def backward(
     needs: list[bool],
     x_shape: Sequence[int],
     overwrite: bool = False,
+    transposed: bool = False,
 ) -> list[Tensor | None]:
     """The gradients of x, W, V, U that are needed (`needs`), None for the others.
 
-    `overwrite`: nobody will look at `kept` again, so gradients may be written over it. Every product is freed
+    `overwrite`: nobody will look at `kept` again, so gradients may be written over it. `transposed`: the weights are
+    views of a Linear's, and their gradients get that layout, which autograd would copy them to. Every product is freed
     as soon as the next one is there: at the peak there are three tensors of z's size and one weight gradient,
     or two and three.
     """
@@ -90,7 +92,7 @@ def backward(
         kept, overwrite = [rows @ W, rows @ V], True
     dx = dW = dV = dU = None
     if not (need_x or need_W or need_V):
-        return [None, None, None, _hidden(kept, level, l.dtype).t() @ l]
+        return [None, None, None, _weight_gradient(_hidden(kept, level, l.dtype), l, transposed)]
     dz = l @ U.t()  # (T, I)
     batched = _is_batched(l)
     if batched:
@@ -102,17 +104,21 @@ def backward(
         torch.autograd.graph.increment_version(kept)  # whoever still holds them and needs them is told
     del kept
     if need_U:
-        dU = z.t() @ l
+        dU = _weight_gradient(z, l, transposed)
     del z
     if need_W:
-        dW = rows.t() @ dg
+        dW = _weight_gradient(rows, dg, transposed)
     if need_V:
-        dV = rows.t() @ du
+        dV = _weight_gradient(rows, du, transposed)
     if need_x:
         dx = dg @ W.t()
         dx = dx + du @ V.t() if batched else torch.addmm(dx, du, V.t(), out=dx)
         dx = dx.view(x_shape)
     return [dx, dW, dV, dU]
+
+
+def _weight_gradient(inputs: Tensor, l: Tensor, transposed: bool) -> Tensor:
+    return (l.t() @ inputs).t() if transposed else inputs.t() @ l
 
 
 def _elementwise(dz: Tensor, kept: list[Tensor], level: int, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,158 @@
+"""The autograd function of the layer: which tensors it saves, casting, and what it refuses."""
+
+import numbers
+
+import torch
+from torch import Tensor
+
+from helpers.lab.precision import autocast_dtype, without_autocast
+
+from . import steps
+from .operators import opaque_backward, opaque_forward
+from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
+    """SwiGLU, (SiLU(xW) ⊙ xV) U, with a choice of what is kept for backward.
+
+    Bytes kept a token, with d = hidden, I = intermediate size and b = bytes an element, and the matrix
+    products of forward + backward; a plain module keeps (4I + d) b and needs 3 + 6:
+
+        level 0   (3I + d) b          3 + 6
+        level 1   d b                 3 + 8
+        level 2   (2I + d) b          3 + 6
+        level 3   2I (1 + 4/128) + d b    3 + 6, gradients from activations rounded to 8 bits
+
+    Under autocast the products run in autocast's type; the weights are kept as they are and cast again in
+    backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was kept
+    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Batched
+    gradients (`is_grads_batched`, `vmap` of `grad`) take more memory. Double backward and other transforms of
+    torch.func aren't supported.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, W: Tensor, V: Tensor, U: Tensor, checkpoint_level: int = KEEP_TWO) -> Tensor:
+        level = check_level(checkpoint_level)
+        asked = autocast_dtype(x) if isinstance(x, Tensor) else None
+        check_arguments(x, W, V, U, casting=asked is not None)
+        dtype = asked or x.dtype
+        needs = list(ctx.needs_input_grad[:4])
+        if not any(needs):
+            level = KEEP_INPUT  # nothing has to be kept
+        x_cast = _cast(x, dtype)
+        with without_autocast(x):
+            y, *kept = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
+        need_x, need_W, need_V, _ = needs
+        again = level == KEEP_INPUT and any(needs)
+        ctx.save_for_backward(
+            x_cast if need_W or need_V or again else None,
+            W if need_x or again else None,
+            V if need_x or again else None,
+            U if need_x or need_W or need_V else None,
+            *kept,
+        )
+        ctx.level, ctx.dtype, ctx.dtypes = level, dtype, (x.dtype, W.dtype, V.dtype, U.dtype)
+        ctx.x_shape, ctx.intermediate, ctx.transposed = x.shape, W.shape[1], not W.is_contiguous()
+        return y
+
+    @staticmethod
+    def backward(ctx, l: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
+        needs = list(ctx.needs_input_grad[:4])
+        with torch.no_grad(), without_autocast(l):
+            arguments = (_cast(l, ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
+            shapes = {"x_shape": ctx.x_shape, "intermediate": ctx.intermediate, "transposed": ctx.transposed}
+            grads = _backward(*arguments, **shapes)
+        grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        if create_graph:
+            grads = _refuse_second_derivative(grads, [l, *saved[:4]])
+        return *grads, None
+
+
+def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
+    if torch.compiler.is_compiling():
+        return opaque_forward(x, W, V, U, level)
+    y, kept = steps.forward(x, W, V, U, level)
+    return [y, *kept]
+
+
+def _backward(l, x, W, V, U, kept, level, needs, *, x_shape, intermediate, transposed) -> list[Tensor | None]:
+    if torch.compiler.is_compiling():
+        found = opaque_backward(l, x, W, V, U, kept, level, needs, list(x_shape), intermediate)
+        remaining = iter(found)
+        return [next(remaining) if needed else None for needed in needs]
+    overwrite = not _graph_is_retained()
+    return steps.backward(l, x, W, V, U, kept, level, needs, x_shape, overwrite, transposed)
+
+
+def _graph_is_retained() -> bool:
+    """Whether backward may come again (`retain_graph=True`) and needs what was kept as it was."""
+    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if asked is None else asked()
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`tensor.to(dtype)`, without the call where there is nothing to do: the layer is often bound by Python."""
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+
+
+class _RefuseSecondDerivative(torch.autograd.Function):
+    """Passes gradients through; differentiating them again says that it isn't supported."""
+
+    @staticmethod
+    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> None:
+        raise RuntimeError("MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it")
+
+
+def _refuse_second_derivative(grads: list[Tensor | None], roots: list[Tensor | None]) -> list[Tensor | None]:
+    """Hang the gradients on the tensors they depend on, by a node that refuses."""
+    present = [grad for grad in grads if grad is not None]
+    guarded = iter(_RefuseSecondDerivative.apply(len(present), *present, *(r for r in roots if r is not None)))
+    return [None if grad is None else next(guarded) for grad in grads]
+
+
+def check_level(level: int) -> int:
+    """The level as an int, if there is such a one."""
+    if type(level) is int and level in LEVELS:
+        return level
+    if not isinstance(level, numbers.Integral) or isinstance(level, bool) or int(level) not in LEVELS:
+        allowed = "; ".join(f"{n} keeps {kept}" for n, kept in LEVELS.items())
+        raise ValueError(f"checkpoint_level is {level!r}; allowed: {allowed}")
+    return int(level)
+
+
+def check_arguments(x: Tensor, W: Tensor, V: Tensor, U: Tensor, *, casting: bool) -> None:
+    """Raise a `ValueError` that names what was given and what is allowed. `casting`: autocast makes dtypes agree."""
+    for name, given in {"x": x, "W": W, "V": V, "U": U}.items():
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{name} is a {type(given).__name__}; it must be a tensor")
+    if W.ndim != 2 or V.shape != W.shape or U.shape != W.shape[::-1]:
+        shapes = f"W {tuple(W.shape)}, V {tuple(V.shape)}, U {tuple(U.shape)}"
+        raise ValueError(f"shapes of {shapes}; W and V must be (hidden, intermediate), U (intermediate, hidden)")
+    if x.ndim == 0 or x.shape[-1] != W.shape[0]:
+        raise ValueError(f"x has shape {tuple(x.shape)}; its last dimension must be the hidden size, {W.shape[0]}")
+    if x.dtype in DTYPES and all(w.dtype == x.dtype and w.device == x.device for w in (W, V, U)):
+        return
+    named = {"x": x, "W": W, "V": V, "U": U}
+    devices = {name: tensor.device for name, tensor in named.items()}
+    if len(set(devices.values())) > 1:
+        raise ValueError(f"mixed devices: {_listed(devices)}; x and the weights must be on one device")
+    dtypes = {name: tensor.dtype for name, tensor in named.items()}
+    if not set(dtypes.values()) <= set(DTYPES):
+        raise ValueError(f"dtypes {_listed(dtypes)}; allowed: {', '.join(map(str, DTYPES))}")
+    if not casting:
+        raise ValueError(
+            f"mixed dtypes: {_listed(dtypes)}; they must be one dtype, or use torch.autocast (which leaves fp64 alone)"
+        )
+
+
+def _listed(named: dict) -> str:
+    return ", ".join(f"{name} {value}" for name, value in named.items())
