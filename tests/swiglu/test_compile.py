@@ -19,6 +19,7 @@ def gradients(run, layer, x, l):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("frozen", ["", "WU"])
 def test_a_compiled_graph_gives_the_same_and_keeps_the_same(level, frozen):
+    torch.compiler.reset()  # other tests have compiled the same forward as often as is allowed
     layer = MemoryOptimizedSwigluMLP(16, 48, level)
     for name in frozen:
         getattr(layer, name).requires_grad_(False)

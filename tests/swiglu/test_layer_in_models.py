@@ -1,14 +1,10 @@
 """The layer in the place of others': in models, in exported programs, under what callers do to an output."""
 
-import copy
-import weakref
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
 
 EXACT = (0, 1, 2)
@@ -60,65 +56,6 @@ def test_numpys_integers_are_integers(number):
     assert layer(torch.randn(5, 16)).shape == (5, 16)
     with pytest.raises(ValueError, match="checkpoint_level is"):
         layer.checkpoint_level = number(4)
-
-
-def llama(**options):
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(vocab_size=32, num_key_value_heads=2, **sizes, **options)
-    return transformers.LlamaForCausalLM(config)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_call_replaces_the_mlps_of_a_transformers_llama(dtype):
-    model = llama().to(dtype)
-    ours = copy.deepcopy(model).eval()
-    state = torch.get_rng_state()
-    assert MemoryOptimizedSwigluMLP.replace_in(ours, 1) == 2
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [type(layer.mlp) for layer in ours.model.layers] == [MemoryOptimizedSwigluMLP] * 2
-    assert not ours.model.layers[0].mlp.training
-    tokens = torch.arange(20).reshape(2, 10)
-    runs = [each(tokens, labels=tokens) for each in (model, ours)]
-    assert relative_error(runs[1].logits, runs[0].logits) < (1e-5 if dtype == torch.float32 else 2e-2)
-    for run in runs:
-        run.loss.backward()
-    found, expected = ours.model.layers[0].mlp.W.grad, model.model.layers[0].mlp.gate_proj.weight.grad
-    assert relative_error(found.t(), expected) < (1e-5 if dtype == torch.float32 else 5e-2)
-    assert ours.generate(tokens[:, :3], max_new_tokens=2, do_sample=False).shape == (2, 5)
-
-
-@pytest.mark.parametrize("options", [{"hidden_act": "gelu"}, {"mlp_bias": True}])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_mlp_that_computes_something_else_stays(options, dtype):
-    model = llama(**options).to(dtype)
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no SwiGLU MLP"):
-        MemoryOptimizedSwigluMLP.replace_in(model)
-
-
-def test_an_mlp_is_freed_when_it_is_replaced():
-    model, freed = llama(), []
-    for layer in model.model.layers:
-        weakref.finalize(layer.mlp.gate_proj.weight, freed.append, 1)
-    first, build = [], MemoryOptimizedSwigluMLP._in_place_of
-
-    def spy(module, level):
-        first.append(len(freed))
-        return build(module, level)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryOptimizedSwigluMLP, "_in_place_of", spy)
-        MemoryOptimizedSwigluMLP.replace_in(model)
-    assert first == [0, 1]
-    assert len(freed) == 2
-
-
-def test_an_mlp_that_is_shared_is_replaced_by_one_layer():
-    model = llama()
-    model.model.layers[1].mlp = model.model.layers[0].mlp
-    assert MemoryOptimizedSwigluMLP.replace_in(model) == 1
-    assert model.model.layers[0].mlp is model.model.layers[1].mlp
 
 
 @pytest.mark.parametrize("learns", [False, True])
