@@ -13,7 +13,6 @@
 import contextlib
 import functools
 import logging
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.lab import device
+from helpers.lab.compiling import compiled_apart
 from helpers.lab.machine import installed
 
 from .messages import failures_named
@@ -75,18 +75,8 @@ def without_deprecation() -> Iterator[None]:
 
 
 def compiled(model: Callable, mode: str = "default") -> Callable:
-    """A function that compiles the model at its first call, for the shapes of that call.
-
-    torch.compile caches compiled variants with the function's code object, at most eight, and then falls back to eager
-    with a log message. Models measured one after another share their class's `forward`; so the function gets a code
-    object of its own, which is freed with it.
-    """
-
-    def call(*inputs: Tensor):
-        return model(*inputs)
-
-    copied = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-    return torch.compile(copied, mode=mode, dynamic=False, fullgraph=True)
+    """A function that compiles the model at its first call, for the shapes of that call."""
+    return compiled_apart(model, mode=mode, dynamic=False, fullgraph=True)
 
 
 def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:

@@ -18,19 +18,18 @@ CHOICES = {
     # fp32 and tf32: how products of fp32 numbers are computed. amp-bf16: weights, gradients and optimizer in fp32,
     # products and attention in bf16. amp-fp16: the same in fp16, with our dynamic loss scale. bf16: weights and
     # gradients in bf16, without an fp32 copy; torch's optimizers then lose updates below half a unit in the last
-    # place, ours round stochastically, which is exact on average.
+    # place, the 8-bit one rounds stochastically, which is exact on average.
     "precision": ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
     "attention": ("eager", "math", "flash", "cudnn", "blocked"),  # blocked: ours, for CPUs
     "norm": ("eager", "torch", "triton"),
-    "rope": ("eager", "triton"),
     "mlp": ("plain", "level 0", "level 1", "level 2", "level 3"),  # levels: helpers.swiglu's
-    "head": ("full", "chunked", "torch", "triton"),  # torch: F.linear_cross_entropy in chunks
-    "optimizer": ("for-loop", "foreach", "fused", "triton", "bf16-state", "8-bit"),
+    "head": ("full", "chunked", "torch"),  # torch: F.linear_cross_entropy in chunks
+    "optimizer": ("for-loop", "foreach", "fused", "8-bit"),  # 8-bit: torchao's, its state in 8 bits
     # regional: a block's code is compiled once for all blocks, in a fraction of the time
     "compile": ("none", "default", "regional", "max-autotune", "regional max-autotune"),
     "allocator": ("default", "kept", "huge pages"),  # glibc's; see `environment`
-    "float8": ("none", "tensorwise", "torchao"),  # tensorwise: ours
+    "float8": ("none", "tensorwise"),  # torchao's, with one scale a tensor
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
 
@@ -39,21 +38,21 @@ NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
     ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
     ("norm", "triton"): ("CUDA", "triton"),
-    ("rope", "triton"): ("CUDA", "triton"),
-    ("head", "triton"): ("CUDA", "triton"),
-    ("optimizer", "triton"): ("CUDA", "triton"),
     ("cuda_graph", True): ("CUDA",),
-    ("float8", "torchao"): ("torchao",),
+    ("optimizer", "8-bit"): ("torchao",),
+    ("float8", "tensorwise"): ("compute capability 8.9", "torchao"),
 }
 NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
-    "cpu": {("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
+    "cpu": {
+        **{("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
+        ("optimizer", "8-bit"): ("C++ compiler",),  # torchao compiles its update
+    },
     "cuda": {
         **{("compile", mode): ("triton",) for mode in CHOICES["compile"][1:]},
         ("precision", "amp-bf16"): ("compute capability 8.0",),
         ("precision", "bf16"): ("compute capability 8.0",),
         ("attention", "flash"): ("compute capability 8.0",),
-        ("float8", "tensorwise"): ("compute capability 8.9",),
-        ("float8", "torchao"): ("compute capability 8.9",),
+        ("optimizer", "8-bit"): ("triton",),
     },
 }
 
@@ -62,12 +61,11 @@ NEXT_BEST: dict[str, dict[Any, Any]] = {
     "precision": {"tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
     "norm": {"triton": "torch"},
-    "rope": {"triton": "eager"},
-    "head": {"torch": "chunked", "triton": "chunked"},
-    "optimizer": {"triton": "fused"},
+    "head": {"torch": "chunked"},
+    "optimizer": {"8-bit": "fused"},
     "compile": {"regional max-autotune": "regional", "regional": "none", "max-autotune": "default", "default": "none"},
     "cuda_graph": {True: False},
-    "float8": {"torchao": "tensorwise", "tensorwise": "none"},
+    "float8": {"tensorwise": "none"},
 }
 
 
@@ -93,7 +91,6 @@ class Setup:
     residual: str = "weights"
     attention: str = "eager"
     norm: str = "eager"
-    rope: str = "eager"
     mlp: str = "plain"
     fused: bool = False  # q, k, v in one product, and (in a plain mlp) gate and up in another
     head: str = "full"
@@ -207,13 +204,9 @@ STEPS = {
     "batch 16": {"batch": 16},
     "max-autotune": {"compile": "max-autotune"},
     "F.linear_cross_entropy": {"head": "torch"},
-    "bf16 optimizer state": {"optimizer": "bf16-state"},
     "8-bit optimizer state": {"optimizer": "8-bit"},
     "float8": {"float8": "tensorwise"},
     "Triton RMSNorm": {"norm": "triton"},
-    "Triton RoPE": {"rope": "triton"},
-    "Triton cross-entropy": {"head": "triton"},
-    "Triton AdamW": {"optimizer": "triton"},
     "Triton SwiGLU": {"mlp": "level 2"},
 }
 
@@ -239,13 +232,9 @@ CPU_STEPS = {
 LEFT = {
     "max-autotune": "tuning the products of each shape takes a minute or more in every run",
     "F.linear_cross_entropy": "an alternative to chunked cross-entropy",
-    "bf16 optimizer state": "8 bits do the same in less memory",
     "8-bit optimizer state": "memory isn't short at this batch, and it changes what is computed",
     "float8": "it changes what is computed; the kernels are compared in bf16",
     "Triton RMSNorm": "compared with what the compiler generates",
-    "Triton RoPE": "compared with what the compiler generates",
-    "Triton cross-entropy": "compared with what the compiler generates",
-    "Triton AdamW": "compared with what the compiler generates",
     "Triton SwiGLU": "compared with what the compiler generates",
 }
 CPU_LEFT = {

@@ -10,7 +10,6 @@ memory budget   the given share of what the compiler saves by default; the compi
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable
 
 import torch
@@ -20,13 +19,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from helpers.amp import DynamicGradScaler
+from helpers.kernels import rms_norm
 from helpers.lab import device as this_device
+from helpers.lab.compiling import compiled_apart
 from helpers.lab.precision import fp32_products
 from helpers.models import Llama
-from helpers.models.llama import eager_attention, eager_rms_norm, eager_rotate
+from helpers.models.llama import eager_attention, eager_rms_norm
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
-from . import chunked_loss, float8, optimizers
+from . import chunked_loss, optimizers
 from .blocked_attention import blocked_attention
 from .setup import Setup
 
@@ -166,7 +167,6 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
             setup.model,
             attend=attention(setup.attention),
             normalise=norm(setup.norm),
-            rotate=rope(setup.rope),
             mlp=None if level is None else functools.partial(MemoryOptimizedSwigluMLP, checkpoint_level=level),
             fused=setup.fused,
             residual=torch.bfloat16 if setup.residual == "bf16" else None,
@@ -176,8 +176,6 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
         for weight in network.parameters():  # unlike `Module.to`, also on fake tensors; tables stay in fp32
             weight.data = weight.data.to(torch.bfloat16)
     if setup.float8 == "tensorwise":
-        float8.convert(network.layers)
-    elif setup.float8 == "torchao":
         from torchao.float8 import convert_to_float8_training
 
         convert_to_float8_training(network.layers)
@@ -209,25 +207,12 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
 def norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
     """A setup's norm function: x (…, C), weight (C,) and epsilon -> the RMSNorm of x."""
-    if name == "triton":
-        from .kernels import rms_norm
-
-        return rms_norm
-    return {"eager": eager_rms_norm, "torch": torch_rms_norm}[name]
+    return {"eager": eager_rms_norm, "torch": torch_rms_norm, "triton": rms_norm}[name]
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """torch's fused RMSNorm, which needs x and the weight in one dtype."""
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
-
-
-def rope(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A setup's RoPE function: q and k (B, T, heads, D), cosines and sines (T, D/2) -> q and k, rotated."""
-    if name == "triton":
-        from .kernels import rotate
-
-        return rotate
-    return eager_rotate
 
 
 def head(setup: Setup) -> chunked_loss.Head:
@@ -236,26 +221,12 @@ def head(setup: Setup) -> chunked_loss.Head:
         return compiled(setup, chunked_loss.full)
     if setup.head == "torch":
         return chunked_loss.torch_chunked
-    if setup.head == "triton":
-        from .kernels import loss_and_gradient
-
-        return functools.partial(chunked_loss.chunked, pieces=loss_and_gradient)
     return functools.partial(chunked_loss.chunked, pieces=compiled(setup, chunked_loss.loss_and_gradient))
 
 
 def compiled(setup: Setup, fn: Callable) -> Callable:
-    """`fn` compiled as the setup says.
-
-    torch caches compiled variants with a function's code object, at most eight; each call here makes a new code object.
-    """
-    if setup.compile == "none":
-        return fn
-
-    def call(*arguments):
-        return fn(*arguments)
-
-    copied = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-    return torch.compile(copied, **options(setup))
+    """`fn` compiled as the setup says."""
+    return fn if setup.compile == "none" else compiled_apart(fn, **options(setup))
 
 
 def options(setup: Setup) -> dict:

@@ -1,17 +1,15 @@
 """The same layer by others and by each level: what `experiments.swiglu.peers` compares.
 
-Each variant is built from a plain module, with its weights, and returned with the module that owns them. They are all
-built in one process, so each compiled one gets a code object of its own: torch.compile keeps what it compiled with the
-code object, and would take the second for the first.
+Each variant is built from a plain module, with its weights, and returned with the module that owns them.
 """
 
-import types
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
+from helpers.lab.compiling import compiled_apart
 from helpers.lab.machine import installed
 
 from .layer import MemoryOptimizedSwigluMLP, SwigluMLP
@@ -35,7 +33,7 @@ def checkpointed(module: SwigluMLP) -> Built:
 
 def compiled(module: SwigluMLP) -> Built:
     copy = _copy(module)
-    return torch.compile(_own_code(copy)), copy
+    return compiled_apart(copy), copy
 
 
 def compiled_on_a_budget(module: SwigluMLP) -> Built:
@@ -43,7 +41,7 @@ def compiled_on_a_budget(module: SwigluMLP) -> Built:
     import torch._functorch.config as compiler
 
     copy = _copy(module)
-    run = torch.compile(_own_code(copy))
+    run = compiled_apart(copy)
 
     def forward(x: Tensor) -> Tensor:
         with compiler.patch(activation_memory_budget=0.5):
@@ -109,12 +107,3 @@ def _copy(module: SwigluMLP) -> SwigluMLP:
     copy = SwigluMLP(module.W.in_features, module.W.out_features, device=weight.device, dtype=weight.dtype)
     copy.load_state_dict(module.state_dict())
     return copy
-
-
-def _own_code(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function that calls the module, with a code object that no other function shares."""
-
-    def forward(x: Tensor) -> Tensor:
-        return module(x)
-
-    return types.FunctionType(forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__)

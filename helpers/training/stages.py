@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from helpers.compilers import runtimes
+from helpers.kernels.swaps import NEEDS, OURS, swap_norms
 from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_positive
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import Row
-from helpers.rush.fused_norms import NEEDS, OURS, swap_norms
 from helpers.rush.setup import ENVIRONMENTS
 
 from .language import guess_scores

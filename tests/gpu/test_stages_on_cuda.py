@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from helpers.experiments.summary import CUMULATIVE, ON_GPU, ONE_STEP, chosen
-from helpers.rush.fused_norms import LayerNorm
+from helpers.kernels import LayerNorm
 from helpers.training.stages import FUSED, MIXED, STAGES, build, run
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
@@ -30,7 +30,7 @@ def test_norms_are_ours_where_they_are_fused():
 
 @pytest.mark.parametrize("names", [[FUSED], chosen(CUMULATIVE, FUSED, ON_GPU)], ids="+".join)
 def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
-    from helpers.rush.kernels import norms
+    from helpers.kernels import norms
 
     def compiled():
         kernels = (norms._forward_kernel, norms._backward_kernel, norms._sum_kernel)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.rush import chunked_loss as losses
-from helpers.rush import kernels
 
 
 def inputs(tokens, vocabulary, width, dtype=torch.float32, ignored=0):
@@ -34,11 +33,10 @@ def gradients(head, x, weight, targets, scale=1.0, **options):
     ignored=st.integers(0, 19),
     scale=st.sampled_from([1.0, 0.125, 65536.0]),
 )
-@pytest.mark.parametrize("pieces", [losses.loss_and_gradient, kernels.loss_and_gradient])
-def test_chunks_give_the_plain_loss_and_gradients(pieces, tokens, vocabulary, width, chunk, ignored, scale):
+def test_chunks_give_the_plain_loss_and_gradients(tokens, vocabulary, width, chunk, ignored, scale):
     given = inputs(tokens, vocabulary, width, ignored=min(ignored, tokens - 1))
     expected = gradients(losses.full, *given, scale)
-    actual = gradients(losses.chunked, *given, scale, chunk=chunk, pieces=pieces)
+    actual = gradients(losses.chunked, *given, scale, chunk=chunk)
     for ours, plain in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-6 * scale, rtol=1e-4)
 

@@ -5,8 +5,10 @@ import torch
 
 from helpers.experiments import rush as experiments
 from helpers.experiments import tables_of
+from helpers.experiments.rush import kernels, steps
+from helpers.kernels import swaps
 from helpers.lab.machine import installed
-from helpers.rush import CPU_LADDER, LADDER, fused_norms, measurement
+from helpers.rush import CPU_LADDER, LADDER, measurement
 
 
 @pytest.mark.parametrize("name", ["ladder", "batch", "checkpointing"])
@@ -26,21 +28,21 @@ def test_what_takes_seconds_is_measured_before_the_ladder():
 
 @pytest.mark.parametrize("preset", ["cpu", "big-gpu"])
 def test_the_ladder_is_that_of_the_machine(preset, monkeypatch, made_up_gpu):
-    kind, steps = {"cpu": ("cpu", CPU_LADDER), "big-gpu": ("cuda", LADDER)}[preset]
+    kind, rungs = {"cpu": ("cpu", CPU_LADDER), "big-gpu": ("cuda", LADDER)}[preset]
     if kind == "cuda":
         made_up_gpu((9, 0))
     asked = []
-    monkeypatch.setattr(experiments, "_run", lambda setup, **steps: asked.append(setup) or {})
-    monkeypatch.setattr(experiments, "device", lambda: torch.device(kind))
+    monkeypatch.setattr(steps, "_run", lambda setup, **options: asked.append(setup) or {})
+    monkeypatch.setattr(steps, "device", lambda: torch.device(kind))
     for e in (experiments.ladder, experiments.batch, experiments.checkpointing):
         for config in e.configurations(preset):
             e.measure(**config)
-    assert asked[: len(steps)] == list(steps.values())
+    assert asked[: len(rungs)] == list(rungs.values())
     assert all(setup.model == asked[0].model for setup in asked)
 
 
 def test_a_step_of_another_devices_ladder_is_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr(experiments, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(steps, "device", lambda: torch.device("cpu"))
     config = {"model": "tiny", "sequence": 64, "step": "TF32"}
     assert experiments.ladder.missing_because(config) == "not here: no step of the ladder on cpu"
 
@@ -52,11 +54,11 @@ def test_what_is_tuned_is_a_baseline_of_nothing():
 
 def test_a_rung_of_a_cpu_runs_in_a_process_with_its_allocator(monkeypatch):
     apart = []
-    monkeypatch.setattr(experiments, "in_fresh_process", lambda *given, **options: apart.append((given, options)) or {})
+    monkeypatch.setattr(steps, "in_fresh_process", lambda *given, **options: apart.append((given, options)) or {})
     setup = CPU_LADDER["huge pages"]
     experiments.ladder.measure(model=setup.model, sequence=setup.sequence, step="huge pages")
     ((given, options),) = apart
-    assert given == (experiments.run, setup)
+    assert given == (steps.run, setup)
     assert options["environment"] == setup.environment
     assert setup.environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
@@ -76,31 +78,31 @@ def test_a_loader_is_waited_for_and_its_copies_apart():
 
 
 def test_all_that_is_compiled_or_captured_is_so_before_there_is_a_loader(monkeypatch):
-    steps, when = [], []
+    done, when = [], []
     step, load = measurement.Trainer.step, measurement.DataLoader
-    monkeypatch.setattr(measurement.Trainer, "step", lambda *given: steps.append(1) or step(*given))
-    monkeypatch.setattr(measurement, "DataLoader", lambda *given, **how: when.append(len(steps)) or load(*given, **how))
+    monkeypatch.setattr(measurement.Trainer, "step", lambda *given: done.append(1) or step(*given))
+    monkeypatch.setattr(measurement, "DataLoader", lambda *given, **how: when.append(len(done)) or load(*given, **how))
     experiments.loading("small")
     assert when == [measurement.BEFORE_CAPTURE + 1]
-    assert len(steps) == when[0] + 8
+    assert len(done) == when[0] + 8
 
 
 @pytest.mark.parametrize("name", ["norms", "adam"])
 def test_the_host_queues_ahead_of_each_timed_kernel(name, monkeypatch):
     befores = []
-    compare = experiments.compare
+    compare = kernels.compare
     monkeypatch.setattr(
-        experiments, "compare", lambda variants, **how: befores.append(how.get("before")) or compare(variants, **how)
+        kernels, "compare", lambda variants, **how: befores.append(how.get("before")) or compare(variants, **how)
     )
     e = getattr(experiments, name)
     e.measure(**e.configurations("small")[0])
-    assert befores == [experiments.queue_ahead]
+    assert befores == [kernels.queue_ahead]
 
 
 def test_each_norm_is_made_once_and_weighed_as_it_was_timed(monkeypatch):
     made = []
-    norm = fused_norms.norm
-    monkeypatch.setattr(fused_norms, "norm", lambda variant, kind: made.append(variant) or norm(variant, kind))
+    norm = swaps.norm
+    monkeypatch.setattr(swaps, "norm", lambda variant, kind: made.append(variant) or norm(variant, kind))
     rows = experiments.norms.rows(experiments.norms.configurations("small")[0])
     ran = [row["variant"] for row in rows if row["status"] == "ok"]
     assert sorted(made) == sorted(ran)

@@ -19,10 +19,8 @@ from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.models import Llama
 from helpers.models.llama import RopeScaling, preset
-
-from .measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
-from .setup import Setup
-from .trainer import Trainer
+from helpers.rush import Setup, Trainer
+from helpers.rush.measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 
 FLASH, OURS = "flash_attention_2", "ours"
 

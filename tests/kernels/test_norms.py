@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import run_plain_or_interpreted
 
+from helpers.kernels import layer_norm, norms, rms_norm
 from helpers.lab import saved_bytes
-from helpers.rush.kernels import layer_norm, norms, rms_norm
 
 # The interpreter rounds to bf16 towards zero, a GPU to nearest.
 DTYPES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}

@@ -5,7 +5,6 @@
 `least_bytes` is the lower bound on the bytes that a norm moves, forward and backward.
 """
 
-import types
 from collections.abc import Callable
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 
 from helpers.lab import device
 from helpers.lab.arguments import check_choice
+from helpers.lab.compiling import compiled_apart
 from helpers.lab.machine import missing_because
 
-from . import kernels, optimizers
+from .norms import layer_norm, rms_norm
 
 KINDS = ("layer", "rms")
 WRITTEN_OUT, COMPILED, TORCH, OURS = "torch operations", "torch.compile", "torch", "triton"
@@ -81,13 +81,8 @@ def norm(variant: str, kind: str, eps: float = 1e-5) -> Callable[[Tensor, Tensor
     """The norm of a kind in a variant, as a function of x, weight and bias; `needs` lists its requirements."""
     check_choice(KINDS, kind=kind)
     check_choice(VARIANTS, variant=variant)
-    if variant == COMPILED:
-        # A copy of the code object each time: torch.compile's cache and its recompile limit belong to the code object.
-        plain = NORMS[kind][WRITTEN_OUT]
-        copied = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-        compute = torch.compile(copied, dynamic=False)
-    else:
-        compute = NORMS[kind][variant]
+    plain = NORMS[kind][WRITTEN_OUT]
+    compute = compiled_apart(plain, dynamic=False) if variant == COMPILED else NORMS[kind][variant]
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return compute(x, weight, bias, eps)
@@ -161,14 +156,14 @@ NORMS: dict[str, dict[str, Norm]] = {
     "layer": {
         WRITTEN_OUT: _written_out_layer,
         TORCH: lambda x, weight, bias, eps: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
-        OURS: kernels.layer_norm,
+        OURS: layer_norm,
         APEX: _apex_layer,
         LIGER: _liger_layer,
     },
     "rms": {
         WRITTEN_OUT: _written_out_rms,
         TORCH: lambda x, weight, bias, eps: F.rms_norm(x, x.shape[-1:], weight, eps),
-        OURS: lambda x, weight, bias, eps: kernels.rms_norm(x, weight, eps),
+        OURS: lambda x, weight, bias, eps: rms_norm(x, weight, eps),
         APEX: _apex_rms,
         LIGER: _liger_rms,
     },
@@ -185,26 +180,3 @@ def _one_dimension(normalized_shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"normalized_shape must be one number, the width of the last dimension, not {normalized_shape}"
         )
-
-
-def decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
-    """A training step on x (B, T, C), which is also every layer's memory, with the mean square as the loss."""
-    torch.manual_seed(0)
-    width = x.shape[-1]
-    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
-    model = nn.ModuleList(blocks).to(device())
-    swap_norms(model, norm)
-    adamw = optimizers.build(optimizer, list(model.parameters()))
-
-    def step() -> Tensor:
-        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            hidden = x
-            for block in model:
-                hidden = block(hidden, x)
-        loss = hidden.float().square().mean()
-        loss.backward()
-        adamw.step()
-        adamw.zero_grad()
-        return loss.detach()
-
-    return step

@@ -1,0 +1,25 @@
+"""Chapter 5's experiments: the ladder's parts one by one, the ladder on one device, and many ranks.
+
+Tables are measured in this order, the cheap ones first: a step of the large model's ladder takes minutes, mostly
+compilation.
+"""
+
+from .kernels import norms, adam, lecture  # isort: skip
+from .ranks import memory_alone  # isort: skip
+from .steps import ladder, peers, loading, batch, checkpointing  # isort: skip
+from .ranks import distributed, memory_plan, scaling  # isort: skip
+
+__all__ = [
+    "adam",
+    "batch",
+    "checkpointing",
+    "distributed",
+    "ladder",
+    "lecture",
+    "loading",
+    "memory_alone",
+    "memory_plan",
+    "norms",
+    "peers",
+    "scaling",
+]

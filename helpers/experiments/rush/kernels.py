@@ -1,0 +1,167 @@
+"""Norms, AdamW and the lecture's stack: fused variants against each other and against a copy's bandwidth."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from helpers.kernels import swaps
+from helpers.lab import Comparison, compare, device, experiment, half_dtype, peak_memory
+from helpers.lab.ceilings import copy, large_copy
+from helpers.lab.machine import missing_because
+from helpers.lab.memory import GIB
+from helpers.lab.records import STATUS, Row
+from helpers.lab.timing import queue_ahead
+from helpers.rush import optimizers
+
+
+@experiment(
+    small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in swaps.KINDS],
+    # in fp32: a CPU adds up the gradient of torch's weights in their own type, and bf16 loses a tenth of it
+    cpu=[{"kind": kind, "rows": 2048, "width": 2048, "dtype": "float32"} for kind in swaps.KINDS],
+    gpu=[
+        {"kind": kind, "rows": rows, "width": width, "dtype": dtype}
+        for kind in swaps.KINDS
+        for rows, width in ((8192, 2048), (32768, 1024))
+        for dtype in ("float16", "bfloat16")
+    ],
+    big_gpu=[
+        {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
+        for kind in swaps.KINDS
+        for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
+    ],
+    version=2,
+)
+def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
+    """Forward and backward of a norm in every variant, in turn in one process; shares are of the copy's bandwidth.
+
+    The host is a millisecond ahead of the GPU, so that kernels are timed and not their launches, which take longer.
+    """
+    factory = {"device": device(), "dtype": getattr(torch, dtype)}
+    x = torch.randn(rows, width, **factory, requires_grad=True)
+    weight = torch.randn(width, **factory, requires_grad=True)
+    bias = torch.randn(width, **factory, requires_grad=True) if kind == "layer" else None
+    gradient = torch.randn_like(x)
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+
+    def both(compute: Callable[..., Tensor]) -> list[Tensor]:
+        out = compute(x, weight, bias)
+        return [out.detach(), *torch.autograd.grad(out, inputs, gradient)]
+
+    missing = {variant: missing_because(*swaps.needs(variant)) for variant in swaps.VARIANTS}
+    steps = {v: partial(both, swaps.norm(v, kind)) for v, reason in missing.items() if not reason}
+    timed = compare({swaps.TORCH: steps[swaps.TORCH]} | steps, before=queue_ahead)
+    moved = sum(swaps.least_bytes(x.numel(), x.element_size()))
+
+    def peak(variant: str) -> Row:
+        return {"peak_gib": peak_memory(steps[variant]).added_bytes / GIB}
+
+    return _kernel_rows(missing, timed, swaps.TORCH, moved, peak)
+
+
+@experiment(
+    small=[{"million_parameters": 1}],
+    cpu=[{"million_parameters": size} for size in (10, 100)],
+    gpu=[{"million_parameters": size} for size in (10, 100)],
+    big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
+    version=2,
+)
+def adam(million_parameters: int) -> list[Row]:
+    """A step of AdamW in every variant, in turn in one process, on 64 parameters of one size.
+
+    The host is a millisecond ahead of the GPU, as in training, where the backward pass is still running. A variant
+    whose launches take longer, such as the loop over small parameters, is launch-bound: its time is the host's. The
+    others' times are the device's.
+    """
+    elements = million_parameters * 10**6 // 64
+    params = [torch.randn(elements, device=device()).requires_grad_() for _ in range(64)]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    missing = {v: missing_because(*optimizers.NEEDS.get(v, ())) for v in optimizers.VARIANTS}
+    steps = {v: optimizers.build(v, params).step for v, reason in missing.items() if not reason}
+    timed = compare(steps, check=False, before=queue_ahead)
+    moved = optimizers.LEAST_BYTES * 64 * elements
+    return _kernel_rows(missing, timed, optimizers.FUSED, moved)
+
+
+def _kernel_rows(
+    missing: dict[str, str],
+    timed: Comparison,
+    baseline: str,
+    moved: int,
+    more: Callable[[str], Row] = lambda _: {},
+) -> list[Row]:
+    """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
+    share of a copy's; or why it can't run here."""
+    gb_per_s = copy(large_copy(on_cpu=512))[1]
+    rows = []
+    for variant, reason in missing.items():
+        if reason:
+            status = reason if reason.startswith("not installed") else f"not here: {reason}"
+            rows.append({"variant": variant, STATUS: status})
+            continue
+        row = _against(timed, variant, baseline)
+        rows.append(row | {"share_of_copy": moved / row["median_ms"] / 1e6 / gb_per_s} | more(variant))
+    return rows
+
+
+def _against(timed: Comparison, variant: str, baseline: str) -> Row:
+    """A variant's time, its baseline's, and the ratio of the two."""
+    ratio = {"baseline_ms": timed.timing(baseline).median_ms, f"ratio_to_{baseline}": timed.ratio(variant, baseline)[0]}
+    return {"variant": variant} | timed.timing(variant).row() | ratio
+
+
+# The lecture's two tables: row -> whether under autocast, norm and optimizer.
+LECTURE = {
+    "fp32": (False, swaps.TORCH, optimizers.FOR_LOOP),
+    "AMP": (True, swaps.TORCH, optimizers.FOR_LOOP),
+    "AMP + fused norm": (True, swaps.OURS, optimizers.FOR_LOOP),
+    "AMP + fused Adam": (True, swaps.TORCH, optimizers.FUSED),
+    "AMP + both": (True, swaps.OURS, optimizers.FUSED),
+}
+
+
+@experiment(
+    small=[{"batch": 4, "width": 32, "layers": 1}],
+    cpu=[{"batch": 16, "width": 256, "layers": 4}],
+    gpu=[{"batch": size, "width": 256, "layers": 4} for size in (64, 128)],
+    big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
+)
+def lecture(batch: int, width: int, layers: int) -> list[Row]:
+    """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, and with LayerNorms and Adam replaced."""
+    x = torch.randn(batch, 64, width, device=device())
+    steps: dict[str, Callable[[], Tensor]] = {}
+    rows = {}
+    for name, (mixed, norm, optimizer) in LECTURE.items():
+        reason = missing_because(*swaps.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
+        rows[name] = {"variant": name} | ({STATUS: f"not here: {reason}"} if reason else {})
+        if not reason:
+            steps[name] = decoder_step(x, layers, half_dtype() if mixed else None, norm, optimizer)
+    timed = compare(steps, check=False)
+    for name, step in steps.items():
+        rows[name] = _against(timed, name, "fp32") | {"peak_gib": peak_memory(step).added_bytes / GIB}
+    return list(rows.values())
+
+
+def decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, optimizer: str) -> Callable[[], Tensor]:
+    """A training step on x (B, T, C), which is also every layer's memory, with the mean square as the loss."""
+    torch.manual_seed(0)
+    width = x.shape[-1]
+    blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
+    model = nn.ModuleList(blocks).to(device())
+    swaps.swap_norms(model, norm)
+    adamw = optimizers.build(optimizer, list(model.parameters()))
+
+    def step() -> Tensor:
+        with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            hidden = x
+            for block in model:
+                hidden = block(hidden, x)
+        loss = hidden.float().square().mean()
+        loss.backward()
+        adamw.step()
+        adamw.zero_grad()
+        return loss.detach()
+
+    return step

@@ -1,0 +1,88 @@
+"""Many ranks: their memory counted, derived and measured, the same training by each strategy, and predicted scaling."""
+
+from helpers.lab import experiment
+from helpers.lab.memory import GIB
+from helpers.lab.records import STATUS, Row
+from helpers.rush.distributed import Job
+from helpers.rush.distributed import measure as measure_ranks
+from helpers.rush.measurement import PEAKS, flops_per_token
+from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
+
+TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
+PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}
+
+
+@experiment(
+    small=[{"model": TINY, "strategy": "zero3"}],
+    cpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    gpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+)
+def memory_alone(model: str, strategy: str) -> Row:
+    """Peak memory of a single rank in a step: counted on tensors without memory, derived by formula, and measured."""
+    sequence = 64 if model == TINY else 2048
+    job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, **PLANNED)
+    counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
+    measured = rank_memory(job, 1, count=False)["peak_gib"]
+    return {"counted_gib": counted, "derived_gib": derived, "measured_gib": measured, "ratio": counted / measured}
+
+
+@experiment(small=[{"ranks": 2}], cpu=[{"ranks": ranks} for ranks in (1, 2, 4)])
+def distributed(ranks: int) -> list[Row]:
+    """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
+
+    Processes on one CPU share its cores, so losses and bytes are valid for GPUs too, but times aren't.
+    """
+    rows, jobs = [], []
+    for strategy in ("single",) if ranks == 1 else ("ddp", "zero2", "zero3", "tp"):
+        job = Job(strategy=strategy, steps=20, timeout_s=300)
+        try:
+            job.check(ranks)
+            jobs.append(job)
+        except ValueError as error:
+            rows.append({"strategy": strategy, STATUS: f"not here: {error}"})
+    columns = ("strategy", "step_ms", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    measured = [
+        {name: row[name] for name in columns} | {"last_loss": row["losses"][-1]} for row in measure_ranks(jobs, ranks)
+    ]
+    return measured + rows
+
+
+@experiment(
+    small=[{"model": TINY, "strategy": "zero3", "ranks": 2}],
+    cpu=[
+        {"model": EIGHT_B, "strategy": strategy, "ranks": ranks}
+        for strategy in ("ddp", "zero2", "zero3")
+        for ranks in (2, 8, 64, 512)
+    ],
+)
+def memory_plan(model: str, strategy: str, ranks: int) -> Row:
+    """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
+    sequence = 64 if model == TINY else 4096
+    job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
+    simulated = rank_memory(job, ranks)
+    derived = rank_peak(job, ranks).bytes / GIB
+    row = {name: value for name, value in simulated.items() if name not in ("strategy", "ranks", "model")}
+    return row | {"derived_gib": derived, "derived_ratio": derived / simulated["peak_gib"]}
+
+
+ASSUMED_MFU = 0.5  # of the computation without communication
+
+
+@experiment(
+    small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
+    cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
+)
+def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
+    """PREDICTED: step time on many GPUs with one sequence each, from the bytes that they exchange.
+
+    Compute time assumes half the peak of an H100 or H200; nothing here is measured.
+    """
+    by_name = {known.name: known for known in CLUSTERS}
+    compute_ms = flops_per_token(model, sequence) * sequence / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
+    rows = []
+    for strategy in ("ddp", "zero2", "zero3"):
+        for ranks in (2, 4, 8, 16, 64, 256, 512):
+            job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
+            rows.append(predict(job, ranks, by_name[cluster], compute_ms))
+    return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]

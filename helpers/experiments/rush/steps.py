@@ -1,0 +1,134 @@
+"""The ladder on one device, its peers, and its training by batch size, length and loader."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from helpers.lab import device, experiment, in_fresh_process
+from helpers.lab.machine import missing_because
+from helpers.lab.records import Row
+from helpers.rush import CPU_LADDER, LADDER, Setup, run, rung
+from helpers.rush.measurement import ON_CPU_LOSS_STEPS, epoch
+from helpers.rush.trainer import BEFORE_CAPTURE
+
+from . import transformers_llama
+
+TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
+# Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`
+BEST = {"cuda": "batch 8", "cpu": "SwiGLU level 2"}
+BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "SwiGLU level 2"}
+BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
+SMALL = {"model": TINY, "sequence": 64}
+MEDIUM = {"model": SIXTY_M, "sequence": 2048}
+FULL = {"model": ONE_B, "sequence": 2048}
+FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
+WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
+
+
+def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
+    """`fn(…)`; on a CPU in a fresh process, with the setup's allocator."""
+    if device().type == "cuda" or setup.model == TINY:
+        return fn(*arguments, **options)
+    return in_fresh_process(fn, *arguments, environment=setup.environment, **options)
+
+
+def _run(setup: Setup, **steps: int) -> Row:
+    on_cpu = {"loss_steps": ON_CPU_LOSS_STEPS} if device().type == "cpu" else {}
+    return _apart(setup, run, setup, **(FEW if setup.model == TINY else on_cpu | steps))
+
+
+def _setup(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
+    """A configuration's setup, a step of the device's ladder; the tiny model's is uncompiled, to save time."""
+    names = BEFORE_BATCHES if batch else BEFORE_LENGTHS if checkpointing else BEST
+    setup = rung(step or names[device().type], Setup(model=model, sequence=sequence), device())
+    setup = replace(setup if step else setup.possible(device()), compile="none") if model == TINY else setup
+    changed = {"batch": 1, "checkpointing": checkpointing} if checkpointing else {"batch": batch} if batch else {}
+    return replace(setup, **changed)
+
+
+def _missing(**config: object) -> str:
+    """Why a configuration's setup can't run here, as a status; "" if it can."""
+    try:
+        reason = _setup(**config).missing_because(device())
+    except ValueError as error:  # on an old GPU without a compiler a rung isn't compiled, which its change may need
+        reason = str(error)
+    return f"not here: {reason}" if reason else ""
+
+
+@experiment(
+    small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
+    cpu=[MEDIUM | {"step": step} for step in CPU_LADDER],
+    gpu=[MEDIUM | {"step": step} for step in LADDER],
+    big_gpu=[FULL | {"step": step} for step in LADDER],
+    version=3,
+    missing=_missing,
+)
+def ladder(model: str, sequence: int, step: str) -> Row:
+    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
+    return _run(_setup(model, sequence, step))
+
+
+@experiment(
+    small=[SMALL | {"variant": "transformers"}],
+    cpu=[
+        MEDIUM | {"variant": variant}
+        for variant in ("transformers, eager attention", "transformers", "transformers, fused AdamW, compile")
+    ],
+    gpu=[MEDIUM | {"variant": variant} for variant in transformers_llama.VARIANTS],
+    big_gpu=[FULL | {"variant": variant} for variant in transformers_llama.VARIANTS],
+    version=3,
+    missing=lambda variant, **sizes: (
+        missing_because(*transformers_llama.needs(variant), "native bf16") or _missing(**sizes)
+    ),
+)
+def peers(model: str, sequence: int, variant: str) -> Row:
+    """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
+
+    Both have the process's allocator, which on a CPU is the best rung's.
+    """
+    setup = _setup(model, sequence)
+    return _apart(setup, transformers_llama.against, variant, setup)
+
+
+@experiment(
+    small=[SMALL | {"workers": 0, "pinned": False}],
+    cpu=[MEDIUM | {"workers": workers, "pinned": False} for workers in (0, 2)],
+    gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
+    big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
+    version=3,
+    missing=_missing,
+)
+def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
+    """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
+    setup = _setup(model, sequence)
+    steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
+    return _apart(setup, epoch, setup, steps, workers, pinned)
+
+
+@experiment(
+    small=[SMALL | {"batch": size} for size in (1, 2)],
+    cpu=[MEDIUM | {"batch": size} for size in (4,)],
+    gpu=[],  # the ladder's largest batch fills such a GPU
+    big_gpu=[FULL | {"batch": size} for size in (32,)],
+    version=3,
+    missing=_missing,
+)
+def batch(model: str, sequence: int, batch: int) -> Row:
+    """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
+    return _run(_setup(model, sequence, batch=batch), loss_steps=WARM)
+
+
+CHECKPOINTING = ("none", "selective", "full", "memory budget")
+LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter of a minute
+
+
+@experiment(
+    small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
+    cpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (512, 2048) for name in CHECKPOINTING],
+    gpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (2048, 8192) for name in CHECKPOINTING],
+    big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
+    version=3,
+    missing=_missing,
+)
+def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
+    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
+    return _run(_setup(model, sequence, checkpointing=checkpointing), loss_steps=WARM)
