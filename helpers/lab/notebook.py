@@ -80,7 +80,7 @@ def when(*needed: Results | Named) -> Callable[[Callable], None]:
     """Run the function that it decorates, with these tables, if all are measured; else show what to run."""
 
     def run(cell: Callable) -> None:
-        tables = [table for one in needed for table in (one.tables if isinstance(one, Named) else (one,))]
+        tables = [table for one in needed for table in (one.sources if isinstance(one, Named) else (one,))]
         missing = [table.experiment for table in tables if not len(table.measured)]
         for experiment in missing:
             line = f"*Not measured yet. To measure it: `dlspeed measure {experiment.name}`.*"

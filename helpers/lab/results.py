@@ -65,21 +65,21 @@ class Results:
 class Named:
     """The numbers of one or several tables, by name; computed when the first is asked for."""
 
-    def __init__(self, claims: Callable[..., SimpleNamespace], tables: tuple[Results, ...]):
-        self.claims, self.tables = claims, tables
+    def __init__(self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...]):
+        self.claims, self.sources = claims, sources
 
     @property
     def measured(self) -> bool:
         """Whether each of the tables holds figures."""
-        return all(len(table.measured) for table in self.tables)
+        return all(len(table.measured) for table in self.sources)
 
     @property
     def origin(self) -> str:
-        return " ".join(dict.fromkeys(table.origin for table in self.tables if table.origin))
+        return " ".join(dict.fromkeys(table.origin for table in self.sources if table.origin))
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        return vars(self.claims(*(table.measured for table in self.tables)))
+        return vars(self.claims(*(table.measured for table in self.sources)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

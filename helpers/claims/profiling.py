@@ -1,0 +1,262 @@
+"""Chapter 3: what the diagnosis finds, whether its promises are kept, where a step's time goes, what each fix gains."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, pick
+from helpers.training import CLOTHES, LANGUAGE
+
+NAMES = {"vit": "ViT", "gpt": "language model"}
+PIPELINES = {"vit": CLOTHES, "gpt": LANGUAGE}
+MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
+SAME = 0.03  # a fix that changes less, alone and cumulatively, is listed apart
+PAIR = " + "  # between the names of two faults that are planted together
+# Parts of a model, by the types of their modules or by their names.
+PARTS = {
+    "embedding": {"ReshapedPatches", "ConvPatches", "Embedding", "PositionalEncoding", "RecomputedPositions"},
+    "attention": {"attention"},
+    "attention's output": {"NonDynamicallyQuantizableLinear"},
+    "softmax": {"Softmax"},
+    "feed-forward": {"mlp", "linear1", "linear2"},
+    "GELU": {"GELU"},
+    "normalisation": {"LayerNorm"},
+    "head": {"head"},
+}
+NESTED = ("model", "softmax", "GELU")  # parts that contain others, or lie within one
+
+
+def findings(rows: pd.DataFrame) -> SimpleNamespace:
+    """The largest findings of the slow loops, and how many there are in each loop."""
+    slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "rank"], ascending=[False, True])
+    first = slow.groupby("pipeline", sort=False).head(5)
+    largest = pd.DataFrame(
+        {
+            "model": first["pipeline"].map(NAMES),
+            "finding": first["finding"],
+            "source line": first["where"].fillna("").str.split(" in ").str[0].str.split("/").str[-1],
+            "gain_ms": first["gain_ms"],
+            "gain, % of step": (100 * first["gain_share"]).map("{:.1f}".format),
+            "why it is slow": first["evidence"],
+        }
+    )
+    counts = rows[rows["finding"] != "nothing"].groupby(["pipeline", "variant"]).size()
+    of = {key: derived(counts.get(key, 0), "counted findings", "", 0) for key in counts.index.union(_loops(rows))}
+    return SimpleNamespace(largest=largest, vit=_by_variant(of, "vit"), gpt=_by_variant(of, "gpt"))
+
+
+def _loops(rows: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(rows[["pipeline", "variant"]].drop_duplicates())
+
+
+def _by_variant(numbers: dict[tuple[str, str], Number], pipeline: str, unit: str = "") -> SimpleNamespace:
+    """The numbers of a pipeline's slow and fixed loop."""
+    absent = lacking(f"the {NAMES[pipeline]}'s loops", unit)
+    return SimpleNamespace(**{variant: numbers.get((pipeline, variant), absent) for variant in ("slow", "fixed")})
+
+
+def promises(rows: pd.DataFrame) -> SimpleNamespace:
+    """Predicted and measured gains as shares of a step: of each fix, the errors, and the order in pairs of faults."""
+    visible = rows["finding"].fillna("") != ""
+    points = rows[visible].assign(pair=rows["faults"].str.contains(PAIR, regex=False))
+    points = points.assign(miss=points["promised_share"] - points["gained_share"])
+    pairs = [pair for _, pair in points[points["pair"]].groupby(["pipeline", "faults"]) if len(pair) == 2]
+    clear = [pair for pair in pairs if _apart(pair)]
+    worst = points.loc[points["miss"].abs().idxmax()]
+    hidden = rows[~visible]
+    return SimpleNamespace(
+        points=points,
+        fixes=_count(len(points)),
+        median_error=Number(points["miss"].abs().median(), PERCENT),
+        largest_excess=Number(-points["miss"].min(), PERCENT),
+        beyond=_count((points["miss"] < -MARGIN).sum()),
+        pairs=_count(len(pairs)),
+        pairs_right=_count(sum(map(_better_first, pairs))),
+        share_right=derived(np.mean([*map(_better_first, pairs)]), "counted pairs", PERCENT, 0),
+        clear_pairs=_count(len(clear)),
+        clear_right=_count(sum(map(_better_first, clear))),
+        worst=f"{worst['fix']} in the {NAMES[worst['pipeline']]} ({worst['faults']})",
+        worst_predicted=Number(worst["promised_share"], PERCENT, decimals=0),
+        worst_measured=Number(worst["gained_share"], PERCENT, decimals=0),
+        hidden=pd.DataFrame(
+            {
+                "model": hidden["pipeline"].map(NAMES),
+                "fix": hidden["fix"],
+                "step_ms": hidden["step_ms"],
+                "measured gain, % of step": (100 * hidden["gained_share"]).map("{:.1f}".format),
+            }
+        ),
+    )
+
+
+def _count(number: int) -> Number:
+    return derived(number, "counted", "", 0)
+
+
+def _apart(pair: pd.DataFrame) -> bool:
+    """Whether the gains of two fixes differ by more than the noise."""
+    first, second = pair["gained_share"]
+    return abs(first - second) > 2 * np.hypot(*pair["noise_share"])
+
+
+def _better_first(pair: pd.DataFrame) -> bool:
+    better = pair.loc[pair["gained_share"].idxmax()]
+    return bool(better["first_finding"] == better["finding"])
+
+
+def modules(rows: pd.DataFrame) -> SimpleNamespace:
+    """Forward and backward of a step by part of the model, and layers against their lower bounds."""
+    parts = {key: _parts_of(step) for key, step in rows.groupby(["pipeline", "variant"], sort=False)}
+    ratios, outside = {}, {}
+    for key, times in parts.items():
+        inside, beside = times.loc["model", ["forward_ms", "backward_ms"]], times["outside"].iloc[0]
+        ratios[key] = Number(inside["backward_ms"] / inside["forward_ms"], TIMES, decimals=1)
+        outside[key] = Number(beside / (beside + inside.sum()), PERCENT, decimals=0)
+    return SimpleNamespace(
+        tables={name: _slow_and_fixed(parts, name) for name in NAMES},
+        vit=_by_variant(ratios, "vit", TIMES),
+        gpt=_by_variant(ratios, "gpt", TIMES),
+        vit_outside=_by_variant(outside, "vit", PERCENT),
+        gpt_outside=_by_variant(outside, "gpt", PERCENT),
+        least_ratio=min(ratios.values(), key=float),
+        largest_ratio=max(ratios.values(), key=float),
+        bounds=_against_bounds(rows),
+    )
+
+
+def _parts_of(step: pd.DataFrame) -> pd.DataFrame:
+    """Milliseconds of each part of a model, forward and backward; `outside` are those outside of the model."""
+    called = step[step["calls"] > 0]
+    names = called["module"].str.rpartition(".")[2]
+    chosen = {"model": ~called["module"].str.contains(".", regex=False)}
+    chosen |= {part: called["type"].isin(of) | names.isin(of) for part, of in PARTS.items()}
+    times = {part: called.loc[of, ["forward_ms", "backward_ms"]].sum() for part, of in chosen.items() if of.any()}
+    times["rest"] = times["model"] - sum(of for part, of in times.items() if part not in NESTED)
+    return pd.DataFrame(times).T.assign(outside=step.loc[step["module"] == "outside", "total_ms"].sum())
+
+
+def _slow_and_fixed(parts: dict[tuple[str, str], pd.DataFrame], pipeline: str) -> pd.DataFrame:
+    columns = []
+    for variant in ("slow", "fixed"):
+        times = parts.get((pipeline, variant), pd.DataFrame(columns=["forward_ms", "backward_ms"]))
+        times = times[["forward_ms", "backward_ms"]].assign(ratio=times["backward_ms"] / times["forward_ms"])
+        columns.append(times.add_prefix(f"{variant} "))
+    return columns[0].join(columns[1]).rename_axis("part").reset_index()
+
+
+def _against_bounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Layers by type, of at least `SAME` of a step: their time against their operations' or their bytes'."""
+    bounded = rows.dropna(subset="lower_bound_ms").replace({"type": {"NonDynamicallyQuantizableLinear": "Linear"}})
+    by = ["pipeline", "variant"]
+    sums = bounded.groupby([*by, "type"], sort=False)[["lower_bound_ms", "total_ms"]].sum().reset_index()
+    sums = sums[sums["total_ms"] > SAME * sums.groupby(by)["total_ms"].transform("sum")]
+    sums = sums.assign(slowdown=sums["total_ms"] / sums["lower_bound_ms"], pipeline=sums["pipeline"].map(NAMES))
+    names = {"pipeline": "model", "variant": "loop", "type": "layers", "slowdown": "slowdown against bound"}
+    return sums.sort_values(by, ascending=False, kind="stable").rename(columns=names)
+
+
+def timeline(rows: pd.DataFrame) -> SimpleNamespace:
+    """The steps with a fault and without it: whole loops by name, single faults by pipeline and fault."""
+    pairs = {key: pair for key, pair in rows.groupby(["pipeline", "fault"]) if pair["variant"].nunique() == 2}
+    return SimpleNamespace(
+        whole={NAMES[name]: pairs[name, "all"] for name in NAMES if (name, "all") in pairs},
+        single={key: pair for key, pair in pairs.items() if key[1] != "all"},
+    )
+
+
+def vit_fixes(rows: pd.DataFrame) -> SimpleNamespace:
+    return _fixes(rows, "vit")
+
+
+def gpt_fixes(rows: pd.DataFrame) -> SimpleNamespace:
+    return _fixes(rows, "gpt")
+
+
+def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
+    """Each fix alone and with those before it; the two of most effect alone; all together."""
+    alone, together = (
+        rows[rows["variant"] == variant].set_index("fix")[["us_per_target", "baseline_us_per_target", "speedup"]]
+        for variant in ("alone", "cumulative")
+    )
+    both = alone.join(together.add_suffix(" in all"))
+    changes = {switch.name: switch.changes or "" for switch in PIPELINES[pipeline].switches}
+    both["changes"] = [changes.get(name, "").partition(":")[0] for name in both.index]
+    before = both["us_per_target in all"].ffill().shift(fill_value=both["baseline_us_per_target in all"].iloc[0])
+    gained = before / both["us_per_target in all"].ffill()
+    visible = ((both["speedup"] - 1).abs() > SAME) | ((gained - 1).abs() > SAME)
+    headings = {"us_per_target": "alone, µs", "baseline_us_per_target": "slow loop, µs", "speedup": "speedup alone"}
+    headings |= {f"{name} in all": f"cumulative{heading.removeprefix('alone')}" for name, heading in headings.items()}
+    headings["baseline_us_per_target in all"], headings["speedup in all"] = "its slow loop, µs", "cumulative speedup"
+    first, second = alone["speedup"].nlargest(2).items()
+    return SimpleNamespace(
+        table=both[visible].rename(columns=headings).reset_index(),
+        same=", ".join(both.index[~visible]),
+        cumulative=together["speedup"],
+        largest=first[0],
+        second=second[0],
+        largest_gain=Number(first[1], TIMES, decimals=1),
+        second_gain=Number(second[1], TIMES, decimals=1),
+        together=Number(together["speedup"].iloc[-1], TIMES, decimals=1),
+        alone={name: Number(value, TIMES) for name, value in alone["speedup"].items()},
+    )
+
+
+def metrics_cost(rows: pd.DataFrame) -> SimpleNamespace:
+    """Milliseconds of a step with either metric, in the first and the last tenth of an epoch."""
+    lines = dict(list(rows.groupby("variant")))
+    ends = {
+        variant: [Number(line["ms"].iloc[of].median(), "ms", decimals=1) for of in _tenths(len(line))]
+        for variant, line in lines.items()
+    }
+    absent = [lacking("the metric's cost", "ms")] * 2
+    grown, streaming = (ends.get(name, absent) for name in ("collected on the CPU", "streaming on the device"))
+    return SimpleNamespace(
+        lines=lines,
+        collected_first=grown[0],
+        collected_last=grown[1],
+        streaming_first=streaming[0],
+        streaming_last=streaming[1],
+        late_ratio=over(grown[1], streaming[1]),
+    )
+
+
+def _tenths(count: int) -> tuple[slice, slice]:
+    tenth = max(count // 10, 1)
+    return slice(None, tenth), slice(-tenth, None)
+
+
+def whole_runs(rows: pd.DataFrame) -> SimpleNamespace:
+    """Trainings of the slow and the fixed loop: time of an epoch, and what was learned over the seeds."""
+    groups = rows.groupby(["pipeline", "variant"], sort=False)
+    table = groups.agg(
+        seeds=("seed", "nunique"),
+        epochs=("epochs", "first"),
+        epoch_s=("epoch_s", "median"),
+        train_loss=("train_loss", "mean"),
+        accuracy=("validation_accuracy", "mean"),
+        deviation=("validation_accuracy", "std"),
+        guess=("constant_accuracy", "mean"),
+    ).reset_index()
+    names = {"pipeline": "model", "variant": "loop", "deviation": "accuracy, std", "guess": "constant guess"}
+    return SimpleNamespace(
+        table=table.replace({"pipeline": NAMES}).rename(columns=names),
+        vit=_training(table, "vit"),
+        gpt=_training(table, "gpt"),
+    )
+
+
+def _training(table: pd.DataFrame, pipeline: str) -> SimpleNamespace:
+    def of(column: str, variant: str, unit: str, decimals: int) -> Number:
+        return pick(table, column, unit, decimals, pipeline=pipeline, variant=variant)
+
+    slow_s, fixed_s = (of("epoch_s", variant, "s", 1) for variant in ("slow", "fixed"))
+    slow, fixed = (of("accuracy", variant, PERCENT, 1) for variant in ("slow", "fixed"))
+    return SimpleNamespace(
+        slow_s=slow_s,
+        fixed_s=fixed_s,
+        speedup=over(slow_s, fixed_s),
+        slow_accuracy=slow,
+        fixed_accuracy=fixed,
+        points=Number(100 * (fixed.value - slow.value), "points", decimals=1),
+    )
