@@ -111,7 +111,7 @@ def modules(rows: pd.DataFrame) -> SimpleNamespace:
     ratios, outside = {}, {}
     for key, times in parts.items():
         inside, beside = times.loc["model", ["forward_ms", "backward_ms"]], times["outside"].iloc[0]
-        ratios[key] = Number(inside["backward_ms"] / inside["forward_ms"], TIMES, decimals=1)
+        ratios[key] = derived(inside["backward_ms"] / inside["forward_ms"], "of the same steps", decimals=1)
         outside[key] = Number(beside / (beside + inside.sum()), PERCENT, decimals=0)
     return SimpleNamespace(
         tables={name: _slow_and_fixed(parts, name) for name in NAMES},
@@ -189,6 +189,7 @@ def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
     headings |= {f"{name} in all": f"cumulative{heading.removeprefix('alone')}" for name, heading in headings.items()}
     headings["baseline_us_per_target in all"], headings["speedup in all"] = "its slow loop, µs", "cumulative speedup"
     first, second = alone["speedup"].nlargest(2).items()
+    all_together = together["speedup"].iloc[-1] if len(together) else float("nan")
     return SimpleNamespace(
         table=both[visible].rename(columns=headings).reset_index(),
         same=", ".join(both.index[~visible]),
@@ -197,7 +198,7 @@ def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
         second=second[0],
         largest_gain=Number(first[1], TIMES, decimals=1),
         second_gain=Number(second[1], TIMES, decimals=1),
-        together=Number(together["speedup"].iloc[-1], TIMES, decimals=1),
+        together=Number(all_together, TIMES, missing="the fixes one after another", decimals=1),
         alone={name: Number(value, TIMES) for name, value in alone["speedup"].items()},
     )
 

@@ -64,6 +64,10 @@ DRAWN = 120  # operations of a drawn step, the longest
 PARTS = ("load", "forward", "loss", "backward", "optimizer", "metrics")  # of a step, as the trainer names them
 # A product's size, and MiB of a copy
 CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "gpu": (4096, 1024), "full": (8192, 2048)}
+FIX_COLUMNS = (
+    "median_ms p20_ms p80_ms n mean_ms us_per_target baseline baseline_us_per_target speedup prepare_s source "
+    "device_idle_share?"
+)
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
 TINY = {  # so small that the metric's time shows on a CPU, too
     "batch_size": 256,
@@ -75,7 +79,11 @@ def _sized(size: str, rows: list[Row]) -> list[Row]:
     return [{"size": size} | row for row in rows]
 
 
-@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()}, version=2)
+@experiment(
+    **{name: _sized(size, BOTH) for name, size in SIZES.items()},
+    version=2,
+    columns="rank finding part? gain_ms? gain_share? where? evidence? advice? sure?",
+)
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
     trace = trace_of(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)
@@ -90,7 +98,11 @@ def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
 _DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in (ALL, *DRAWN_FAULTS[name])]
 
 
-@experiment(**{name: _sized(s, _DRAWN[:2] if s == "small" else _DRAWN) for name, s in SIZES.items()}, version=2)
+@experiment(
+    **{name: _sized(s, _DRAWN[:2] if s == "small" else _DRAWN) for name, s in SIZES.items()},
+    version=2,
+    columns="variant track name begin_ms end_ms part?",
+)
 def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
     """A step with one fault and without it, to be drawn: what ran when, and in which part of the step.
 
@@ -115,7 +127,12 @@ def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
     return step.assign(part=inside)
 
 
-@experiment(**{name: _sized(size, BOTH) for name, size in SIZES.items()}, version=2)
+@experiment(
+    **{name: _sized(size, BOTH) for name, size in SIZES.items()},
+    version=2,
+    columns="module type calls forward_ms? backward_ms? total_ms self_ms? share activation_mib? "
+    "peak_mib? gflop? moved_mib? lower_bound_ms?",
+)
 def modules(size: str, pipeline: str, variant: str) -> list[Row]:
     """Forward and backward time (medians over steps) and memory of every module, and what its work must cost at least.
 
@@ -153,6 +170,7 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
 @experiment(
     **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
     version=2,
+    columns=FIX_COLUMNS,
     same_work=False,  # workers deliver in bursts
 )
 def vit_fixes(size: str, variant: str, fix: str) -> Row:
@@ -163,6 +181,7 @@ def vit_fixes(size: str, variant: str, fix: str) -> Row:
 @experiment(
     **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
     version=2,
+    columns=FIX_COLUMNS,
     same_work=False,  # lengths differ from batch to batch
 )
 def gpt_fixes(size: str, variant: str, fix: str) -> Row:
@@ -231,7 +250,11 @@ def _planted_rows(size: str) -> list[Row]:
     return _sized(size, rows[:1] if size == "small" else rows)
 
 
-@experiment(**{name: _planted_rows(s) for name, s in SIZES.items()}, same_work=False)
+@experiment(
+    **{name: _planted_rows(s) for name, s in SIZES.items()},
+    same_work=False,
+    columns="fix finding? step_ms promised_ms promised_share gained_ms gained_share noise_share first_finding?",
+)
 def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     """What `diagnose` promises for each planted fault, from a profile of the loop, and what its fix brings.
 
@@ -275,6 +298,7 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
     gpu=_sized("gpu", _runs({"vit": (3, 2), "gpt": (1, 2)})),
     big_gpu=_sized("full", _runs({"vit": (5, 3), "gpt": (1, 3)})),
     version=2,
+    columns="epoch_s iteration_mean_ms? peak_gib? validation_accuracy train_loss steps source constant_accuracy",
 )
 def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -> Row:
     """Training for whole epochs: seconds of the last one with its validation, and what was learned.
@@ -301,7 +325,9 @@ def _constant_accuracy(pipeline: str, size: str) -> float:
     return judged[trained.most_common(1)[0][0]] / judged.total()
 
 
-@experiment(small=[{"steps": 40}], cpu=[{"steps": 600}], big_gpu=[{"steps": 2000}], version=2)
+@experiment(
+    small=[{"steps": 40}], cpu=[{"steps": 600}], big_gpu=[{"steps": 2000}], version=2, columns="variant step ms"
+)
 def metrics_cost(steps: int) -> list[Row]:
     """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one.
 

@@ -127,9 +127,11 @@ def experiment(
     version: int = 1,
     same_work: bool = True,
     missing: Callable[..., str] | None = None,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
+
+    `columns` may be one string of names: `columns="median_ms n peak_gib?"`.
 
     Each class of machine has its configurations. A class of GPUs without any uses the other class's, else the CPU's;
     without any for the CPU, nothing is measured there.
@@ -137,10 +139,12 @@ def experiment(
     big = next((sizes for sizes in (big_gpu, gpu, cpu) if sizes is not None), [])
     presets = {"small": small, "cpu": cpu or [], "gpu": big if gpu is None else gpu, "big-gpu": big}
 
+    names = tuple(columns.split()) if isinstance(columns, str) else tuple(columns)
+
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, tuple(columns))
+        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, names)
 
     return wrap
 

@@ -159,8 +159,8 @@ def say(*sentences: str) -> None:
 def claim(statement: str, verdict: Verdict) -> None:
     """Show whether a statement holds on the machine that is shown, with the number and the limit."""
     number = verdict.number
-    reason = f"needs {number.missing}" if not number.measured else f"{number}; {verdict.bound}"
-    display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement} ({reason})."))
+    reason = f"needs {number.missing}" if not number.measured else f"{number}; limit: {verdict.bound}"
+    display(Markdown(f"*{verdict.outcome.capitalize()}:* {statement}: {reason}."))
 
 
 def readme(sentences: Iterable[str]) -> None:

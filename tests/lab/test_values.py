@@ -92,9 +92,9 @@ def test_a_sentence_whose_number_is_missing_stays_out_of_the_report(shown):
 @pytest.mark.parametrize(
     ("verdict", "text"),
     [
-        (paired(TRIAL).at_least(2), "*Holds:* twice (2.4× (2.3 to 2.5, 12 pairs); at least 2.0×)."),
-        (paired(TRIAL).at_least(3), "*Does not hold:* twice (2.4× (2.3 to 2.5, 12 pairs); at least 3.0×)."),
-        (lacking("the ladder").at_least(3), "*Not measured:* twice (needs the ladder)."),
+        (paired(TRIAL).at_least(2), "*Holds:* twice: 2.4× (2.3 to 2.5, 12 pairs); limit: at least 2.0×."),
+        (paired(TRIAL).at_least(3), "*Does not hold:* twice: 2.4× (2.3 to 2.5, 12 pairs); limit: at least 3.0×."),
+        (lacking("the ladder").at_least(3), "*Not measured:* twice: needs the ladder."),
     ],
 )
 def test_a_claim_tells_its_number_and_its_limit(verdict, text, shown):

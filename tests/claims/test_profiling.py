@@ -1,0 +1,87 @@
+"""Chapter 3's numbers, from rows made by hand."""
+
+import pandas as pd
+import pytest
+
+from helpers.claims import profiling
+
+
+def promise(pipeline, faults, fix, finding, predicted, gained, first, noise=0.01):
+    row = {"pipeline": pipeline, "faults": faults, "fix": fix, "finding": finding, "step_ms": 100.0}
+    row |= {"promised_share": predicted, "gained_share": gained}
+    return row | {"noise_share": noise, "first_finding": first}
+
+
+PROMISES = pd.DataFrame(
+    [
+        promise("vit", "bf16", "bf16", "fp32 products", 0.50, 0.48, "fp32 products"),
+        promise("vit", "bf16 + qkv", "bf16", "fp32 products", 0.40, 0.50, "fp32 products"),
+        promise("vit", "bf16 + qkv", "qkv", "separate products", 0.10, 0.06, "fp32 products"),
+        promise("gpt", "loss + adam", "loss", "loss in parts", 0.10, 0.11, "unfused", noise=0.2),
+        promise("gpt", "loss + adam", "adam", "unfused", 0.12, 0.10, "unfused", noise=0.2),
+        promise("gpt", "padding", "padding", None, 0.0, 0.6, "fp32 products"),
+    ]
+)
+
+
+def test_promises_are_judged_by_their_errors_and_by_the_order_in_pairs():
+    promises = profiling.promises(PROMISES)
+    assert float(promises.fixes) == 5
+    assert f"{promises.median_error}" == "2.0%"
+    assert f"{promises.largest_excess}" == "10.0%"
+    assert float(promises.beyond) == 1
+    assert (float(promises.pairs), float(promises.pairs_right)) == (2, 1)
+    assert (float(promises.clear_pairs), float(promises.clear_right)) == (1, 1)  # the other pair differs by noise
+    assert promises.worst == "bf16 in the ViT (bf16 + qkv)"
+    assert promises.hidden["fix"].tolist() == ["padding"]
+
+
+def test_a_renamed_column_is_an_error():
+    with pytest.raises(KeyError, match="promised_share"):
+        profiling.promises(PROMISES.rename(columns={"promised_share": "expected_share"}))
+
+
+def test_findings_are_counted_by_loop_and_nothing_is_none():
+    rows = pd.DataFrame(
+        {
+            "pipeline": ["vit", "vit", "vit", "gpt"],
+            "variant": ["slow", "slow", "fixed", "slow"],
+            "rank": [0, 1, 0, 0],
+            "finding": ["loader", "fp32 products", "nothing", "padding"],
+            "where": ["a/b.py:3 in f", None, None, None],
+            "gain_ms": [5.0, 2.0, None, 1.0],
+            "gain_share": [0.5, 0.2, None, 0.1],
+            "evidence": ["waits", "slow", None, "pads"],
+        }
+    )
+    found = profiling.findings(rows)
+    assert [float(found.vit.slow), float(found.vit.fixed), float(found.gpt.slow)] == [2, 0, 1]
+    assert not found.gpt.fixed.measured
+    assert found.largest["source line"].tolist() == ["b.py:3", "", ""]
+
+
+def fix(variant, name, us, baseline=100.0):
+    row = {"variant": variant, "fix": name, "us_per_target": us, "baseline_us_per_target": baseline}
+    return row | {"speedup": baseline / us}
+
+
+def test_fixes_without_an_effect_are_listed_apart():
+    rows = pd.DataFrame(
+        [fix("alone", "decode_once", 50.0), fix("alone", "workers", 99.0)]
+        + [fix("cumulative", "decode_once", 50.0), fix("cumulative", "workers", 49.5)]
+    )
+    fixes = profiling.vit_fixes(rows)
+    assert fixes.table["fix"].tolist() == ["decode_once"]
+    assert fixes.same == "workers"
+    assert (fixes.largest, f"{fixes.largest_gain}") == ("decode_once", "2.0× (unpaired)")
+
+
+def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
+    rows = pd.DataFrame(
+        {"pipeline": ["vit", "vit"], "variant": ["slow", "fixed"], "seed": [0, 0], "epochs": [3, 3]}
+        | {"epoch_s": [8.0, 2.0], "train_loss": [1.0, 1.1], "validation_accuracy": [0.4, 0.5]}
+        | {"constant_accuracy": [0.25, 0.25]}
+    )
+    runs = profiling.whole_runs(rows)
+    assert runs.vit.speedup.at_least(3).outcome == "holds"
+    assert runs.gpt.speedup.at_least(3).outcome == "not measured"
