@@ -67,8 +67,12 @@ def fix(variant, name, us, baseline=100.0):
 
 def test_fixes_without_an_effect_are_listed_apart():
     rows = pd.DataFrame(
-        [fix("alone", "decode_once", 50.0), fix("alone", "workers", 99.0)]
-        + [fix("cumulative", "decode_once", 50.0), fix("cumulative", "workers", 49.5)]
+        [
+            fix("alone", "decode_once", 50.0),
+            fix("alone", "workers", 99.0),
+            fix("cumulative", "decode_once", 50.0),
+            fix("cumulative", "workers", 49.5),
+        ]
     )
     fixes = profiling.vit_fixes(rows)
     assert fixes.table["fix"].tolist() == ["decode_once"]
