@@ -1,4 +1,4 @@
-"""`python -m helpers doctor | measure | train | profile | diagnose | fit | report`: a thin skin over functions to call.
+"""`dlspeed doctor | measure | train | profile | diagnose | fit | report`: a thin skin over functions to call.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -176,7 +176,8 @@ def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespac
 
 
 def profile(options: argparse.Namespace) -> int:
-    from helpers.profiling.watch import NothingRecorded, script_frames, watch
+    from helpers.profiling.run_script import script_frames
+    from helpers.profiling.watch import NothingRecorded, watch
 
     is_module = options.module is not None
     script, *arguments = options.module or options.script or [""]
@@ -245,7 +246,7 @@ def doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     from helpers.lab.experiment import PRESETS
 
-    parser = Parser(prog="python -m helpers", description="Measure, train, profile, diagnose, build the report.")
+    parser = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
     commands = parser.add_subparsers(
         required=True, metavar="doctor | measure | train | profile | diagnose | fit | report"
     )
@@ -341,7 +342,7 @@ def _count(text: str) -> int:
 
 
 def _fail(said: object, code: int) -> int:
-    print(f"python -m helpers: {said}", file=sys.stderr)
+    print(f"dlspeed: {said}", file=sys.stderr)
     return code
 
 

@@ -1,4 +1,4 @@
-"""What `python -m helpers doctor` says: one line a finding, and what to do where something is missing."""
+"""What `dlspeed doctor` says: one line a finding, and what to do where something is missing."""
 
 import importlib.util
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Train a task in a chosen precision, with a checkpoint to resume from: what chapters 1 and 2 share.
 
-python -m helpers train --task segmentation --precision dynamic --epochs 5 --seed 0
-python -m helpers train --stages "mixed precision,batching" --epochs 1      # chapter 0: `helpers.training.stages`
+dlspeed train --task segmentation --precision dynamic --epochs 5 --seed 0
+dlspeed train --stages "mixed precision,batching" --epochs 1      # chapter 0: `helpers.training.stages`
 >>> from helpers.train import Setup, train
 >>> train(Setup(task="lm", precision="bf16", preset="small"))
 

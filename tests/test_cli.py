@@ -29,7 +29,7 @@ def run(*arguments, cwd=None):
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
         (
             ["measure", "--hurry"],
-            "unknown '--hurry'; valid options of python -m helpers measure: -h, --help, --results",
+            "unknown '--hurry'; valid options of dlspeed measure: -h, --help, --results",
         ),
         (["dance"], "invalid choice: 'dance' (choose from"),
         ([], "the following arguments are required: doctor | measure | train | profile | diagnose | fit | report"),
@@ -197,4 +197,4 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(place, monkeypatch, capsy
 
     monkeypatch.setattr(f"helpers.__main__.{place}", interrupted)
     assert main(["doctor"]) == 130
-    assert capsys.readouterr().err == "python -m helpers: stopped\n"
+    assert capsys.readouterr().err == "dlspeed: stopped\n"

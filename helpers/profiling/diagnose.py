@@ -10,7 +10,6 @@ Findings about sizes need `record_shapes`; source lines need `with_stack`, which
 `diagnose(before, after)` compares two profiles.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,9 +263,3 @@ def _verdict(scene: Scene, bound: str, shares: dict[str, float]) -> str:
     if scene.held_up:
         verdict += " The host doesn't run ahead: it is the device that waits, so faster kernels bring little yet."
     return verdict
-
-
-if __name__ == "__main__":
-    from helpers.__main__ import main
-
-    sys.exit(main(["diagnose", *sys.argv[1:]]))

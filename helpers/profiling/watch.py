@@ -12,17 +12,13 @@ Only the process and the thread that train are recorded: DataLoader's workers ar
 profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be watched.
 """
 
-import builtins
 import contextlib
 import functools
 import gc
 import os
 import re
-import runpy
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +27,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .run_script import Stop, run_script
 from .windows import Windows
 
-OURS = (__file__, str(Path(__file__).parents[1] / "__main__.py"), runpy.__file__, "<frozen runpy>")
 OWN_PROFILER = (
     "starts a profiler of its own, and torch runs one at a time: switch it off, or read the trace that it writes with "
-    "`python -m helpers diagnose`"
+    "`dlspeed diagnose`"
 )
 UNSEEN = (
-    "steps of torch.optim in this process are seen, but not those of a process that it starts (torchrun … -m helpers "
-    "profile SCRIPT) or of a replayed CUDA graph"
+    "steps of torch.optim in this process are seen, but not those of a process that it starts (torchrun … --no-python "
+    "dlspeed profile SCRIPT) or of a replayed CUDA graph"
 )
 
 
@@ -51,10 +47,6 @@ NAMES = ("costs.json.gz", "places.json.gz")
 
 class NothingRecorded(Exception):
     """The script ended before a whole iteration was recorded; says why in one line."""
-
-
-class _Stop(BaseException):
-    """Ends the script inside its last recorded step; not an Exception, which scripts catch."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +76,8 @@ def watch(
     `after` is 10: fewer where these take more than 30 s, more where DataLoader's workers prefetch many batches, as a
     loop that waits for them doesn't until these are used up. The script is stopped once it is recorded, unless it may
     `go_on` to its end. `output` is the folder of the profiles, by default profile-NAME in the current one. The script's
-    own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0
-    too unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.
+    own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0 too
+    unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.
     """
     script, process = str(script), os.getpid()
     name = script.split(".")[-1] if module else Path(script).stem
@@ -99,7 +91,7 @@ def watch(
 
     def stepped(optimizer: Optimizer) -> None:
         if windows.stepped(optimizer) and not go_on:
-            raise _Stop if threading.current_thread() is threading.main_thread() else SystemExit
+            raise Stop if threading.current_thread() is threading.main_thread() else SystemExit
 
     # Kept until the profiles are saved, which don't own the names of its functions.
     program = (
@@ -107,7 +99,7 @@ def watch(
     )
     try:
         with _counted_steps(stepped), _told_of_other_profilers(windows, go_on):
-            code = _run(program, [script, *map(str, arguments)])
+            code = run_script(program, [script, *map(str, arguments)])
     finally:
         windows.close()
     if os.getpid() != process:  # a fork of the script's
@@ -128,19 +120,6 @@ def watch(
     raise NothingRecorded(f"{script} {ended}: {TOO_FEW if windows.iterations else UNSEEN}")
 
 
-def script_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames that running a script under `watch` adds."""
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    kept = None
-    for frame in reversed(frames):
-        if frame.tb_frame.f_code.co_filename not in OURS:
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept
-
-
 def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
     """Wait for the profiles of this machine's ranks; those that don't come."""
     deadline = time.monotonic() + seconds
@@ -156,42 +135,6 @@ def _clear(folder: Path, rank: int, ranks: int) -> None:
         of = re.fullmatch(r"rank(\d+)\.json\.gz", file.name)
         if (int(of[1]) == rank or (rank == 0 and int(of[1]) >= ranks)) if of else rank == 0 and file.name in NAMES:
             file.unlink(missing_ok=True)
-
-
-def _run(program: types.CodeType | str, argv: list[str]) -> Any:
-    """Run a file's code as `python FILE` does, or a module as `python -m MODULE`: gives what it passed to sys.exit.
-
-    Processes that it spawns import it from `sys.modules["__main__"]`.
-    """
-    is_module = isinstance(program, str)
-    home = Path.cwd() if is_module else Path(program.co_filename).resolve().parent
-    hidden, before, path, main = _hidden(home), sys.argv, list(sys.path), sys.modules["__main__"]
-    sys.argv, sys.path[0], folder = argv, str(home), Path.cwd()
-    try:
-        if is_module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            sys.modules["__main__"] = running = types.ModuleType("__main__")
-            vars(running).update(__file__=program.co_filename, __builtins__=builtins, __cached__=None)
-            exec(program, vars(running))
-    except _Stop:
-        pass
-    except SystemExit as end:
-        return end.code
-    finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = before, path, main
-        sys.modules.update(hidden)
-        os.chdir(folder)
-    return None
-
-
-def _hidden(home: Path) -> dict[str, types.ModuleType]:
-    """Our modules, taken out of sys.modules if the script has a package of the same name."""
-    package = __name__.split(".")[0]
-    theirs = next((file for file in (home / package / "__init__.py", home / f"{package}.py") if file.exists()), None)
-    if theirs is None or theirs.samefile(sys.modules[package].__file__):
-        return {}
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
 
 
 @contextlib.contextmanager
@@ -272,7 +215,7 @@ def _told_of_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
         windows.close() if interrupted else windows.others.add(id(self))
         prepare(self)
         if interrupted and not go_on:
-            raise _Stop  # only now: a profiler that is left without having been prepared crashes
+            raise Stop  # only now: a profiler that is left without having been prepared crashes
 
     @functools.wraps(leave)
     def left(self: torch.autograd.profiler.profile, *error: Any) -> Any:

@@ -38,8 +38,9 @@ EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
-RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/watch", "profiling/windows", "__main__"))
-RUNNERS += ("runpy.py", "<frozen runpy>")  # frames around a script's
+# Files whose frames are around a script's.
+RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/run_script", "profiling/watch", "profiling/windows"))
+RUNNERS += ("helpers/__main__.py", "dlspeed.py", "bin/dlspeed", "runpy.py", "<frozen runpy>")
 
 OFFSET = 10**9  # of our marks' numbers: a script's own profiler, if it waits for its turn, makes marks, too
 MARK = re.compile(rb'"ProfilerStep#(\d+)"')

@@ -224,5 +224,5 @@ def text(found: dict[str, Any]) -> str:
         lines += [f"a step takes at least {time['seconds']:.3g} s a rank at {rate},", f"measured on {time['machine']}"]
         lines[-1] += "; communication excluded" if ranks > 1 else ""
     else:
-        lines.append("time of a step: no ceilings are recorded (python -m helpers measure swiglu/ceilings)")
+        lines.append("time of a step: no ceilings are recorded (dlspeed measure swiglu/ceilings)")
     return "\n".join(lines)

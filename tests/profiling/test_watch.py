@@ -1,6 +1,5 @@
 """Scripts as people write them, run under `watch` and by the command: what is recorded, printed, and passed on."""
 
-import gzip
 import json
 import multiprocessing
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from profiling.recorded import in_steps, read
 
 from helpers.__main__ import main
 from helpers.profiling import windows
@@ -46,23 +46,6 @@ def script(tmp_path, monkeypatch):
         return name
 
     return write
-
-
-def read(path):
-    return json.loads(gzip.decompress(Path(path).read_bytes()))
-
-
-def in_steps(path):
-    """Of each recorded iteration the optimizers' steps and the backward passes that it holds whole."""
-    events = [e for e in read(path)["traceEvents"] if e.get("ph") == "X"]
-    marks = sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
-    held = []
-    for mark in marks:
-        begin, end = mark["ts"], mark["ts"] + mark["dur"]
-        inside = [e["name"] for e in events if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
-        steps = sum(name.startswith("Optimizer.step#") for name in inside)
-        held.append((steps, inside.count("autograd::engine::evaluate_function: MeanBackward0")))
-    return held
 
 
 def run(*arguments, cwd, **environment):
@@ -323,18 +306,6 @@ def test_torchs_optimizers_are_left_as_they_were(script):
     assert "watch" not in torch.optim.SGD.step.__code__.co_filename
 
 
-def test_a_script_may_have_a_package_of_our_name(script, tmp_path):
-    (tmp_path / "helpers").mkdir()
-    (tmp_path / "helpers" / "__init__.py").touch()
-    (tmp_path / "helpers" / "mine.py").write_text("steps = 30")
-    ours = sys.modules["helpers"]
-    body = "from helpers.mine import steps\noptimizer = optimizer()\n" + (
-        "for _ in range(steps): loss().backward(); optimizer.step()"
-    )
-    assert watch(script(body), steps=2).places
-    assert sys.modules["helpers"] is ours
-
-
 LOADER = """
 import multiprocessing, os
 from torch.utils.data import DataLoader, Dataset
@@ -414,7 +385,7 @@ def test_a_variable_that_comes_too_late_for_torch_is_told(script, monkeypatch):
 
 def test_a_stop_by_the_keyboard_is_one_line(script, capsys):
     assert main(["profile", script("raise KeyboardInterrupt")]) == 130
-    assert capsys.readouterr().err == "python -m helpers: stopped\n"
+    assert capsys.readouterr().err == "dlspeed: stopped\n"
 
 
 def test_an_earlier_runs_profiles_make_way(script, tmp_path, monkeypatch):
@@ -454,30 +425,6 @@ def test_steps_inside_the_backward_pass_are_recorded(script):
     recording = watch(script(body), steps=3)
     assert [steps for steps, _ in in_steps(recording.costs)] == [4] * 3
     assert recording.places
-
-
-def test_two_ranks_stop_together_and_the_first_prints(script, tmp_path):
-    body = """
-    import os, time
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    ddp, optimizer = nn.parallel.DistributedDataParallel(model), optimizer()
-    for _ in range(200):
-        loss(ddp).backward(); optimizer.step()
-    """
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, "-m", "helpers", "profile", "--steps", "3", script(body)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "profile-train"
-    assert sorted(file.name for file in folder.iterdir()) == ["places.json.gz", "rank0.json.gz", "rank1.json.gz"]
-    for rank in range(2):
-        assert in_steps(folder / f"rank{rank}.json.gz") == [(1, 1)] * 3
-        assert read(folder / f"rank{rank}.json.gz")["distributedInfo"]["rank"] == rank
-    assert done.stderr.count("saved in") == 1
-    assert done.stdout.count("steps, median") == 1
-    assert "2 of 2 ranks" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""What a profile that `watch` saved holds."""
+
+import gzip
+import json
+from pathlib import Path
+
+
+def read(path):
+    return json.loads(gzip.decompress(Path(path).read_bytes()))
+
+
+def in_steps(path):
+    """Of each recorded iteration the optimizers' steps and the backward passes that it holds whole."""
+    events = [e for e in read(path)["traceEvents"] if e.get("ph") == "X"]
+    marks = sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
+    held = []
+    for mark in marks:
+        begin, end = mark["ts"], mark["ts"] + mark["dur"]
+        inside = [e["name"] for e in events if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
+        steps = sum(name.startswith("Optimizer.step#") for name in inside)
+        held.append((steps, inside.count("autograd::engine::evaluate_function: MeanBackward0")))
+    return held
