@@ -53,8 +53,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | Non
     out, denominators = _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
     for span in _spans(offsets):
         inputs = (part[:, :, span].to(dtype) for part in (q, k, v))
-        out[:, :, span], found = _forward(*inputs, 0.0, True, scale=scale)
-        denominators[:, span] = found.transpose(1, 2)
+        out[:, :, span], logsumexp = _forward(*inputs, 0.0, True, scale=scale)
+        denominators[:, span] = logsumexp.transpose(1, 2)
     return out, denominators
 
 
@@ -79,8 +79,8 @@ def _differentiate(
     for span in _spans(offsets):
         inputs = (part[:, :, span].to(dtype) for part in (grad, q, k, v, out))
         saved = denominators[:, span].transpose(1, 2)
-        for into, found in zip(grads, _backward(*inputs, saved, 0.0, True, scale=scale), strict=True):
-            into[:, :, span] = found
+        for whole, part in zip(grads, _backward(*inputs, saved, 0.0, True, scale=scale), strict=True):
+            whole[:, :, span] = part
     return grads
 
 

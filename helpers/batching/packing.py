@@ -229,10 +229,10 @@ def plan_stream(order: np.ndarray, lengths: np.ndarray, max_length: int, batch_s
     if last == "crop":
         sizes[crossing] = room[begins]
         return Plan(order, sizes, bounds[:-1], bounds[1:])
-    kept = np.ones(count, dtype=bool)
-    kept[crossing] = False
-    bounds = np.append(0, np.cumsum(kept))[bounds]
-    return Plan(order[kept], sizes[kept], bounds[:-1], bounds[1:])
+    remaining = np.ones(count, dtype=bool)
+    remaining[crossing] = False
+    bounds = np.append(0, np.cumsum(remaining))[bounds]
+    return Plan(order[remaining], sizes[remaining], bounds[:-1], bounds[1:])
 
 
 def plan_packs(

@@ -128,7 +128,7 @@ class SequencedDataset(IterableDataset[Packed]):
 
     def __len__(self) -> int:
         """This rank's sequences in the epoch. Epochs differ a little, so ask anew in each, as progress bars do:
-        a `DataLoader` warns when there are more than it last told."""
+        a `DataLoader` warns when there are more than before."""
         return self._count(self._place.epoch)
 
     def _count(self, epoch: int) -> int:

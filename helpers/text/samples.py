@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .vocab import TOKENIZER, TextError, Vocab, replacing, tokenize
+from helpers.lab.files import replacing
+
+from .vocab import TOKENIZER, Vocab, tokenize
 
 LAYOUT = "1"  # version of the cached files' format
 
@@ -104,8 +106,9 @@ def save_tokens(tokens: TokenisedText, file: Path) -> None:
     try:
         with replacing(file) as stream:
             np.savez(stream, words=text, ids=tokens.ids, offsets=tokens.offsets)
-    except TextError as error:
-        warnings.warn(f"tokens are not kept, they will be made again: {error}", stacklevel=2)
+    except OSError as error:
+        reason = error.strerror or error
+        warnings.warn(f"tokens are not cached: {file} cannot be written ({reason})", stacklevel=2)
 
 
 def load_tokens(file: Path) -> TokenisedText | None:

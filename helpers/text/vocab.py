@@ -5,11 +5,9 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from helpers.lab import files
 from helpers.lab.arguments import check_at_least, check_positive
 
 TOKENIZER = "basic_english"  # of torchtext: the task's
@@ -52,11 +50,7 @@ class Vocab:
     pad_id, unk_id, eos_id = range(len(SPECIALS))
 
     def __init__(
-        self,
-        samples: Mapping[str, int] | Iterable[Sequence[str]],
-        *,
-        min_count: int = 1,
-        max_size: int | None = None,
+        self, samples: Mapping[str, int] | Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None
     ):
         check_positive(min_count=min_count)
         counts = samples if isinstance(samples, Mapping) else _count(samples)
@@ -65,10 +59,7 @@ class Vocab:
         if max_size is not None:
             check_at_least(len(SPECIALS) + 1, max_size=max_size)
             words = words[: max_size - len(SPECIALS)]
-        self._name((*SPECIALS, *words))
-
-    def _name(self, tokens: Sequence[str]) -> None:
-        self.tokens = tuple(tokens)
+        self.tokens = (*SPECIALS, *words)
         self._ids = {token: number for number, token in enumerate(self.tokens)}
         self._ids |= {PAD: self.unk_id, EOS: self.unk_id}
 
@@ -80,9 +71,6 @@ class Vocab:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocab) and self.tokens == other.tokens
-
-    def __hash__(self) -> int:
-        return hash(self.tokens)
 
     def __repr__(self) -> str:
         return f"<Vocab of {len(self):,} tokens>"
@@ -101,30 +89,6 @@ class Vocab:
                 raise TextError(f"id {number} is outside the vocabulary: its ids go from 0 to {len(self) - 1}")
         return [self.tokens[number] for number in numbers]
 
-    def save(self, path: Path | str) -> None:
-        """Write a text file, one token a line in the order of the ids."""
-        broken = [token for token in self.tokens if "\n" in token]
-        if broken:
-            raise TextError(f"the token {broken[0]!r} has a line end in it, so it cannot stand on a line of {path}")
-        with replacing(Path(path)) as stream:
-            stream.write("".join(f"{token}\n" for token in self.tokens).encode())
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Vocab":
-        """Read what `save` wrote."""
-        try:
-            *tokens, rest = Path(path).read_bytes().decode("utf-8-sig").split("\n")
-        except OSError as error:
-            raise unreadable(Path(path), error) from error
-        except UnicodeDecodeError as error:
-            raise TextError(f"{path}: not a text file in UTF-8 ({error.reason}); save the vocabulary again") from error
-        if rest or tuple(tokens[: len(SPECIALS)]) != SPECIALS or len(set(tokens)) != len(tokens):
-            wrong = "its last line is cut off" if rest else f"no {', '.join(SPECIALS)} first, or a token twice"
-            raise TextError(f"{path}: not a vocabulary ({wrong}); save it again")
-        vocab = cls.__new__(cls)
-        vocab._name(tokens)
-        return vocab
-
 
 def _count(samples: Iterable[Sequence[str]]) -> Counter[str]:
     counts: Counter[str] = Counter()
@@ -141,15 +105,10 @@ def _refuse_text(tokens: object) -> None:
 
 
 @contextlib.contextmanager
-def replacing(file: Path) -> Iterator[BinaryIO]:
-    """`files.replacing`, whose OSError becomes a `TextError`."""
+def reading(path: Path) -> Iterator[None]:
+    """Inside, an OSError becomes a `TextError` that names the file or folder."""
     try:
-        with files.replacing(file) as stream:
-            yield stream
+        yield
     except OSError as error:
         reason = error.strerror or error
-        raise TextError(f"{file}: cannot be written ({reason}); make room there, or choose another folder") from error
-
-
-def unreadable(file: Path, error: OSError) -> TextError:
-    return TextError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
+        raise TextError(f"{path}: cannot be read ({reason}); check the path and its permissions") from error

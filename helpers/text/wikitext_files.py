@@ -23,7 +23,7 @@ import torch
 
 from helpers.lab.files import cache_folder
 
-from .vocab import TextError, unreadable
+from .vocab import TextError, reading
 
 SPLITS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
 SUFFIXES = (".raw", ".tokens")
@@ -97,7 +97,7 @@ def parquet() -> Any:
 
 
 def _in_folder(folder: Path, split: str) -> Source:
-    try:
+    with reading(folder):
         folders = [folder, *sorted((p for p in folder.iterdir() if p.is_dir()), key=_order)]
         for candidate in folders:
             for file in (candidate / name for name in _text_names(split)):
@@ -107,8 +107,6 @@ def _in_folder(folder: Path, split: str) -> Source:
             if parts:
                 return Source(_complete(parts, split))
         zips = [file for file in sorted(folder.glob("*.zip"), key=_order) if _members(file, split)]
-    except OSError as error:
-        raise unreadable(folder, error) from error
     if zips:
         return _in_zip(zips[0], split)
     sought = ", ".join([*_text_names(split)[:2], f"{split}-*.parquet"])
@@ -148,31 +146,24 @@ def _members(file: Path, split: str) -> list[str]:
 
 
 def _in_zip(file: Path, split: str) -> Source:
-    try:
+    with reading(file):
         members = _members(file, split)
-    except OSError as error:
-        raise unreadable(file, error) from error
     if not members:
         raise TextError(f"{file}: has no {split} split in it ({', '.join(_text_names(split)[:2])})")
     return Source((file,), members[0])
 
 
 def _file_lines(file: Path) -> Iterator[str]:
-    try:
-        with open(file, "rb") as stream:
-            yield from _decoded(stream, str(file))
-    except OSError as error:
-        raise unreadable(file, error) from error
+    with reading(file), open(file, "rb") as stream:
+        yield from _decoded(stream, str(file))
 
 
 def _zip_lines(file: Path, member: str) -> Iterator[str]:
     try:
-        with zipfile.ZipFile(file) as archive, archive.open(member) as stream:
+        with reading(file), zipfile.ZipFile(file) as archive, archive.open(member) as stream:
             yield from _decoded(stream, f"{file}, {member}")
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise TextError(f"{file}: {member} cannot be unpacked ({error}); get the zip again") from error
-    except OSError as error:
-        raise unreadable(file, error) from error
 
 
 def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -233,13 +224,10 @@ def _download(url: str, file: Path, digest: str) -> None:
         reason = "its checksum is wrong"
     finally:
         socket.setdefaulttimeout(before)
-    raise TextError(f"{url}: {reason}; nothing was kept: try again, or give path= to files you have")
+    raise TextError(f"{url}: {reason}; nothing was saved: try again, or give path= to files you have")
 
 
 def sha256(file: Path) -> str:
     """The checksum of a file's content. Costs one pass: about a second a GB."""
-    try:
-        with open(file, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(file, error) from error
+    with reading(file), open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -42,22 +42,14 @@ def qkv(length, heads=2, kv_heads=2, dtype=torch.float64):
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS)
-def test_documents_get_what_they_get_alone(variant, kv_heads, lengths):
-    q, k, v = qkv(sum(lengths), 4, kv_heads)
-    found = packed_attention(layout_of(lengths), variant, "cpu")(q, k, v)
-    torch.testing.assert_close(found, one_by_one(q, k, v, lengths), atol=1e-12, rtol=1e-9)
-
-
-@pytest.mark.parametrize("variant", HERE)
-@settings(max_examples=15, deadline=None)
-@given(lengths=LENGTHS)
-def test_gradients_are_those_of_each_document_alone(variant, lengths):
-    inputs = [x.requires_grad_() for x in qkv(sum(lengths))]
+def test_documents_and_their_gradients_are_what_they_are_alone(variant, kv_heads, lengths):
+    inputs = [x.requires_grad_() for x in qkv(sum(lengths), 4, kv_heads)]
     out, alone = packed_attention(layout_of(lengths), variant, "cpu")(*inputs), one_by_one(*inputs, lengths)
     upstream = torch.randn_like(out)
-    expected = torch.autograd.grad(alone, inputs, upstream)
-    for found, wanted in zip(torch.autograd.grad(out, inputs, upstream), expected, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
+    gradients, expected = (torch.autograd.grad(x, inputs, upstream) for x in (out, alone))
+    torch.testing.assert_close([out, *gradients], [alone, *expected], atol=1e-12, rtol=1e-9)
+    with torch.no_grad():  # flex has a path of its own
+        torch.testing.assert_close(packed_attention(layout_of(lengths), variant, "cpu")(*inputs), alone)
 
 
 @pytest.mark.parametrize("variant", HERE)
@@ -133,17 +125,12 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
 
 
 def test_densely_a_known_type_has_its_mask_before_the_first_call(monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        attention,
-        "_added_mask",
-        lambda documents, dtype, make=attention._added_mask: made.append(dtype) or make(documents, dtype),
-    )
+    made, make = [], attention._added_mask
+    monkeypatch.setattr(attention, "_added_mask", lambda documents, dtype: made.append(dtype) or make(documents, dtype))
     attend = packed_attention(layout_of([9]), "dense", "cpu", torch.float32)
     assert made == [torch.float32]
-    attend(*qkv(9, dtype=torch.float32))
-    assert made == [torch.float32]
-    attend(*qkv(9, dtype=torch.float64))
+    for dtype in (torch.float32, torch.float64):
+        attend(*qkv(9, dtype=dtype))
     assert made == [torch.float32, torch.float64]
 
 
@@ -237,10 +224,9 @@ def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
 
 def test_causal_attention_is_a_packed_layout_of_one_document_for_each_row():
     q, k, v = (torch.randn(3, 2, 20, 8, dtype=torch.float64) for _ in range(3))
-    found = causal_attention(q, k, v)
-    for row, alone in zip(found, zip(q, k, v, strict=True), strict=True):
-        one = packed_attention(layout_of([20]), "dense", "cpu")(*(x[None] for x in alone))
-        torch.testing.assert_close(row[None], one)
+    attend = packed_attention(layout_of([20]), "dense", "cpu")
+    rows = [attend(*(x[number : number + 1] for x in (q, k, v))) for number in range(3)]
+    torch.testing.assert_close(causal_attention(q, k, v), torch.cat(rows))
 
 
 @pytest.mark.parametrize("variant", HERE)
@@ -268,11 +254,10 @@ def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
 
 
 def test_a_table_can_say_which_variants_run_and_why_others_do_not():
-    assert missing_because("dense", "mps", torch.float16) == missing_because("flex", "cpu", torch.float32) == ""
-    assert missing_because("varlen", "cpu", torch.float32) == ""
+    for variant in HERE:
+        assert missing_because(variant, "cpu", torch.float32) == ""
+    assert missing_because("dense", "mps", torch.float16) == ""
     assert missing_because("varlen", "mps", torch.bfloat16) == missing_because("flex", "mps") == "needs CUDA"
-    with pytest.raises(ValueError, match="variant is 'flex', which can't run on mps: needs CUDA"):
-        packed_attention(layout_of([3]), "flex", "mps")
 
 
 def test_documents_are_compiled_once_and_computed_as_they_are_eagerly():
@@ -300,13 +285,20 @@ def test_a_packed_batch_gives_its_layout(variant):
     torch.testing.assert_close(found, one_by_one(*inputs, [20, 1, 9, 10]))
 
 
-def test_wrong_calls_are_named():
-    with pytest.raises(ValueError, match="variant is 'flash'; valid: 'dense', 'flex', 'varlen'"):
-        packed_attention(layout_of([3]), "flash", "cpu")
-    attend = packed_attention(layout_of([3, 4]), "dense", "cpu")
-    with pytest.raises(ValueError, match=r"q is \(1, 2, 6, 8\); the layout ends at 7, so it must be \(1, heads, 7, he"):
-        attend(*qkv(6))
-    with pytest.raises(ValueError, match=r"k is \(2, 2, 7, 8\)"):
-        attend(qkv(7)[0], *(torch.randn(2, 2, 7, 8) for _ in range(2)))
-    with pytest.raises(ValueError, match=r"dropout is 0\.1; 'flex' has no dropout of attention weights"):
-        packed_attention(layout_of([7]), "flex", "cpu")(*qkv(7), 0.1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: packed_attention(layout_of([3]), "flash", "cpu"), "variant is 'flash'; valid: 'dense', 'flex', 'var"),
+        (lambda: packed_attention(layout_of([3]), "flex", "mps"), "variant is 'flex', which can't run on mps: needs C"),
+        (lambda: dense(*qkv(6)), r"q is \(1, 2, 6, 8\); the layout ends at 7, so it must be \(1, heads, 7, he"),
+        (lambda: dense(qkv(7)[0], *torch.randn(2, 2, 2, 7, 8)), r"k is \(2, 2, 7, 8\)"),
+        (lambda: packed_attention(layout_of([7]), "flex", "cpu")(*qkv(7), 0.1), "dropout is 0.1; 'flex' has no dropo"),
+    ],
+)
+def test_wrong_calls_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def dense(*inputs):
+    return packed_attention(layout_of([3, 4]), "dense", "cpu")(*inputs)

@@ -68,7 +68,7 @@ def test_packs_are_the_textbooks(strategy, problem):
     lengths, capacity = problem
     packs = pack(lengths, capacity, strategy)
     expected = TEXTBOOK[strategy](lengths, capacity)
-    assert [found.tolist() for found in packs] == expected
+    assert [indices.tolist() for indices in packs] == expected
     assert packs.loads.tolist() == [sum(lengths[index] for index in indices) for indices in expected]
     assert packs.tokens == sum(lengths)
 
@@ -78,24 +78,19 @@ def test_packs_are_the_textbooks(strategy, problem):
 def test_packs_of_text_are_the_textbooks(strategy, capacity):
     lengths = np.minimum(draw_lengths(1500, seed=3), capacity)
     expected = TEXTBOOK[strategy](lengths.tolist(), capacity)
-    assert [found.tolist() for found in pack(lengths, capacity, strategy)] == expected
-
-
-@pytest.fixture(scope="module")
-def million():
-    return draw_lengths(1_000_000, seed=0)
+    assert [indices.tolist() for indices in pack(lengths, capacity, strategy)] == expected
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("capacity", [640, 2048, 8192])
-def test_a_million_lengths_are_packed_in_under_a_second(million, capacity, strategy):
-    began = time.process_time()
-    packs = pack(million, capacity, strategy)
-    assert time.process_time() - began < 1
-    assert np.array_equal(np.sort(packs.order), np.arange(len(million)))
-    assert packs.loads.max() <= capacity
-    if strategy != "greedy":
-        assert packs.fill >= 0.995
+def test_a_million_lengths_are_packed_in_seconds(strategy):
+    lengths = draw_lengths(1_000_000, seed=0)
+    for capacity in (640, 8192):
+        began = time.process_time()
+        packs = pack(lengths, capacity, strategy)
+        assert time.process_time() - began < 5  # 0.1 s; a step for each sample and pack would be hours
+        assert np.array_equal(np.sort(packs.order), np.arange(len(lengths)))
+        assert packs.loads.max() <= capacity
+        assert strategy == "greedy" or packs.fill >= 0.995
 
 
 def test_distinct_lengths_cost_a_step_each_and_not_one_for_each_pair():
@@ -107,28 +102,23 @@ def test_distinct_lengths_cost_a_step_each_and_not_one_for_each_pair():
 
 
 def test_a_pack_is_a_view_and_counts_as_a_list_does():
-    packs = pack([3, 3, 2, 2], 5)
+    packs, none = pack([3, 3, 2, 2], 5), pack([], 5)
     assert (len(packs), packs.fill, packs.tokens) == (2, 1.0, 10)
     assert packs[0].base is packs.order
     assert packs[-1].tolist() == packs[1].tolist() == [1, 3]
     assert "2 packs of 5, 100.00% full" in repr(packs)
     with pytest.raises(IndexError, match="pack 2 of 2"):
         packs[2]
-
-
-def test_nothing_makes_no_pack():
-    packs = pack([], 5)
-    assert (len(packs), packs.tokens, list(packs)) == (0, 0, [])
-    assert np.isnan(packs.fill)
+    assert (len(none), none.tokens, list(none)) == (0, 0, []) and np.isnan(none.fill)
 
 
 @pytest.mark.parametrize("kind", [list, np.asarray, torch.tensor, lambda x: np.asarray(x, np.uint16), tuple])
 def test_lengths_are_taken_from_lists_arrays_and_tensors(kind):
-    assert [found.tolist() for found in pack(kind([4, 1, 5, 2]), 6)] == [[2, 1], [0, 3]]
+    assert [indices.tolist() for indices in pack(kind([4, 1, 5, 2]), 6)] == [[2, 1], [0, 3]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (([1, -3], 5), "length 1 is -3; lengths must be whole numbers"),
         (([1, 2.5], 5), "lengths are float64"),
@@ -139,8 +129,8 @@ def test_lengths_are_taken_from_lists_arrays_and_tensors(kind):
         (([1], 5, "worst-fit"), "strategy is 'worst-fit'; valid: 'greedy', 'first-fit', 'best-fit'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         pack(*arguments)
 
 
@@ -178,8 +168,8 @@ def test_sequences_close_as_the_loop_over_samples_says(last, lengths, batch_size
     lengths = [length + longer * (last == "crop" and length % 3 == 0) for length in lengths]
     plan = plan_stream(np.arange(len(lengths)), np.array(lengths), MAX_LENGTH, batch_size, last)
     documents = list(zip(plan.order.tolist(), plan.sizes.tolist(), strict=True))
-    found = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
-    assert found == reference(lengths, MAX_LENGTH, batch_size, last)
+    sequences = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
+    assert sequences == reference(lengths, MAX_LENGTH, batch_size, last)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 40))

@@ -120,11 +120,10 @@ def test_with_k_as_wide_as_the_lengths_batches_are_those_of_random_order():
     lengths = wikitext_like(3200)
     batches = list(BalancedBatchSampler(lengths, 32, 640))
     assert [len(batch) for batch in batches] == [32] * 100
-    longest = np.array([lengths[batch].max() for batch in batches])
-    shuffled = np.random.default_rng(0).permutation(lengths).reshape(100, 32).max(axis=1)
-    assert longest.mean() == pytest.approx(shuffled.mean(), rel=0.05)
-    means = np.array([lengths[batch].mean() for batch in batches])
-    assert means.std() == pytest.approx(lengths.std() / 32**0.5, rel=0.25)
+    shuffled = np.random.default_rng(0).permutation(lengths).reshape(100, 32)
+    drawn = np.array([lengths[batch] for batch in batches])
+    assert drawn.max(axis=1).mean() == pytest.approx(shuffled.max(axis=1).mean(), rel=0.05)
+    assert drawn.mean(axis=1).std() == pytest.approx(lengths.std() / 32**0.5, rel=0.25)
 
 
 def test_samples_meet_others_in_each_epoch():
@@ -152,17 +151,8 @@ def test_a_batch_costs_the_same_for_a_million_samples_as_for_ten_thousand():
         return time.perf_counter() - began
 
     pairs = [[cost(sampler) for sampler in samplers] for _ in range(15)]
-    small, large = (min(found) for found in zip(*pairs, strict=True))
+    small, large = (min(costs) for costs in zip(*pairs, strict=True))
     assert large < 1.5 * small
-
-
-def test_a_million_samples_are_sorted_in_half_a_second():
-    lengths, took = wikitext_like(1_000_000), []
-    for _ in range(3):
-        began = time.perf_counter()
-        BalancedBatchSampler(lengths, 32, 5)
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.5
 
 
 @given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2))
@@ -185,13 +175,12 @@ def test_a_pass_resumes_where_it_was(done, world_size, epoch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_resumes_after_any_of_its_batches(workers):
     dataset = StandardDataset(SyntheticText(60, 0))
-    sampler = BalancedBatchSampler(dataset.lengths, 8, 20)
+    sampler, resumed = (BalancedBatchSampler(dataset.lengths, 8, 20) for _ in range(2))
     loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, num_workers=workers)
-    whole = list(BalancedBatchSampler(dataset.lengths, 8, 20))
+    whole = list(resumed)
     for steps, tokens in enumerate(loader, start=1):  # workers end the sampler's pass before the loader's
         indices = whole[steps - 1]
         assert tokens.shape == (len(indices), max(dataset.lengths[i] for i in indices))
-        resumed = BalancedBatchSampler(dataset.lengths, 8, 20)
         resumed.load_state_dict(sampler.state_dict() | {"position": steps})
         assert list(resumed) == whole[steps:]
         assert list(resumed) == whole
@@ -221,18 +210,13 @@ def test_a_pass_that_had_ended_leaves_the_epoch_that_was_set():
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda x: np.array(x, dtype=np.uint64)])
-def test_any_whole_numbers_are_lengths(kind):
-    sampler = BalancedBatchSampler(kind([5, 2, 900]), 8, 10**30)
-    assert sorted(next(iter(sampler))) == [0, 1, 2]
-
-
-def test_lengths_above_the_longest_count_as_it():
-    sampler = BalancedBatchSampler(torch.tensor([640, 5, 900]), 2, 0, max_length=640)
-    assert sorted(map(sorted, sampler)) == [[0, 2], [1]]
+def test_lengths_are_any_whole_numbers_and_those_above_the_longest_count_as_it(kind):
+    assert sorted(next(iter(BalancedBatchSampler(kind([5, 2, 900]), 8, 10**30)))) == [0, 1, 2]
+    assert sorted(map(sorted, BalancedBatchSampler(kind([640, 5, 900]), 2, 0, max_length=640))) == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (([1, -3], 2, 1), "length 1 is -3; lengths must be whole numbers"),
         (([1, 2.5], 2, 1), "lengths are float64; they must be whole numbers"),
@@ -249,17 +233,12 @@ def test_lengths_above_the_longest_count_as_it():
         (([1], 2.0, 1), "batch_size is 2.0"),
         (([1], 2, -1), "k is -1; it must be an integer of at least 0"),
         (([1], 2, 0.5), "k is 0.5"),
+        (([1, 1, 9, 9], 2, 0, 0, 4), "4 ranks for 2 batches; use fewer ranks"),
+        (([1, 1], 1, 0, 2, 2), "rank is 2; of 2 ranks the last is 1"),
+        (([1, 1, 1], 1, 0, 0, 2), "3 batches of single samples can't be shared equally by 2 ranks"),
     ],
 )
-def test_bad_input_is_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        BalancedBatchSampler(*arguments)
-
-
-def test_ranks_that_get_nothing_are_refused():
-    with pytest.raises(ValueError, match="4 ranks for 2 batches; use fewer ranks"):
-        BalancedBatchSampler([1, 1, 9, 9], 2, 0, rank=0, world_size=4)
-    with pytest.raises(ValueError, match="rank is 2; of 2 ranks the last is 1"):
-        BalancedBatchSampler([1, 1], 1, 0, rank=2, world_size=2)
-    with pytest.raises(ValueError, match="3 batches of single samples can't be shared equally by 2 ranks"):
-        BalancedBatchSampler([1, 1, 1], 1, 0, rank=0, world_size=2)
+def test_bad_input_is_named(arguments, message):
+    lengths, batch_size, k, rank, world_size = (*arguments, None, None)[:5]
+    with pytest.raises(ValueError, match=message):
+        BalancedBatchSampler(lengths, batch_size, k, rank=rank, world_size=world_size)

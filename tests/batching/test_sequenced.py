@@ -83,10 +83,10 @@ def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
         lengths = [2 * length for length in lengths]  # some are longer than a sequence
     dataset = SequencedDataset(numbered(lengths), batch_size, MAX_LENGTH, last=last)
     found = [part for packed in dataset for part in parts(packed)]
-    said = dataset.statistics()
-    assert said["samples"] == len(found) == len(lengths) - said["lost_samples"]
-    assert said["tokens"] == sum(map(len, found)) == sum(lengths) - said["lost_tokens"]
-    assert said["fill"] == pytest.approx(said["tokens"] / (len(dataset) * MAX_LENGTH))
+    counted = dataset.statistics()
+    assert counted["samples"] == len(found) == len(lengths) - counted["lost_samples"]
+    assert counted["tokens"] == sum(map(len, found)) == sum(lengths) - counted["lost_tokens"]
+    assert counted["fill"] == pytest.approx(counted["tokens"] / (len(dataset) * MAX_LENGTH))
     parents = [part[0] // 1000 for part in found if part]
     assert len(set(parents)) == len(parents)
     for part in filter(None, found):
@@ -94,24 +94,32 @@ def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
         assert part == (sample if last == "drop" else sample[: len(part)])
 
 
-def test_full_sequences_crop_and_drop_nothing_and_padding_is_counted():
-    def told(length, **options):
-        return SequencedDataset(numbered([length] * 8), None, 20, **options).statistics()
+@pytest.mark.parametrize(
+    ("length", "options", "statistic", "value"),
+    [
+        (10, {"last": "crop"}, "lost_tokens", 0),  # no room is left for a ninth sample's part
+        (10, {"last": "drop"}, "lost_tokens", 0),
+        (15, {"last": "crop"}, "lost_share", 1 / 3),
+        (15, {"last": "drop"}, "lost_samples", 4),
+        (15, {"fixed": True}, "padding_share", 0.25),
+        (15, {}, "padding_share", 0),
+    ],
+)
+def test_losses_and_padding_are_counted(length, options, statistic, value):
+    counted = SequencedDataset(numbered([length] * 8), None, 20, **options).statistics()
+    assert counted[statistic] == pytest.approx(value)
 
-    assert told(10, last="crop")["lost_tokens"] == told(10, last="drop")["lost_tokens"] == 0
-    assert told(15, last="crop")["lost_share"] == pytest.approx(1 / 3)
-    assert told(15, last="drop")["lost_samples"] == 4
-    assert told(15, fixed=True)["padding_share"] == pytest.approx(0.25)
-    assert told(15)["padding_share"] == 0
 
-
-def test_a_seed_and_an_epoch_are_one_order(text):
+def test_a_seed_and_an_epoch_are_one_order_of_equally_many_sequences_a_rank(text):
     def epoch(number, seed=0, **choice):
         dataset = SequencedDataset(text, None, 512, seed=seed, **choice)
         dataset.set_epoch(number)
         return as_lists(dataset)
 
     for choice in CHOICES:
+        assert (
+            len({len(SequencedDataset(text, None, 512, **choice, rank=rank, world_size=7)) for rank in range(7)}) == 1
+        )
         assert epoch(0, **choice) == epoch(0, **choice)
         together = [{frozenset(map(tuple, sequence)) for sequence in epoch(number, **choice)} for number in (0, 1)]
         assert len(together[0] & together[1]) < 0.5 * len(together[0])
@@ -124,12 +132,6 @@ def test_a_corpus_lists_and_tensors_give_the_same(text):
         assert as_lists(SequencedDataset(samples, 8, 512)) == expected
     assert max(map(len, expected)) == 8
     assert sorted(as_lists(SequencedDataset(text, 1, 512))) == sorted([row.tolist()] for row in text)
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: next(iter(choice.values())))
-def test_ranks_get_equally_many_sequences(text, choice):
-    counts = {len(SequencedDataset(text, None, 512, **choice, rank=rank, world_size=7)) for rank in range(7)}
-    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("choice", CHOICES[:2], ids=["carry", "greedy"])
@@ -204,18 +206,18 @@ def test_states_of_other_datasets_and_workers_are_refused(text):
     dataset = SequencedDataset(text, None, 512)
     state = dataset.state_dict()
     lengths = [text[len(text) - 1 - i] for i in range(len(text))]
-    for other, said in (
+    for other, message in (
         (SequencedDataset(text, None, 600), "it differs in max_length$"),
         (SequencedDataset(lengths, None, 512), "it differs in lengths$"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             other.load_state_dict(state)
-    for change, said in (
+    for change, message in (
         ({"worker": 1, "workers": 2}, "the state is of worker 1 of 2"),
         ({"position": 10**6}, f"position is 1000000; epoch 0 has {len(dataset)} sequences"),
         ({"position": -1}, "position is -1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             dataset.load_state_dict(state | change)
 
 
@@ -247,16 +249,13 @@ def disk_gone():
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "said"),
-    [
-        (disk_gone, OSError, "the disk of sample 17 is gone"),
-        (lambda: os._exit(3), RuntimeError, "exited unexpectedly"),
-    ],
+    ("fault", "error", "message"),
+    [(disk_gone, OSError, "the disk of sample 17 is gone"), (lambda: os._exit(3), RuntimeError, "exited unexpectedly")],
     ids=["raises", "dies"],
 )
-def test_a_worker_that_fails_surfaces_as_its_own_error(fault, error, said):
+def test_a_worker_that_fails_surfaces_as_its_own_error(fault, error, message):
     loader = DataLoader(SequencedDataset(Faulty(fault), 4, 64), batch_size=None, num_workers=2, timeout=5)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         list(loader)
 
 
@@ -272,21 +271,14 @@ def test_targets_are_the_next_tokens_of_the_same_document():
 @settings(deadline=None, max_examples=50)
 def test_the_mask_is_causal_and_never_looks_across_documents(lengths, fixed):
     for packed in SequencedDataset(numbered(lengths), None, MAX_LENGTH, fixed=fixed):
-        documents = packed.documents.tolist()
-        expected = [
-            [mine == other and key <= query for key, other in enumerate(documents)]
-            for query, mine in enumerate(documents)
-        ]
+        documents = list(enumerate(packed.documents.tolist()))
+        expected = [[mine == other and key <= query for key, other in documents] for query, mine in documents]
         assert packed.mask().tolist() == expected
-
-
-def test_a_packed_sequence_moves_as_one(text):
-    packed = next(iter(SequencedDataset(text, 4, 512))).to("meta")
-    assert {part.device.type for part in packed} == {"meta"}
+        assert {part.device.type for part in packed.to("meta")} == {"meta"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (([], 4, 20), "there are no samples"),
         (([[1]], 0, 20), "batch_size is 0; it must be an integer of at least 1"),
@@ -302,22 +294,22 @@ def test_a_packed_sequence_moves_as_one(text):
         (([[1]], 4, 20, {"seed": -1}), "seed is -1"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
+def test_wrong_arguments_are_named(arguments, message):
     samples, batch_size, max_length, options = (*arguments, {})[:4]
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         SequencedDataset(samples, batch_size, max_length, **options)
 
 
 def test_what_shows_only_in_an_epoch_is_named_too():
     changed = [[1, 2, 3]]
-    for samples, options, said in (
+    for samples, options, message in (
         (changed, {}, "sample 0 has 2 tokens, and had 3 at first"),
         ([[1, 2], [0.5, 1]], {}, "sample 1 is float64 of shape"),
         ([[1] * 12, [2] * 12], {"last": "drop", "world_size": 2}, "world_size is 2; there are only 1 sequences"),
     ):
         dataset = SequencedDataset(samples, None, 20, **options)
         changed[0] = [1, 2]
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             list(dataset)
 
 
@@ -332,7 +324,7 @@ def test_a_layout_knows_its_documents(lengths):
 
 
 @pytest.mark.parametrize(
-    ("offsets", "said"),
+    ("offsets", "message"),
     [
         ([1, 3], "offsets start at 1; they must start at 0"),
         ([0, 5, 3, 9], "offsets fall from 5 to 3 at place 2"),
@@ -345,8 +337,8 @@ def test_a_layout_knows_its_documents(lengths):
         (torch.empty(3, device="meta"), "offsets lie on meta"),
     ],
 )
-def test_wrong_offsets_are_named(offsets, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_offsets_are_named(offsets, message):
+    with pytest.raises(ValueError, match=message):
         PackedLayout(offsets)
 
 

@@ -14,22 +14,18 @@ def text():
     return SyntheticText(6000)
 
 
-def test_lengths_are_those_of_wikitext(text):
+def test_lengths_and_frequencies_are_those_of_wikitext(text):
     lengths = text.lengths
     assert abs(np.median(lengths) - 71) <= 5
     assert abs(lengths.mean() - 85.3) <= 3
     assert abs((lengths <= 10).mean() - 0.29) <= 0.02
     assert lengths.min() >= 1
     assert 400 < lengths.max() <= 478
-
-
-def test_frequencies_fall_as_rank_to_minus_0_97(text):
     counts = np.bincount(text.ids, minlength=len(text.vocab))
     assert counts[:3].tolist() == [0, 0, 0]
     counts = counts[3:]
     rank = np.arange(1, 1001)
-    slope = np.polyfit(np.log(rank), np.log(counts[:1000]), 1)[0]
-    assert abs(slope + 0.97) < 0.03
+    assert abs(np.polyfit(np.log(rank), np.log(counts[:1000]), 1)[0] + 0.97) < 0.03  # they fall as rank**-0.97
     assert len(text.vocab) == 24_728
 
 
@@ -102,7 +98,7 @@ def test_words_have_names_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"samples": 0}, "samples is 0; it must be an integer of at least 1"),
         ({"samples": 2.5}, "samples is 2.5"),
@@ -112,6 +108,6 @@ def test_words_have_names_of_their_own():
         ({"max_length": 0}, "max_length is 0"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
         SyntheticText(**arguments)

@@ -65,34 +65,21 @@ def test_a_file_is_fetched_once(server, cache):
     assert files.hub_files("validation") == [file]
 
 
-def broken_off(server):
-    server.announced, server.content = len(CONTENT), CONTENT[:2000]
-
-
-def garbled(server):
-    server.content = CONTENT[:-1] + b"?"
-
-
-def too_long(server):
-    server.content = CONTENT + b"more"
-
-
-def not_found(server):
-    server.status, server.content = 404, b""
+GARBLED = CONTENT[:-1] + b"?"
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
-        (broken_off, "its checksum is wrong|cannot be fetched"),
-        (garbled, "its checksum is wrong"),
-        (too_long, "its checksum is wrong"),
-        (not_found, "the server answers 404 Not Found"),
+        ({"announced": len(CONTENT), "content": CONTENT[:2000]}, "its checksum is wrong|cannot be fetched"),
+        ({"content": GARBLED}, "its checksum is wrong"),
+        ({"content": CONTENT + b"more"}, "its checksum is wrong"),
+        ({"status": 404, "content": b""}, "the server answers 404 Not Found"),
     ],
 )
-def test_a_download_that_fails_leaves_nothing_and_the_next_starts_clean(fault, said, server, cache):
-    fault(server)
-    with pytest.raises(TextError, match=said) as error:
+def test_a_download_that_fails_leaves_nothing_and_the_next_starts_clean(fault, message, server, cache):
+    vars(server).update(fault)
+    with pytest.raises(TextError, match=message) as error:
         files.hub_files("validation", download=True)
     assert NAME in str(error.value)
     assert "\n" not in str(error.value)
@@ -104,13 +91,13 @@ def test_a_download_that_fails_leaves_nothing_and_the_next_starts_clean(fault, s
 
 def test_a_damaged_download_is_refused_and_then_fetched_again(server, cache):
     (file,) = files.hub_files("validation", download=True)
-    file.write_bytes(CONTENT[:-1] + b"?")
+    file.write_bytes(GARBLED)
     with pytest.raises(TextError, match=f"{NAME}: is damaged; give path="):
         files.hub_files("validation")
-    garbled(server)
+    server.content = GARBLED
     with pytest.raises(TextError, match="checksum"):
         files.hub_files("validation", download=True)
-    assert file.read_bytes() == CONTENT[:-1] + b"?"
+    assert file.read_bytes() == GARBLED
     server.content = CONTENT
     files.hub_files("validation", download=True)
     assert file.read_bytes() == CONTENT

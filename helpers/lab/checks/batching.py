@@ -103,8 +103,8 @@ def packed_attention(attend: Callable[[Tensor, Tensor, Tensor, np.ndarray], Tens
         parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
 
-    def close(found: Iterable[Tensor], expected: Iterable[Tensor]) -> tuple[bool, str]:
-        error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+    def close(outputs: Iterable[Tensor], expected: Iterable[Tensor]) -> tuple[bool, str]:
+        error = max(relative_error(a, b) for a, b in zip(outputs, expected, strict=True))
         return error <= 1e-4, f"relative error {error:.1e}"
 
     def gradients(attention: Callable[..., Tensor], *more: Any) -> tuple[Tensor, ...]:
