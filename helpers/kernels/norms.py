@@ -196,7 +196,7 @@ def _backward_on_triton(
         _backward_kernel, programs,
         dy, x, weight, mean, rstd, dx, shares, count, dy.stride(0), x.stride(0),
         WIDTH=width, ROWS=rows, BLOCK=block, WEIGHT=need_weight, BIAS=need_bias,
-        STAGES=stages(row_bytes), num_warps=warps, maxnreg=REGISTERS,
+        STAGES=stages(row_bytes), num_warps=warps, **({} if torch.version.hip else {"maxnreg": REGISTERS}),
     )  # fmt: skip
     if not learned:
         return [dx]

@@ -128,6 +128,11 @@ class Setup:
             return "checkpointing is 'memory budget', which is the compiler's to keep; compile must not be 'none'"
         if self.checkpointing == "selective" and self.mlp != "plain":
             return f"checkpointing is 'selective' and mlp is {self.mlp!r}: both choose what the mlp keeps; take one"
+        if self.cuda_graph and self.precision == "amp-fp16" and self.optimizer != "fused":
+            return (
+                f"cuda_graph is True, precision 'amp-fp16' and optimizer {self.optimizer!r}: only 'fused' skips a step "
+                "that overflowed without asking the host, which a graph can't do"
+            )
         if self.residual == "bf16" and self.precision != "amp-bf16":
             return f"residual is 'bf16' and precision {self.precision!r}; it is for 'amp-bf16', where weights are fp32"
         if self.float8 == "none":
@@ -178,6 +183,8 @@ class Setup:
             changes = {name: NEXT_BEST[name][getattr(setup, name)]}
             if "precision" in changes:
                 changes |= {"float8": "none", "residual": "weights"}
+            if changes.get("precision") == "amp-fp16" and setup.optimizer != "fused":
+                changes["cuda_graph"] = False
             if changes.get("compile") == "none" and setup.checkpointing == "memory budget":
                 changes["checkpointing"] = "full"
             setup = dataclasses.replace(setup, **changes)

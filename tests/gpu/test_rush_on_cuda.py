@@ -50,6 +50,7 @@ def here(setup):
         {"fused": True},
         {"residual": "bf16"},
         {"precision": "bf16"},
+        {"precision": "amp-fp16", "attention": "math"},
         {"float8": "tensorwise"},
         {"checkpointing": "full"},
         {"checkpointing": "selective"},
@@ -96,7 +97,7 @@ def test_the_last_step_of_the_ladder_that_the_others_stand_on_gives_a_row():
 
 
 def test_a_captured_step_reads_the_tokens_it_is_given():
-    trainer = Trainer(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12))
+    trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True, learning_rate=1e-12)))
     batches = text_tokens(trainer.setup, 2)
     for _ in range(5):
         trainer.step(batches[0])
@@ -108,6 +109,7 @@ def test_a_captured_step_reads_the_tokens_it_is_given():
 
 @pytest.mark.parametrize("backend", ["math", "flash", "cudnn"])
 def test_attention_equals_the_eager_one(backend):
+    here(dataclasses.replace(AMP, attention=backend))
     q, k, v = (torch.randn(2, 257, n, 64, device="cuda").transpose(1, 2) for n in (8, 2, 2))
     upstream = torch.randn_like(q)
 
@@ -122,6 +124,7 @@ def test_attention_equals_the_eager_one(backend):
 
 
 def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
+    here(COMPILED)
     x = torch.randn(8192, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(128256, 2048, device="cuda")).requires_grad_()
     targets = torch.randint(128256, (8192,), device="cuda")
@@ -148,7 +151,7 @@ def test_weights_are_the_same_however_the_parts_are_held():
 
 
 def test_steps_that_warm_up_share_the_memory_that_they_free():
-    trainer = Trainer(dataclasses.replace(AMP, cuda_graph=True))
+    trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True)))
     tokens = text_tokens(trainer.setup, 1)[0]
     reserved = []
     for _ in range(BEFORE_CAPTURE):
@@ -158,7 +161,7 @@ def test_steps_that_warm_up_share_the_memory_that_they_free():
 
 
 def test_a_peak_counts_nothing_that_was_there_before():
-    run(AMP, steps=2, loss_steps=2)  # what cuBLAS works in is there from now on
+    run(here(AMP), steps=2, loss_steps=2)  # what cuBLAS works in is there from now on
     alone = run(AMP, steps=2, loss_steps=2)["peak_gib"]
     there = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     second_peak = run(AMP, steps=2, loss_steps=2)["peak_gib"]

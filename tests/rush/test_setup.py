@@ -26,6 +26,7 @@ def test_an_unknown_value_is_refused_with_those_that_are_allowed(field):
     [
         ({"checkpointing": "memory budget"}, "'memory budget', which is the compiler's to keep; compile must not be"),
         ({"checkpointing": "selective", "mlp": "level 1"}, "both choose what the mlp keeps"),
+        ({"precision": "amp-fp16", "cuda_graph": True, "optimizer": "foreach"}, "only 'fused' skips a step"),
         ({"residual": "bf16"}, "residual is 'bf16' and precision 'fp32'"),
         ({"float8": "tensorwise", "precision": "tf32"}, "float8 is 'tensorwise' and precision 'tf32'"),
         ({"float8": "tensorwise", "precision": "bf16", "mlp": "level 0"}, "mlp must be 'plain'"),
@@ -130,6 +131,8 @@ def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
     assert {setup.precision for setup in runs.values()} == {"fp32", "amp-fp16"}
     assert runs["mixed precision"].precision == "amp-fp16" and runs["no optimisation"].precision == "fp32"
     assert runs["chunked cross-entropy"].attention == "math"
+    assert [step for step, setup in runs.items() if setup.cuda_graph and setup.optimizer != "fused"] == []
+    assert not runs["8-bit optimizer state"].cuda_graph and runs["batch 16"].cuda_graph
 
 
 def test_on_a_gpu_with_bf16_units_the_ladder_is_as_written():
