@@ -11,7 +11,7 @@ All use torch's number of threads at the time of building, and compute in the mo
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,7 @@ class Backend:
     tolerance: float
     needs: tuple[str, ...] = ()
     needs_on_cuda: tuple[str, ...] = ()  # additional requirements on CUDA
-    packages: tuple[
-        str, ...
-    ] = ()  # required, and imported before the build is timed; the last one's version is recorded
-    instead: tuple[str, ...] = ()  # alternative requirements, in place of all others
+    packages: tuple[str, ...] = ()  # required; imported before the build is timed, and the last one's version recorded
     by_inductor: bool = False
     pictures_only: bool = False
 
@@ -86,26 +83,15 @@ BACKENDS: dict[str, Backend] = {
     # It records CUDA graphs; on a CPU it is the same as the default mode.
     OVERHEAD: _inductor(lambda model, example, folder: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
     AUTOTUNE: _inductor(lambda model, example, folder: runtimes.compiled(model, "max-autotune")),
-    AOT: _inductor(lambda model, example, folder: runtimes.ahead_of_time(model, example, folder)),
+    AOT: _inductor(runtimes.ahead_of_time),
     ONNX: Backend(
-        lambda model, example, folder: runtimes.onnx_session(model, example, folder),
+        runtimes.onnx_session,
         FOLDED,
         needs_on_cuda=("onnxruntime-gpu",),
         packages=("onnx", "onnxscript", "onnxruntime"),
     ),
-    OPENVINO: Backend(
-        lambda model, example, folder: runtimes.openvino_request(model, example, folder),
-        FOLDED,
-        needs=("CPU",),
-        packages=("onnx", "onnxscript", "openvino"),
-    ),
-    TENSORRT: Backend(
-        lambda model, example, folder: runtimes.tensorrt_engine(model, example, folder),
-        TACTICS,
-        needs=("CUDA",),
-        packages=(runtimes.TORCH_TENSORRT,),
-        instead=("CUDA", "onnx", "onnxscript", "onnxruntime-gpu"),
-    ),
+    OPENVINO: Backend(runtimes.openvino_request, FOLDED, needs=("CPU",), packages=("onnx", "onnxscript", "openvino")),
+    TENSORRT: Backend(runtimes.tensorrt_engine, TACTICS, needs=("CUDA",), packages=("torch_tensorrt",)),
 }
 
 
@@ -113,10 +99,7 @@ def missing_because(backend: str, device: torch.device | None = None) -> str:
     """Why a backend can't run on a device (by default the machine's), as one line; "" if it can."""
     chosen, device = _named(backend), device or machine.device()
     needs = (*chosen.needs, *chosen.packages, *(chosen.needs_on_cuda if device.type == "cuda" else ()))
-    reason = machine.missing_because(*needs, device=device)
-    if reason and chosen.instead and not machine.missing_because(*chosen.instead, device=device):
-        return ""
-    return reason
+    return machine.missing_because(*needs, device=device)
 
 
 def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
@@ -139,28 +122,21 @@ def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str
     return run
 
 
-def build(backend: str, model: nn.Module, example: Example, folder: Path | str, *, cold: bool = True) -> Run:
-    """`prepare`, and the first calls, so that all compilation is done, from an empty cache if `cold`."""
-    with compile_cache(backend, folder, cold):
+def build(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
+    """`prepare` from an empty cache, and the first calls, so that all compilation is done."""
+    with empty_cache(backend, folder):
         run = prepare(backend, model, example, folder)
-        with first_runs(backend):
+        # torch.compile compiles in its first call
+        with failures_named("compile" if backend in COMPILE_MODES else "first runs"):
             for _ in range(FIRST_RUNS):
                 run(*example)
             synchronize()
     return run
 
 
-def first_runs(backend: str) -> contextlib.AbstractContextManager[None]:
-    """A context for a backend's first calls, in which errors become `ExportFailed`: torch.compile compiles in them."""
-    return failures_named("compile" if backend in COMPILE_MODES else "first runs")
-
-
-@contextlib.contextmanager
-def compile_cache(backend: str, folder: Path | str, cold: bool = True) -> Iterator[None]:
-    """A context in which, if `cold`, Inductor's cache is empty; other backends have no cache."""
-    cold = cold and _named(backend).by_inductor
-    with runtimes.empty_cache(Path(folder)) if cold else contextlib.nullcontext():
-        yield
+def empty_cache(backend: str, folder: Path | str) -> contextlib.AbstractContextManager[None]:
+    """A context in which Inductor's cache is empty, under the folder; other backends have no cache."""
+    return runtimes.empty_cache(Path(folder)) if _named(backend).by_inductor else contextlib.nullcontext()
 
 
 def start(backend: str) -> None:
@@ -181,9 +157,10 @@ def agree_within(backend: str, dtype: torch.dtype) -> float:
 
 def version(backend: str) -> str:
     """The version of torch, or of the package, that a backend's results depend on."""
-    *_, package = ("", *_named(backend).packages)
-    release = machine.installed(package) if package else None
-    return f"{package} {release}" if release else f"torch {torch.__version__}"
+    for package in _named(backend).packages[-1:]:
+        if release := machine.installed(package):
+            return f"{package} {release}"
+    return f"torch {torch.__version__}"
 
 
 def _named(backend: str) -> Backend:

@@ -37,86 +37,58 @@ def squeeze(y: Tensor) -> Tensor:
     return y / (1 + y.abs())
 
 
-def packed_size(x: Tensor) -> int:
-    """How many bytes zlib, a C library, packs the tensor's bytes into. No tracer of torch sees into it."""
-    return len(zlib.compress(x.numpy().tobytes()))
-
-
-def branch_on_data() -> Case:
+def f1(x: Tensor, y: Tensor) -> Tensor:
     """The lecture's function: which branch it takes depends on the values."""
-
-    def f1(x: Tensor, y: Tensor) -> Tensor:
-        if x.sum() < 0:
-            return -y
-        return squeeze(y)
-
-    def repaired(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cond(x.sum() < 0, lambda y: -y, lambda y: squeeze(y), (y,))
-
-    x, y = torch.ones(3), torch.linspace(-2, 2, 5)
-    return Case(f1, (x, y), (-x, y), repaired=repaired)
+    if x.sum() < 0:
+        return -y
+    return squeeze(y)
 
 
-def branch_on_shape() -> Case:
+def f1_repaired(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cond(x.sum() < 0, lambda y: -y, lambda y: squeeze(y), (y,))
+
+
+def centre(x: Tensor) -> Tensor:
     """Which branch it takes depends on the number of rows."""
-
-    def centre(x: Tensor) -> Tensor:
-        if x.shape[0] < 4:
-            return x * 1
-        return x - x.mean(0)
-
-    def repaired(x: Tensor) -> Tensor:
-        return torch.cond(x.shape[0] < 4, lambda x: x * 1, lambda x: x - x.mean(0), (x,))
-
-    rows = torch.arange(12.0).reshape(6, 2)
-    return Case(centre, (rows,), (rows[:2].clone(),), repaired=repaired, dynamic=({0: torch.export.Dim.DYNAMIC},))
+    if x.shape[0] < 4:
+        return x * 1
+    return x - x.mean(0)
 
 
-def branch_on_dtype() -> Case:
+def centre_repaired(x: Tensor) -> Tensor:
+    return torch.cond(x.shape[0] < 4, lambda x: x * 1, lambda x: x - x.mean(0), (x,))
+
+
+def half(x: Tensor) -> Tensor:
     """Which branch it takes depends on the dtype; no value is asked for."""
-
-    def half(x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            return x / 2
-        return x // 2
-
-    return Case(half, (torch.tensor([3.0, 5.0]),), (torch.tensor([3, 5]),))
+    if x.is_floating_point():
+        return x / 2
+    return x // 2
 
 
-def loop_on_data() -> Case:
+def shrink(x: Tensor) -> Tensor:
     """The number of iterations depends on the values."""
-
-    def shrink(x: Tensor) -> Tensor:
-        while x.abs().max() > 1:
-            x = x / 2
-        return x
-
-    def repaired(x: Tensor) -> Tensor:
-        from torch._higher_order_ops.while_loop import while_loop
-
-        return while_loop(lambda x: x.abs().max() > 1, lambda x: (x / 2,), (x,))[0]
-
-    return Case(shrink, (torch.tensor([3.0, -1.0]),), (torch.tensor([90.0, 1.0]),), repaired=repaired)
+    while x.abs().max() > 1:
+        x = x / 2
+    return x
 
 
-def item() -> Case:
+def shrink_repaired(x: Tensor) -> Tensor:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda x: x.abs().max() > 1, lambda x: (x / 2,), (x,))[0]
+
+
+def normalised(x: Tensor) -> Tensor:
     """Reads a value of a tensor into Python and computes with it."""
-
-    def normalised(x: Tensor) -> Tensor:
-        largest = x.max().item()
-        return x / largest
-
-    return Case(normalised, (torch.tensor([1.0, 2.0]),), (torch.tensor([2.0, 8.0]),))
+    largest = x.max().item()
+    return x / largest
 
 
-def printing() -> Case:
+def noisy(x: Tensor) -> Tensor:
     """Prints at each call."""
-
-    def noisy(x: Tensor) -> Tensor:
-        print("called")
-        return x + 1
-
-    return Case(noisy, (torch.zeros(2),), (torch.ones(2),))
+    print("called")
+    return x + 1
 
 
 def appending_to_a_list() -> Case:
@@ -130,7 +102,9 @@ def appending_to_a_list() -> Case:
     return Case(logged, (torch.zeros(2),), (torch.ones(2),), log=log)
 
 
-class _Counted(nn.Module):
+class Counted(nn.Module):
+    """Counts its calls in a Python integer; its output depends on the count."""
+
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
@@ -140,7 +114,7 @@ class _Counted(nn.Module):
         return x * self.calls
 
 
-class _CountedInABuffer(nn.Module):
+class CountedInABuffer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -148,11 +122,6 @@ class _CountedInABuffer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls.add_(1)
         return x * self.calls
-
-
-def counting_in_an_attribute() -> Case:
-    """Counts its calls in a Python integer of the module; its output depends on the count."""
-    return Case(_Counted(), (torch.ones(2),), (torch.ones(2),), repaired=_CountedInABuffer())
 
 
 def reading_a_setting() -> Case:
@@ -165,81 +134,71 @@ def reading_a_setting() -> Case:
     return Case(scaled, (torch.ones(2),), (torch.ones(2),), between=lambda _: settings.update(scale=5.0))
 
 
-def changing_its_input() -> Case:
+def doubled(x: Tensor) -> Tensor:
     """Writes into its argument, which the caller sees."""
-
-    def doubled(x: Tensor) -> Tensor:
-        x.mul_(2)
-        return x.sum()
-
-    return Case(doubled, (torch.ones(2),), (torch.tensor([3.0, 4.0]),))
+    x.mul_(2)
+    return x.sum()
 
 
-def numpy_call() -> Case:
+def ranked(x: Tensor) -> Tensor:
     """Leaves torch for numpy and comes back."""
-
-    def ranked(x: Tensor) -> Tensor:
-        return torch.from_numpy(np.sort(x.numpy())) * 2
-
-    return Case(ranked, (torch.tensor([3.0, 1.0, 2.0]),), (torch.tensor([1.0, 9.0, 5.0]),))
+    return torch.from_numpy(np.sort(x.numpy())) * 2
 
 
-def c_call() -> Case:
+def packed_size(x: Tensor) -> int:
+    """How many bytes zlib, a C library, packs the tensor's bytes into. No tracer of torch sees into it."""
+    return len(zlib.compress(x.numpy().tobytes()))
+
+
+def weighted(x: Tensor) -> Tensor:
     """Leaves torch for a C library and multiplies by its result, which depends on the values."""
-
-    def weighted(x: Tensor) -> Tensor:
-        return x * packed_size(x)
-
-    noise = torch.rand(256, generator=torch.Generator().manual_seed(0))
-    return Case(weighted, (torch.ones(256),), (noise,))
+    return x * packed_size(x)
 
 
-def dropout_mode() -> Case:
-    """Captured in training; then the module is switched to evaluation, where dropout does nothing."""
-
-    def evaluate(captured: nn.Module) -> None:
-        captured.eval()
-
-    return Case(nn.Sequential(nn.Dropout(0.5)), (torch.ones(64),), (torch.ones(64),), between=evaluate)
-
-
-def random_numbers() -> Case:
+def noised(x: Tensor) -> Tensor:
     """Draws random numbers: after the same seed the same ones as eagerly, and at the next call others."""
-
-    def noised(x: Tensor) -> Tensor:
-        return x + F.dropout(torch.rand_like(x), 0.5)
-
-    return Case(noised, (torch.zeros(64),), (torch.zeros(64),))
+    return x + F.dropout(torch.rand_like(x), 0.5)
 
 
-def string_argument() -> Case:
+def reduced(x: Tensor, how: str) -> Tensor:
     """A string argument selects what is computed."""
+    if how == "sum":
+        return x.sum()
+    return x.mean()
 
-    def reduced(x: Tensor, how: str) -> Tensor:
-        if how == "sum":
-            return x.sum()
-        return x.mean()
 
-    return Case(reduced, (torch.ones(4), "sum"), (torch.ones(4), "mean"))
+def branch_on_data() -> Case:
+    x, y = torch.ones(3), torch.linspace(-2, 2, 5)
+    return Case(f1, (x, y), (-x, y), repaired=f1_repaired)
+
+
+def branch_on_shape() -> Case:
+    rows = torch.arange(12.0).reshape(6, 2)
+    dynamic = ({0: torch.export.Dim.DYNAMIC},)
+    return Case(centre, (rows,), (rows[:2].clone(),), repaired=centre_repaired, dynamic=dynamic)
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    make.__name__.replace("_", " "): make
-    for make in (
-        branch_on_data,
-        branch_on_shape,
-        branch_on_dtype,
-        loop_on_data,
-        item,
-        printing,
-        appending_to_a_list,
-        counting_in_an_attribute,
-        reading_a_setting,
-        changing_its_input,
-        numpy_call,
-        c_call,
-        dropout_mode,
-        random_numbers,
-        string_argument,
-    )
+    "branch on data": branch_on_data,
+    "branch on shape": branch_on_shape,
+    "branch on dtype": lambda: Case(half, (torch.tensor([3.0, 5.0]),), (torch.tensor([3, 5]),)),
+    "loop on data": lambda: Case(
+        shrink, (torch.tensor([3.0, -1.0]),), (torch.tensor([90.0, 1.0]),), repaired=shrink_repaired
+    ),
+    "item": lambda: Case(normalised, (torch.tensor([1.0, 2.0]),), (torch.tensor([2.0, 8.0]),)),
+    "printing": lambda: Case(noisy, (torch.zeros(2),), (torch.ones(2),)),
+    "appending to a list": appending_to_a_list,
+    "counting in an attribute": lambda: Case(
+        Counted(), (torch.ones(2),), (torch.ones(2),), repaired=CountedInABuffer()
+    ),
+    "reading a setting": reading_a_setting,
+    "changing its input": lambda: Case(doubled, (torch.ones(2),), (torch.tensor([3.0, 4.0]),)),
+    "numpy call": lambda: Case(ranked, (torch.tensor([3.0, 1.0, 2.0]),), (torch.tensor([1.0, 9.0, 5.0]),)),
+    "c call": lambda: Case(weighted, (torch.ones(256),), (torch.arange(256.0),)),
+    # Captured in training; then the module is switched to evaluation, where dropout does nothing.
+    "dropout mode": lambda: Case(
+        nn.Sequential(nn.Dropout(0.5)), (torch.ones(64),), (torch.ones(64),), between=lambda captured: captured.eval()
+    ),
+    "random numbers": lambda: Case(noised, (torch.zeros(64),), (torch.zeros(64),)),
+    "string argument": lambda: Case(reduced, (torch.ones(4), "sum"), (torch.ones(4), "mean")),
 }

@@ -21,6 +21,7 @@ matrix product that reads a tile several times counts its operands once.
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -53,18 +54,14 @@ def kernel_names(fn: Callable[[], Any]) -> list[str]:
     if torch.cuda.is_available():
         return [event.name for event in events if _is_device_kernel(event)]
     outermost = (event for event in events if event.cpu_parent is None)
-    return [_without_graph(name) for event in outermost for name in _passes(event)]
+    # `graph_7_cpp_fused_add_0` begins with the process-wide number of the graph
+    return [re.sub(rf".*(?={GENERATED})", "", name) for event in outermost for name in _passes(event)]
 
 
 def _is_device_kernel(event: FunctionEvent) -> bool:
     """Whether an event is a CUDA kernel, and not a driver's copy or fill, or a `record_function` range."""
     on_device = event.device_type == torch.autograd.DeviceType.CUDA
     return on_device and not event.is_user_annotation and not event.name.startswith(("Memcpy ", "Memset "))
-
-
-def _without_graph(name: str) -> str:
-    """`graph_7_cpp_fused_add_0` without its prefix, the process-wide number of the graph."""
-    return name[name.index(GENERATED) :] if GENERATED in name else name
 
 
 def _passes(event: FunctionEvent) -> list[str]:
@@ -117,24 +114,20 @@ class _Traffic(TorchDispatchMode):
                 writes = writes and (kwargs or {}).get("grad_scale") is not None  # else they are only read
             written += tree_leaves(value) if writes else []
             read += [] if writes and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
-        for described, value in zip(schema.returns, _as_tuple(result, len(schema.returns)), strict=True):
+        results = (result,) if len(schema.returns) == 1 else tuple(result or ())
+        for described, value in zip(schema.returns, results, strict=True):
             written += tree_leaves(value) if described.alias_info is None else []
         self.bytes += nbytes(read) + nbytes(written)
         return result
 
 
-def _as_tuple(result: Any, count: int) -> tuple[Any, ...]:
-    return (result,) if count == 1 else tuple(result or ())
-
-
 def nbytes(tensors: list[Any]) -> int:
     """Bytes of the distinct tensors in a list; of an expanded tensor, of its memory. Other objects count 0."""
-    different = {(t.data_ptr(), t.shape, t.stride()): t for t in tensors if isinstance(t, Tensor)}
-    return sum(t.element_size() * _elements(t) for t in different.values())
-
-
-def _elements(tensor: Tensor) -> int:
-    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0)
+    distinct = {(t.data_ptr(), t.shape, t.stride()): t for t in tensors if isinstance(t, Tensor)}
+    return sum(
+        tensor.element_size() * math.prod(size for size, step in zip(shape, strides, strict=True) if step or size == 0)
+        for (_, shape, strides), tensor in distinct.items()
+    )
 
 
 def eager_bytes(fn: Callable[[], Any]) -> int:
@@ -148,21 +141,21 @@ def eager_bytes(fn: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def inductor_schedule() -> Iterator[list[tuple[str, int]]]:
+def inductor_schedule() -> Iterator[list[int]]:
     """A context in which inductor generates all code anew, with kernels that have names in CPU profiles too.
 
-    Yields a list to which each scheduled kernel or library call is appended as (name, bytes), as inductor's scheduler
+    Yields a list to which the bytes of each scheduled kernel or library call are appended, as inductor's scheduler
     counts them: each buffer that is read or written once, at most its size; buffers inside of a kernel count 0.
     """
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
-    scheduled: list[tuple[str, int]] = []
+    scheduled: list[int] = []
     generate = GraphLowering.codegen
 
     def codegen(graph: Any) -> Any:
         code = generate(graph)
-        scheduled.extend((node.get_name(), _scheduled_bytes(node)) for node in graph.scheduler.nodes)
+        scheduled.extend(map(_scheduled_bytes, graph.scheduler.nodes))
         return code
 
     capture.forget_compiled()

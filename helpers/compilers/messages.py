@@ -6,7 +6,6 @@ Inductor the `target` that it can't lower, and ONNX runtimes the missing operato
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterator
 
 from helpers.lab.experiment import is_out_of_memory
@@ -73,22 +72,16 @@ def first_line(text: str) -> str:
     return _shortened(re.sub(r"\s{2,}#.*$", "", next(filter(None, lines), "")))
 
 
-def of_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(str(error))}".rstrip(": ")
+def named(problem: BaseException | Warning) -> str:
+    """An error or a warning: its class and its first line."""
+    return f"{type(problem).__name__}: {first_line(str(problem))}".rstrip(": ")
 
 
-def of_warning(warning: warnings.WarningMessage) -> str:
-    return f"{warning.category.__name__}: {first_line(str(warning.message))}"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and the chain of its causes."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _operation(message: str) -> str | None:

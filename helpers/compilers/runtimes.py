@@ -23,15 +23,11 @@ from torch import Tensor, nn
 
 from helpers.lab import device
 from helpers.lab.compiling import compiled_apart
-from helpers.lab.machine import installed
 
 from .messages import failures_named
 
 Example = tuple[Tensor, ...]
 Outputs = Tensor | tuple[Tensor, ...]
-
-TORCH_TENSORRT = "torch_tensorrt"
-CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
 # TorchScript
@@ -86,7 +82,7 @@ def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:
     """
     options = {"aot_inductor.compile_wrapper_opt_level": "O0"}
     program = export(model, example)
-    with failures_named("compile"), torch.no_grad(), _without_treespec_warning():
+    with failures_named("compile"), torch.no_grad(), _without_notes():
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(folder / "model.pt2"), inductor_configs=options
         )
@@ -125,41 +121,31 @@ def to_onnx(model: nn.Module, example: Example, folder: Path) -> Path:
     """
     path = folder / "model.onnx"
     program = export(model, example)
-    with failures_named("export to ONNX"), _without_torchvision_notes(), _without_treespec_warning():
+    with failures_named("export to ONNX"), _without_notes():
         torch.onnx.export(program, (), str(path), dynamo=True, external_data=True, verbose=False)
     return path
 
 
 @contextlib.contextmanager
-def _without_torchvision_notes() -> Iterator[None]:
-    """A context without the exporter's logs about torchvision's operations, which no model here uses."""
+def _without_notes() -> Iterator[None]:
+    """A context without the exporter's logs about torchvision, which no model here uses, and without torch's warning,
+    on copying a program, about a class that torch itself uses."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-
-    def relevant(record: logging.LogRecord) -> bool:
-        return "torchvision is not installed" not in record.getMessage()
-
-    logger.addFilter(relevant)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
     finally:
-        logger.removeFilter(relevant)
-
-
-@contextlib.contextmanager
-def _without_treespec_warning() -> Iterator[None]:
-    """A context without torch's warning, on copying a program, about a class that torch itself uses."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-        yield
+        logger.setLevel(level)
 
 
 # ONNX Runtime
 
 
-def onnx_session(
-    model: nn.Module, example: Example, folder: Path, provider: str | None = None
-) -> Callable[..., Outputs]:
-    """A session of ONNX Runtime, by default with CUDA's provider for inputs on CUDA, else with the CPU's.
+def onnx_session(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
+    """A session of ONNX Runtime with CUDA's provider for inputs on CUDA, else with the CPU's.
 
     On the CPU tensors are passed as NumPy views, without a copy; on CUDA by their addresses, with outputs allocated by
     torch, on torch's stream.
@@ -167,12 +153,10 @@ def onnx_session(
     import onnxruntime
 
     on_cuda = example[0].is_cuda
-    provider = provider or (CUDA if on_cuda else CPU)
+    provider, options = ("CUDAExecutionProvider", _cuda_options()) if on_cuda else ("CPUExecutionProvider", {})
     file = to_onnx(model, example, folder)
-    providers = [(provider, _provider_options(provider))]
-    providers += [(CUDA, _provider_options(CUDA))] if provider == TENSORRT else []  # for unsupported operations
     with failures_named("ONNX Runtime"):
-        session = onnxruntime.InferenceSession(str(file), session_options(), providers=providers)
+        session = onnxruntime.InferenceSession(str(file), session_options(), providers=[(provider, options)])
         if provider not in session.get_providers():  # its fallback to another provider is only logged
             raise RuntimeError(f"{provider} could not be loaded; it took {', '.join(session.get_providers())}")
     if on_cuda:
@@ -198,13 +182,10 @@ def session_options():
     return options
 
 
-def _provider_options(provider: str) -> dict[str, str]:
-    """Options of a provider; CUDA's would use TF32 by default."""
-    if provider == CPU:
-        return {}
-    options = {"device_id": str(torch.cuda.current_device())}
-    options["user_compute_stream"] = str(torch.cuda.current_stream().cuda_stream)
-    return options | ({"use_tf32": "0"} if provider == CUDA else {})
+def _cuda_options() -> dict[str, str]:
+    """Torch's stream, and no TF32, which is the default."""
+    stream = torch.cuda.current_stream().cuda_stream
+    return {"device_id": str(torch.cuda.current_device()), "user_compute_stream": str(stream), "use_tf32": "0"}
 
 
 def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Outputs]:
@@ -280,9 +261,7 @@ def openvino_settings() -> dict[str, str]:
 
 
 def tensorrt_engine(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
-    """Engines by torch_tensorrt if installed, else by ONNX Runtime; these run operations that TensorRT lacks."""
-    if installed(TORCH_TENSORRT) is None:
-        return onnx_session(model, example, folder, TENSORRT)
+    """Engines by torch_tensorrt, in fp32 without TF32."""
     import torch_tensorrt
 
     program = export(model, example)

@@ -46,8 +46,8 @@ class Observed:
     arguments: tuple[Any, ...]
 
     def same(self, other: "Observed") -> bool:
-        if self.raised is not None or other.raised is not None:
-            return self.raised is not None and other.raised is not None
+        if self.raised or other.raised:
+            return bool(self.raised and other.raised)
         return all(same(getattr(self, of), getattr(other, of)) for of in ("output", "printed", "log", "arguments"))
 
 
@@ -79,7 +79,7 @@ def _measure(name: str, variant: str) -> Row:
         try:
             captured = _capture(case, variant)
         except Exception as error:
-            return {"outcome": REFUSES, "message": messages.of_error(error), "breaks": 0, "recompiles": 0}
+            return {"outcome": REFUSES, "message": messages.named(error), "breaks": 0, "recompiles": 0}
         calls = _calls(case, captured)
         # A variant's deprecation warning isn't about the case.
         relevant = [warning for warning in caught if "deprecated" not in str(warning.message)]
@@ -88,12 +88,10 @@ def _measure(name: str, variant: str) -> Row:
     counts = {"breaks": len(breaks), "recompiles": len(guards)}
     refused = next((c.raised for c, e in zip(calls, expected, strict=True) if c.raised and not e.raised), None)
     if refused is not None:
-        return {"outcome": REFUSES, "message": messages.of_error(refused)} | counts
+        return {"outcome": REFUSES, "message": messages.named(refused)} | counts
     if not all(map(Observed.same, calls, expected)):
-        outcome, message = SILENT, ""
-        if relevant:
-            outcome, message = WARNED, messages.of_warning(relevant[0])
-        return {"outcome": outcome, "message": message} | counts
+        warned = {"outcome": WARNED, "message": messages.named(relevant[0].message)} if relevant else {}
+        return {"outcome": SILENT, "message": ""} | warned | counts
     outcome = BREAKS if breaks else RECOMPILES if guards else RIGHT
     return {"outcome": outcome, "message": messages.first_line([*breaks, *guards, ""][0])} | counts
 

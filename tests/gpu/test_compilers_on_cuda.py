@@ -14,7 +14,7 @@ from helpers.lab import bench
 def row_of(measure, model, backend, batch, **settings):
     if reason := missing_because(backend):
         pytest.skip(reason)
-    row = measure(model, batch, [backend], seconds=0.2, cold=False, **settings)[-1]
+    row = measure(model, batch, [backend], seconds=0.2, **settings)[-1]
     assert "status" not in row, row
     return row
 

@@ -4,6 +4,8 @@ All variants or backends of a row's configuration are built first and then timed
 Tables come in the order of worth, as a measurement may be cut short.
 """
 
+from collections.abc import Iterable
+
 from helpers.compilers import measure_semantics, missing_because
 from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE
 from helpers.compilers.capture_cases import CASES
@@ -14,50 +16,31 @@ from helpers.lab.records import Row
 from . import fusing, inference, training_steps
 from .workloads import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 
-GPU_CASES = ("chain and LayerNorm", "SwiGLU gate")  # on a CPU they are as the pointwise chain
-SMALL = (TINY_RESNET, TINY_BERT)
+BOTH = (RESNET_18, BERT_BASE)
 
 
-def _shapes(names: str, *values: tuple) -> list[Row]:
-    return [dict(zip(names.split(), value, strict=True)) for value in values]
+def _each(models: Iterable[str], precision: str, batches: Iterable[int]) -> list[Row]:
+    return [{"model": model, "precision": precision, "batch": batch} for model in models for batch in batches]
 
 
 @experiment(
-    small=_shapes("model precision batch", *((model, "fp32", 1) for model in SMALL)),
-    cpu=_shapes(
-        "model precision batch", *((model, "fp32", batch) for model in (RESNET_18, BERT_BASE) for batch in (1, 8))
-    ),
-    gpu=_shapes(
-        "model precision batch",
-        *(
-            (model, precision, batch)
-            for precision, batches in (("fp32", (1, 8)), ("fp16", (1, 8, 64)))
-            for batch in batches
-            for model in (RESNET_18, BERT_BASE)
-        ),
-    ),
+    small=_each((TINY_RESNET, TINY_BERT), "fp32", (1,)),
+    cpu=_each(BOTH, "fp32", (1, 8)),
+    gpu=_each(BOTH, "fp32", (1, 8)) + _each(BOTH, "fp16", (1, 8, 64)),
     version=3,
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""
-    backends = [TRACE] if model in SMALL else []
+    backends = [TRACE] if model in (TINY_RESNET, TINY_BERT) else []
     return inference.measure_latency(model, batch, backends, precision=precision, seconds=5.0)
 
 
 @experiment(
-    small=_shapes("model precision batch", (TINY_BERT, "fp32", 2)),
-    cpu=_shapes(
-        "model precision batch",
-        (RESNET_18, "fp32", 8),
-        (BERT_BASE, "bf16", 4),
-        (LLAMA, "bf16", 8),
-    ),
-    gpu=_shapes(
-        "model precision batch",
-        *((RESNET_18, "bf16", batch) for batch in (16, 128)),
-        *((BERT_BASE, "bf16", batch) for batch in (4, 32)),
-        *((LLAMA, "bf16", batch) for batch in (2, 16)),
-    ),
+    small=_each((TINY_BERT,), "fp32", (2,)),
+    cpu=_each((RESNET_18,), "fp32", (8,)) + _each((BERT_BASE,), "bf16", (4,)) + _each((LLAMA,), "bf16", (8,)),
+    gpu=_each((RESNET_18,), "bf16", (16, 128))
+    + _each((BERT_BASE,), "bf16", (4, 32))
+    + _each((LLAMA,), "bf16", (2, 16)),
     version=3,
 )
 def training(model: str, precision: str, batch: int) -> list[Row]:
@@ -67,9 +50,9 @@ def training(model: str, precision: str, batch: int) -> list[Row]:
 
 
 @experiment(
-    small=_shapes("case size", ("softmax", 2**14)),
-    cpu=_shapes("case size", *((case, 2**23) for case in fusing.CASES if case not in GPU_CASES)),
-    gpu=_shapes("case size", *((case, size) for case in fusing.CASES for size in (2**20, 2**24))),
+    small=[{"case": "softmax", "size": 2**14}],
+    cpu=[{"case": case, "size": 2**23} for case in fusing.CASES],
+    gpu=[{"case": case, "size": size} for case in fusing.CASES for size in (2**20, 2**24)],
     version=3,
 )
 def fusion(case: str, size: int) -> list[Row]:
@@ -88,11 +71,11 @@ def semantics(case: str) -> list[Row]:
 
 
 @experiment(
-    small=_shapes("model backend", (TINY_RESNET, TRACE)),
-    cpu=_shapes("model backend", (RESNET_18, SCRIPT), (BERT_SHORT, SCRIPT)),
+    small=[{"model": TINY_RESNET, "backend": TRACE}],
+    cpu=[{"model": model, "backend": SCRIPT} for model in (RESNET_18, BERT_SHORT)],
     version=3,
     missing=lambda backend, **_: missing_because(backend),
 )
 def flawed(model: str, backend: str) -> Row:
     """The lecture's timing and the correct one, of the same models in the same process."""
-    return inference.measure_flawed(model, backend, seconds=1.0 if model in SMALL else 5.0)
+    return inference.measure_flawed(model, backend, seconds=1.0 if model == TINY_RESNET else 5.0)

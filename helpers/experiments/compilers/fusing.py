@@ -19,7 +19,7 @@ from torch import Tensor
 from helpers.compilers import backends, capture, kernels
 from helpers.lab import compare
 from helpers.lab.arguments import check_choice
-from helpers.lab.machine import device, missing_because
+from helpers.lab.machine import device
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, tensors
 
@@ -38,7 +38,6 @@ class Job:
     before: Callable[[], Any] = lambda: None  # restores the tensors that a call changes
     compiles: Callable[[], Any] | None = None  # the function for torch.compile; None: the eager variant
     options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})  # of torch.compile
-    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # variant -> requirements, see `lab.machine`
 
 
 def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -59,30 +58,6 @@ def pointwise_chain(size: int) -> Job:
         return out
 
     return Job({EAGER: lambda: F.gelu(x * w + b) + residual, BY_HAND: by_hand}, [x, w, b, residual])
-
-
-def chain_and_norm(size: int) -> Job:
-    """LayerNorm(gelu(x·w + b) + residual): a reduction at the end of the chain."""
-    x, residual = _tensors((size // WIDTH, WIDTH), (size // WIDTH, WIDTH))
-    w, b, gain, shift = _tensors(*[(WIDTH,)] * 4)
-
-    def end(h: Tensor) -> Tensor:
-        return F.layer_norm(F.gelu(h) + residual, (WIDTH,), gain, shift)
-
-    variants = {EAGER: lambda: end(x * w + b), BY_HAND: lambda: end(torch.addcmul(b, x, w))}
-    return Job(variants, [x, residual, w, b, gain, shift])
-
-
-def swiglu_gate(size: int) -> Job:
-    """SiLU(g)·u: two operations; by hand chapter 4's Triton kernel, on CUDA."""
-    g, u = _tensors(*[(size // WIDTH, WIDTH)] * 2)
-
-    def by_hand() -> Tensor:
-        from helpers.swiglu.triton_kernels import activate
-
-        return activate(g, u)
-
-    return Job({EAGER: lambda: F.silu(g) * u, BY_HAND: by_hand}, [g, u], needs={BY_HAND: ("CUDA", "triton")})
 
 
 def softmax(size: int) -> Job:
@@ -134,18 +109,16 @@ def three_linears(size: int) -> Job:
 def adamw(size: int) -> Job:
     """A step of AdamW over sixteen fp32 parameters: for-loop, foreach, torch's fused kernel, compiled."""
     generator = torch.Generator(device()).manual_seed(0)
-    random = functools.partial(torch.randn, size // MANY, generator=generator, device=device())
-    values, gradients = [random() for _ in range(MANY)], [random() for _ in range(MANY)]
-    on_gpu = device().type == "cuda"
+    values, gradients = torch.randn(2, MANY, size // MANY, generator=generator, device=device())
     variants, states = {}, []
     for variant, flags in _ADAMW.items():
         parameters = [torch.nn.Parameter(value.clone()) for value in values]
         # capturable: the step count is on the GPU, so that no variant synchronizes
-        optimizer = torch.optim.AdamW(parameters, capturable=on_gpu, **flags)
+        optimizer = torch.optim.AdamW(parameters, capturable=device().type == "cuda", **flags)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
-        moments = [optimizer.state[p][kind] for kind in ("exp_avg", "exp_avg_sq") for p in parameters]
+        moments = [optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq") for p in parameters]
         changed = [p.data for p in parameters] + moments
         states.append(changed + [optimizer.state[p]["step"] for p in parameters])
         variants[variant] = functools.partial(_step, optimizer, changed)
@@ -155,7 +128,7 @@ def adamw(size: int) -> Job:
         for state, first in zip(states, initial, strict=True):
             torch._foreach_copy_(state, first)
 
-    return Job(variants, states[0] + gradients, before, compiles=variants.pop(COMPILED))
+    return Job(variants, [*states[0], *gradients], before, compiles=variants.pop(COMPILED))
 
 
 # torch.compile gets the foreach variant: from the for-loop it would generate a kernel for each parameter.
@@ -169,8 +142,6 @@ def _step(optimizer: torch.optim.Optimizer, changed: list[Tensor]) -> list[Tenso
 
 CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
     "pointwise chain": (VERTICAL, pointwise_chain),
-    "chain and LayerNorm": (VERTICAL, chain_and_norm),
-    "SwiGLU gate": (VERTICAL, swiglu_gate),
     "softmax": (VERTICAL, softmax),
     "LayerNorm": (VERTICAL, layer_norm),
     "many pointwise": (HORIZONTAL, many_pointwise),
@@ -203,8 +174,7 @@ def measure_fusion(case: str, size: int, variants: Iterable[str] = (), *, rounds
         try:
             for variant, row in rows.items():
                 compiles = variant in job.options
-                missing = missing_because(*job.needs.get(variant, ()))
-                if reason := backends.missing_because(backends.COMPILE) if compiles else missing:
+                if compiles and (reason := backends.missing_because(backends.COMPILE)):
                     row[STATUS] = reason
                     continue
                 run, names, moved = _compiled(job, variant) if compiles else _plain(job, variant)
@@ -227,10 +197,7 @@ def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
     job.before()
     names = kernels.kernel_names(run)
     job.before()
-    moved = kernels.eager_bytes(run)
-    if variant == BY_HAND and not moved:  # our Triton kernel, which torch doesn't see: inputs and outputs once each
-        moved = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
-    return run, names, moved
+    return run, names, kernels.eager_bytes(run)
 
 
 def _compiled(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
@@ -239,4 +206,4 @@ def _compiled(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int
         job.before()
         run()
     job.before()
-    return run, kernels.kernel_names(run), sum(moved for _, moved in scheduled)
+    return run, kernels.kernel_names(run), sum(scheduled)

@@ -12,31 +12,21 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from helpers.compilers import runtimes
-from helpers.compilers.backends import (
-    COMPILE,
-    COMPILE_MODES,
-    EAGER,
-    FIRST_RUNS,
-    OVERHEAD,
-    SCRIPT,
-    TRACE,
-    compile_cache,
-    missing_because,
-    start,
-)
+from helpers.compilers import backends, runtimes
+from helpers.compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, SCRIPT, TRACE
 from helpers.compilers.messages import failures_named
-from helpers.lab import Disagreement, compare, device
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab import Disagreement, device
+from helpers.lab.arguments import check_choice
 from helpers.lab.precision import fp32_products
-from helpers.lab.records import STATUS, Row
+from helpers.lab.records import Row
 from helpers.lab.timing import relative_error
 
 from . import workloads
-from .inference import rest, rounds_for, speeds, status_of, waited
+from .side_by_side import Runs, side_by_side, waited
 
 BACKENDS = (EAGER, TRACE, SCRIPT, COMPILE, OVERHEAD)
 PRECISIONS = ("fp32", "bf16")  # bf16: autocast, weights in fp32
+STEPS = 5  # whose losses are compared
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
@@ -55,69 +45,51 @@ BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
 
 
 def measure_training(
-    model: str,
-    batch: int,
-    backends: Iterable[str] = BACKENDS,
-    *,
-    precision: str = "fp32",
-    steps: int = 5,
-    seconds: float = 10.0,
-    cold: bool = True,
+    model: str, batch: int, chosen: Iterable[str] = BACKENDS, *, precision: str = "fp32", seconds: float = 10.0
 ) -> list[Row]:
     """Time of a training step by each backend, as a row each, from one comparison with one eager baseline.
 
     The optimizer is SGD with momentum for pictures, AdamW for text. All start from the same weights and train on one
-    batch, without dropout, whose random numbers would differ. First the losses of `steps` steps and the first gradient
+    batch, without dropout, whose random numbers would differ. First the losses of five steps and the first gradient
     are compared with eager's; then the backends' steps run in turn. `build_s`: tracing, scripting or compiling of
     forward and backward, and the first three steps, as the second and third may still compile or record;
-    `break_even_steps`: after how many steps that time is made up for, where a step is faster. If a backend can't run
-    here, fails, or disagrees, its row's status says so.
+    `break_even_steps`: after how many steps that time is made up for, where a step is faster.
 
     Memory: a copy of the model with gradients and optimizer state for each backend.
     """
-    chosen = [EAGER, *(name for name in backends if name != EAGER)]
     optimizer = "SGD" if model in workloads.RESNET_MODELS else "AdamW"
-    for backend in chosen:
+    for backend in (chosen := list(chosen)):
         check_choice(BACKENDS, backend=backend)
     check_choice(PRECISIONS, precision=precision)
-    check_positive(steps=steps)
-    rows: dict[str, Row] = {backend: {"backend": backend, "optimizer": optimizer} for backend in chosen}
-    runs: dict[str, Callable[[], Tensor]] = {}
     with fp32_products(tf32=False), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         data = (*workloads.example(model, batch), workloads.targets(model, batch))
         data = tuple(tensor.to(device()) for tensor in data)
         net = workloads.trainable(model).to(device())
         exact = gradient_in_fp32(net, data) if precision == "bf16" else None
-        expected: list[float] = []
-        for backend in chosen:
-            if reason := missing_because(backend):
-                rows[backend][STATUS] = reason
-                continue
+        eager: list = []  # its gradient and its losses
+
+        def built(backend: str, runs: Runs) -> tuple[Callable[[], Tensor], Row]:
             twin = copy.deepcopy(net)
-            try:
-                start(backend)
-                began = time.perf_counter()
-                with compile_cache(backend, folder, cold), failures_named("compile"):
-                    step = training_step(backend, twin, data, optimizer, precision)
-                    losses, gradient = [float(step())], gradients(twin)
-                    losses += [float(step()) for _ in range(min(FIRST_RUNS, steps) - 1)]
-                    build_s = time.perf_counter() - began
-                    losses += [float(step()) for _ in range(steps - len(losses))]
-                if backend == EAGER:
-                    expected, reference = losses, gradient
-                rows[backend] |= same_gradient(backend, gradient, reference, exact, precision)
-                rows[backend] |= same_losses(backend, losses, expected, TOLERANCE[precision])
-            except Exception as error:
-                rows[backend][STATUS] = status_of(error)
-                continue
-            rows[backend]["build_s"] = build_s
-            runs[backend] = waited(step)
-        times = compare(runs, rounds=rounds_for(runs, seconds), warmup=1, check=False, before=rest)
-    for backend in runs:
-        rows[backend] |= speeds(times, backend, batch)
-        gained = (rows[backend]["baseline_ms"] - rows[backend]["median_ms"]) / 1e3
-        rows[backend]["break_even_steps"] = rows[backend]["build_s"] / gained if gained > 0 else None
-    return list(rows.values())
+            backends.start(backend)
+            began = time.perf_counter()
+            with backends.empty_cache(backend, folder), failures_named("compile"):
+                step = training_step(backend, twin, data, optimizer, precision)
+                losses, gradient = [float(step())], gradients(twin)
+                losses += [float(step()) for _ in range(FIRST_RUNS - 1)]
+                build_s = time.perf_counter() - began
+                losses += [float(step()) for _ in range(STEPS - FIRST_RUNS)]
+            if backend == EAGER:
+                eager.extend((gradient, losses))
+            facts = same_gradient(backend, gradient, eager[0], exact, precision)
+            facts |= same_losses(backend, losses, eager[1], TOLERANCE[precision])
+            return waited(step), {"optimizer": optimizer, "build_s": build_s} | facts
+
+        rows = side_by_side(chosen, built, batch, seconds)
+    for row in rows:
+        if "median_ms" in row:
+            gained = (row["baseline_ms"] - row["median_ms"]) / 1e3
+            row["break_even_steps"] = row["build_s"] / gained if gained > 0 else None
+    return rows
 
 
 def training_step(

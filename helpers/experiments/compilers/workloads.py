@@ -11,7 +11,7 @@ from helpers.models.bert import Classifier
 from helpers.models.llama import PRESETS as LLAMAS
 from helpers.models.resnet import PRESETS as RESNETS
 
-TINY_RESNET, TINY_BERT, TINY_LLAMA = "tiny ResNet", "tiny BERT", "tiny Llama"
+TINY_RESNET, TINY_BERT = "tiny ResNet", "tiny BERT"
 RESNET_18, BERT_BASE, LLAMA = "ResNet-18, 224 px", "BERT-base, 128 tokens", "Llama 32M, 256 tokens"
 BERT_SHORT = "BERT-base, 14 tokens"  # the lecture's sentence
 
@@ -19,7 +19,6 @@ BERT_SHORT = "BERT-base, 14 tokens"  # the lecture's sentence
 MODELS: dict[str, tuple[type[nn.Module], str, int]] = {
     TINY_RESNET: (ResNet, "tiny", 32),
     TINY_BERT: (Bert, "tiny", 16),
-    TINY_LLAMA: (Llama, "tiny", 16),
     RESNET_18: (ResNet, "resnet-18", 224),
     BERT_BASE: (Bert, "bert-base", 128),
     BERT_SHORT: (Bert, "bert-base", 14),

@@ -14,7 +14,6 @@ from helpers.compilers import capture, kernels
 from helpers.compilers.kernels import eager_bytes, nbytes
 from helpers.experiments.compilers import fusing
 from helpers.experiments.compilers.fusing import (
-    BY_HAND,
     CASES,
     COMPILED,
     EAGER,
@@ -35,10 +34,10 @@ on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts a CPU'
 
 def measured(case, *variants):
     """A row for eager and for each of the variants."""
-    rows = fusing.measure_fusion(case, SIZE, variants or (EAGER,), rounds=3)
+    rows = fusing.measure_fusion(case, SIZE, variants or (EAGER,), rounds=8)
     for row in rows:
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-        assert row["ratio"] == row["median_ms"] / row["baseline_ms"]
+        assert row["low"] <= row["ratio"] <= row["high"]
         assert row["baseline_ms"] == rows[0]["median_ms"]
         assert row["share_of_least"] == row["bytes_least"] / row["bytes_moved"] <= 1
     return rows
@@ -47,26 +46,23 @@ def measured(case, *variants):
 @pytest.mark.parametrize("case", CASES)
 def test_every_variant_agrees_with_the_eager_one(case):
     job = CASES[case][1](SIZE)
-    variants = [variant for variant in job.variants if variant not in job.needs]
-    assert all(row["kernels"] >= 1 for row in measured(case, *variants))
+    assert all(row["kernels"] >= 1 for row in measured(case, *job.variants))
 
 
 @needs_compiler
 @on_the_cpu
 def test_vertical_fusion_makes_a_chain_one_kernel_that_moves_the_least():
-    eager, compiled = measured("chain and LayerNorm", COMPILED)
-    assert (eager["kernels"], compiled["kernels"]) == (5, 1)
+    eager, compiled = measured("pointwise chain", COMPILED)
+    assert (eager["kernels"], compiled["kernels"]) == (4, 1)
     assert compiled["kernel_names"].startswith("cpp_fused_")
     assert compiled["bytes_moved"] == compiled["bytes_least"] == eager["bytes_least"]
-    assert eager["bytes_moved"] > 3 * compiled["bytes_moved"]
+    assert eager["bytes_moved"] > 2.5 * compiled["bytes_moved"]
 
 
-@needs_compiler
-@on_the_cpu
-def test_inductor_leaves_products_to_the_library_and_their_number_as_it_is():
-    eager, one, compiled = measured("three Linears", ONE_PRODUCT, COMPILED)
-    assert (eager["kernels"], compiled["kernels"], one["kernels"]) == (3, 3, 1)
-    assert compiled["bytes_moved"] == eager["bytes_moved"] > one["bytes_moved"] == one["bytes_least"]
+def test_one_product_of_concatenated_weights_reads_their_input_once():
+    eager, one = measured("three Linears", ONE_PRODUCT)
+    assert (eager["kernels"], one["kernels"]) == (3, 1)
+    assert eager["bytes_moved"] > one["bytes_moved"] == one["bytes_least"]
 
 
 @on_the_cpu
@@ -121,7 +117,7 @@ def test_a_kernel_of_a_list_moves_what_its_parts_do():
     capture.forget_compiled()
     least = nbytes(job.reads) + nbytes(job.variants[EAGER]())
     assert len(scheduled) < MANY, "lists share kernels"
-    assert least <= sum(moved for _, moved in scheduled) < 1.01 * least
+    assert least <= sum(scheduled) < 1.01 * least
 
 
 @on_the_cpu
@@ -183,8 +179,6 @@ def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
     _, row = fusing.measure_fusion("softmax", SIZE, [COMPILED], rounds=1)
     assert row["status"] == "not installed: C++ compiler"
     assert "kernels" not in row
-    if not torch.cuda.is_available():
-        assert fusing.measure_fusion("SwiGLU gate", SIZE, [BY_HAND], rounds=1)[1]["status"] == "needs CUDA"
 
 
 @pytest.mark.parametrize(
