@@ -42,7 +42,7 @@ def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline()
     rows = measure_latency(workloads.TINY_RESNET, 3, [CHANNELS_LAST, TRACE], seconds=0.1)
     assert [row["backend"] for row in rows] == [EAGER, CHANNELS_LAST, TRACE]
     for row in rows:
-        assert row["n"] >= 20
+        assert row["n"] >= 8
         assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"] <= row["p99_ms"]
         assert row["samples_per_s"] == pytest.approx(3000 / row["median_ms"])
         assert row["baseline_ms"] == rows[0]["median_ms"]

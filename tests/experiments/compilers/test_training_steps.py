@@ -53,7 +53,7 @@ def scripted_row(monkeypatch):
 def test_torchscript_learns_as_eager_does(model, optimizer):
     eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
     assert (row["optimizer"], row["steps"]) == (optimizer, 5)
-    assert row["n"] >= 20
+    assert row["n"] >= 8
     assert row["gradient_error"] < 1e-4
     assert row["loss_difference"] < 1e-4
     assert row["samples_per_s"] == pytest.approx(4000 / row["median_ms"])
