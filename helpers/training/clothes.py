@@ -34,66 +34,36 @@ from helpers.pictures.transforms import (
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .trainer import Batch, Task
 
-# `small` is for a CPU and for tests. `classes` and the three below describe generated photos. An epoch goes over all
-# photos `passes` times. `decoded_side` is the side of photos kept in memory, in pixels.
-SWITCHED_SIZES: dict[str, dict[str, Any]] = {
-    "small": {
-        "classes": 4,
-        "samples": 64,
-        "validation_samples": 32,
-        "photo_size": (100, 133),
-        "passes": 1,
-        "model": {"image_size": 32, "patch_size": 8, "depth": 2, "heads": 2, "head_dim": 16, "mlp_size": 64},
-        "width": (31, 32),  # slow, fixed
-        "dropout": 0.1,
-        "batch_size": 16,
-        "workers": 1,
-        "decoded_side": 40,
-        "learning_rate": 1e-3,
-    },
-    "cpu": {
-        "classes": 4,
-        "samples": 512,
-        "validation_samples": 128,
-        "photo_size": (900, 1200),
-        "passes": 1,
-        "model": {"image_size": 112, "patch_size": 16, "depth": 3, "heads": 4, "head_dim": 64, "mlp_size": 1024},
-        "width": (255, 256),
-        "dropout": 0.0,
-        "batch_size": 16,
-        "workers": 2,
-        "decoded_side": 128,
-        "learning_rate": 5e-4,
-    },
-    "gpu": {  # for a GPU of 8 GB
-        "classes": 10,
-        "samples": 2560,
-        "validation_samples": 512,
-        "photo_size": (400, 533),
-        "passes": 1,
-        "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
-        "width": (255, 256),
-        "dropout": 0.1,
-        "batch_size": 64,
-        "workers": 4,
-        "decoded_side": 256,
-        "learning_rate": 5e-4,
-    },
-    "full": {
-        "classes": 10,
-        "samples": 5120,
-        "validation_samples": 1024,
-        "photo_size": (400, 533),
-        "passes": 1,
-        "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
-        "width": (255, 256),
-        "dropout": 0.1,
-        "batch_size": 256,
-        "workers": 8,
-        "decoded_side": 256,
-        "learning_rate": 5e-4,
-    },
+# `small` is for a CPU and for tests, `gpu` for a GPU of 8 GB. `classes` and the three below describe generated photos.
+# An epoch goes over all photos `passes` times. `width`: slow, fixed. `decoded_side`: of photos kept in memory.
+FULL: dict[str, Any] = {
+    "classes": 10,
+    "samples": 5120,
+    "validation_samples": 1024,
+    "photo_size": (400, 533),
+    "passes": 1,
+    "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
+    "width": (255, 256),
+    "dropout": 0.1,
+    "batch_size": 256,
+    "workers": 8,
+    "decoded_side": 256,
+    "learning_rate": 5e-4,
 }
+SWITCHED_SIZES: dict[str, dict[str, Any]] = {
+    "small": FULL | {
+        "classes": 4, "samples": 64, "validation_samples": 32, "photo_size": (100, 133), "decoded_side": 40,
+        "model": {"image_size": 32, "patch_size": 8, "depth": 2, "heads": 2, "head_dim": 16, "mlp_size": 64},
+        "width": (31, 32), "batch_size": 16, "workers": 1, "learning_rate": 1e-3,
+    },
+    "cpu": FULL | {
+        "classes": 4, "samples": 512, "validation_samples": 128, "photo_size": (900, 1200), "decoded_side": 128,
+        "model": {"image_size": 112, "patch_size": 16, "depth": 3, "heads": 4, "head_dim": 64, "mlp_size": 1024},
+        "dropout": 0.0, "batch_size": 16, "workers": 2,
+    },
+    "gpu": FULL | {"samples": 2560, "validation_samples": 512, "batch_size": 64, "workers": 4},
+    "full": FULL,
+}  # fmt: skip
 
 Constants = tuple[Tensor, Tensor]
 
