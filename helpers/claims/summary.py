@@ -1,0 +1,97 @@
+"""Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from helpers.lab.values import PERCENT, Number, over
+from helpers.training.stages import COMPILED, STAGES
+
+SCORES = ["train_s", "real_tokens_per_s", "step_ms", "peak_gib", "validation_loss", "validation_accuracy"]
+UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0), "step_ms": ("ms", 1)}
+UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
+
+
+def stages(rows: pd.DataFrame) -> SimpleNamespace:
+    """The staircase of the stages: means over the seeds, speedups over the row above and over the start.
+
+    Compilation is measured with fewer seeds: what is told of it is against the same seeds, and it isn't part of `all`.
+    """
+    climbed = rows[rows["way"] != "alone"]
+    names = [name for name in ("none", *STAGES) if name in set(climbed["stage"])]
+    means, deviation = (climbed.groupby("stage")[SCORES].agg(how).reindex(names) for how in ("mean", "std"))
+    best = means.drop(index=COMPILED, errors="ignore")
+    first, last = _numbers(best.iloc[0]), _numbers(best.iloc[-1])
+    gains = (best["train_s"].shift() / best["train_s"]).dropna()
+    by_seed = climbed.pivot_table(index="seed", columns="stage", values="validation_loss")
+    apart = by_seed[best.index[-1]] - by_seed["none"]  # both begin with the same weights
+    guess = rows["constant_accuracy"].max()
+    return SimpleNamespace(
+        first=first,
+        last=last,
+        all=over(first.train_s, last.train_s),
+        all_steady=over(last.real_tokens_per_s, first.real_tokens_per_s),
+        largest=gains.idxmax(),
+        largest_two=" and ".join(gains.nlargest(2).index),
+        largest_gain=Number(gains.max(), "×"),
+        smallest=gains.idxmin(),
+        smallest_gain=Number(gains.min(), "×"),
+        loss_apart=Number(apart.mean(), decimals=3),
+        loss_apart_std=Number(apart.std(), decimals=3),
+        loss_std=Number(deviation["validation_loss"].iloc[0], decimals=3),
+        guess=Number(guess, PERCENT),
+        over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
+        tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
+        seeds=rows["seed"].nunique(),
+        compiled=_compiled(climbed, best.index[-1]),
+        means=means,
+        table=_staircase(rows, means, deviation, gains),
+    )
+
+
+def _numbers(scores: pd.Series) -> SimpleNamespace:
+    return SimpleNamespace(**{name: Number(scores[name], unit, decimals=n) for name, (unit, n) in UNITS.items()})
+
+
+def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
+    """What compilation saves in a step and costs once, against the same seeds without it."""
+    seeds = climbed.loc[climbed["stage"] == COMPILED, "seed"]
+    same = climbed[climbed["seed"].isin(seeds)].groupby("stage")[SCORES].mean().reindex([before, COMPILED])
+    step_ms, train_s = same["step_ms"], same["train_s"]
+    steps, tokens = climbed["steps"].max(), climbed["real_tokens"].max()
+    saved_ms = step_ms[before] - step_ms[COMPILED]
+    extra_s = train_s[COMPILED] - train_s[before] + steps * saved_ms / 1e3
+    needed = extra_s * 1e3 / saved_ms if saved_ms > 0 else float("inf")
+    missing = "the compiled training"
+    return SimpleNamespace(
+        before_ms=Number(step_ms[before], "ms", missing=missing, decimals=1),
+        after_ms=Number(step_ms[COMPILED], "ms", missing=missing, decimals=1),
+        compiling_s=Number(extra_s, "s", missing=missing, decimals=0),
+        steps_to_pay=Number(needed, "steps", missing=missing, decimals=0),
+        tokens_to_pay=Number(needed * tokens / steps / 1e6, "M real tokens", missing=missing, decimals=1),
+    )
+
+
+def _staircase(rows: pd.DataFrame, means: pd.DataFrame, deviation: pd.DataFrame, gains: pd.Series) -> pd.DataFrame:
+    alone = rows[rows["way"] == "alone"].groupby("stage")["train_s"].mean().reindex(means.index)
+    table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in means.index[1:])]}, index=means.index)
+    table["wall time, s"], table["speedup"] = means["train_s"], gains.reindex(means.index)
+    table["alone"] = means["train_s"].iloc[0] / alone
+    table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
+    for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
+        pairs = zip(means[name], deviation[name].fillna(0), strict=True)
+        table[column] = [f"{mean:.3f} ± {std:.3f}" if std else f"{mean:.3f}" for mean, std in pairs]
+    return table.reset_index(drop=True)
+
+
+def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
+    """The machine's limits, and the layers of chapter 3's models by FLOP per byte."""
+    bandwidth = ceilings["gb_per_s"].max()
+    peaks = ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max()
+    points = layers[(layers["total_ms"] > 0) & layers["gflop"].notna()]
+    points = points.groupby(["variant", "type"])[["gflop", "moved_mib", "total_ms"]].sum().reset_index()
+    points["intensity"] = points["gflop"] * 1e9 / (points["moved_mib"] * 2**20)
+    balances = ", ".join(f"{tflops * 1e3 / bandwidth:.0f} in {dtype}" for dtype, tflops in peaks.items())
+    return SimpleNamespace(
+        bandwidth=Number(bandwidth, "GB/s", decimals=0), peaks=peaks, points=points, balances=balances
+    )
