@@ -1,0 +1,24 @@
+"""What chapter 3 measures: where the time of two slow pipelines goes, what each fix brings, what a diagnosis finds.
+
+`size` is a preset of the pipelines: "small" for tests, "cpu", "gpu" for one of 8 GB, "full" for a big GPU.
+"""
+
+from .fixes import gpt_fixes, vit_fixes
+from .loops import ALL, PARTS, diagnose, modules, predicted, timeline
+from .trials import coverage, nulls
+from .whole import metrics_cost, whole_runs
+
+__all__ = [
+    "ALL",
+    "PARTS",
+    "coverage",
+    "diagnose",
+    "gpt_fixes",
+    "metrics_cost",
+    "modules",
+    "nulls",
+    "predicted",
+    "timeline",
+    "vit_fixes",
+    "whole_runs",
+]

@@ -1,0 +1,164 @@
+"""Where the time of the two loops goes, what a diagnosis finds in them, and whether its promises come true."""
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from helpers.lab import experiment, half_dtype
+from helpers.lab.ceilings import copy, matmul
+from helpers.lab.records import Row
+from helpers.profiling.account import timeline as read_timeline
+from helpers.profiling.costs import CalledLayers
+from helpers.profiling.diagnose import diagnose as read_diagnosis
+from helpers.profiling.diagnosis import LEAST
+from helpers.profiling.module_profiler import ModuleProfiler
+from helpers.training import Excerpt
+from helpers.training.planted import (
+    FAULTS,
+    FIXED,
+    PIPELINES,
+    ROUNDS,
+    SLOW,
+    fixes_of,
+    gains_of,
+    options,
+    planted,
+    plantings,
+    side_by_side,
+    trace_of,
+    within_an_epoch,
+)
+
+SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
+BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
+# Faults that are drawn, each in a loop without any other.
+DRAWN_FAULTS = {"vit": ("decode_once", "bf16", "fused_optimizer"), "gpt": ("short_padding", "fused_loss")}
+ALL = "all"
+DRAWN = 120  # operations of a drawn step, the longest
+PARTS = ("load", "forward", "loss", "backward", "optimizer", "metrics")  # of a step, as the trainer names them
+# A product's size, and MiB of a copy
+CEILINGS = {"small": (256, 16), "cpu": (2048, 256), "gpu": (4096, 1024), "full": (8192, 2048)}
+
+
+def sized(size: str, rows: list[Row]) -> list[Row]:
+    return [{"size": size} | row for row in rows]
+
+
+@experiment(
+    **{name: sized(size, BOTH) for name, size in SIZES.items()},
+    version=2,
+    columns="rank finding part? gain_ms? gain_share? where? evidence? advice? sure?",
+)
+def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
+    """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
+    trace = trace_of(PIPELINES[pipeline], fixes_of(pipeline, variant, size), size, detailed=True)
+    findings = read_diagnosis(trace, least=0.0 if variant == SLOW else LEAST).table
+    if not len(findings):
+        return [{"rank": 0, "finding": "nothing"}]
+    findings["where"] = findings["where"].str.replace(f"{Path(__file__).parents[2]}/", "", regex=False)
+    rows = findings.astype(object).where(findings.notna(), None).to_dict("records")
+    return [{"rank": rank} | row for rank, row in enumerate(rows)]
+
+
+_DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in (ALL, *DRAWN_FAULTS[name])]
+
+
+@experiment(
+    **{name: sized(s, _DRAWN[:2] if s == "small" else _DRAWN) for name, s in SIZES.items()},
+    version=2,
+    columns="variant track name begin_ms end_ms part?",
+)
+def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
+    """A step with one fault and without it, to be drawn: what ran when, and in which part of the step.
+
+    All other faults are fixed; the fault "all" is the slow pipeline.
+    """
+    switched, rows = PIPELINES[pipeline], []
+    slow = frozenset() if fault == ALL else planted(pipeline, [fault], size)
+    for variant, fixes in ((SLOW, slow), (FIXED, fixes_of(pipeline, FIXED, size))):
+        step = _with_parts(read_timeline(trace_of(switched, fixes, size)))
+        parts = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
+        ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
+        shown = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
+        rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in shown.to_dict("records")]
+    return rows
+
+
+def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a step with the part that each lies in by its begin; None outside all of them."""
+    ranges = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
+    spans = ranges[["begin_ms", "end_ms", "name"]].to_numpy().tolist()
+    inside = [next((name for low, high, name in spans if low <= at < high), None) for at in step["begin_ms"]]
+    return step.assign(part=inside)
+
+
+@experiment(
+    **{name: sized(size, BOTH) for name, size in SIZES.items()},
+    version=2,
+    columns="module type calls forward_ms? backward_ms? total_ms self_ms? share activation_mib? "
+    "peak_mib? gflop? moved_mib? lower_bound_ms?",
+)
+def modules(size: str, pipeline: str, variant: str) -> list[Row]:
+    """Forward and backward time (medians over steps) and memory of every module, and what its work must cost at least.
+
+    The lower bound is that of the matrix products at the measured rate, or of the bytes at the measured bandwidth,
+    whichever is more; for all calls of a step, forward and backward.
+    """
+    profiled: list[tuple[ModuleProfiler, CalledLayers]] = []
+
+    def profile_model(model: nn.Module) -> ModuleProfiler:
+        profiled.append((ModuleProfiler(model, pipeline), CalledLayers(model, pipeline)))
+        return profiled[-1][0]
+
+    switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant, size), 5 if size == "small" else 14
+    taken = options(switched, size) | within_an_epoch(switched, steps, size)
+    switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **taken)
+    ((profiler, layers),) = profiled
+    table, dtype = profiler.summary(median=True), half_dtype() if "bf16" in fixes else torch.float32
+    (_, tflops), (_, gb_per_s) = matmul(CEILINGS[size][0], dtype), copy(CEILINGS[size][1])
+    bounds = layers.lower_bounds(dtype.itemsize, tflops, gb_per_s)
+    names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]
+    names += ["activation_mib", "peak_mib"]
+    rows = table[names].astype(object).where(table[names].notna(), None).to_dict("records")
+    return [row | bounds.get(row["module"], {}) for row in rows]
+
+
+def _planted_rows(size: str) -> list[Row]:
+    rows = [{"pipeline": name, "faults": " + ".join(faults)} for name in PIPELINES for faults in plantings(name, size)]
+    return sized(size, rows[:1] if size == "small" else rows)
+
+
+@experiment(
+    **{name: _planted_rows(s) for name, s in SIZES.items()},
+    same_work=False,
+    columns="fix finding? step_ms promised_ms promised_share gained_ms gained_share noise_share first_finding?",
+)
+def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
+    """What `diagnose` promises for each planted fault, from a profile of the loop, and what its fix brings.
+
+    The loop is the fixed one with one or two faults; blocks of its steps take turns with blocks of the loop without the
+    fault. The gain is the median over turns, for a target (photo, real token), and `noise_share` about its standard
+    error. A fault that no profile can show has no `finding`.
+    """
+    names = faults.split(" + ")
+    loops = {name: planted(pipeline, [other for other in names if other != name], size) for name in names}
+    loops[SLOW] = planted(pipeline, names, size)
+    costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
+    told = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
+    times = side_by_side(pipeline, loops, size)
+    step_ms = statistics.median(ms for ms, _ in times[SLOW]) / ROUNDS[size][1]
+    gains = {name: gains_of(times[SLOW], times[name]) for name in names}
+    medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
+    for name in names:
+        expected = FAULTS[pipeline][name]
+        promised_ms, promised_share = told.loc[expected] if expected in told.index else (0.0, 0.0)
+        low, high = np.percentile(gains[name], [20, 80])
+        row = {"fix": name, "finding": expected, "step_ms": step_ms}
+        row |= {"promised_ms": promised_ms, "promised_share": promised_share}
+        row |= {"gained_ms": medians[name] * step_ms, "gained_share": medians[name], "noise_share": (high - low) / 4}
+        rows.append(row | {"first_finding": next(iter(told.index), None)})
+    return rows

@@ -1,0 +1,77 @@
+"""The trials on trial: do their intervals hold the truth, on made-up machines and on this one?"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+
+from helpers.lab import experiment
+from helpers.lab.records import Row
+from helpers.lab.trials import Program, trial
+from helpers.lab.trials.simulation import MACHINES
+from helpers.lab.trials.simulation import coverage as simulated_coverage
+
+STARTS_AND_ROUNDS = ((1, 8), (3, 4), (3, 10))
+# What changes on the machine while a null trial runs: a process that works for so long, every so many seconds.
+LOADS = {"quiet": (0.0, 1.0), "bursts": (0.3, 3.0), "half of the time": (2.0, 4.0)}
+WORK = """
+import sys, time
+busy, every = map(float, sys.argv[1:])
+while True:
+    began = time.time()
+    while time.time() - began < busy:
+        pass
+    time.sleep(every - busy)
+"""
+
+
+def _simulated(trials: int) -> list[Row]:
+    return [
+        {"machine": machine, "starts": starts, "rounds": rounds, "trials": trials}
+        for machine in MACHINES
+        for starts, rounds in STARTS_AND_ROUNDS
+    ]
+
+
+@experiment(small=_simulated(20)[:1], cpu=_simulated(1000), columns="covered false_verdicts")
+def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
+    """Trials of a program against itself on a made-up machine: 95 % intervals that hold 1, and false verdicts."""
+    covered, verdicts = simulated_coverage(machine, starts, rounds, trials)
+    return {"covered": covered, "false_verdicts": verdicts}
+
+
+def _nulls(count: int, seconds: float) -> list[Row]:
+    return [{"number": n, "others": list(LOADS)[n % len(LOADS)], "trial_s": seconds} for n in range(count)]
+
+
+@experiment(
+    small=_nulls(1, 1.5), cpu=_nulls(30, 20.0), big_gpu=_nulls(30, 20.0), columns="median_ms baseline baseline_ms"
+)
+def nulls(number: int, others: str, trial_s: float) -> Row:
+    """A program against itself for some seconds, on this machine, beside others whose load changes."""
+    busy, every = LOADS[others]
+    beside = subprocess.Popen([sys.executable, "-c", WORK, str(busy), str(every)]) if busy else None
+    function = f"{__name__}:training_step"
+    sides = (Program(name, function=function, arguments={"width": 256}) for name in ("one", "same"))
+    try:
+        return trial(*sides, seconds=trial_s).row()
+    finally:
+        if beside:
+            beside.kill()
+            beside.wait()
+
+
+def training_step(width: int) -> Callable[[], None]:
+    """A step of a small network, some 5 ms on a CPU."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = torch.randn(512, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
