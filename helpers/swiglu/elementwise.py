@@ -53,7 +53,7 @@ def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> 
     return dg, du, dz
 
 
-def differentiate_kept(
+def differentiate_saved(
     dz: Tensor, g: Tensor, s: Tensor, u: Tensor, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with s = SiLU(g) saved, which gains next to nothing: σ(g) is needed all the same."""

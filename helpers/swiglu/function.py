@@ -15,9 +15,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
-    """SwiGLU, (SiLU(xW) ⊙ xV) U, with a choice of what is kept for backward.
+    """SwiGLU, (SiLU(xW) ⊙ xV) U, with a choice of what is saved for backward.
 
-    Bytes kept a token, with d = hidden, I = intermediate size and b = bytes an element, and the matrix
+    Bytes saved a token, with d = hidden, I = intermediate size and b = bytes an element, and the matrix
     products of forward + backward; a plain module keeps (4I + d) b and needs 3 + 6:
 
         level 0   (3I + d) b          3 + 6
@@ -25,8 +25,8 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         level 2   (2I + d) b          3 + 6
         level 3   2I (1 + 4/128) + d b    3 + 6, gradients from activations rounded to 8 bits
 
-    Under autocast the products run in autocast's type; the weights are kept as they are and cast again in
-    backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was kept
+    Under autocast the products run in autocast's type; the weights are saved as they are and cast again in
+    backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was saved
     unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Batched
     gradients (`is_grads_batched`, `vmap` of `grad`) take more memory. Double backward and other transforms of
     torch.func aren't supported.
@@ -40,10 +40,10 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         dtype = asked or x.dtype
         needs = list(ctx.needs_input_grad[:4])
         if not any(needs):
-            level = KEEP_INPUT  # nothing has to be kept
+            level = KEEP_INPUT  # nothing has to be saved
         x_cast = _cast(x, dtype)
         with without_autocast(x):
-            y, *kept = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
+            y, *saved = _forward(x_cast, _cast(W, dtype), _cast(V, dtype), _cast(U, dtype), level)
         need_x, need_W, need_V, _ = needs
         again = level == KEEP_INPUT and any(needs)
         ctx.save_for_backward(
@@ -51,7 +51,7 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
             W if need_x or again else None,
             V if need_x or again else None,
             U if need_x or need_W or need_V else None,
-            *kept,
+            *saved,
         )
         ctx.level, ctx.dtype, ctx.dtypes = level, dtype, (x.dtype, W.dtype, V.dtype, U.dtype)
         ctx.x_shape, ctx.intermediate, ctx.transposed = x.shape, W.shape[1], not W.is_contiguous()
@@ -76,21 +76,21 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     if torch.compiler.is_compiling():
         return opaque_forward(x, W, V, U, level)
-    y, kept = steps.forward(x, W, V, U, level)
-    return [y, *kept]
+    y, saved = steps.forward(x, W, V, U, level)
+    return [y, *saved]
 
 
-def _backward(l, x, W, V, U, kept, level, needs, *, x_shape, intermediate, transposed) -> list[Tensor | None]:
+def _backward(l, x, W, V, U, saved, level, needs, *, x_shape, intermediate, transposed) -> list[Tensor | None]:
     if torch.compiler.is_compiling():
-        found = opaque_backward(l, x, W, V, U, kept, level, needs, list(x_shape), intermediate)
-        remaining = iter(found)
+        gradients = opaque_backward(l, x, W, V, U, saved, level, needs, list(x_shape), intermediate)
+        remaining = iter(gradients)
         return [next(remaining) if needed else None for needed in needs]
     overwrite = not _graph_is_retained()
-    return steps.backward(l, x, W, V, U, kept, level, needs, x_shape, overwrite, transposed)
+    return steps.backward(l, x, W, V, U, saved, level, needs, x_shape, overwrite, transposed)
 
 
 def _graph_is_retained() -> bool:
-    """Whether backward may come again (`retain_graph=True`) and needs what was kept as it was."""
+    """Whether backward may come again (`retain_graph=True`) and needs what was saved as it was."""
     asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if asked is None else asked()
 
@@ -124,7 +124,7 @@ def check_level(level: int) -> int:
     if type(level) is int and level in LEVELS:
         return level
     if not isinstance(level, numbers.Integral) or isinstance(level, bool) or int(level) not in LEVELS:
-        allowed = "; ".join(f"{n} keeps {kept}" for n, kept in LEVELS.items())
+        allowed = "; ".join(f"{n} keeps {saved}" for n, saved in LEVELS.items())
         raise ValueError(f"checkpoint_level is {level!r}; allowed: {allowed}")
     return int(level)
 

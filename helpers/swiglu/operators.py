@@ -14,9 +14,9 @@ from .steps import KEEP_8BIT, KEEP_ALL, KEEP_TWO
 
 @torch.library.custom_op("helpers_swiglu::forward", mutates_args=())
 def opaque_forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
-    """The output, then what is kept."""
-    y, kept = steps.forward(x, W, V, U, level)
-    return [y, *kept]
+    """The output, then what is saved."""
+    y, saved = steps.forward(x, W, V, U, level)
+    return [y, *saved]
 
 
 @opaque_forward.register_fake
@@ -39,18 +39,18 @@ def opaque_backward(
     W: Tensor | None,
     V: Tensor | None,
     U: Tensor | None,
-    kept: list[Tensor],
+    saved: list[Tensor],
     level: int,
     needs: list[bool],
     x_shape: list[int],
     intermediate: int,
 ) -> list[Tensor]:
     """The gradients that are needed, in the order x, W, V, U."""
-    return [grad for grad in steps.backward(l, x, W, V, U, kept, level, needs, x_shape) if grad is not None]
+    return [grad for grad in steps.backward(l, x, W, V, U, saved, level, needs, x_shape) if grad is not None]
 
 
 @opaque_backward.register_fake
-def _(l, x, W, V, U, kept, level, needs, x_shape, intermediate) -> list[Tensor]:
+def _(l, x, W, V, U, saved, level, needs, x_shape, intermediate) -> list[Tensor]:
     hidden = x_shape[-1]
     shapes = [x_shape, (hidden, intermediate), (hidden, intermediate), (intermediate, l.shape[-1])]
     return [l.new_empty(shape) for shape, needed in zip(shapes, needs, strict=True) if needed]

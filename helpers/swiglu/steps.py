@@ -52,17 +52,17 @@ def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Ten
     alone = torch._C._len_torch_dispatch_stack() == 0
     if level == KEEP_ALL:
         s, z = kernels.activate_keeping(g, u)
-        kept = [g, s, u]
+        saved = [g, s, u]
     elif level == KEEP_INPUT:
-        z, kept = kernels.activate(g, u, overwrite=alone), []
+        z, saved = kernels.activate(g, u, overwrite=alone), []
     elif level == KEEP_TWO:
-        z, kept = kernels.activate(g, u), [g, u]
+        z, saved = kernels.activate(g, u), [g, u]
     else:
-        z, kept = kernels.activate_packing(g, u, overwrite=alone)
+        z, saved = kernels.activate_packing(g, u, overwrite=alone)
     del g, u
     # The product of z in x's shape, as that of z in two dimensions would have to be viewed, and a view that a function
     # returns can't be changed in place.
-    return z.view(*x.shape[:-1], U.shape[0]) @ U, kept
+    return z.view(*x.shape[:-1], U.shape[0]) @ U, saved
 
 
 def backward(
@@ -71,7 +71,7 @@ def backward(
     W: Tensor | None,
     V: Tensor | None,
     U: Tensor | None,
-    kept: list[Tensor],
+    saved: list[Tensor],
     level: int,
     needs: list[bool],
     x_shape: Sequence[int],
@@ -80,7 +80,7 @@ def backward(
 ) -> list[Tensor | None]:
     """The gradients of x, W, V, U that are needed (`needs`), None for the others.
 
-    `overwrite`: nobody will look at `kept` again, so gradients may be written over it. `transposed`: the weights are
+    `overwrite`: nobody will look at `saved` again, so gradients may be written over it. `transposed`: the weights are
     views of a Linear's, and their gradients get that layout, which autograd would copy them to. Every product is freed
     as soon as the next one is there: at the peak there are three tensors of z's size and one weight gradient,
     or two and three.
@@ -89,20 +89,20 @@ def backward(
     rows = None if x is None else x.reshape(-1, x.shape[-1])  # (T, d)
     l = l.reshape(-1, l.shape[-1])  # (T, d)
     if level == KEEP_INPUT:
-        kept, overwrite = [rows @ W, rows @ V], True
+        saved, overwrite = [rows @ W, rows @ V], True
     dx = dW = dV = dU = None
     if not (need_x or need_W or need_V):
-        return [None, None, None, _weight_gradient(_hidden(kept, level, l.dtype), l, transposed)]
+        return [None, None, None, _weight_gradient(_hidden(saved, level, l.dtype), l, transposed)]
     dz = l @ U.t()  # (T, I)
     batched = _is_batched(l)
     if batched:
-        dg, du, z = _elementwise_batched(dz, kept, level)
+        dg, du, z = _elementwise_batched(dz, saved, level)
     else:
-        dg, du, z = _elementwise(dz, kept, level, overwrite)
+        dg, du, z = _elementwise(dz, saved, level, overwrite)
     del dz  # z may be written over it
     if overwrite and not batched and level != KEEP_INPUT:
-        torch.autograd.graph.increment_version(kept)  # whoever still holds them and needs them is told
-    del kept
+        torch.autograd.graph.increment_version(saved)  # whoever still holds them and needs them is told
+    del saved
     if need_U:
         dU = _weight_gradient(z, l, transposed)
     del z
@@ -121,13 +121,13 @@ def _weight_gradient(inputs: Tensor, l: Tensor, transposed: bool) -> Tensor:
     return (l.t() @ inputs).t() if transposed else inputs.t() @ l
 
 
-def _elementwise(dz: Tensor, kept: list[Tensor], level: int, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _elementwise(dz: Tensor, saved: list[Tensor], level: int, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
     kernels = kernels_for(dz)
     if level == KEEP_ALL:
-        return kernels.differentiate_kept(dz, *kept, overwrite)
+        return kernels.differentiate_saved(dz, *saved, overwrite)
     if level == KEEP_8BIT:
-        return kernels.differentiate_packed(dz, kept)
-    return kernels.differentiate(dz, *kept, overwrite)
+        return kernels.differentiate_packed(dz, saved)
+    return kernels.differentiate(dz, *saved, overwrite)
 
 
 def _is_batched(tensor: Tensor) -> bool:
@@ -136,22 +136,22 @@ def _is_batched(tensor: Tensor) -> bool:
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
-def _elementwise_batched(dz: Tensor, kept: list[Tensor], level: int) -> tuple[Tensor, Tensor, Tensor]:
+def _elementwise_batched(dz: Tensor, saved: list[Tensor], level: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same by operations that write nothing in place."""
-    g, u = _products(kept, level, dz.dtype)
+    g, u = _products(saved, level, dz.dtype)
     sigma, s = torch.sigmoid(g), F.silu(g)
     return dz * (u * sigma * (1 + g * (1 - sigma))), dz * s, s * u
 
 
-def _hidden(kept: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
+def _hidden(saved: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
     """z alone, for a layer of which only U learns."""
-    g, u = _products(kept, level, dtype)
+    g, u = _products(saved, level, dtype)
     return kernels_for(g).activate(g, u)
 
 
-def _products(kept: list[Tensor], level: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _products(saved: list[Tensor], level: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """g and u."""
     if level == KEEP_8BIT:
-        packed_g, packed_u, scale_g, scale_u = kept
+        packed_g, packed_u, scale_g, scale_u = saved
         return elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)
-    return kept[0], kept[-1]
+    return saved[0], saved[-1]

@@ -39,21 +39,21 @@ def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Ten
 
 def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    _launch(_differentiate, g.numel(), BLOCK, dz, g, g, u, dg, du, KEPT=False, BLOCK=BLOCK)
+    _launch(_differentiate, g.numel(), BLOCK, dz, g, g, u, dg, du, SAVED=False, BLOCK=BLOCK)
     return dg, du, dz
 
 
-def differentiate_kept(
+def differentiate_saved(
     dz: Tensor, g: Tensor, s: Tensor, u: Tensor, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    _launch(_differentiate, g.numel(), BLOCK, dz, g, s, u, dg, du, KEPT=True, BLOCK=BLOCK)
+    _launch(_differentiate, g.numel(), BLOCK, dz, g, s, u, dg, du, SAVED=True, BLOCK=BLOCK)
     return dg, du, dz
 
 
-def differentiate_packed(dz: Tensor, kept: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def differentiate_packed(dz: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     dg, du = torch.empty_like(dz), torch.empty_like(dz)
-    _launch(_differentiate_packed, dz.numel(), ROWS * GROUP, dz, *kept, dg, du, GROUP=GROUP, ROWS=ROWS)
+    _launch(_differentiate_packed, dz.numel(), ROWS * GROUP, dz, *saved, dg, du, GROUP=GROUP, ROWS=ROWS)
     return dg, du, dz
 
 
@@ -72,9 +72,9 @@ def _activate(g_at, u_at, z_at, s_at, elements, KEEP: tl.constexpr, BLOCK: tl.co
     u = tl.load(u_at + at, mask=inside).to(tl.float32)
     s = g * tl.sigmoid(g)
     if KEEP:
-        kept = s.to(s_at.dtype.element_ty)
-        tl.store(s_at + at, kept, mask=inside)
-        s = kept.to(tl.float32)
+        saved = s.to(s_at.dtype.element_ty)
+        tl.store(s_at + at, saved, mask=inside)
+        s = saved.to(tl.float32)
     tl.store(z_at + at, (s * u).to(z_at.dtype.element_ty), mask=inside)
 
 
@@ -88,7 +88,7 @@ def _gradients(dz, g, u):
 
 @triton.jit
 def _differentiate(
-    dz_at, g_at, s_at, u_at, dg_at, du_at, elements, KEPT: tl.constexpr, BLOCK: tl.constexpr
+    dz_at, g_at, s_at, u_at, dg_at, du_at, elements, SAVED: tl.constexpr, BLOCK: tl.constexpr
 ):  # z is written over dz
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -96,7 +96,7 @@ def _differentiate(
     g = tl.load(g_at + at, mask=inside).to(tl.float32)
     u = tl.load(u_at + at, mask=inside).to(tl.float32)
     dg, du, s = _gradients(dz, g, u)
-    if KEPT:
+    if SAVED:
         s = tl.load(s_at + at, mask=inside).to(tl.float32)
         du = dz * s
     tl.store(dg_at + at, dg.to(dg_at.dtype.element_ty), mask=inside)
@@ -151,7 +151,7 @@ def _differentiate_packed(
     elements,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
-):  # z is written over dz; g and u are rounded to the gradient's dtype, as if they had been kept in it
+):  # z is written over dz; g and u are rounded to the gradient's dtype, as if they had been saved in it
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside, row_inside = at < elements, row * GROUP < elements

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from helpers.experiments.swiglu import TOLERANCE_8BIT, check_layer, train_step
+from helpers.experiments.swiglu import derived_costs as costs
+from helpers.experiments.swiglu.training_steps import TOLERANCE_8BIT, check_layer, train_step
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import check_agreement, relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, elementwise
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, elementwise
 
 KERNEL_TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SIZES = [1, 127, 128, 2048, 2049, 100_003, 8192 * 1024]
@@ -35,8 +36,8 @@ def test_kernels_equal_plain_torch(kernels, dtype, elements):
     for overwrite in (False, True):
         expected = elementwise.differentiate(dz.clone(), g, u)
         close(kernels.differentiate(dz.clone(), g.clone(), u.clone(), overwrite), expected, dtype)
-        expected = elementwise.differentiate_kept(dz, g, s, u)
-        close(kernels.differentiate_kept(dz.clone(), g.clone(), s, u.clone(), overwrite), expected, dtype)
+        expected = elementwise.differentiate_saved(dz, g, s, u)
+        close(kernels.differentiate_saved(dz.clone(), g.clone(), s, u.clone(), overwrite), expected, dtype)
     z, kept = elementwise.activate_packing(g, u)
     found_z, found_kept = kernels.activate_packing(g.clone(), u, overwrite=True)
     close([found_z], [z], dtype)
@@ -67,11 +68,11 @@ def test_under_autocast_and_compile(level, compiled):
 
         return call
 
-    ways = {
+    variants = {
         "plain": train_step(under_autocast(reference), reference, x, l),
         "ours": train_step(under_autocast(run), layer, x, l),
     }
-    check_agreement(ways, TOLERANCE_8BIT)
+    check_agreement(variants, TOLERANCE_8BIT)
 
 
 @pytest.mark.parametrize("level", LEVELS)

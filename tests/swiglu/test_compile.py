@@ -5,9 +5,10 @@ import shutil
 import pytest
 import torch
 
+from helpers.experiments.swiglu import derived_costs as costs
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, costs
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="needs a C++ compiler")
 

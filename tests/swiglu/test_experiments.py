@@ -1,12 +1,13 @@
 """The experiments themselves, on the small preset: what they measure is what they say."""
 
 import pytest
-import torch
 
 from helpers.experiments import swiglu as experiments
+from helpers.experiments.swiglu import derived_costs as costs
+from helpers.experiments.swiglu import layer_variants as variants
 from helpers.lab import Disagreement
 from helpers.lab.machine import installed
-from helpers.swiglu import MemoryOptimizedSwigluMLPFunction, costs, peers
+from helpers.swiglu import MemoryOptimizedSwigluMLPFunction
 
 
 def test_the_sweep_keeps_what_is_derived():
@@ -35,16 +36,16 @@ def test_peers_are_compared_in_one_run_and_a_missing_one_says_so(monkeypatch):
     def broken(module):
         raise RuntimeError("cannot compile\nbecause")
 
-    monkeypatch.setitem(peers.VARIANTS, peers.BUDGET, broken)
+    monkeypatch.setitem(variants.VARIANTS, variants.BUDGET, broken)
     config = experiments.peers.configurations("small")[0]
     rows = {row["variant"]: row for row in experiments.peers.rows(config)}
-    assert list(rows) == list(peers.VARIANTS)
-    assert rows[peers.BUDGET]["status"] == "failed: RuntimeError: cannot compile"
-    if installed(peers.LIGER) is None:
-        assert rows[peers.LIGER]["status"] == "not installed: liger-kernel"
-    assert rows[peers.PLAIN]["ratio_to_plain"] == 1.0
+    assert list(rows) == list(variants.VARIANTS)
+    assert rows[variants.BUDGET]["status"] == "failed: RuntimeError: cannot compile"
+    if installed(variants.LIGER) is None:
+        assert rows[variants.LIGER]["status"] == "not installed: liger-kernel"
+    assert rows[variants.PLAIN]["ratio_to_plain"] == 1.0
     hidden, intermediate = config["hidden_dim"], config["intermediate_size"]
-    for variant in (peers.PLAIN, *(f"{peers.OURS}{level}" for level in range(4))):
+    for variant in (variants.PLAIN, *(f"{variants.OURS}{level}" for level in range(4))):
         derived = costs.derived(variant, hidden, intermediate, 4)
         assert rows[variant]["saved_ratio"] == pytest.approx(derived.saved_ratio, rel=1e-3)
 
@@ -53,14 +54,9 @@ def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
     def broken(module):
         raise RuntimeError("ours")
 
-    monkeypatch.setitem(peers.VARIANTS, f"{peers.OURS}2", broken)
+    monkeypatch.setitem(variants.VARIANTS, f"{variants.OURS}2", broken)
     with pytest.raises(RuntimeError, match="ours"):
         experiments.peers.measure(**experiments.peers.configurations("small")[0])
-
-
-def test_each_compiled_way_is_compiled_for_itself():
-    first, second = (peers._own_code(torch.nn.Identity()) for _ in range(2))
-    assert first.__code__ is not second.__code__
 
 
 def test_8_bits_round_gradients_and_nothing_else():

@@ -30,8 +30,8 @@ packed = "packed_g_at:p packed_u_at:p scale_g_at:s scale_u_at:s"
 for text in (
     ptx(kernels._activate, names("g_at u_at z_at s_at"), KEEP=False, **block),
     ptx(kernels._activate, names("g_at u_at z_at s_at"), KEEP=True, **block),
-    ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), KEPT=False, **block),
-    ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), KEPT=True, **block),
+    ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), SAVED=False, **block),
+    ptx(kernels._differentiate, names("dz_at g_at s_at u_at dg_at du_at"), SAVED=True, **block),
     ptx(kernels._activate_packing, names("g_at u_at z_at " + packed), **group),
     ptx(kernels._differentiate_packed, names("dz_at " + packed + " dg_at du_at"), **group),
 ):

@@ -11,9 +11,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 pytest.importorskip("triton")
 
+from helpers.experiments.swiglu import derived_costs as costs
 from helpers.lab import peak_memory, saved_bytes
 from helpers.lab.timing import relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, elementwise, steps, triton_kernels
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, elementwise, steps, triton_kernels
 from helpers.swiglu.elementwise import GROUP, pack, unpack
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
@@ -57,7 +58,7 @@ def test_backward(dtype, overwrite, elements):
     s = elementwise.activate_keeping(g, u)[0]
     expected, expected_kept = (
         elementwise.differentiate(dz.clone(), g, u),
-        elementwise.differentiate_kept(dz.clone(), g, s, u),
+        elementwise.differentiate_saved(dz.clone(), g, s, u),
     )
     g_before, u_before = g.clone(), u.clone()
     found = triton_kernels.differentiate(dz.clone(), g, u, overwrite)
@@ -66,7 +67,7 @@ def test_backward(dtype, overwrite, elements):
     if not overwrite:
         assert torch.equal(g, g_before)
         assert torch.equal(u, u_before)
-    found = triton_kernels.differentiate_kept(dz.clone(), g_before, s, u_before, overwrite)
+    found = triton_kernels.differentiate_saved(dz.clone(), g_before, s, u_before, overwrite)
     assert_same(found, expected_kept, DTYPES[dtype])
 
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.amp import Autocast
+from helpers.experiments.swiglu import derived_costs as costs
 from helpers.lab import saved_bytes
 from helpers.lab.timing import relative_error
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP, costs
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
 
 EXACT = (0, 1, 2)
 HALF_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}

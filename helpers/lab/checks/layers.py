@@ -42,8 +42,9 @@ def swiglu(function: Any, levels: Sequence[int] = (0, 1), tolerance: float = 1e-
     def gradient(level: int, place: int) -> tuple[bool, str]:
         tensors = inputs(torch.float32, 3, 7)
         l = torch.randn(3, 7, d, generator=torch.Generator().manual_seed(1))
-        found, expected = (torch.autograd.grad(y, tensors, l)[place] for y in (apply(*tensors, level), plain(*tensors)))
-        error = relative_error(found, expected)
+        outputs = (apply(*tensors, level), plain(*tensors))
+        gradient, expected = (torch.autograd.grad(y, tensors, l)[place] for y in outputs)
+        error = relative_error(gradient, expected)
         return error <= tolerance, f"relative error {error:.1e}"
 
     def derivatives(level: int) -> bool:
@@ -51,8 +52,8 @@ def swiglu(function: Any, levels: Sequence[int] = (0, 1), tolerance: float = 1e-
 
     def saved(level: int, allowed: int) -> tuple[bool, str]:
         x, *weights = inputs(torch.float32, 50)
-        found = saved_bytes(lambda: apply(x, *weights, level), without=weights)
-        return found <= allowed, f"{found:,} bytes, at most {allowed:,}"
+        counted = saved_bytes(lambda: apply(x, *weights, level), without=weights)
+        return counted <= allowed, f"{counted:,} bytes, at most {allowed:,}"
 
     for level in levels:
         check.holds(f"level {level}: the output is (SiLU(xW) ⊙ xV) U, for x (3, 7, d)", partial(output, level))
@@ -94,9 +95,9 @@ def profiler_times(measure: Callable[[nn.Module, Callable[[], Any]], Mapping[str
         for _ in range(3):  # another process may take the core for a while
             times.update(measure(model, lambda: model(torch.zeros(1, 1)).sum().backward()))
             short, long = times["short"], times["long"]
-            if held := max(abs(short / 2 - 1), abs(long / 6 - 1)) <= 0.15:
+            if close := max(abs(short / 2 - 1), abs(long / 6 - 1)) <= 0.15:
                 break
-        return held, f"{short:.2f} ms of 2, {long:.2f} ms of 6"
+        return close, f"{short:.2f} ms of 2, {long:.2f} ms of 6"
 
     def nested() -> tuple[bool, str]:
         inner = times["long.0"] + times["long.1"]

@@ -5,9 +5,10 @@ T is tokens (batch × sequence length), d the hidden and I the intermediate size
 
 from dataclasses import dataclass
 
-from . import peers
-from .elementwise import groups
-from .steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
+from helpers.swiglu.elementwise import groups
+from helpers.swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
+
+from . import layer_variants as variants
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -32,22 +33,22 @@ class Derived:
 
 
 def derived(variant: str, hidden: int, intermediate: int, itemsize: int) -> Derived | None:
-    """The derived cost of a variant of `peers`; None where a compiler decides it.
+    """The derived cost of a variant of `layer_variants`; None where a compiler decides it.
 
     liger-kernel saves three tensors of xW's size: the two that its kernel reads, and the one that U multiplies.
     """
     tokens = 1000  # so that the scales of level 3 come in whole groups
     whole = plain_bytes(tokens, hidden, intermediate, itemsize)
     saved = {
-        peers.PLAIN: whole,
-        peers.CHECKPOINT: tokens * hidden * itemsize,
-        peers.LIGER: tokens * (3 * intermediate + hidden) * itemsize,
+        variants.PLAIN: whole,
+        variants.CHECKPOINT: tokens * hidden * itemsize,
+        variants.LIGER: tokens * (3 * intermediate + hidden) * itemsize,
     }
-    saved |= {f"{peers.OURS}{n}": saved_bytes(n, tokens, hidden, intermediate, itemsize) for n in LEVELS}
+    saved |= {f"{variants.OURS}{n}": saved_bytes(n, tokens, hidden, intermediate, itemsize) for n in LEVELS}
     if variant not in saved:
         return None
     # Both compute xW and xV again; torch's checkpoint stops before the last product, whose result nobody needs.
-    products = 11 if variant in (peers.CHECKPOINT, f"{peers.OURS}{KEEP_INPUT}") else 9
+    products = 11 if variant in (variants.CHECKPOINT, f"{variants.OURS}{KEEP_INPUT}") else 9
     return Derived(products, saved[variant] / tokens, saved[variant] / whole)
 
 

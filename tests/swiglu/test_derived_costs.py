@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from helpers.experiments.swiglu import derived_costs as costs
+from helpers.experiments.swiglu import layer_variants as variants
 from helpers.lab import saved_bytes
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, costs, peers
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 
-UNCOMPILED = [peers.PLAIN, peers.CHECKPOINT, *(f"{peers.OURS}{level}" for level in LEVELS)]
+UNCOMPILED = [variants.PLAIN, variants.CHECKPOINT, *(f"{variants.OURS}{level}" for level in LEVELS)]
 SIZES = {"tokens": st.integers(1, 50), "hidden": st.integers(1, 30), "intermediate": st.integers(1, 70)}
 
 
@@ -51,7 +53,7 @@ def test_frozen_weights_need_no_input():
 @pytest.mark.parametrize("variant", UNCOMPILED)
 def test_the_number_of_products_is_counted(variant):
     tokens, hidden, intermediate = 8, 6, 10
-    forward, _ = peers.VARIANTS[variant](SwigluMLP(hidden, intermediate))
+    forward, _ = variants.VARIANTS[variant](SwigluMLP(hidden, intermediate))
     x = torch.randn(tokens, hidden, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         forward(x).sum().backward()
@@ -73,7 +75,9 @@ def test_nothing_is_multiplied_for_gradients_that_nobody_needs(frozen, products)
 
 
 def test_the_shares_that_the_levels_aim_at_are_within_reach():
-    shares = {name: costs.derived(name, 2048, 8192, 2) for name in (f"{peers.OURS}2", f"{peers.OURS}3", peers.LIGER)}
+    shares = {
+        name: costs.derived(name, 2048, 8192, 2) for name in (f"{variants.OURS}2", f"{variants.OURS}3", variants.LIGER)
+    }
     two, packed, liger = (share.saved_ratio for share in shares.values())
     assert (two <= 0.55, packed <= 0.31, two < liger) == (True, True, True)
 

@@ -10,15 +10,17 @@ from helpers.lab import Timing, bench, compare, device, experiment, peak_memory,
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB, MIB
+from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, relative_error, synchronize
+from helpers.lab.timing import relative_error, synchronize
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
-from helpers.swiglu import peers as others
-from helpers.swiglu.steps import KEEP_8BIT
 
-TOLERANCE_8BIT = 3e-2  # level 3's gradients come from rounded activations
-BASELINES = {"ratio_to_plain": others.PLAIN, "ratio_to_compiled": others.COMPILED, "ratio_to_liger": others.LIGER}
+from .layer_variants import COMPILED, LIGER, NEEDS, OURS, PLAIN, VARIANTS, version
+from .training_steps import check_layer, check_variant, train_step
+
+TIMES = ("median_ms", "p20_ms", "p80_ms", "n")
+GRADIENTS = ("output", "grad_x", "grad_W", "grad_V", "grad_U")
+BASELINES = {"ratio_to_plain": PLAIN, "ratio_to_compiled": COMPILED, "ratio_to_liger": LIGER}
 
 
 def _shapes(names: str, *values: tuple) -> list[Row]:
@@ -47,6 +49,7 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
         ("copy", "", 4096),
         ("copy", "", 8192),
     ),
+    columns=(*TIMES, "tflops?", "gb_per_s?"),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
     """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
@@ -74,6 +77,10 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
         (4, 2048, 2048, 8192, "bfloat16"),  # Llama-3.2-1B
         (4, 2048, 4096, 14336, "bfloat16"),  # Llama-3.1-8B
     ),
+    columns=(
+        *("variant", "version", "error", "saved_mib", "saved_ratio", "peak_added_mib", *TIMES),
+        *(f"{ratio}{spread}?" for ratio in BASELINES for spread in ("", "_p20", "_p80")),
+    ),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
     """One layer, forward + backward: others beside each level, from one interleaved run."""
@@ -83,19 +90,19 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     l = torch.randn(batch, seq_len, hidden_dim, **factory)
     steps: dict[str, Callable[[], list[Tensor]]] = {}
     rows: dict[str, Row] = {}
-    for name, build in others.VARIANTS.items():
-        rows[name] = {"variant": name, "version": others.version(name)}
-        if missing := missing_because(*others.NEEDS.get(name, ())):
+    for name, build in VARIANTS.items():
+        rows[name] = {"variant": name, "version": version(name)}
+        if missing := missing_because(*NEEDS.get(name, ())):
             rows[name][STATUS] = missing
             continue
         try:
             forward, owner = build(plain)
-            rows[name] |= _prepare(name, forward, owner, plain, x, l)
+            rows[name] |= check_variant(name, forward, owner, plain, x, l)
         except Exception as error:  # a peer that fails must not cost the others their rows
-            if name.startswith(others.OURS) and not is_out_of_memory(error):
+            if name.startswith(OURS) and not is_out_of_memory(error):
                 raise
-            said = f"{FAILED}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
-            rows[name][STATUS] = OUT_OF_MEMORY if is_out_of_memory(error) else said
+            failure = f"{FAILED}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+            rows[name][STATUS] = OUT_OF_MEMORY if is_out_of_memory(error) else failure
             continue
         finally:
             free_memory()
@@ -108,7 +115,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
             if baseline in steps:
                 spread = (column, f"{column}_p20", f"{column}_p80")
                 rows[name] |= dict(zip(spread, timed.ratio(name, baseline), strict=True))
-        rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[others.PLAIN]["saved_mib"]
+        rows[name]["saved_ratio"] = rows[name]["saved_mib"] / rows[PLAIN]["saved_mib"]
     return list(rows.values())
 
 
@@ -118,6 +125,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     big_gpu=[
         {"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16", "float16") for level in LEVELS
     ],
+    columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
@@ -135,8 +143,8 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
     row: Row = {}
     for name, layer in (("", ours), ("plain_", plain)):
         computed = train_step(layer, layer, x_low, l_low)()
-        for what, a, b in zip(("output", "grad_x", "grad_W", "grad_V", "grad_U"), computed, expected, strict=True):
-            row[f"{name}{what}_error"] = relative_error(a, b)
+        for tensor, a, b in zip(GRADIENTS, computed, expected, strict=True):
+            row[f"{name}{tensor}_error"] = relative_error(a, b)
     return row
 
 
@@ -144,6 +152,7 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
     small=[{"seed": 0, "checkpoint_level": level, "steps": 20} for level in (0, 3)],
     cpu=[{"seed": seed, "checkpoint_level": level, "steps": 500} for seed in range(3) for level in (0, 2, 3)],
     missing=lambda **_: missing_because("native bf16"),
+    columns=("first_loss", "final_loss"),
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Loss of a residual stack that learns a fixed random one, fp32 weights under bf16 autocast: what 8 bits cost."""
@@ -217,6 +226,10 @@ SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4,
     cpu=_at_each_level(SWEEP_CPU),
     gpu=_at_each_level(SWEEP_TASK[:3] + SWEEP_GPU),
     big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL),
+    columns=(
+        *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
+        *("n", "peak_gib", "before_gib", "saved_gib"),
+    ),
 )
 def sweep(
     batch: int,
@@ -263,7 +276,11 @@ def sweep(
     }
 
 
-@experiment(small=[{"size": 256}], big_gpu=[{"size": 4096}, {"size": 8192}])
+@experiment(
+    small=[{"size": 256}],
+    big_gpu=[{"size": 4096}, {"size": 8192}],
+    columns=("unsynchronised_ms", "synchronised_ms", "events_ms", "events_p20_ms", "events_p80_ms", "n"),
+)
 def timing(size: int) -> Row:
     """A matrix product by a host clock without synchronising, with it, and by CUDA events: a CPU has no queue."""
     a, b = (torch.randn(size, size, device=device()) for _ in range(2))
@@ -296,48 +313,6 @@ def synchronised_ms(fn: Callable[[], object]) -> float:
     fn()
     synchronize()
     return (time.perf_counter() - start) * 1e3
-
-
-def check_layer(hidden: int, intermediate: int, dtype: str, level: int, tokens: int = 256) -> None:
-    """Raise `Disagreement` unless a level computes what the plain module computes, in this type and width."""
-    factory = {"device": device(), "dtype": getattr(torch, dtype)}
-    plain = SwigluMLP(hidden, intermediate, **factory)
-    ours = MemoryOptimizedSwigluMLP.from_plain(plain, level)
-    x, l = (torch.randn(tokens, hidden, **factory) for _ in range(2))
-    x.requires_grad_()
-    variants = {"plain module": train_step(plain, plain, x, l), f"level {level}": train_step(ours, ours, x, l)}
-    check_agreement(variants, TOLERANCE_8BIT if level == KEEP_8BIT else None)
-
-
-def train_step(
-    forward: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor, l: Tensor
-) -> Callable[[], list[Tensor]]:
-    """Forward and backward from fresh gradients; returns the output and the gradients of x, W, V, U."""
-
-    def step() -> list[Tensor]:
-        x.grad = None
-        owner.zero_grad(set_to_none=True)
-        y = forward(x)
-        y.backward(l)
-        return [y, x.grad, *others.weight_gradients(owner)]
-
-    return step
-
-
-def _prepare(
-    name: str, forward: Callable[[Tensor], Tensor], owner: nn.Module, plain: nn.Module, x: Tensor, l: Tensor
-) -> Row:
-    """Check a variant against the plain module and weigh it. Runs it often enough that compiling is over."""
-    step = train_step(forward, owner, x, l)
-    tolerance = TOLERANCE_8BIT if name == f"{others.OURS}{KEEP_8BIT}" else None
-    errors = check_agreement({others.PLAIN: train_step(plain, plain, x, l), name: step}, tolerance)
-    step()
-    x.grad = None
-    owner.zero_grad(set_to_none=True)
-    memory = peak_memory(step)
-    # What forward leaves behind is its output and what it saves but for x, which is as large as the output.
-    saved = peak_memory(lambda: forward(x)).kept_bytes
-    return {"error": errors[name], "saved_mib": saved / MIB, "peak_added_mib": memory.added_bytes / MIB}
 
 
 def _residual(layers: list[nn.Module], x: Tensor) -> Tensor:

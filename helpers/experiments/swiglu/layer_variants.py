@@ -1,4 +1,4 @@
-"""The same layer by others and by each level: what `experiments.swiglu.peers` compares.
+"""The same layer by others and by each level, which `experiments.swiglu.peers` compares.
 
 Each variant is built from a plain module, with its weights, and returned with the module that owns them.
 """
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from helpers.lab.compiling import compiled_apart
 from helpers.lab.machine import installed
-
-from .layer import MemoryOptimizedSwigluMLP, SwigluMLP
-from .steps import LEVELS
+from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 
 Built = tuple[Callable[[Tensor], Tensor], nn.Module]
 
@@ -56,7 +54,7 @@ def liger(module: SwigluMLP) -> Built:
     hidden, intermediate = module.W.in_features, module.W.out_features
     config = SimpleNamespace(hidden_size=hidden, intermediate_size=intermediate, hidden_act="silu")
     layer = LigerSwiGLUMLP(config).to(module.W.weight)
-    # The same weights under the names of the plain module, so that gradients are found alike.
+    # The same weights under the names of the plain module, so that gradients have one name.
     names = {"W": "gate_proj", "V": "up_proj", "U": "down_proj"}
     for ours, theirs in names.items():
         getattr(layer, theirs).weight.data.copy_(getattr(module, ours).weight.data)
@@ -97,9 +95,9 @@ def version(variant: str) -> str:
 
 
 def weight_gradients(owner: nn.Module) -> list[Tensor]:
-    """The gradients of W, V, U as (out, in), like a Linear's, however they are held."""
-    held = [owner[name] if isinstance(owner, nn.ModuleDict) else getattr(owner, name) for name in "WVU"]
-    return [w.weight.grad if isinstance(w, nn.Linear) else w.grad.t() for w in held]
+    """The gradients of W, V, U as (out, in), like a Linear's, whichever module owns the weights."""
+    weights = [owner[name] if isinstance(owner, nn.ModuleDict) else getattr(owner, name) for name in "WVU"]
+    return [w.weight.grad if isinstance(w, nn.Linear) else w.grad.t() for w in weights]
 
 
 def _copy(module: SwigluMLP) -> SwigluMLP:
