@@ -1,10 +1,9 @@
-"""Chapter 6: input pipelines, data selection, and the speed of Python loops.
+"""Chapter 6: input pipelines, and which samples a training needs.
 
-formats/, format_speed    samples on disk in five formats: writing, reading, sharding; and their speed
-samples, decoders         generated JPEGs and texts; JPEG decoding by several libraries
-loader, metric_cost       idle time of the device because of the loader, and because of metrics
-forgetting, selection     which samples a network forgets; accuracy after leaving some out
-jit                       Python loops by the interpreter, numba and numpy
+formats/        samples on disk in five formats: writing, reading, sharding
+samples         generated JPEGs and texts
+decoders        JPEG decoding by several libraries
+forgetting      which samples a network forgets
 """
 
 from .forgetting import ForgettingTracker

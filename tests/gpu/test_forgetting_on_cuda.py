@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.pipelines import selection
+from helpers.experiments.pipelines import selection
 from helpers.pipelines.forgetting import ForgettingTracker
 
 SAMPLES = 1000

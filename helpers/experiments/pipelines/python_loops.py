@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.lab.machine import missing_because
+from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing, compare
 
 INTERPRETER, NUMBA, NUMPY, PYPY = "CPython", "numba", "numpy", "PyPy"
@@ -127,15 +127,13 @@ VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[dict[str, Any]]:
+def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[Row]:
     """A row a variant for a loop of `size` turns: times of a call, in turn in this process.
 
     The interpreter gets lists, the others arrays. `compile_s` is the excess of numba's first call, `speedup` is against
     the interpreter, and `turns` the number of loop turns after which compiling has paid, if it does. Another result
     than the interpreter's raises a `Disagreement`. With 10⁵ turns of `strings` a call takes numba a second.
     """
-    check_choice(LOOPS, program=program)
-    check_positive(size=size, rounds=rounds)
     numbers, first_s = draw(program, size), 0.0
     calls = {
         INTERPRETER: functools.partial(LOOPS[program], numbers.tolist()),
@@ -154,7 +152,7 @@ def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[dict[str, 
     timed = compare(calls, rounds=rounds, warmup=1, check=False)
     rows = [{"variant": variant} | timed.timing(variant).row() for variant in calls]
     if missing:
-        return [*rows, {"variant": NUMBA, "status": missing}]
+        return [*rows, {"variant": NUMBA, STATUS: missing}]
     interpreted_ms, compiled_ms = rows[0]["median_ms"], rows[-1]["median_ms"]
     compile_s = max(first_s - compiled_ms / 1e3, 0.0)
     turns = break_even_turns(interpreted_ms, compiled_ms, compile_s, size)
@@ -172,14 +170,12 @@ def break_even_turns(interpreted_ms: float, compiled_ms: float, compile_s: float
     return size * compile_s * 1e3 / gain_ms if gain_ms > NO_DIFFERENCE * interpreted_ms else math.inf
 
 
-def process_start(exponent: int = 5, *, repeat: int = 20) -> list[dict[str, Any]]:
+def process_start(exponent: int = 5, *, repeat: int = 20) -> list[Row]:
     """The parts of the lecture's single timing, a row for each interpreter and part; milliseconds of a full process.
 
     `start` runs nothing, `start, import random` that import, `demo` the lecture's program with 10^exponent turns, and
     `demo, its loop` is the time of the loop as measured by the program. The processes are timed in turn.
     """
-    check_at_least(0, exponent=exponent)
-    check_positive(repeat=repeat)
     interpreters = {INTERPRETER: sys.executable}
     pypy_missing = missing_because("pypy3")
     if not pypy_missing:
@@ -195,7 +191,7 @@ def process_start(exponent: int = 5, *, repeat: int = 20) -> list[dict[str, Any]
                 if part == "demo":
                     taken.setdefault((name, "demo, its loop"), []).append(float(printed) * 1e3)
     rows = [{"variant": name, "part": part} | Timing.of(ms).row() for (name, part), ms in taken.items()]
-    return rows + ([{"variant": PYPY, "status": pypy_missing}] if pypy_missing else [])
+    return rows + ([{"variant": PYPY, STATUS: pypy_missing}] if pypy_missing else [])
 
 
 def draw(program: str, size: int, seed: int = 0) -> np.ndarray:

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.lab import Disagreement
-from helpers.lab.machine import missing_because
-from helpers.pipelines import jit
-from helpers.pipelines.jit import (
+from helpers.experiments.pipelines import python_loops
+from helpers.experiments.pipelines.python_loops import (
     INTERPRETER,
     LOOPS,
     NUMBA,
@@ -21,6 +19,8 @@ from helpers.pipelines.jit import (
     measure_jit,
     process_start,
 )
+from helpers.lab import Disagreement
+from helpers.lab.machine import missing_because
 
 needs_numba = pytest.mark.skipif(bool(missing_because(NUMBA)), reason="numba is not installed")
 
@@ -29,7 +29,7 @@ needs_numba = pytest.mark.skipif(bool(missing_because(NUMBA)), reason="numba is 
 @given(st.sampled_from(list(LOOPS)), st.integers(1, 500), st.integers(0, 99))
 def test_numpy_returns_what_the_loop_returns(program, size, seed):
     numbers = draw(program, size, seed)
-    assert jit._plain(VECTORISED[program](numbers)) == jit._plain(LOOPS[program](numbers.tolist()))
+    assert python_loops._plain(VECTORISED[program](numbers)) == python_loops._plain(LOOPS[program](numbers.tolist()))
 
 
 @needs_numba
@@ -78,7 +78,7 @@ def test_a_variant_with_another_result_is_not_let_through(monkeypatch):
 
 def test_a_process_is_taken_apart(monkeypatch):
     """The interpreter at hand plays PyPy: what is tested is how it is called."""
-    monkeypatch.setattr(jit.shutil, "which", lambda name: sys.executable if name == "pypy3" else None)
+    monkeypatch.setattr(python_loops.shutil, "which", lambda name: sys.executable if name == "pypy3" else None)
     rows = process_start(3, repeat=3)
     parts = ["start", "start, import random", "demo", "demo, its loop"]
     assert [(row["variant"], row["part"]) for row in rows] == [
@@ -93,12 +93,3 @@ def test_what_is_not_installed_has_rows_that_say_so(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
     assert measure_jit("packing", 5)[-1] == {"variant": NUMBA, "status": "not installed: numba"}
     assert process_start(1, repeat=1)[-1] == {"variant": PYPY, "status": "not installed: pypy3"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("sorting", 5), "program is 'sorting'; valid: 'strings', 'integers'"), (("strings", 0), "size is 0")],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        measure_jit(*arguments)

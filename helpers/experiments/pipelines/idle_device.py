@@ -20,28 +20,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
-from helpers.lab.machine import half_dtype, missing_because
+from helpers.lab.machine import half_dtype
+from helpers.lab.records import Row
 from helpers.lab.timing import Timing, between_ms, each, moment, synchronize
 from helpers.pictures import cores
-from helpers.pictures.transforms import draw_cuts, random_boxes
+from helpers.pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
+from helpers.pipelines import decoders
+from helpers.pipelines.decoders import ImageError, decode
+from helpers.pipelines.samples import example_jpegs
 
-from . import decoders
-from .decoders import ImageError, decode
-from .samples import example_jpegs
-
-DEVICES = ("simulated", "cpu", "cuda")
-DECODERS = [name for name, decoder in decoders.VARIANTS.items() if "CUDA" not in decoder.needs]  # for a worker
 CLASSES = 10
-
-# Plain stacks of convolutions; `full` takes 6 GFLOP (multiply and add as one) forward for a picture of 224×224.
-MODELS = {"small": {"width": 8, "depth": 1}, "full": {"width": 64, "depth": 4}}
-
-# Number of steps that the host may be ahead of the simulated device.
-AHEAD = 2
+MODELS = {"cpu": (8, 1), "cuda": (64, 4)}  # width and depth; the latter takes 6 GFLOP forward for a picture of 224×224
+AHEAD = 2  # steps that the host may be ahead of the simulated device
 
 
 class JpegCrops(Dataset):
@@ -59,88 +53,62 @@ class JpegCrops(Dataset):
         return len(self.cuts)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image
-
         at = index % len(self.images)
         try:
-            pixels = decode(self.decoder, self.images[at])  # (H, W, 3)
+            image = Image.fromarray(decode(self.decoder, self.images[at]))
         except ImageError as error:
             raise ImageError(f"image {at}: {error}") from None
-        height, width = pixels.shape[:2]
-        left, top, right, bottom = random_boxes(self.cuts[index], np.array([width, height]))
-        rows = slice(int(top * height), max(round(bottom * height), int(top * height) + 1))
-        columns = slice(int(left * width), max(round(right * width), int(left * width) + 1))
-        part = Image.fromarray(np.ascontiguousarray(pixels[rows, columns]))
-        small = np.asarray(part.resize((self.side, self.side), Image.Resampling.BILINEAR))
+        crop = cut_image(image, random_boxes(self.cuts[index], np.array(image.size)), self.side)
         if self.cuts[index, 4]:
-            small = small[:, ::-1]  # left to right
-        return torch.from_numpy(np.ascontiguousarray(small.transpose(2, 0, 1))), at % CLASSES
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return to_tensor(crop), at % CLASSES
 
 
-def needs(device: str = "simulated", decode: str = decoders.REFERENCE, pin_memory: bool = False) -> tuple[str, ...]:
+def needs(device: str, decode: str = decoders.REFERENCE, pinned: bool = False) -> tuple[str, ...]:
     """Requirements of such a loop, for `missing_because`; pinned memory needs CUDA."""
-    return (("CUDA",) if device == "cuda" or pin_memory else ()) + decoders.VARIANTS[decode].needs
+    return (("CUDA",) if device == "cuda" or pinned else ()) + decoders.VARIANTS[decode].needs
 
 
 def measure_loader(
     workers: int,
-    *,
     device: str = "simulated",
-    step_ms: float = 10.0,
-    model: str = "small",
-    pin_memory: bool = False,
-    prefetch_factor: int = 2,
+    step_ms: float | None = None,
+    *,
+    pinned: bool = False,
+    prefetch: int = 2,
     decode: str = decoders.REFERENCE,
-    read_loss: bool = False,
     batch: int = 32,
     steps: int = 40,
     side: int = 64,
     images: Sequence[bytes] | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Measure a training loop fed by a `DataLoader`; one row.
 
-    `step_ms` is the step time of the simulated device; a real one's is measured, with the batch already on the device,
-    and `model` is trained. With `read_loss` the host waits for the device after each step; otherwise the device works
-    while the host fetches the next batch. Copies to the GPU are asynchronous from pinned memory; otherwise each copy
-    waits for all previous steps.
+    `step_ms` is the step time of the simulated device; a real one's is measured, with the batch already on the device.
+    The device works while the host fetches the next batch. Copies to the GPU are asynchronous from pinned memory;
+    otherwise each copy waits for all previous steps.
 
     `idle_share` is the share of the loop's time in which the device is idle; `predicted_idle_share` is `predict`'s,
-    from `step_ms` and `sample_ms`, the time to load one sample in this process, without competing workers. `wait_ms` is
-    the median of the host's wait for a batch, `startup_s` the wait for the first one, including the workers' start.
-    Times are of `steps` iterations, after a warm-up that uses up the prefetched batches.
+    from `device_ms`, a step's time, and `sample_ms`, the time to load one sample in this process, without competing
+    workers. `wait_ms` is the median of the host's wait for a batch, `startup_s` the wait for the first one, including
+    the workers' start. Times are of `steps` iterations, after a warm-up that uses up the prefetched batches.
     """
-    check_at_least(0, workers=workers)
-    check_positive(prefetch_factor=prefetch_factor, batch=batch, steps=steps, side=side)
-    check_choice(DEVICES, device=device)
-    check_choice(MODELS, model=model)
-    check_choice(DECODERS, decode=decode)
-    if images is not None and not images:
-        raise ValueError("images is empty; it must hold one JPEG or more")
-    if not step_ms > 0:
-        raise ValueError(f"step_ms is {step_ms!r}; it must be above 0")
-    if reason := missing_because(*needs(device, decode, pin_memory)):
-        raise ValueError(reason)
-    warmup = 3 + prefetch_factor * workers
+    warmup = 3 + prefetch * workers
     count = (2 * warmup + steps) * batch  # enough that workers are still loading during the last timed step
     dataset = JpegCrops(example_jpegs(16) if images is None else images, count, side, decode)
     load_ms = _load_ms(dataset, batch)
     if device == "simulated":
-        train_step = _SimulatedDevice(step_ms, ahead=0 if read_loss else AHEAD)
+        train_step = SimulatedDevice(step_ms)
     else:
-        train_step = _Training(convnet(**MODELS[model]), torch.device(device), pin_memory, read_loss)
-        step_ms = train_step.without_loading(_batch(dataset, batch))
-    batches = _batches(dataset, batch, workers, pin_memory, prefetch_factor)
-    startup_s, wait_ms = _loop(batches, train_step, warmup + steps)
-    waits = read_loss or (device == "cuda" and not pin_memory)
+        train_step = Training(convnet(*MODELS[device]), torch.device(device), pinned)
+        step_ms = train_step.without_loading(first_batch(dataset, batch))
+    startup_s, wait_ms = run_loop(_batches(dataset, batch, workers, pinned, prefetch), train_step, warmup + steps)
     sample_ms = Timing.of(load_ms + _load_ms(dataset, batch)).median_ms / batch
-    return (
-        {"workers": workers, "device": device, "decode": decode, "batch": batch, "pin_memory": pin_memory}
-        | {"prefetch_factor": prefetch_factor, "read_loss": read_loss, "model": "" if device == "simulated" else model}
-        | {"cores": cores(), "shares_cores": device == "cpu", "step_ms": step_ms, "sample_ms": sample_ms}
-        | _summary(train_step.spans(), warmup, batch)
-        | {"predicted_idle_share": predict(step_ms, batch * sample_ms, workers, device=device, waits=waits)}
-        | {"wait_ms": Timing.of(wait_ms[warmup:]).median_ms, "startup_s": startup_s}
-    )
+    waits = device == "cuda" and not pinned
+    predicted = predict(step_ms, batch * sample_ms, workers, device=device, waits=waits)
+    row = {"sample_ms": sample_ms, "device_ms": step_ms, "predicted_idle_share": predicted}
+    row |= {"wait_ms": Timing.of(wait_ms[warmup:]).median_ms, "startup_s": startup_s}
+    return row | summary(train_step.spans(), warmup, batch)
 
 
 def predict(step_ms: float, load_ms: float, workers: int, *, device: str = "simulated", waits: bool = False) -> float:
@@ -172,11 +140,11 @@ def convnet(width: int, depth: int, classes: int = CLASSES) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-class _SimulatedDevice:
-    """A device that takes `step_ms` a batch, one after another. The host may be `ahead` steps ahead."""
+class SimulatedDevice:
+    """A device that takes `step_ms` a batch, one after another. The host may be `AHEAD` steps ahead."""
 
-    def __init__(self, step_ms: float, ahead: int) -> None:
-        self.step_ms, self.ahead = step_ms, ahead
+    def __init__(self, step_ms: float) -> None:
+        self.step_ms = step_ms
         self._spans: list[tuple[float, float]] = []
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> None:
@@ -184,36 +152,34 @@ class _SimulatedDevice:
         if self._spans:
             begin = max(begin, self._spans[-1][1])
         self._spans.append((begin, begin + self.step_ms))
-        if len(self._spans) > self.ahead:
-            time.sleep(max(self._spans[-1 - self.ahead][1] / 1e3 - time.perf_counter(), 0))
+        if len(self._spans) > AHEAD:
+            time.sleep(max(self._spans[-1 - AHEAD][1] / 1e3 - time.perf_counter(), 0))
 
     def spans(self) -> list[tuple[float, float]]:
         """Begin and end of each step, in milliseconds."""
         return self._spans
 
 
-class _Training:
+class Training:
     """Training steps of a model on a real device, timed by the device's clock."""
 
-    def __init__(self, model: nn.Module, device: torch.device, pinned: bool, read_loss: bool) -> None:
-        self.model, self.device, self.pinned, self.read_loss = model.to(device), device, pinned, read_loss
-        if device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)
+    def __init__(self, model: nn.Module, device: torch.device, pinned: bool) -> None:
+        self.device, self.pinned = device, pinned
+        self.layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        self.model = model.to(device, memory_format=self.layout)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         self._moments: list[tuple[Any, Any]] = []  # where each step began and ended
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = (part.to(self.device, non_blocking=self.pinned) for part in batch)
         begin = moment()
-        loss = self._step(images, labels)
+        self.step(images, labels)
         self._moments.append((begin, moment()))
-        if self.read_loss:
-            loss.item()
 
     def without_loading(self, batch: tuple[Tensor, Tensor]) -> float:
         """Milliseconds of a step with the batch already on the device."""
         images, labels = (part.to(self.device) for part in batch)
-        step_ms = each(range(10), lambda _: self._step(images, labels))
+        step_ms = each(range(10), lambda _: self.step(images, labels))
         return Timing.of(step_ms[3:]).median_ms
 
     def spans(self) -> list[tuple[float, float]]:
@@ -222,9 +188,8 @@ class _Training:
         first = self._moments[0][0]
         return [(between_ms(first, begin), between_ms(first, end)) for begin, end in self._moments]
 
-    def _step(self, images: Tensor, labels: Tensor) -> Tensor:
-        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
-        pixels = images.to(torch.float32, memory_format=layout) / 127.5 - 1  # (B, 3, side, side)
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        pixels = images.to(torch.float32, memory_format=self.layout) / 127.5 - 1  # (B, 3, side, side)
         with torch.autocast(self.device.type, half_dtype(), enabled=self.device.type == "cuda"):
             loss = F.cross_entropy(self.model(pixels), labels)
         loss.backward()
@@ -233,7 +198,7 @@ class _Training:
         return loss.detach()
 
 
-def _loop(batches: Iterator, train_step: "_SimulatedDevice | _Training", steps: int) -> tuple[float, list[float]]:
+def run_loop(batches: Iterator, train_step: SimulatedDevice | Training, steps: int) -> tuple[float, list[float]]:
     """Seconds of waiting for the first batch, and milliseconds of waiting for each."""
     waits = []
     for _ in range(steps):
@@ -244,22 +209,16 @@ def _loop(batches: Iterator, train_step: "_SimulatedDevice | _Training", steps: 
     return waits[0] / 1e3, waits
 
 
-def _batches(dataset: Dataset, batch: int, workers: int, pin_memory: bool, prefetch_factor: int) -> Iterator:
+def _batches(dataset: Dataset, batch: int, workers: int, pinned: bool, prefetch: int) -> Iterator:
     """A `DataLoader`'s batches in order; the workers start with the first one."""
+    options = {"prefetch_factor": prefetch} if workers else {}
     with warnings.catch_warnings():  # measuring more workers than cores is intended
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        loader = DataLoader(
-            dataset,
-            batch_size=batch,
-            num_workers=workers,
-            pin_memory=pin_memory,
-            prefetch_factor=prefetch_factor if workers else None,
-        )
-        batches = iter(loader)
+        batches = iter(DataLoader(dataset, batch, num_workers=workers, pin_memory=pinned, **options))
     yield from batches
 
 
-def _summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> dict[str, float]:
+def summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> Row:
     """Throughput, idle share and iteration times, from the begins and ends of the device's steps after warm-up."""
     ends = [end for _, end in spans[warmup - 1 :]]
     iterations = Timing.of([end - before for before, end in pairwise(ends)])
@@ -269,7 +228,7 @@ def _summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> dict[
     return speed | iterations.row()
 
 
-def _batch(dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
+def first_batch(dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
     return tuple(default_collate([dataset[index] for index in range(batch)]))
 
 
@@ -278,6 +237,6 @@ def _load_ms(dataset: Dataset, batch: int, repeat: int = 3) -> list[float]:
     taken = []
     for _ in range(repeat + 1):
         began = time.perf_counter()
-        _batch(dataset, batch)
+        first_batch(dataset, batch)
         taken.append((time.perf_counter() - began) * 1e3)
     return taken[1:]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
+from helpers.experiments.pipelines import idle_device
+from helpers.experiments.pipelines.idle_device import MODELS, JpegCrops, convnet, measure_loader, needs, predict
 from helpers.lab.machine import missing_because
-from helpers.pipelines import loader
 from helpers.pipelines.decoders import ImageError, decode
-from helpers.pipelines.loader import MODELS, JpegCrops, convnet, measure_loader, needs, predict
 from helpers.pipelines.samples import example_jpegs
 
 
@@ -56,9 +56,9 @@ def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, wor
         begin = max(free, ready[at]) if workers or not read_loss else free + load_ms
         free = begin + step_ms
         spans.append((begin, free))
-    summary = loader._summary(spans, warmup=100, batch=4)
+    summary = idle_device.summary(spans, warmup=100, batch=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "cores", lambda: 2)
+        patch.setattr(idle_device, "cores", lambda: 2)
         expected = predict(step_ms, load_ms, workers, waits=read_loss)
     assert summary["idle_share"] == pytest.approx(expected, abs=1e-9)
     assert summary["n"] == 100
@@ -66,12 +66,12 @@ def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, wor
 
 
 def test_more_workers_than_cores_are_predicted_to_gain_nothing(monkeypatch):
-    monkeypatch.setattr(loader, "cores", lambda: 2)
+    monkeypatch.setattr(idle_device, "cores", lambda: 2)
     assert predict(10, 60, 2) == predict(10, 60, 8) == pytest.approx(2 / 3)
 
 
 def test_on_a_shared_cpu_model_and_workers_are_predicted_to_compete(monkeypatch):
-    monkeypatch.setattr(loader, "cores", lambda: 2)
+    monkeypatch.setattr(idle_device, "cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert predict(10, 10, 2, device="cpu") == 0  # 20 of work, 2 cores, 10 of them the model's
     assert predict(10, 20, 2, device="cpu") == pytest.approx(1 / 3)
@@ -92,54 +92,47 @@ class Sleeps(Dataset):
 
 
 @pytest.mark.parametrize(("load_ms", "step_ms"), [(20, 5), (1, 20)])
-@pytest.mark.parametrize("read_loss", [False, True])
-def test_a_simulated_device_idles_as_long_as_the_loader_takes_longer(load_ms, step_ms, read_loss):
-    work = loader._SimulatedDevice(step_ms, ahead=0 if read_loss else loader.AHEAD)
-    startup_s, waits = loader._loop(iter(DataLoader(Sleeps(load_ms), batch_size=1)), work, 14)
-    summary = loader._summary(work.spans(), 4, 1)
-    expected = predict(step_ms, load_ms, 0, waits=read_loss)
-    assert summary["idle_share"] == pytest.approx(expected, abs=0.25)
+def test_a_simulated_device_idles_as_long_as_the_loader_takes_longer(load_ms, step_ms):
+    work = idle_device.SimulatedDevice(step_ms)
+    startup_s, waits = idle_device.run_loop(iter(DataLoader(Sleeps(load_ms), batch_size=1)), work, 14)
+    summary = idle_device.summary(work.spans(), 4, 1)
+    assert summary["idle_share"] == pytest.approx(predict(step_ms, load_ms, 0), abs=0.25)
     assert np.median(waits) >= 0.9 * load_ms
     assert startup_s >= 0.9 * load_ms / 1e3
 
 
 def test_the_host_is_never_more_than_so_many_steps_ahead_of_a_simulated_device():
-    work = loader._SimulatedDevice(5, ahead=2)
+    work = idle_device.SimulatedDevice(5)
     for _ in range(6):
         work(None)
-        assert sum(end > time.perf_counter() * 1e3 + 0.5 for _, end in work.spans()) <= 2
+        assert sum(end > time.perf_counter() * 1e3 + 0.5 for _, end in work.spans()) <= idle_device.AHEAD
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("device", ["simulated", "cpu"])
-def test_a_row_tells_the_whole_configuration_and_how_it_went(device, workers, images):
-    row = measure_loader(workers, device=device, step_ms=2, batch=4, steps=6, side=16, images=images)
+def test_a_row_has_speed_idle_share_and_its_prediction(device, workers, images):
+    row = measure_loader(workers, device, 2.0, batch=4, steps=6, side=16, images=images)
     assert row["n"] == 6
-    assert (row["device"], row["workers"], row["decode"]) == (device, workers, "Pillow")
-    assert row["shares_cores"] == (device == "cpu")
     assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
     assert 0 <= row["idle_share"] < 1
-    assert row["predicted_idle_share"] == predict(row["step_ms"], 4 * row["sample_ms"], workers, device=device)
-    assert row["samples_per_s"] > 0
-    assert row["startup_s"] > 0
+    assert row["predicted_idle_share"] == predict(row["device_ms"], 4 * row["sample_ms"], workers, device=device)
+    assert row["samples_per_s"] > 0 and row["startup_s"] > 0
     if device == "simulated":
-        assert row["step_ms"] == 2
-        assert row["samples_per_s"] <= 4 / 2e-3 * 1.01
+        assert row["device_ms"] == 2 and row["samples_per_s"] <= 4 / 2e-3 * 1.01
 
 
 def test_more_workers_than_cores_are_no_reason_to_warn(images, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        row = measure_loader(2, step_ms=1, prefetch_factor=1, batch=1, steps=2, side=8, images=images)
-    assert (row["cores"], row["workers"]) == (1, 2)
+        assert measure_loader(2, step_ms=1, prefetch=1, batch=1, steps=2, side=8, images=images)["n"] == 2
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_logits_and_trains(name):
-    model = convnet(**MODELS[name] | {"width": 4})
+    model = convnet(4, MODELS[name][1])
     logits = model(torch.randn(2, 3, 32, 32))
-    assert logits.shape == (2, loader.CLASSES)
+    assert logits.shape == (2, idle_device.CLASSES)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -152,26 +145,7 @@ def test_a_broken_image_is_named_wherever_it_is_decoded(workers, images):
 
 
 def test_what_a_loop_needs_is_known_before_it_runs(monkeypatch):
-    assert needs() == ("pillow",)
-    assert needs("simulated", "simplejpeg", pin_memory=True) == ("CUDA", "simplejpeg")
+    assert needs("simulated") == ("pillow",)
+    assert needs("simulated", "simplejpeg", pinned=True) == ("CUDA", "simplejpeg")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert missing_because(*needs("cuda")) == "needs CUDA"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"workers": -1}, "workers is -1"),
-        ({"batch": 0}, "batch is 0"),
-        ({"step_ms": 0}, "step_ms is 0"),
-        ({"device": "tpu"}, "device is 'tpu'; valid: 'simulated', 'cpu', 'cuda'"),
-        ({"model": "huge"}, "model is 'huge'; valid: 'small', 'full'"),
-        ({"decode": "gif"}, "decode is 'gif'"),
-        ({"decode": "nvJPEG"}, "decode is 'nvJPEG'"),
-        ({"pin_memory": True}, "needs CUDA"),
-        ({"images": []}, "images is empty"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        measure_loader(**{"workers": 0} | arguments)

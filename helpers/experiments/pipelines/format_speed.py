@@ -18,8 +18,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +27,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from helpers.lab import Disagreement
-from helpers.lab.arguments import check_choice
-from helpers.lab.machine import missing_because
-from helpers.lab.records import STATUS
-
-from .formats import FORMATS, ORDERS, Sample, Stream
-from .formats.dataset import SUFFIXES
-from .samples import image_samples, token_windows
+from helpers.lab.records import STATUS, Row
+from helpers.pipelines.formats import FORMATS, Sample, Stream
+from helpers.pipelines.samples import image_samples, token_windows
 
 BATCH = 64
 BY_INDEX = "webdataset by index"
@@ -51,8 +47,7 @@ SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A data set on disk, the time to build it, and its size."""
 
     folder: Path
@@ -77,24 +72,18 @@ def measure_format(
     *,
     repeats: int = 3,
     search: bool = True,
-    folder: str | None = None,
-) -> dict:
+) -> Row:
     """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
 
     Starting the workers and opening the data set isn't timed. `cold` drops the files from the page cache before each
     epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
-    its status says so. Data is written to a temporary folder in `folder`.
+    its status says so.
 
     With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a
     random 1 %; `find_s` to open the data set and find the samples of a label.
     """
-    check_choice(SUFFIXES, kind=kind)
-    check_choice(VARIANTS, format=format)
-    check_choice(ORDERS, order=order)
     written, options = VARIANTS[format]
-    if reason := missing_because(*needs(format)):
-        return {STATUS: reason}
-    data = prepared(kind, count, written, folder)
+    data = prepared(kind, count, written)
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
     row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
     row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
@@ -108,10 +97,9 @@ def measure_format(
         if cache.startswith("warm:"):
             return row | {STATUS: f"not cold: {cache.removeprefix('warm: ')}", "cache": cache}
         seconds.append(took)
-    speed = count / np.percentile(seconds, [50, 80, 20])  # the 80th percentile of time is the 20th of speed
-    row |= dict(zip(("samples_per_s", "samples_per_s_p20", "samples_per_s_p80"), speed.tolist(), strict=True))
-    row |= {"mb_per_s": float(speed[0]) * data.touched[1] / count / 1e6, "n": repeats, "cache": cache}
-
+    median, p20, p80 = (count / np.percentile(seconds, [50, 80, 20])).tolist()  # slow times are low speeds
+    row |= {"samples_per_s": median, "samples_per_s_p20": p20, "samples_per_s_p80": p80, "n": repeats}
+    row |= {"mb_per_s": median * data.touched[1] / count / 1e6, "cache": cache}
     if not search:
         return row
 
@@ -135,10 +123,10 @@ def samples_of(kind: str, count: int) -> list[Sample]:
 
 
 @functools.cache
-def prepared(kind: str, count: int, format: str, folder: str | None = None) -> Prepared:
+def prepared(kind: str, count: int, format: str) -> Prepared:
     """The data set on disk, written and flushed at the first call, and deleted when the process ends."""
     samples = samples_of(kind, count)
-    home = Path(tempfile.mkdtemp(prefix=f"{kind}-{format}-", dir=_home(folder).name)) / "data"
+    home = Path(tempfile.mkdtemp(prefix=f"{kind}-{format}-", dir=_temporary_folder().name)) / "data"
     sharded = {"per_shard": -(-count // SHARDS)} if format in ("webdataset", "tfrecord") else {}
     began = time.perf_counter()
     FORMATS[format].write(samples, home, kind, **sharded)
@@ -150,8 +138,8 @@ def prepared(kind: str, count: int, format: str, folder: str | None = None) -> P
 
 
 @functools.cache
-def _home(folder: str | None) -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="formats-", dir=folder)
+def _temporary_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="formats-")
 
 
 class _Gated(IterableDataset):

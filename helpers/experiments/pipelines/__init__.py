@@ -6,11 +6,16 @@ Tables are measured in this order, those that use a GPU first.
 from helpers.lab import experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
-from helpers.pipelines import decoders, format_speed, metric_cost, samples, selection
-from helpers.pipelines import jit as python_speed
-from helpers.pipelines import loader as loops
+from helpers.pipelines import decoders, samples
+
+from . import decoder_speed, format_speed, idle_device, metric_cost, python_loops, selection
 
 COLD, WARM = "cold", "warm"
+TIMES = ("median_ms", "p20_ms", "p80_ms", "n")
+
+
+def _columns(names: str) -> list[str]:
+    return names.split()
 
 
 PLAIN = {"where": "simulated", "step_ms": 10.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
@@ -30,47 +35,35 @@ ON_GPU = [
     cpu=SIMULATED + TRAINED,
     gpu=ON_GPU + SIMULATED,
     same_work=False,  # several workers' batches come in bursts
-    missing=lambda where, decode, pinned, **_: missing_because(*loops.needs(where, decode, pinned)),
+    missing=lambda where, decode, pinned, **_: missing_because(*idle_device.needs(where, decode, pinned)),
+    columns=_columns(
+        "sample_ms device_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s"
+    ),
 )
 def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
     """A training loop fed by a `DataLoader`: the share of time in which the device waits for data."""
-    few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {"steps": 40, "batch": 32}
-    row = loops.measure_loader(
-        workers,
-        device=where,
-        model="full" if where == "cuda" else "small",
-        pin_memory=pinned,
-        prefetch_factor=prefetch,
-        decode=decode,
-        **({} if step_ms is None else {"step_ms": step_ms}),
-        **few,
-    )
-    config = ("device", "workers", "decode", "pin_memory", "prefetch_factor", "step_ms", "model")
-    return _without(row, *config) | {"device_ms": row["step_ms"]}
-
-
-def _without(row: Row, *names: str) -> Row:
-    """A row without the columns that are in its configuration already."""
-    return {name: value for name, value in row.items() if name not in names}
+    few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {}
+    return idle_device.measure_loader(workers, where, step_ms, pinned=pinned, prefetch=prefetch, decode=decode, **few)
 
 
 @experiment(
     small=[{"width": 64, "height": 48}],
     cpu=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
+    columns=("variant", "scale", "images_per_s", "mb_per_s", *TIMES, "max_difference", "mean_difference"),
 )
 def decoding(width: int, height: int) -> list[Row]:
     """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
     images = samples.example_jpegs(4 if width < 100 else 16, (width, height))
-    return decoders.measure_decoders(images, rounds=5 if width < 100 else 20)
+    return decoder_speed.measure_decoders(images, rounds=5 if width < 100 else 20)
 
 
-@experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}])
+@experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}], columns=("variant", "fault", "library", "decode"))
 def decoder_faults(pixels: int) -> list[Row]:
     """The behaviour of each library on broken files, and `decode`'s message."""
-    return decoders.faults(samples.example_jpegs(1, (pixels, pixels))[0])
+    return decoder_speed.measure_faults(samples.example_jpegs(1, (pixels, pixels))[0])
 
 
-SHOWN = 40  # number of an epoch's steps that are recorded
+GROUPS = 40  # of an epoch's steps: a row for each
 
 
 @experiment(
@@ -78,10 +71,11 @@ SHOWN = 40  # number of an epoch's steps that are recorded
     cpu=[{"steps": 320, "batch": 256, "classes": 10}],
     gpu=[{"steps": 1000, "batch": 256, "classes": 10}],
     version=2,
+    columns=("step", "variant", "ms", "ms_p20", "ms_p80", "until_s"),
 )
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of a metric at steps of an epoch, medians of neighbouring steps, by each variant."""
-    return metric_cost.measure_metrics(steps, batch, classes, every=max(steps // SHOWN, 1))
+    return metric_cost.measure_metrics(steps, batch, classes, every=max(steps // GROUPS, 1))
 
 
 CASES = [("sequential", COLD, 0), ("sequential", WARM, 0), ("random", COLD, 0), ("random", WARM, 0)]
@@ -108,6 +102,10 @@ def _passes() -> list[Row]:
     cpu=_passes(),
     version=2,
     missing=lambda format, **_: missing_because(*format_speed.needs(format)),
+    columns=_columns(
+        "build_s files payload_bytes bytes_on_disk bytes_allocated samples_per_s samples_per_s_p20 samples_per_s_p80 "
+        "mb_per_s n cache raw_s? subset_s? find_s?"
+    ),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """Speed of an epoch in each format, with all bytes read; disk space, build and look-up times."""
@@ -124,6 +122,10 @@ def formats(kind: str, format: str, samples: int, order: str, cached: str, worke
 
 
 SHARES = (0.0, 0.3, 0.5, 0.7)
+SELECTED = _columns(
+    "test_accuracy lost_points wrong_share samples samples_kept test_samples unforgettable_share train_s epochs steps "
+    "source"
+)
 
 
 def _selections(data: str, seeds: int, shares: tuple[float, ...]) -> list[Row]:
@@ -152,6 +154,7 @@ def _without_packages(data: str, **_: object) -> str:
     cpu=_selections("digits", 5, SHARES),
     gpu=_selections("digits", 10, SHARES) + _selections(selection.GARMENTS, 3, (0.0, 0.3)),
     missing=_without_packages,
+    columns=SELECTED,
 )
 def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
@@ -162,8 +165,9 @@ def forgetting(data: str, variant: str, share: float, budget: str, seed: int) ->
     small=[{"data": "digits", "seed": 0}],
     cpu=[{"data": "digits", "seed": seed} for seed in range(3)],
     missing=_without_packages,
+    columns=("forgotten", "samples", "share"),
 )
-def forgotten(data: str, seed: int) -> Row | list[Row]:
+def forgotten(data: str, seed: int) -> list[Row]:
     """Histogram of forgetting counts."""
     return selection.distribution(data, seed)
 
@@ -177,6 +181,7 @@ def forgotten(data: str, seed: int) -> Row | list[Row]:
     ],
     version=2,
     missing=_without_packages,
+    columns=SELECTED,
 )
 def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
@@ -185,7 +190,7 @@ def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
 
 # Compilers copy the text of `strings` at each turn: 10⁵ turns take numba a second.
 LOOP_SIZES = {
-    name: (10**2, 10**4, 10**6) if name != "strings" else (10**2, 10**3, 10**4) for name in python_speed.LOOPS
+    name: (10**2, 10**4, 10**6) if name != "strings" else (10**2, 10**3, 10**4) for name in python_loops.LOOPS
 }
 
 
@@ -193,13 +198,14 @@ LOOP_SIZES = {
     small=[{"program": "forgetting", "size": 1000}],
     cpu=[{"program": program, "size": size} for program, sizes in LOOP_SIZES.items() for size in sizes],
     version=2,
+    columns=("variant", *TIMES, "compile_s?", "speedup?", "turns?"),
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by compilers, compile time separately, and the size from which compiling pays."""
-    return python_speed.measure_jit(program, size, rounds=20 if size > 10**4 else 200)
+    return python_loops.measure_jit(program, size, rounds=20 if size > 10**4 else 200)
 
 
-@experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}])
+@experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}], columns=("variant", "part", *TIMES))
 def process_start(exponent: int) -> list[Row]:
     """The parts of a single timing of a process: start, import, loop."""
-    return python_speed.process_start(exponent, repeat=3 if exponent == 2 else 20)
+    return python_loops.process_start(exponent, repeat=3 if exponent == 2 else 20)

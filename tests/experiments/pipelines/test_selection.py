@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from helpers.experiments import pipelines as experiments
-from helpers.pipelines import selection
-from helpers.pipelines.forgetting import ForgettingTracker
-from helpers.pipelines.selection import (
+from helpers.experiments.pipelines import selection
+from helpers.experiments.pipelines.selection import (
     LEAST,
     MOST,
     RANDOM,
@@ -21,6 +20,7 @@ from helpers.pipelines.selection import (
     split,
     train,
 )
+from helpers.pipelines.forgetting import ForgettingTracker
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")

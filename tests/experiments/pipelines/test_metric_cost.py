@@ -6,16 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.experiments.pipelines.metric_cost import VARIANTS, Metric, Variant, measure_metrics, random_batches
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
-from helpers.pipelines.metric_cost import VARIANTS, Metric, Variant, build, measure_metrics, random_batches
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
 CPU = torch.device("cpu")
 
 
 def scores(variant, batches, classes):
-    metric = build(variant, classes, CPU)
+    metric = VARIANTS[variant].make(classes, CPU)
     for logits, labels in batches:
         metric.step(logits, labels)
     return metric.compute()
@@ -37,7 +37,7 @@ def by_hand(batches):
 @given(st.integers(1, 4), st.integers(1, 20), st.integers(2, 9), st.integers(0, 99))
 def test_every_variant_gives_the_same_accuracy_and_macro_f1(variant, count, batch, classes, seed):
     """Also where a class is never asked for, or never answered, or neither."""
-    batches = random_batches(count, batch, classes, seed=seed, device=CPU)
+    batches = random_batches(count, batch, classes, CPU, seed)
     actual, expected = scores(variant, batches, classes), by_hand(batches)
     assert actual.keys() == expected.keys()
     for name in expected:
@@ -46,8 +46,8 @@ def test_every_variant_gives_the_same_accuracy_and_macro_f1(variant, count, batc
 
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
 def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
-    batches = random_batches(3, 8, 4, device=CPU)
-    metric = build("scikit-learn, each step", 4, CPU)
+    batches = random_batches(3, 8, 4, CPU)
+    metric = VARIANTS["scikit-learn, each step"].make(4, CPU)
     for seen, pair in enumerate(batches, 1):
         actual = metric.step(*pair)
         assert actual == pytest.approx(by_hand(batches[:seen]))
@@ -79,19 +79,3 @@ def test_a_metric_with_other_scores_is_not_let_through(monkeypatch):
 def test_without_their_packages_metrics_are_left_out(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
     assert {row["variant"] for row in measure_metrics(1, 4, 3)} == {"confusion matrix"}
-    with pytest.raises(ValueError, match="not installed: torchmetrics"):
-        build("torchmetrics, update", 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 8, 3), "steps is 0"),
-        ((2, 0, 3), "batch is 0"),
-        ((2, 8, 1), "classes is 1; it must be an integer of at least 2"),
-        ((2, 8, 3, ["guess"]), "variant is 'guess'; valid: 'scikit-learn, each step'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        measure_metrics(*arguments)

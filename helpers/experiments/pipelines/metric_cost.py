@@ -11,17 +11,16 @@ default, so `average="micro"` is set.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab import device as this_device
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab import device
 from helpers.lab.machine import missing_because
+from helpers.lab.records import Row
 from helpers.lab.timing import Disagreement, synchronize
 from helpers.metrics import StreamingMetrics
 
@@ -34,52 +33,30 @@ WARMUP = 3
 POOL = 16  # distinct random batches, used in a cycle
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """`step(logits, labels)` is called for each batch; `compute()` returns `accuracy` and `macro_f1` so far."""
 
     step: Callable[[Tensor, Tensor], Any]
     compute: Callable[[], Scores]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A function from a number of classes and a device to a metric, and its requirements."""
-
-    make: Callable[[int, torch.device], Metric]
-    needs: tuple[str, ...] = ()
-
-
-def build(variant: str, classes: int, device: torch.device | None = None) -> Metric:
-    """A metric for logits (B, classes) and labels (B,) on the device."""
-    check_at_least(2, classes=classes)
-    check_choice(VARIANTS, variant=variant)
-    if reason := missing_because(*VARIANTS[variant].needs):
-        raise ValueError(reason)
-    return VARIANTS[variant].make(classes, device or this_device())
-
-
 def measure_metrics(
     steps: int, batch: int, classes: int, variants: Sequence[str] | None = None, *, every: int = 1
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Milliseconds of the metric alone in an epoch: rows of `step`, `variant`, `ms` (with p20, p80), `until_s`.
 
     The variants are timed in turn at every step, each with a synchronize, on the same random batch, which is on the
     device already. A row is the median of `every` steps up to `step`; `until_s` is the sum since the epoch's start.
     Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
     """
-    check_positive(steps=steps, batch=batch, every=every)
-    for variant in variants or ():
-        check_choice(VARIANTS, variant=variant)
-    device, variants = this_device(), list(VARIANTS) if variants is None else variants
-    batches = random_batches(min(steps, POOL), batch, classes, device=device)
-    usable = [variant for variant in variants if not missing_because(*VARIANTS[variant].needs)]
+    batches = random_batches(min(steps, POOL), batch, classes, device())
+    usable = [variant for variant in variants or VARIANTS if not missing_because(*VARIANTS[variant].needs)]
     for variant in usable:
-        warm = build(variant, classes, device)
+        warm = VARIANTS[variant].make(classes, device())
         for at in range(WARMUP):
             warm.step(*batches[at % len(batches)])
         warm.compute()
-    metrics = {variant: build(variant, classes, device) for variant in usable}
+    metrics = {variant: VARIANTS[variant].make(classes, device()) for variant in usable}
     taken: dict[str, list[float]] = {variant: [] for variant in usable}
     for step in range(steps):
         logits, labels = batches[step % len(batches)]
@@ -109,7 +86,7 @@ def check_scores(scores: dict[str, Scores]) -> None:
 
 
 def random_batches(
-    count: int, batch: int, classes: int, *, seed: int = 0, device: torch.device | None = None
+    count: int, batch: int, classes: int, device: torch.device, seed: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
     """Logits (B, classes), better than random guesses, and labels (B,) of imbalanced classes."""
     generator = torch.Generator().manual_seed(seed)
@@ -119,39 +96,30 @@ def random_batches(
         labels = torch.multinomial(frequent, batch, replacement=True, generator=generator)
         logits = torch.randn(batch, classes, generator=generator)
         logits[torch.arange(batch), labels] += 1.5
-        drawn.append((logits.to(device or this_device()), labels.to(device or this_device())))
+        drawn.append((logits.to(device), labels.to(device)))
     return drawn
 
 
-class _Collected:
-    """Predictions and labels on the CPU, 16 bytes a sample, for functions that take all of them at once."""
-
-    def __init__(self) -> None:
-        self.predictions: list[np.ndarray] = []
-        self.labels: list[np.ndarray] = []
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        self.predictions.append(logits.argmax(dim=1).cpu().numpy())
-        self.labels.append(labels.cpu().numpy())
-
-    def compute(self) -> Scores:
-        from sklearn.metrics import accuracy_score, f1_score
-
-        labels, predictions = np.concatenate(self.labels), np.concatenate(self.predictions)
-        return {
-            "accuracy": float(accuracy_score(labels, predictions)),
-            "macro_f1": float(f1_score(labels, predictions, average="macro")),
-        }
-
-
 def _sklearn(classes: int, device: torch.device, *, each_step: bool) -> Metric:
-    collected = _Collected()
+    """Predictions and labels on the CPU, 16 bytes a sample, for functions that take all of them at once."""
+    from sklearn.metrics import accuracy_score, f1_score
 
-    def step(logits: Tensor, labels: Tensor) -> Scores:
-        collected.update(logits, labels)
-        return collected.compute()
+    predictions: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
 
-    return Metric(step if each_step else collected.update, collected.compute)
+    def collect(logits: Tensor, batch_labels: Tensor) -> None:
+        predictions.append(logits.argmax(dim=1).cpu().numpy())
+        labels.append(batch_labels.cpu().numpy())
+
+    def compute() -> Scores:
+        both = np.concatenate(labels), np.concatenate(predictions)
+        return {"accuracy": float(accuracy_score(*both)), "macro_f1": float(f1_score(*both, average="macro"))}
+
+    def collect_and_compute(logits: Tensor, batch_labels: Tensor) -> Scores:
+        collect(logits, batch_labels)
+        return compute()
+
+    return Metric(collect_and_compute if each_step else collect, compute)
 
 
 def _torchmetrics(classes: int, device: torch.device, *, forward: bool, checked: bool = True) -> Metric:
@@ -174,6 +142,13 @@ def _torchmetrics(classes: int, device: torch.device, *, forward: bool, checked:
 def _streaming(classes: int, device: torch.device) -> Metric:
     ours = StreamingMetrics(classes)
     return Metric(ours.update, ours.compute)
+
+
+class Variant(NamedTuple):
+    """A function from a number of classes and a device to a metric, and its requirements."""
+
+    make: Callable[[int, torch.device], Metric]
+    needs: tuple[str, ...] = ()
 
 
 VARIANTS: dict[str, Variant] = {

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.machine import device, missing_because
 from helpers.lab.timing import synchronize
-
-from .forgetting import ForgettingTracker, is_correct
+from helpers.pipelines.forgetting import ForgettingTracker, is_correct
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 BUDGETS = ("epochs", "steps")
