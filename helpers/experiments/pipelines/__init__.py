@@ -202,7 +202,7 @@ LOOP_SIZES = {
 )
 def jit(program: str, size: int) -> list[Row]:
     """A loop by the interpreter and by compilers, compile time separately, and the size from which compiling pays."""
-    return python_loops.measure_jit(program, size, rounds=20 if size > 10**4 else 200)
+    return python_loops.measure_jit(program, size)
 
 
 @experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}], columns=("variant", "part", *TIMES))

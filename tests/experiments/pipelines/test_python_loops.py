@@ -38,7 +38,7 @@ def test_every_variant_is_timed_and_numba_has_what_compiling_costs_and_brings(pr
     """`measure_jit` compares the results itself."""
     rows = measure_jit(program, 200)
     assert [row["variant"] for row in rows] == [INTERPRETER, NUMPY, NUMBA]
-    assert all(row["n"] == 20 and row["p20_ms"] <= row["median_ms"] <= row["p80_ms"] for row in rows)
+    assert all(row["n"] >= 5 and row["p20_ms"] <= row["median_ms"] <= row["p80_ms"] for row in rows)
     compiled = rows[-1]
     assert compiled["compile_s"] > 0
     assert compiled["speedup"] == pytest.approx(rows[0]["median_ms"] / compiled["median_ms"])
