@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from helpers.experiments import chapters, tables_of
-from helpers.lab import Experiment, records
+from helpers.lab import Experiment, cpu, records
 from helpers.lab.machine import PEERS, device_class, device_name, environment, half_dtype, slug, without_kernels
 from helpers.lab.plan import plan, total
 from helpers.lab.runner import is_fresh
@@ -22,6 +22,7 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
         if name not in PEERS:
             yield name.replace("_", " "), value or "-"
+    yield "processor", cpu.describe()
     if not torch.cuda.is_available():
         yield "CUDA", "not available: what needs a GPU is left out"
     elif reason := without_kernels():

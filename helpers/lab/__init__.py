@@ -9,6 +9,7 @@ Jupyter too, so they are loaded when they are first used.
 import importlib
 
 from . import records
+from .cpu import keep_pages
 from .experiment import Experiment, experiment
 from .machine import DeviceError, device, environment, half_dtype
 from .memory import Memory, peak_memory, saved_bytes
@@ -33,6 +34,7 @@ __all__ = [
     "figures",
     "half_dtype",
     "in_fresh_process",
+    "keep_pages",
     "measure",
     "notebook",
     "peak_memory",

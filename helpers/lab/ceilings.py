@@ -3,6 +3,9 @@
 The data are random: a GPU multiplies zeros faster.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from .machine import device, device_class
@@ -28,3 +31,49 @@ def copy(mib: int) -> tuple[Timing, float]:
     source, target = torch.randn(elements, device=device()), torch.empty(elements, device=device())
     timing = bench(lambda: target.copy_(source))
     return timing, 2 * 4 * elements / timing.median_ms / 1e6
+
+
+def best_matmul(size: int, dtype: torch.dtype) -> tuple[str, float]:
+    """The fastest of the libraries that torch can multiply with on this device, by name, and its TFLOP/s.
+
+    fp32 products on a CPU are MKL's (or another BLAS's). `torch.set_float32_matmul_precision("medium")` hands them to
+    oneDNN where torch has a kernel of it for this CPU. One that rounds the inputs to bf16 doesn't count.
+    """
+    rates = {}
+    for name, library in _libraries(dtype).items():
+        with library:
+            rates[name] = matmul(size, dtype)[1]
+    return max(rates.items(), key=lambda rate: rate[1])
+
+
+def _libraries(dtype: torch.dtype) -> dict[str, contextlib.AbstractContextManager]:
+    if device().type == "cuda":
+        return {"hipBLAS" if torch.version.hip else "cuBLAS": contextlib.nullcontext()}
+    if dtype != torch.float32:
+        return {"oneDNN": contextlib.nullcontext()}
+    libraries = {"MKL" if torch.backends.mkl.is_available() else "BLAS": fp32_precision("highest")}
+    return libraries | ({'oneDNN ("medium")': fp32_precision("medium")} if _medium_is_fp32() else {})
+
+
+def _medium_is_fp32() -> bool:
+    """Whether "medium" chooses another kernel, with the error of fp32."""
+    left, right = torch.randn(2, 512, 512)
+    exact = left.double() @ right.double()
+    with fp32_precision("highest"):
+        highest = left @ right
+    with fp32_precision("medium"):
+        medium = left @ right
+    if torch.equal(highest, medium):  # the same kernel
+        return False
+    return bool((medium - exact).norm() < 4 * (highest - exact).norm())
+
+
+@contextlib.contextmanager
+def fp32_precision(precision: str) -> Iterator[None]:
+    """torch's precision of fp32 products, set and restored."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+from . import cpu
+
 # Optional packages: name on the package index -> name of the module.
 PEERS = {
     "apex": "apex",
@@ -88,7 +90,7 @@ def device_name() -> str:
     """`NVIDIA H200`, or the processor's name after `CPU `."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return "CPU " + _cpu_name()
+    return "CPU " + cpu.name()
 
 
 CLASSES = ("cpu", "gpu", "big-gpu")
@@ -244,7 +246,7 @@ def environment() -> dict[str, str]:
         "cuda": str(torch.version.cuda or "none"),
         "cudnn": str(torch.backends.cudnn.version()) if on_gpu else "none",
         "python": platform.python_version(),
-        "cpu": _cpu_name(),
+        "cpu": cpu.name(),
         "cpu_cores": str(os.cpu_count()),
         "platform": platform.platform(terse=True),
         "date": datetime.date.today().isoformat(),
@@ -316,16 +318,6 @@ def _driver() -> str:
         return lines[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
 
 
 def _output(*command: str) -> str:

@@ -6,7 +6,7 @@ import torch
 from helpers.__main__ import main
 from helpers.doctor import findings
 from helpers.experiments import select
-from helpers.lab import machine, records
+from helpers.lab import cpu, machine, records
 from helpers.lab.experiment import Experiment
 from helpers.lab.machine import device_name, slug
 from helpers.lab.plan import minutes, plan, total
@@ -142,7 +142,7 @@ def as_if_on(made_up_gpu, monkeypatch, results):
             made_up_gpu(capability, gib, ("sm_75", "sm_80", "sm_90"))
             monkeypatch.setattr(torch.cuda, "_lazy_init", used)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: name == "Mac")
-        monkeypatch.setattr(machine, "_cpu_name", lambda: {"Mac": "Apple M2"}.get(name, "Made-up"))
+        monkeypatch.setattr(cpu, "name", lambda: {"Mac": "Apple M2"}.get(name, "Made-up"))
         monkeypatch.setattr(machine, "_output", lambda *_: "1.0")  # no nvidia-smi, no git
         monkeypatch.setattr(Experiment, "rows", used)
         return preset
