@@ -38,6 +38,7 @@ LEAKING, PER_DOCUMENT, NESTED = "causal, leaking", "SDPA per document", "nested 
     columns=(
         *("variant", "dtype", "median_ms", "p20_ms", "p80_ms", "n"),
         *("baseline", "baseline_ms", "ratio", "ratio_p20", "ratio_p80", "build_ms", "peak_gib"),
+        *("low?", "high?", "pairs?", "starts?", "verdict?"),
     ),
 )
 @without_cudnn_attention()

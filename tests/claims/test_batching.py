@@ -1,0 +1,93 @@
+"""Chapter 2's numbers, from rows made by hand."""
+
+import pandas as pd
+import pytest
+
+from helpers.claims import batching
+
+TRAININGS = pd.DataFrame(
+    [
+        {"data": data, "seed": seed, "validation_loss": loss + 0.1 * seed, "validation_accuracy": 0.3, "steps": 10}
+        for data, losses in {"BIG BRAIN": (4.0, 4.0, 4.0), "k = 10": (5.0, 5.1, 4.9), "packed": (3.9, 4.2, 4.0)}.items()
+        for seed, loss in enumerate(losses)
+    ]
+).assign(train_s=2.0, peak_gib=0.5, guess_loss=5.7, guess_accuracy=0.1, real_tokens=1000, width=8)
+
+
+def test_a_loss_is_judged_by_its_interval_over_the_seeds():
+    training = batching.training(TRAININGS)
+    assert training.seeds_differ == pytest.approx(0.2)
+    assert f"{training.balanced_excess}" == "1.00 nats (0.75 to 1.25, 3 pairs)"
+    assert training.balanced_excess.at_most(training.seeds_differ).outcome == "does not hold"
+    assert training.packed_excess.at_most(training.seeds_differ).outcome == "undecided"
+    assert training.table["peak_mib"].tolist() == [512] * 3
+    assert training.table.loc[1, "loss"] == pytest.approx(5.1)
+
+
+@pytest.mark.parametrize("missing", [TRAININGS["data"] != "k = 10", TRAININGS["seed"] == 0])
+def test_losses_of_too_few_trainings_are_not_measured(missing):
+    training = batching.training(TRAININGS[missing])
+    assert training.balanced_excess.at_most(0.1).outcome == "not measured"
+
+
+def epoch(variant, size, rate, padding):
+    times = dict.fromkeys(("min_ms", "mean_ms", "median_ms", "max_ms", "epoch_s"), 1.0)
+    row = {"variant": variant, "batch_size": size, "real_tokens_per_s": rate, "padding_share": padding, "batches": 9}
+    return row | times | {"width": 8, "dtype": "float32", "source": "text"}
+
+
+EPOCHS = pd.DataFrame(
+    [
+        epoch("BRAIN", 4, 100.0, 0.8),
+        epoch("k = 10", 4, 600.0, 0.05),
+        epoch("packed", 4, 900.0, 0.01),
+        epoch("BRAIN", 16, 50.0, 0.75),
+        epoch("k = 10", 16, 400.0, 0.06),
+    ]
+)
+
+
+def test_gains_are_those_of_the_better_batch_size_and_the_bound_follows_from_padding():
+    times = batching.batch_time(EPOCHS)
+    assert (times.sizes, [len(table) for table in times.tables]) == ([4, 16], [3, 2])
+    assert f"{times.balanced}, {times.packed}, {times.bound}" == "8.0× (unpaired), 9.0× (unpaired), 5.0×"
+    assert (f"{times.brain_padding}", f"{times.balanced_padding}") == ("80%", "6.0%")
+    assert times.largest.at_most(float(times.bound)).outcome == "does not hold"
+    assert times.big_brain.at_least(1).outcome == "not measured"
+    assert times.against_brain.loc["k = 10"].tolist() == [6, 8]
+
+
+def steps(variants, **columns):
+    rows = [{"variant": name, "real_tokens_per_s": rate} for name, rate in variants.items()]
+    shape = {"layers": 2, "width": 8, "dtype": "float32", "batch_size": 4, "median_ms": 1.0, "p20_ms": 1.0}
+    return pd.DataFrame(rows).assign(**shape, p80_ms=1.0, n=5, **columns)
+
+
+def test_the_fastest_of_several_variants_is_quoted():
+    rates = {"equally long, no padding": 10.0, "BRAIN": 1.0, "packed, dense": 5.0, "packed, varlen": 9.0}
+    trained = steps(rates, ratio_to_no_padding=[rate / 10 for rate in rates.values()])
+    throughput = batching.throughput(trained)
+    assert (throughput.fastest, f"{throughput.packed}", f"{throughput.gain}") == (
+        "packed, varlen",
+        "90%",
+        "9.0× (unpaired)",
+    )
+    assert not throughput.balanced.measured
+    fed = steps({"collator": 2.0, "packs": 3.0, "collator, compiled": 4.0, "packs, compiled": 9.0}, error=0.0)
+    assert f"{batching.collator(fed.assign(ratio_to_collator=1.0)).gain}" == "2.2× (unpaired)"
+    with pytest.raises(KeyError, match="real_tokens_per_s"):
+        batching.throughput(trained.rename(columns={"real_tokens_per_s": "tokens_per_s"}))
+
+
+def test_samplers_and_packers_are_tabled_by_size():
+    scaling = pd.DataFrame({"samples": [10**4, 10**6], "variant": "BalancedBatchSampler", "init_s": [0.001, 0.05]})
+    scaling = batching.sampler_scaling(scaling.assign(first_batch_ms=1.0, batch_us=[5.0, 4.0]))
+    assert scaling.table["init, ms: ours"].tolist() == [1, 50]
+    assert (f"{scaling.million_s}", f"{scaling.growth}") == ("0.0500 s", "0.80× (unpaired)")
+    packs = pd.DataFrame({"samples": [10, 100], "capacity": 8, "strategy": "greedy", "fill": [0.5, 0.9], "pack_s": 0.1})
+    assert batching.packing(packs).table["filled, %: greedy"].tolist() == [90]
+    padded = pd.DataFrame(
+        {"samples": 100, "batch_size": [4, 8], "variant": "BRAIN", "candidate_share": 1.0, "fill": 1.0}
+    )
+    table = batching.padding(padded.assign(padding_share=[0.8, 0.9])).table
+    assert table.loc[0, ["padding, batch 4, %", "padding, batch 8, %"]].tolist() == ["80.0", "90.0"]
