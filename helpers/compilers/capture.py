@@ -30,6 +30,7 @@ from .messages import clean
 
 Function = Callable[..., Any]
 Example = tuple[Any, ...]
+Capture = Callable[[Function, Example], Function]
 
 TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_trace"
 # Dynamo: torch.compile(backend="eager"), whose graphs are run by torch's own operations: only the capture can be wrong.
@@ -58,7 +59,7 @@ def as_module(fn: Function) -> nn.Module:
 
 
 # torch.compile captures at its first call, and again when a guard fails; the others once, here.
-VARIANTS: dict[str, Callable[[Function, Example], Function]] = {
+VARIANTS: dict[str, Capture] = {
     TRACE: lambda fn, example: torch.jit.trace(fn, example),
     SCRIPT: lambda fn, example: torch.jit.script(fn),
     FX: lambda fn, example: torch.fx.symbolic_trace(fn),

@@ -53,7 +53,8 @@ class Observed:
 
 def variants(case: str) -> list[str]:
     """The variants for a case; `capture.REPAIRED` only for cases with a repaired function."""
-    return list(capture.VARIANTS) + [capture.REPAIRED] * (_make(case).repaired is not None)
+    check_choice(CASES, case=case)
+    return list(capture.VARIANTS) + [capture.REPAIRED] * (CASES[case]().repaired is not None)
 
 
 def measure_semantics(case: str, variant: str) -> Row:
@@ -72,28 +73,48 @@ def measure_semantics(case: str, variant: str) -> Row:
 
 
 def _measure(name: str, variant: str) -> Row:
-    expected = _calls(plain := _make(name), plain.fn)
-    with capture.isolated(), warnings.catch_warnings(record=True) as caught:
+    case = CASES[name]()
+
+    def repaired(fn: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
+        return capture.exported(case.repaired, example, dynamic=case.dynamic).module()
+
+    with capture.isolated():
+        result, message = _outcome(CASES[name], capture.VARIANTS.get(variant, repaired))
+        breaks, guards = capture.dynamo_reasons(case.fn, case.example) if variant in capture.BY_DYNAMO else ([], [])
+    if result == RIGHT and (breaks or guards):
+        result, message = BREAKS if breaks else RECOMPILES, messages.first_line([*breaks, *guards][0])
+    return {"outcome": result, "message": message, "breaks": len(breaks), "recompiles": len(guards)}
+
+
+def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
+    """`RIGHT`, `REFUSES`, `WARNED` or `SILENT`: whether `capturing(fn, example)` returns a function that does the same.
+
+    `make` makes the case anew, for a call may change its state.
+    """
+    with capture.isolated():
+        return _outcome(make, capturing)[0]
+
+
+def _outcome(make: Callable[[], Case], capturing: capture.Capture) -> tuple[str, str]:
+    """The outcome, and torch's error or warning in one line."""
+    expected = _calls(plain := make(), plain.fn)
+    case = make()
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        case = _make(name)
         try:
-            captured = _capture(case, variant)
+            captured = capturing(case.fn, copy.deepcopy(case.example))
         except Exception as error:
-            return {"outcome": REFUSES, "message": messages.named(error), "breaks": 0, "recompiles": 0}
+            return REFUSES, messages.named(error)
         calls = _calls(case, captured)
-        # A variant's deprecation warning isn't about the case.
-        relevant = [warning for warning in caught if "deprecated" not in str(warning.message)]
-        again = _make(name)
-        breaks, guards = capture.dynamo_reasons(again.fn, again.example) if variant in capture.BY_DYNAMO else ([], [])
-    counts = {"breaks": len(breaks), "recompiles": len(guards)}
-    refused = next((c.raised for c, e in zip(calls, expected, strict=True) if c.raised and not e.raised), None)
-    if refused is not None:
-        return {"outcome": REFUSES, "message": messages.named(refused)} | counts
-    if not all(map(Observed.same, calls, expected)):
-        warned = {"outcome": WARNED, "message": messages.named(relevant[0].message)} if relevant else {}
-        return {"outcome": SILENT, "message": ""} | warned | counts
-    outcome = BREAKS if breaks else RECOMPILES if guards else RIGHT
-    return {"outcome": outcome, "message": messages.first_line([*breaks, *guards, ""][0])} | counts
+    for call, plain_call in zip(calls, expected, strict=True):
+        if call.raised and not plain_call.raised:
+            return REFUSES, messages.named(call.raised)
+    if all(map(Observed.same, calls, expected)):
+        return RIGHT, ""
+    for warning in caught:
+        if "deprecated" not in str(warning.message):  # which isn't about the case
+            return WARNED, messages.named(warning.message)
+    return SILENT, ""
 
 
 def same(result: Any, expected: Any) -> bool:
@@ -108,22 +129,6 @@ def same(result: Any, expected: Any) -> bool:
     if isinstance(expected, (tuple, list)):
         return type(result) is type(expected) and len(result) == len(expected) and all(map(same, result, expected))
     return bool(result == expected)
-
-
-def _make(case: str) -> Case:
-    check_choice(CASES, case=case)
-    return CASES[case]()
-
-
-def _capture(case: Case, variant: str) -> Callable[..., Any]:
-    """A case's function, captured by a variant; clears the list that the function may have appended to."""
-    example = copy.deepcopy(case.example)
-    if variant == capture.REPAIRED:
-        captured = capture.exported(case.repaired, example, dynamic=case.dynamic).module()
-    else:
-        captured = capture.VARIANTS[variant](case.fn, example)
-    case.log.clear()
-    return captured
 
 
 def _calls(case: Case, fn: Callable[..., Any]) -> list[Observed]:

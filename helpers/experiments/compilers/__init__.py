@@ -17,6 +17,10 @@ from . import fusing, inference, training_steps
 from .workloads import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 
 BOTH = (RESNET_18, BERT_BASE)
+TIMES = (
+    "median_ms p20_ms p80_ms n baseline baseline_ms ratio? ratio_p20? ratio_p80? low? high? pairs? starts? verdict? "
+)
+SPEEDS = TIMES + "p99_ms samples_per_s speedup speedup_p20 speedup_p80 threads build_s "
 
 
 def _each(models: Iterable[str], precision: str, batches: Iterable[int]) -> list[Row]:
@@ -28,6 +32,7 @@ def _each(models: Iterable[str], precision: str, batches: Iterable[int]) -> list
     cpu=_each(BOTH, "fp32", (1, 8)),
     gpu=_each(BOTH, "fp32", (1, 8)) + _each(BOTH, "fp16", (1, 8, 64)),
     version=3,
+    columns=SPEEDS + "backend version error tolerance",
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""
@@ -42,6 +47,8 @@ def latency(model: str, precision: str, batch: int) -> list[Row]:
     + _each((BERT_BASE,), "bf16", (4, 32))
     + _each((LLAMA,), "bf16", (2, 16)),
     version=3,
+    columns=SPEEDS
+    + "backend optimizer gradient_error gradient_tolerance loss eager_loss loss_difference steps break_even_steps?",
 )
 def training(model: str, precision: str, batch: int) -> list[Row]:
     """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
@@ -54,6 +61,7 @@ def training(model: str, precision: str, batch: int) -> list[Row]:
     cpu=[{"case": case, "size": 2**23} for case in fusing.CASES],
     gpu=[{"case": case, "size": size} for case in fusing.CASES for size in (2**20, 2**24)],
     version=3,
+    columns=TIMES + "kind variant kernels kernel_names bytes_moved bytes_least share_of_least error",
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels, bytes moved and time of each variant of a computation, against separate operations in eager mode."""
@@ -64,6 +72,7 @@ def fusion(case: str, size: int) -> list[Row]:
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
     version=2,
+    columns="variant outcome message? breaks recompiles",
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""
@@ -75,6 +84,7 @@ def semantics(case: str) -> list[Row]:
     cpu=[{"model": model, "backend": SCRIPT} for model in (RESNET_18, BERT_SHORT)],
     version=3,
     missing=lambda backend, **_: missing_because(backend),
+    columns=SPEEDS + "version error tolerance flawed_ms flawed_eager_ms flawed_speedup",
 )
 def flawed(model: str, backend: str) -> Row:
     """The lecture's timing and the correct one, of the same models in the same process."""

@@ -1,0 +1,188 @@
+"""Chapter 7: what each capture gets wrong, what fusion saves, and the speedups of inference and training."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, pick
+
+RESNET, BERT = "ResNet-18, 224 px", "BERT-base, 128 tokens"
+SILENT = "silently wrong"
+OUTCOMES = {  # of the records, and their headings
+    "right": "right",
+    "recompiles": "recompiles",
+    "breaks the graph": "graph break",
+    "refuses": "refuses",
+    "wrong, with a warning": "wrong, warned",
+    SILENT: "wrong, silent",
+}
+BY_HAND = ("by hand", "foreach", "fused", "one product")
+SAME = 1.03  # a smaller speedup counts as no difference
+
+
+def semantics(rows: pd.DataFrame) -> SimpleNamespace:
+    """How many functions each capture gets right, refuses or gets wrong, and which ones without a warning."""
+    silent = rows[rows["outcome"] == SILENT].groupby("variant")["case"].agg(", ".join)
+    outcomes = rows.groupby(["variant", "outcome"], sort=False).size().unstack(fill_value=0)
+    outcomes = outcomes.reindex(columns=list(OUTCOMES), fill_value=0).rename(columns=OUTCOMES)
+    outcomes["silently wrong functions"] = silent
+
+    def silently_wrong(variant: str) -> Number:
+        if variant not in outcomes.index:
+            return lacking(f"outcomes of {variant}")
+        return derived(outcomes.loc[variant, "wrong, silent"], "counted", "", 0)
+
+    return SimpleNamespace(
+        outcomes=outcomes.rename_axis("capture").reset_index(),
+        functions=derived(rows["case"].nunique(), "counted", "", 0),
+        trace=silently_wrong("torch.jit.trace"),
+        script=silently_wrong("torch.jit.script"),
+        export=silently_wrong("torch.export"),
+        dynamo=silently_wrong("Dynamo"),
+        inductor=silently_wrong("torch.compile"),
+    )
+
+
+def fusion(rows: pd.DataFrame) -> SimpleNamespace:
+    """Kernels, bytes against the lower bound and time of each case at its largest size: eager, by hand, compiled."""
+    large = rows[rows["size"] == rows["size"].max()]
+    labels = dict.fromkeys(BY_HAND, "by hand or library") | {"eager": "eager", "torch.compile": "torch.compile"}
+    large = large.assign(label=large["variant"].map(labels)).dropna(subset="label")
+    fastest = large.loc[large.groupby(["case", "label"], sort=False)["median_ms"].idxmin()]
+    fastest = fastest.assign(
+        bytes=fastest["bytes_moved"] / fastest["bytes_least"],
+        speedup=[speedup(row) for _, row in fastest.iterrows()],
+    )
+    compiled = fastest[fastest["label"] == "torch.compile"].set_index("case").sort_values("ratio")
+    eager_bytes = fastest[fastest["label"] == "eager"].set_index("case")["bytes_moved"]
+    share = compiled["bytes_moved"] / eager_bytes
+    names = {"case": "case", "variant": "variant", "kernels": "kernels", "bytes": "bytes / bound"}
+    names |= {"median_ms": "median_ms", "p20_ms": "p20_ms", "p80_ms": "p80_ms", "baseline_ms": "eager, ms"}
+    return SimpleNamespace(
+        bars=fastest,
+        times=fastest[fastest["label"] != "eager"][[*names, "speedup"]].rename(columns=names),
+        millions=derived(large["size"].max() / 2**20, "a setting", "", 0),
+        cases=derived(len(compiled), "counted", "", 0),
+        faster=derived((compiled["ratio"] < 1 / SAME).sum(), "counted", "", 0),
+        median=_median(compiled["speedup"]),
+        **_extreme("largest", compiled, share, 0),
+        **_extreme("smallest", compiled, share, -1),
+        chain=_at(compiled["speedup"], "pointwise chain"),
+        chain_predicted=derived(9 / 3, "nine large tensors read or written, and three", decimals=0),
+    )
+
+
+def _extreme(name: str, compiled: pd.DataFrame, share: pd.Series, place: int) -> dict:
+    if not len(compiled):
+        absent = lacking("fusion by torch.compile", TIMES)
+        return {name: absent, f"{name}_case": "", f"{name}_bytes": absent}
+    row = compiled.iloc[place]
+    bytes_moved = derived(share[row.name], "counted bytes", PERCENT, 0)
+    return {name: row["speedup"], f"{name}_case": row.name, f"{name}_bytes": bytes_moved}
+
+
+def latency(rows: pd.DataFrame) -> SimpleNamespace:
+    """Inference in fp32: a table for each model, and each backend's mean speedup over the batch sizes."""
+    rows = _named(rows[(rows["precision"] == "fp32") & rows["batch"].isin([1, 8])])
+    others = rows[rows["backend"] != "eager"]
+    by_backend = others.assign(number=[speedup(row) for _, row in others.iterrows()]).groupby(["model", "backend"])
+    means = by_backend["number"].agg(_mean)[by_backend.size() == by_backend.size().max()]
+    best = max(means.items(), key=lambda mean: float(mean[1]), default=(("", ""), lacking("inference", TIMES)))
+    served = [mean for (_, backend), mean in means.items() if backend in ("ONNX Runtime", "torch.compile")]
+    return SimpleNamespace(
+        tables={model: _by_batch(of_model) for model, of_model in rows.groupby("model", sort=False)},
+        resnet_onnx=_at(means, (RESNET, "ONNX Runtime")),
+        resnet_compile=_at(means, (RESNET, "torch.compile")),
+        bert_onnx=_at(means, (BERT, "ONNX Runtime")),
+        bert_openvino=_at(means, (BERT, "OpenVINO")),
+        bert_compile=_at(means, (BERT, "torch.compile")),
+        best=best[1],
+        best_model=best[0][0].partition(",")[0],
+        best_backend=best[0][1],
+        served=max(served, key=float, default=lacking("inference by ONNX Runtime or torch.compile", TIMES)),
+    )
+
+
+def _by_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each backend: at each batch its latency and its speedup with the spread, and the time to build it."""
+    backends = list(dict.fromkeys(rows["backend"]))
+    columns = {"backend": backends}
+    for batch, of_batch in rows.groupby("batch"):
+        of_batch = of_batch.set_index("backend").reindex(backends)
+        columns[f"batch {batch}, ms"] = of_batch["median_ms"].to_numpy()
+        columns[f"batch {batch}, speedup"] = of_batch["speedup"].to_numpy()
+        columns[f"batch {batch}, p20–p80"] = _spread(of_batch, "speedup_p20", "speedup_p80", ".2f").to_numpy()
+    columns["build, s"] = rows.drop_duplicates("backend")["build_s"].to_numpy()
+    return pd.DataFrame(columns)
+
+
+def flawed(rows: pd.DataFrame) -> SimpleNamespace:
+    """TorchScript's speedup by the lecture's timing and by warm runs in turn with eager."""
+    heads = {"model": "model", "backend": "backend", "flawed_eager_ms": "lecture: eager, ms"}
+    heads |= {"flawed_ms": "lecture: ms", "flawed_speedup": "lecture: speedup"}
+    heads |= {"baseline_ms": "eager, ms", "median_ms": "median, ms", "speedup": "speedup"}
+    bert = {"model": "BERT-base, 14 tokens"}
+    return SimpleNamespace(
+        timings=rows[list(heads)].rename(columns=heads),
+        bert_lecture=pick(rows, "flawed_speedup", TIMES, 2, **bert),
+        bert=pick(rows, "speedup", TIMES, 2, **bert),
+    )
+
+
+def training(rows: pd.DataFrame) -> SimpleNamespace:
+    """Training steps against eager ones; a speedup below `SAME` has no break-even."""
+    others = _named(rows[rows["backend"] != "eager"])
+    others = others.assign(
+        spread=_spread(others, "p20_ms", "p80_ms", ".0f"),
+        break_even_steps=others["break_even_steps"].where(others["speedup"] > SAME),
+    )
+    heads = {"model": "model", "batch": "batch", "precision": "precision", "backend": "backend"}
+    heads |= {"median_ms": "median, ms", "spread": "p20–p80", "baseline_ms": "eager, ms", "speedup": "speedup"}
+    heads |= {"build_s": "build, s", "break_even_steps": "break-even steps"}
+    compiled = others[others["backend"].str.startswith("torch.compile")].sort_values("speedup")
+    absent = lacking("training by torch.compile", TIMES)
+    speedups = [speedup(row) for _, row in compiled.iterrows()] or [absent]
+    steps = compiled["break_even_steps"].iloc[-1] if len(compiled) else float("nan")
+    return SimpleNamespace(
+        steps=others[list(heads)].rename(columns=heads),
+        least=speedups[0],
+        most=speedups[-1],
+        most_model=compiled["model"].iloc[-1].partition(",")[0] if len(compiled) else "",
+        most_break_even=derived(steps, "build time over time gained", "", 0) if steps == steps else absent,
+        no_difference=derived(SAME, "a setting"),
+    )
+
+
+def speedup(row: pd.Series) -> Number:
+    """Eager's time over a row's; with the interval of the paired ratio, which older records lack."""
+    if "low" in row and row["low"] == row["low"]:
+        return Number(1 / row["ratio"], TIMES, 1 / row["high"], 1 / row["low"], int(row["pairs"]), decimals=2)
+    return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=2)
+
+
+def _mean(speedups: pd.Series) -> Number:
+    """Their mean; its interval is the mean of theirs, which is wider than one of independent errors."""
+    count = len(speedups)
+    low, high = (sum(getattr(s, end) or float("nan") for s in speedups) / count for end in ("low", "high"))
+    ends = (low, high) if low == low else (None, None)
+    return Number(sum(map(float, speedups)) / count, TIMES, *ends, sum(s.n for s in speedups), decimals=2)
+
+
+def _median(speedups: pd.Series) -> Number:
+    if not len(speedups):
+        return lacking("fusion by torch.compile", TIMES)
+    return derived(speedups.map(float).median(), "median of the cases", decimals=2)
+
+
+def _at(numbers: pd.Series, key: str | tuple[str, str]) -> Number:
+    return numbers[key] if key in numbers.index else lacking(" of ".join([key] if isinstance(key, str) else key), TIMES)
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """With torch.compile's modes named as such."""
+    return rows.assign(backend=rows["backend"].str.replace("^compile", "torch.compile", regex=True))
+
+
+def _spread(rows: pd.DataFrame, low: str, high: str, form: str) -> pd.Series:
+    ends = zip(rows[low], rows[high], strict=True)
+    return pd.Series([number(None) if a != a else f"{a:{form}}–{b:{form}}" for a, b in ends], rows.index)
