@@ -63,7 +63,7 @@ def estimate(starts: Sequence[Sequence[float]], luck: float = LUCK, seed: int = 
     error = math.sqrt(parts.sum())
 
     def bounds(confidence: float) -> tuple[float, float]:
-        reach = error * _students(confidence, freedom)
+        reach = error * students(confidence, freedom)
         return math.exp(centre - reach), math.exp(centre + reach)
 
     low, high = bounds(DECIDED)
@@ -87,7 +87,7 @@ def _variance_of_median(logs: np.ndarray, generator: np.random.Generator) -> flo
     return float(np.median(resampled, axis=1).var()) * rounds / max(rounds - 1, 1)
 
 
-def _students(confidence: float, freedom: float) -> float:
+def students(confidence: float, freedom: float) -> float:
     """The two-sided quantile of Student's t, by the expansion of Cornish and Fisher around the normal one."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     first = (z**3 + z) / 4
