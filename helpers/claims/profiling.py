@@ -27,7 +27,7 @@ PARTS = {
 NESTED = ("model", "softmax", "GELU")  # parts that contain others, or lie within one
 
 
-def findings(rows: pd.DataFrame) -> SimpleNamespace:
+def diagnose(rows: pd.DataFrame) -> SimpleNamespace:
     """The largest findings of the slow loops, and how many there are in each loop."""
     slow = rows[rows["variant"] == "slow"].sort_values(["pipeline", "rank"], ascending=[False, True])
     first = slow.groupby("pipeline", sort=False).head(5)
@@ -56,7 +56,7 @@ def _by_variant(numbers: dict[tuple[str, str], Number], pipeline: str, unit: str
     return SimpleNamespace(**{variant: numbers.get((pipeline, variant), absent) for variant in ("slow", "fixed")})
 
 
-def promises(rows: pd.DataFrame) -> SimpleNamespace:
+def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     """Predicted and measured gains as shares of a step: of each fix, the errors, and the order in pairs of faults."""
     visible = rows["finding"].fillna("") != ""
     points = rows[visible].assign(pair=rows["faults"].str.contains(PAIR, regex=False))

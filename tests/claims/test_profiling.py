@@ -25,7 +25,7 @@ PROMISES = pd.DataFrame(
 
 
 def test_promises_are_judged_by_their_errors_and_by_the_order_in_pairs():
-    promises = profiling.promises(PROMISES)
+    promises = profiling.predicted(PROMISES)
     assert float(promises.fixes) == 5
     assert f"{promises.median_error}" == "2.0%"
     assert f"{promises.largest_excess}" == "10.0%"
@@ -38,7 +38,7 @@ def test_promises_are_judged_by_their_errors_and_by_the_order_in_pairs():
 
 def test_a_renamed_column_is_an_error():
     with pytest.raises(KeyError, match="promised_share"):
-        profiling.promises(PROMISES.rename(columns={"promised_share": "expected_share"}))
+        profiling.predicted(PROMISES.rename(columns={"promised_share": "expected_share"}))
 
 
 def test_findings_are_counted_by_loop_and_nothing_is_none():
@@ -54,7 +54,7 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
             "evidence": ["waits", "slow", None, "pads"],
         }
     )
-    found = profiling.findings(rows)
+    found = profiling.diagnose(rows)
     assert [float(found.vit.slow), float(found.vit.fixed), float(found.gpt.slow)] == [2, 0, 1]
     assert not found.gpt.fixed.measured
     assert found.largest["source line"].tolist() == ["b.py:3", "", ""]

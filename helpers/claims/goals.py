@@ -1,0 +1,88 @@
+"""The project's goals, each a claim about a named number.
+
+GOALS[0].verdict                  # of the records: holds, does not hold, undecided or not measured
+"""
+
+import importlib
+from dataclasses import dataclass
+from functools import reduce
+
+import pandas as pd
+
+from helpers import experiments
+from helpers.lab.results import Results, recorded
+from helpers.lab.values import Verdict, lacking, number
+
+CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
+CHAPTERS |= {"swiglu": "4 SwiGLU", "rush": "5 rush", "pipelines": "6 pipelines", "compilers": "7 compilers"}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """That a number of a table's claims is `at_least` or `at_most` something.
+
+    `table` names the experiment, `amp/quality`, whose claims are the function of the same name; `beside` is another
+    table that they read. A dot in `name` leads into a namespace.
+    """
+
+    table: str
+    name: str
+    measure: str
+    at_least: float | None = None
+    at_most: float | None = None
+    beside: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        chapter, _, table = self.table.partition("/")
+        first, *others = (_recorded(name) for name in (self.table, self.beside) if name)
+        named = first.named(getattr(importlib.import_module(f"helpers.claims.{chapter}"), table), *others)
+        value = reduce(getattr, self.name.split("."), named) if named.measured else lacking(self.table)
+        return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)
+
+
+def _recorded(table: str) -> Results:
+    (experiment,) = experiments.select([table])
+    return recorded(experiment)
+
+
+def table() -> pd.DataFrame:
+    """All goals with their values and outcomes."""
+    verdicts = {goal: goal.verdict for goal in GOALS}
+    return pd.DataFrame(
+        {
+            "chapter": [CHAPTERS[goal.table.partition("/")[0]] for goal in GOALS],
+            "measure": [goal.measure for goal in GOALS],
+            "goal": [verdict.bound for verdict in verdicts.values()],
+            "value": [number(verdict.number) for verdict in verdicts.values()],
+            "outcome": [verdict.outcome for verdict in verdicts.values()],
+        }
+    )
+
+
+GOALS = (
+    Goal("summary/stages", "all_steady", "speedup of all stages, steady state", at_least=8),
+    Goal("summary/stages", "all", "speedup of all stages, whole training", at_least=6),
+    Goal("amp/scaler_step", "speedup", "speedup of unscale, clip and step over torch's scaler", at_least=1.3),
+    Goal("amp/scaler_step", "over_none", "its time against a clipped step without scaling", at_most=0.95),
+    Goal("amp/autocast_overhead", "ratio", "a step under Autocast against torch's autocast", at_most=1.02),
+    Goal("batching/throughput", "packed", "throughput of packs against samples without padding", at_least=0.95),
+    Goal("batching/collator", "gain", "speedup of packs over transformers' padding-free collator", at_least=1.2),
+    Goal("batching/sampler_scaling", "million_s", "time to build the sampler of a million samples", at_most=0.5),
+    Goal("batching/sampler_scaling", "growth", "a batch of a million samples against ten thousand", at_most=1.5),
+    Goal("profiling/whole_runs", "vit.speedup", "speedup of the ViT's epoch, faults fixed", at_least=5),
+    Goal("profiling/whole_runs", "gpt.speedup", "speedup of the language model's epoch, faults fixed", at_least=3),
+    Goal("profiling/predicted", "median_error", "median error of a predicted gain, share of a step", at_most=0.1),
+    Goal("profiling/predicted", "largest_excess", "largest gain beyond its prediction, share of a step", at_most=0.05),
+    Goal("profiling/predicted", "share_right", "pairs of faults whose better fix is named first", at_least=0.9),
+    Goal("swiglu/peers", "worst_time", "time of level 2 against torch.compile", at_most=1.0, beside="swiglu/ceilings"),
+    Goal("swiglu/peers", "worst_saved", "saved bytes of level 2 against plain", at_most=0.55, beside="swiglu/ceilings"),
+    Goal("rush/ladder", "total", "speedup of the fastest setup over the plain loop", at_least=6),
+    Goal("rush/ladder", "matmul_share", "share of the matmul throughput", at_least=0.65),
+    Goal("rush/peers", "over_compiled", "speedup over compiled transformers", at_least=1.3),
+    Goal("rush/peers", "over_fastest", "speedup over the fastest setup of transformers", at_least=1.3),
+    Goal("pipelines/formats", "largest_shards", "speedup of cold tar or TFRecord reads over small files", at_least=3),
+    Goal("pipelines/formats", "largest_mapped", "speedup of cold mapped-file reads over small files", at_least=3),
+    Goal("pipelines/forgetting", "least", "accuracy lost without the least forgotten 30 %", at_most=0.5),
+    Goal("compilers/latency", "served", "speedup of ONNX Runtime or compile over eager, mean", at_least=1.3),
+)
