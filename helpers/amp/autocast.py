@@ -1,26 +1,28 @@
 """`Autocast`: mixed precision for a region of code, implemented in Python.
 
-A `TorchFunctionMode` intercepts every call of torch's Python interface (functions, methods, operators, properties) in
-its thread, above autograd, so that casts are differentiated like any operation. (A `TorchDispatchMode` is below
-autograd: casts there would not be differentiated, and gradients would have the wrong type.) For each call it looks up
-the function, casts its inputs, and runs it. It doesn't see calls within C++; `autocast_policy` therefore lists the
-outer functions, and `autocast_internals` runs torch's functions that are written in Python under the mode.
-
-The overhead over torch.autocast, on a 2-core CPU: 1.5 µs for a method or property (`x.shape`) that is left alone, 4 µs
-for a function written in Python (`F.relu`), 6 µs for a linear layer whose weight is already cast.
+A `TorchFunctionMode` intercepts every call of torch's Python interface (functions, methods, operators) in its thread,
+above autograd, so that casts are differentiated like any operation. (A `TorchDispatchMode` is below autograd: casts
+there would not be differentiated, and gradients would have the wrong type.) For each call it looks up the function,
+casts its inputs, and runs it.
 """
 
+import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from helpers.lab.precision import casting_mode
+from .autocast_policy import FP32, LOW, PROMOTE, REFUSE, TORCHS, bodies, policies
 
-from .autocast_mode import NARROW, CastingMode, refuse_to_compile
+_compiling = torch.compiler.is_dynamo_compiling
+
+HALVES = (torch.float16, torch.bfloat16)
+CASTABLE = frozenset({*HALVES, torch.float32})
 
 
 class Autocast:
@@ -32,17 +34,19 @@ class Autocast:
             loss = criterion(model(x), target)
         loss.backward()
 
-    Functions run in the same types as under torch.autocast, listed by `autocast_policy()` for CUDA and for the CPU:
-    `device_type` selects the list, or, if it is None, the device of each call's tensors. In-place and out= variants,
-    fp64 and integers are left alone. Casts are differentiated, so gradients have the types of their parameters. With
-    `cache_enabled` the cast of an fp32 weight is cached until the outermost region ends, or the weight changes.
+    `autocast_policy.LISTS` says which: networks run in the same types as under torch.autocast, on a GPU and on a CPU.
+    `device_type` restricts it to one kind of device. In-place and out= variants, fp64 and integers are left alone.
+    Casts are differentiated, so gradients have the types of their parameters. With `cache_enabled` an fp32 weight is
+    cast once, until the outermost region ends or the weight changes.
 
-    Regions nest, with other settings or `enabled=False` inside, and belong to one thread. A `torch.autocast` inside
-    rules on its kind of device until it ends, `enabled=False` too. Recomputation by `torch.utils.checkpoint` runs
-    under the settings of the forward. Custom operations ask `helpers.lab.precision.autocast_dtype`.
+    Regions nest, with other settings or `enabled=False` inside, and belong to one thread. The settings are stored where
+    torch.autocast stores its own. So a `torch.autocast` inside has its effect, and models see that autocast is on (some
+    then leave it for their rotary angles); `torch.compile` and `torch.utils.checkpoint` compile, and recompute after
+    the region, under torch's own autocast with these settings. It also casts cuDNN's recurrent layers. During every
+    other call it is off.
 
-    The overhead is some microseconds of Python for each call of a torch function and each access to a property
-    (`x.shape`), which is hidden if the GPU is the bottleneck. `torch.compile` around or inside it is an error.
+    The overhead is some microseconds of Python for each call of a torch function, and less for each access to a
+    property (`x.shape`). It is hidden where the GPU is the bottleneck.
     """
 
     def __init__(
@@ -52,73 +56,144 @@ class Autocast:
         device_type: str | None = None,
         cache_enabled: bool = True,
     ) -> None:
-        if dtype not in NARROW:
+        if enabled and dtype not in HALVES:
             raise ValueError(f"Autocast: dtype must be torch.float16 or torch.bfloat16, not {dtype}")
-        if device_type is not None and not _is_kind_of_device(device_type):
+        if device_type is not None and not torch.amp.is_autocast_available(device_type):
             raise ValueError(f"Autocast: device_type is a kind of device, like 'cuda' or 'cpu', not {device_type!r}")
         self.dtype, self.enabled, self.device_type, self.cache_enabled = dtype, enabled, device_type, cache_enabled
 
     def __enter__(self) -> "Autocast":
-        if torch.compiler.is_dynamo_compiling():
-            refuse_to_compile()
-        mode = casting_mode()
-        if mode is not None:
-            mode.remember_for_recomputation()
-            _entered.regions.append((mode, (mode.settings, mode.torchs_regions)))
-            mode.use(self, [])
-        elif self.enabled:
-            mode = CastingMode(self)
-            mode.__enter__()
-            _entered.regions.append((mode, None))
-        else:
-            _entered.regions.append((None, None))
+        if _compiling():
+            torch._dynamo.graph_break(msg="Autocast is entered outside of the compiled graph")
+        region = self._region()
+        region.__enter__()
+        _entered.regions.append(region)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        mode, before = _entered.regions.pop()
-        if before is not None:
-            mode.use(*before)
-        elif mode is not None:
-            depth = torch._C._len_torch_function_stack()
-            if not depth or torch._C._get_function_stack_at(depth - 1) is not mode:
-                raise RuntimeError("Autocast: a region was left while another mode, entered inside it, is still on")
-            mode.__exit__(None, None, None)
-            mode.casts_of.clear()
+        _entered.regions.pop().__exit__(*exception)
 
     def __call__(self, function: Callable) -> Callable:
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(
-                f"Autocast can't decorate {function.__name__}: its body runs later, when it is iterated or awaited. "
-                "Use `with Autocast(...)` in the body."
-            )
-        return functools.wraps(function, updated=())(self.bind(function))
+        if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            what = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(f"Autocast decorates functions that compute when they are called, not {what}: use `with`")
 
-    def bind(self, function: Callable) -> Callable:
-        """A function that calls `function` under these settings."""
-
+        @functools.wraps(function)
         def under_autocast(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
         return under_autocast
 
-    def __repr__(self) -> str:
-        settings = f"dtype={self.dtype}, enabled={self.enabled}, device_type={self.device_type!r}"
-        return f"Autocast({settings}, cache_enabled={self.cache_enabled})"
+    @contextlib.contextmanager
+    def _region(self) -> Iterator[None]:
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = {self.device_type} if self.device_type else {"cpu", accelerator.type if accelerator else "cpu"}
+        before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+        cached_before = torch.is_autocast_cache_enabled()
+        torch.autocast_increment_nesting()
+        try:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, self.enabled)
+                torch.set_autocast_dtype(kind, self.dtype)
+            torch.set_autocast_cache_enabled(self.cache_enabled)
+            with contextlib.nullcontext() if not self.enabled or _is_casting() else _Casting():
+                yield
+        finally:
+            for kind, enabled, dtype in before:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
+            torch.set_autocast_cache_enabled(cached_before)
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
 
 
 class _Entered(threading.local):
-    """This thread's nested regions, outermost first: the mode, and the arguments of `use` to restore."""
+    """This thread's nested regions, outermost first."""
 
     def __init__(self) -> None:
-        self.regions: list[tuple[CastingMode | None, tuple | None]] = []
+        self.regions: list[contextlib.AbstractContextManager] = []
 
 
 _entered = _Entered()
 
 
-def _is_kind_of_device(name: object) -> bool:
-    try:
-        return isinstance(name, str) and torch.device(name).type == name
-    except RuntimeError:
-        return False
+def _is_casting() -> bool:
+    stack = range(torch._C._len_torch_function_stack())
+    return any(isinstance(torch._C._get_function_stack_at(depth), _Casting) for depth in stack)
+
+
+_PROPERTY = type(Tensor.shape.__get__)
+_CAST = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16, torch.float32: Tensor.float}  # quicker than `to`
+
+
+class _Casting(TorchFunctionMode):
+    """Casts the inputs of calls, from the beginning of a thread's outermost region to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policies, self.bodies = policies(), bodies()
+        self.casts: dict[tuple, tuple] = {}  # (weight's id, type) → (weight, its version, has the cast a graph, cast)
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if _compiling() or type(func) is _PROPERTY:
+            return func(*args, **kwargs)
+        if func in self.bodies:
+            with self:
+                return self.bodies[func](*args, **kwargs)
+        if (by_kind := self.policies.get(func)) is not None:
+            first = args[0] if args and isinstance(args[0], Tensor) else next(_tensors(args, kwargs), None)
+            kind = "cpu" if first is None or first.is_cpu else first.device.type
+            policy = by_kind.get("cpu" if kind == "cpu" else "cuda")
+            if policy is TORCHS:
+                return func(*args, **kwargs)
+            if policy is not None and kwargs.get("out") is None and _is_enabled(kind):
+                args, kwargs = self.cast(policy, kind, first, args, kwargs)
+        with torch._C._DisableAutocast():  # torch's own casts
+            return func(*args, **kwargs)
+
+    def cast(self, policy: str, kind: str, first: Tensor | None, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments of a call on this kind of device, cast by its policy."""
+        if policy is PROMOTE and len(CASTABLE & {tensor.dtype for tensor in _tensors(args, kwargs)}) < 2:
+            return args, kwargs
+        if policy in (LOW, FP32, PROMOTE):
+            dtype, on_cpu = torch.get_autocast_dtype(kind) if policy is LOW else torch.float32, kind == "cpu"
+            args = [self.to(dtype, on_cpu, value) for value in args]
+            return args, kwargs and {name: self.to(dtype, on_cpu, value) for name, value in kwargs.items()}
+        if policy is REFUSE:
+            raise RuntimeError(
+                "binary_cross_entropy isn't safe in half precision: a probability that rounds to 0 or 1 has an "
+                "infinite loss. Use binary_cross_entropy_with_logits on what goes into the sigmoid."
+            )
+        asked = kwargs.get("dtype") or any(isinstance(value, torch.dtype) for value in args)
+        return args, kwargs if asked or first.dtype not in HALVES else kwargs | {"dtype": torch.float32}
+
+    def to(self, dtype: torch.dtype, on_cpu: bool, value: Any) -> Any:
+        """An argument, with tensors that are to be cast (also in lists and tuples) in a type."""
+        if not isinstance(value, Tensor):
+            is_list = type(value) in (list, tuple)
+            return type(value)([self.to(dtype, on_cpu, item) for item in value]) if is_list else value
+        if value.dtype is dtype or value.dtype not in CASTABLE or value.is_cpu is not on_cpu:
+            return value
+        if value.dtype is not torch.float32 or not value.requires_grad or not torch.is_autocast_cache_enabled():
+            return _CAST[dtype](value)
+        weight, version, has_graph, cast = self.casts.get((id(value), dtype), (None, None, False, None))
+        # `_version` counts in-place changes. A cast without a graph would lose the weight's gradient.
+        if weight is None or version != value._version or torch.is_grad_enabled() > has_graph:
+            cast = _CAST[dtype](value)
+            if value.is_leaf and not value._is_view() and not value.is_inference():
+                self.casts[id(value), dtype] = value, value._version, torch.is_grad_enabled(), cast
+        return cast
+
+
+def _is_enabled(kind: str) -> bool:
+    return (kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
+
+
+def _tensors(values: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Iterator[Tensor]:
+    for value in (*values, *(kwargs or {}).values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _tensors(value)

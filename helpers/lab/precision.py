@@ -22,36 +22,17 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
     Both leave fp64 alone. Costs about a microsecond; `torch.compile` can trace it.
     """
-    if (mode := casting_mode()) is not None and (dtype := mode.product_dtype(x)) is not None:
-        return dtype
-    return _torchs_dtype(x.device.type) if x.dtype != torch.float64 else None
+    return _dtype_for(x.device.type) if x.dtype != torch.float64 else None
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     """A context manager that turns off the autocast whose type `autocast_dtype(x)` returns."""
-    if (mode := casting_mode()) is not None and mode.product_dtype(x) is not None:
-        return mode.suspended()
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if _torchs_dtype(kind) is not None else contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False) if _dtype_for(kind) is not None else contextlib.nullcontext()
 
 
-def casting_mode() -> Any | None:
-    """The mode of this thread's `helpers.amp.Autocast` region, with `product_dtype` and `suspended`; None outside.
-
-    It is looked up on torch's stack of function modes, which torch also hands to the threads of backward. While
-    compiling it is None: our Autocast can't be compiled.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    for depth in reversed(range(torch._C._len_torch_function_stack())):  # innermost mode first
-        mode = torch._C._get_function_stack_at(depth)
-        if hasattr(mode, "product_dtype"):
-            return mode
-    return None
-
-
-def _torchs_dtype(kind: str) -> torch.dtype | None:
-    """The type of the `torch.autocast` region for this kind of device; None outside of one."""
+def _dtype_for(kind: str) -> torch.dtype | None:
+    """The type of the region for this kind of device; None outside of one."""
     # torch 2.11's compiler can't trace `is_autocast_available`, nor does it need to.
     has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
     return torch.get_autocast_dtype(kind) if has_autocast and torch.is_autocast_enabled(kind) else None
