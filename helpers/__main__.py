@@ -78,8 +78,8 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+    from helpers.fit import this_memory_gib
     from helpers.lab import device, plan
-    from helpers.rush.fit import this_memory_gib
 
     device()  # raises where the GPU can't be used, as measuring would
     memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
@@ -222,7 +222,7 @@ def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int
 def fit(options: argparse.Namespace) -> int:
     import json
 
-    from helpers.rush import fit as fits
+    import helpers.fit as fits
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
     try:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from helpers.amp import DynamicGradScaler
-from helpers.rush.distributed import joined
+from helpers.distributed import joined
 
 
 def one_raises():

@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
+from helpers.distributed.launch import joined
 from helpers.pipelines.forgetting import ForgettingTracker
-from helpers.rush.distributed.launch import joined
 
 SAMPLES, EPOCHS, RANKS = 23, 6, 2
 

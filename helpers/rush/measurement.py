@@ -1,9 +1,4 @@
-"""Speed, memory and loss of a setup as one row: `run`; `epoch` measures training fed by a `DataLoader`.
-
-Model FLOPs a token, by convention: 6 for each parameter (2 forward, 4 backward; a tied embedding counts once, as the
-head), and 6 · layers · heads · 2 · head_dim · T for attention, including the causal half that fast kernels skip.
-Recomputed activations don't count: MFU is about the model's operations, not the hardware's.
-"""
+"""Speed, memory and loss of a setup as one row: `run`."""
 
 import functools
 import gc
@@ -16,37 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.lab import Timing, device, each, peak_memory
-from helpers.lab.ceilings import matmul
-from helpers.lab.machine import device_class, device_name
 from helpers.lab.memory import GIB
-from helpers.lab.precision import fp32_products
 from helpers.lab.timing import synchronize
-from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.text import Vocab, corpus, local_wikitext
 
+from .rates import shares
 from .setup import Setup
-from .trainer import AUTOCAST, BEFORE_CAPTURE, Trainer
+from .trainer import Trainer
 
 LOSS_STEPS = 8
 ON_CPU_LOSS_STEPS, ON_CPU_S = 5, 6.0  # on a CPU, where the steps of the loss curve are timed, too
 SEQUENCES = 4  # distinct sequences for the loss curve; the model can only memorise them
 LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of timed steps
-
-# Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
-PEAKS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165.2e12,
-}
 
 
 def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOSS_STEPS) -> dict[str, Any]:
@@ -92,7 +71,7 @@ def measure(
     tokens_per_s = setup.batch * setup.sequence / timing.median_ms * 1e3
     return {
         "tokens_per_s": tokens_per_s,
-        **_spread(timing),
+        **spread(timing),
         "peak_gib": _peak_gib(lambda: step(next(batches)), baseline_bytes),
         **shares(setup, tokens_per_s),
         "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0) if setup.compile != "none" else None,
@@ -137,80 +116,7 @@ def stream(model: str) -> tuple[Tensor, str]:
     return ids.where(ids < preset(model)["vocab_size"], Vocab.unk_id), text.source
 
 
-def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
-    """Time of `steps` training steps fed by a `DataLoader`, as a row: the step, the epoch (`epoch_s`), and the medians
-    of the host's wait for a batch (`wait_ms`) and in its copy to the device (`copy_ms`), without the first quarter.
-
-    A copy from pinned memory is queued at once. One from pageable memory blocks the host until the device has reached
-    it, so its time is mostly that of the previous step.
-
-    Compiling, tuning and graph capture happen before the loader starts: they aren't in the epoch's time, and no CUDA
-    call of a pinning thread can break the capture.
-    """
-    trainer = Trainer(setup)
-    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, 1)), BEFORE_CAPTURE + 1):
-        trainer.step(tokens)
-    rows = TensorDataset(sequences(setup, steps * setup.batch).cpu())
-    loader = DataLoader(rows, setup.batch, num_workers=workers, pin_memory=pinned and device().type == "cuda")
-    waited_ms: list[float] = []
-    copied_ms: list[float] = []
-    batches = iter(loader)
-
-    def device_batches() -> Iterator[Tensor]:
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            fetched = time.perf_counter()
-            tokens = batch[0].to(device(), non_blocking=pinned)
-            waited_ms.append((fetched - began) * 1e3)
-            copied_ms.append((time.perf_counter() - fetched) * 1e3)
-            yield tokens
-
-    synchronize()
-    began = time.perf_counter()
-    step_ms = each(device_batches(), trainer.step)
-    epoch_s = time.perf_counter() - began
-    first = len(step_ms) // 4
-    host = {"wait_ms": statistics.median(waited_ms[first:]), "copy_ms": statistics.median(copied_ms[first:])}
-    return _spread(Timing.of(step_ms[first:])) | host | {"epoch_s": epoch_s}
-
-
-@functools.cache
-def parameters(model: str) -> int:
-    """Number of parameters of a preset, a tied embedding counted once. Allocates nothing."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Llama.from_name(model).parameters())
-
-
-def flops_per_token(model: str, sequence: int) -> int:
-    """Model FLOPs of training on one token of a sequence of this length."""
-    size = preset(model)
-    attended = size.get("head_dim", size["width"] // size["heads"]) * size["heads"]
-    # By convention an untied embedding counts too, although a look-up has no FLOPs.
-    return 6 * parameters(model) + 6 * size["layers"] * 2 * attended * sequence
-
-
-@functools.cache
-def matmul_rate(precision: str = "amp-bf16") -> float:
-    """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
-    dtype = AUTOCAST.get(precision, torch.bfloat16 if precision == "bf16" else torch.float32)
-    size = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}[device_class()]
-    with fp32_products(tf32=precision == "tf32"):
-        return max(matmul(size, dtype)[1] for _ in range(3)) * 1e12  # a limit: the best of three medians
-
-
-def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | None]:
-    """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
-    rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
-    name = device_name()
-    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
-    product = matmul_rate(setup.precision)
-    return {"mfu": rate / peak if peak else None, "product_tflops": product / 1e12, "matmul_share": rate / product}
-
-
-def _spread(timing: Timing) -> dict[str, float]:
+def spread(timing: Timing) -> dict[str, float]:
     return {"step_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 
 

@@ -44,16 +44,16 @@ def build(
         return torch.optim.AdamW(params, capturable=capturable, **options, **FLAGS[variant])
     from torchao.optim import AdamW8bit
 
-    params = list(params)
-    options["lr"] = torch.tensor(lr, device=params[0].device if capturable else None)
     # Rounded to nearest, weights in bf16 would lose updates below half a unit in the last place.
     optimizer = AdamW8bit(params, bf16_stochastic_round=True, **options)
     if capturable:
-        optimizer.register_step_post_hook(_count_on_device)
+        optimizer.register_step_post_hook(_counts_on_device)
     return optimizer
 
 
-def _count_on_device(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """torchao counts steps on the host: each replay of a graph would then use the count of the captured step."""
+def _counts_on_device(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """torchao has the step count and the rate on the host, and a graph would replay those of the captured step."""
     for parameter, state in optimizer.state.items():
         state["step"] = state["step"].to(parameter.device)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"].to(group["params"][0].device)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.machine import missing_because
 from helpers.models.llama import PRESETS
 
@@ -28,10 +29,12 @@ CHOICES = {
     "optimizer": ("for-loop", "foreach", "fused", "8-bit"),  # 8-bit: torchao's, its state in 8 bits
     # regional: a block's code is compiled once for all blocks, in a fraction of the time
     "compile": ("none", "default", "regional", "max-autotune", "regional max-autotune"),
-    "allocator": ("default", "kept", "huge pages"),  # glibc's; see `environment`
+    "allocator": tuple(ALLOCATORS),  # glibc's; see `environment`
     "float8": ("none", "tensorwise"),  # torchao's, with one scale a tensor
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
+
+AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision -> the type of products
 
 # Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
 NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
@@ -66,16 +69,6 @@ NEXT_BEST: dict[str, dict[Any, Any]] = {
     "compile": {"regional max-autotune": "regional", "regional": "none", "max-autotune": "default", "default": "none"},
     "cuda_graph": {True: False},
     "float8": {"tensorwise": "none"},
-}
-
-
-# glibc's settings, read when a process starts. By default it returns freed memory to the system and asks for it again,
-# and the kernel clears each page anew. Kept: no block is mapped apart, nothing is returned. Huge pages: of 2 MiB.
-KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(2**28)}
-ENVIRONMENTS = {
-    "default": {},
-    "kept": KEPT,
-    "huge pages": KEPT | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
 }
 
 
@@ -148,7 +141,7 @@ class Setup:
     @property
     def environment(self) -> dict[str, str]:
         """The variables with which a process must start so that its allocator is the setup's (`in_fresh_process`)."""
-        return ENVIRONMENTS[self.allocator]
+        return ALLOCATORS[self.allocator]
 
     def differs(self, other: "Setup") -> dict[str, Any]:
         """The fields in which this setup differs from another, with this setup's values."""

@@ -1,12 +1,4 @@
-"""`Trainer`: a setup's model, loss, optimizer and training step.
-
-Activation checkpointing (`checkpointing` of a setup): which activations a block saves for backward.
-
-none            everything that autograd saves
-full            the block's input; backward recomputes the block (a third more products)
-selective       results of products and attention; the cheap operations between them are recomputed
-memory budget   the given share of what the compiler saves by default; the compiler chooses which
-"""
+"""`Trainer`: a setup's model, loss, optimizer and training step."""
 
 import contextlib
 import functools
@@ -16,22 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from helpers.amp import DynamicGradScaler
-from helpers.kernels import rms_norm
+from helpers.kernels import chunked_loss, rms_norm
+from helpers.kernels.blocked_attention import blocked_attention
 from helpers.lab import device as this_device
 from helpers.lab.compiling import compiled_apart
 from helpers.lab.precision import fp32_products
 from helpers.models import Llama
 from helpers.models.llama import eager_attention, eager_rms_norm
 from helpers.swiglu import MemoryOptimizedSwigluMLP
+from helpers.training.checkpointing import checkpoint_with
 
-from . import chunked_loss, optimizers
-from .blocked_attention import blocked_attention
-from .setup import Setup
+from . import optimizers
+from .setup import AUTOCAST, Setup
 
-AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision -> the type of products
 BEFORE_CAPTURE = 3  # warm-up steps before the capture: they compile, allocate, and create the optimizer's state
 
 BACKENDS = {
@@ -39,21 +30,6 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2; on a CPU torch's flash kernel for CPUs
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-
-# The operators whose results selective checkpointing saves: matrix products and attention, by torch's internal names.
-SAVED_OPERATORS = {
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "bmm",
-        "addmm",
-        "_scaled_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention",
-    )
-} | {torch.ops.rush.blocked_attention.default}
 
 
 class Trainer:
@@ -233,23 +209,6 @@ def options(setup: Setup) -> dict:
     """`torch.compile`'s options. max-autotune runs without CUDA graphs, which are a separate step of the ladder."""
     mode = "max-autotune-no-cudagraphs" if "max-autotune" in setup.compile else "default"
     return {"mode": mode, "dynamic": False}
-
-
-def checkpoint_with(checkpointing: str) -> Callable | None:
-    """The value for `Llama.checkpoint`: a function that runs a block with its arguments; None calls it directly."""
-    # RNG state isn't preserved: there is no dropout, and it can't be read during graph capture.
-    plain = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    if checkpointing == "full":
-        return plain
-    if checkpointing == "selective":
-        contexts = functools.partial(create_selective_checkpoint_contexts, _save_products)
-        return functools.partial(plain, context_fn=contexts)
-    return None
-
-
-def _save_products(context, operator, *args, **kwargs) -> CheckpointPolicy:
-    """Save results of matrix products and attention; recompute everything else."""
-    return CheckpointPolicy.MUST_SAVE if operator in SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def compiler_budget(setup: Setup) -> contextlib.AbstractContextManager:

@@ -21,10 +21,10 @@ from helpers.compilers import runtimes
 from helpers.kernels.swaps import NEEDS, OURS, swap_norms
 from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_positive
+from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import Row
-from helpers.rush.setup import ENVIRONMENTS
 
 from .language import guess_scores
 from .loop import Excerpt, Step, fit
@@ -78,7 +78,7 @@ STAGES: dict[str, Stage] = {
     ALLOCATOR: Stage(
         about="on a CPU: glibc keeps freed memory, and the kernel needn't clear it again",
         chapter="05_optimization_rush",
-        environment=ENVIRONMENTS["kept"],
+        environment=ALLOCATORS["kept"],
     ),
     COMPILED: Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
 }

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers.amp import DynamicGradScaler, StaticGradScaler
-from helpers.rush.distributed import launch
+from helpers.distributed import launch
 
 
 def layer_with(**options):

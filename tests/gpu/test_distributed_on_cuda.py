@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from helpers.rush.distributed import Job, measure
-from helpers.rush.simulation import rank_memory, rank_peak
+from helpers.distributed import Job, measure
+from helpers.fit import rank_memory, rank_peak
 
 JOB = Job(strategy="single", sequence=32, steps=3, learning_rate=1e-2)
 GIB = 2**30

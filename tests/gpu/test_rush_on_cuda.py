@@ -6,11 +6,12 @@ import time
 import pytest
 import torch
 
+from helpers.kernels import chunked_loss
 from helpers.lab import compare, peak_memory
 from helpers.lab.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import LADDER, Setup, Trainer, chunked_loss, climb, loss_curve, run
+from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import BEFORE_CAPTURE, attention, build_model, compiled
 

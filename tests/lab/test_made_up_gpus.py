@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from helpers.__main__ import main
+from helpers.distributed import Job
 from helpers.experiments import chapters, tables_of
+from helpers.fit import rank_memory
 from helpers.lab import DeviceError, Experiment, device, half_dtype, machine
 from helpers.lab.ceilings import large_copy
 from helpers.lab.machine import device_class, missing_because, without_kernels
-from helpers.rush.distributed import Job
-from helpers.rush.simulation import rank_memory
 from helpers.training import stages
 
 

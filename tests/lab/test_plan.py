@@ -103,7 +103,7 @@ def test_a_dry_run_measures_nothing(tmp_path, capsys):
 def test_a_table_that_took_more_memory_than_there_is_says_so(results, capsys, monkeypatch):
     row = {"batch": 16, "status": "ok", "gpu": "CPU Server", "preset": "cpu", "peak_gib": 12.5} | ORIGIN
     records.replace(records.path("cpu-server", "swiglu", "sweep"), [row])
-    monkeypatch.setattr("helpers.rush.fit.this_memory_gib", lambda: 7.6)  # a laptop of 8 GB
+    monkeypatch.setattr("helpers.fit.this_memory_gib", lambda: 7.6)  # a laptop of 8 GB
     assert main(["measure", "swiglu", "--preset", "cpu", "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "more memory than the 7.6 GiB here" in line]
     assert line.split()[0] == "swiglu/sweep" and "12.50" in line

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.distributed.launch import launch
 from helpers.pipelines.forgetting import ForgettingTracker, is_correct
-from helpers.rush.distributed.launch import launch
 
 SAMPLES = 5
 presentation = st.tuples(st.integers(0, SAMPLES - 1), st.booleans())

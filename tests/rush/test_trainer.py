@@ -11,7 +11,8 @@ from helpers.experiments.rush import transformers_llama as peers
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed, missing_because
 from helpers.rush import CPU_LADDER, LADDER, Setup, Trainer, climb, loss_curve, measurement, run, trainer
-from helpers.rush.measurement import fixed_tokens, flops_per_token, parameters, shares, text_tokens
+from helpers.rush.measurement import fixed_tokens, text_tokens
+from helpers.rush.rates import flops_per_token, parameters, shares
 from helpers.rush.setup import LADDERS
 
 CPU = torch.device("cpu")
@@ -223,12 +224,12 @@ def test_operations_are_counted_by_the_convention():
 
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
-    monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr("helpers.rush.measurement.matmul_rate", lambda precision: 780e12)
+    monkeypatch.setattr("helpers.rush.rates.device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: 780e12)
     actual = shares(Setup(precision="bf16"), 72_200)
     assert actual["mfu"] == pytest.approx(0.600, abs=1e-3)
     assert actual["matmul_share"] == pytest.approx(actual["mfu"] * 989 / 780)
-    monkeypatch.setattr("helpers.rush.measurement.device_name", lambda: "CPU of some kind")
+    monkeypatch.setattr("helpers.rush.rates.device_name", lambda: "CPU of some kind")
     assert shares(Setup(precision="bf16"), 72_200)["mfu"] is None
 
 

@@ -5,11 +5,11 @@ import statistics
 from collections import Counter
 
 from helpers.lab import Timing, device, experiment
+from helpers.lab.cpu import KEPT
 from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
 from helpers.profiling.account import device_idle_share
-from helpers.rush.setup import KEPT
 from helpers.training.planted import (
     FIXED,
     NOT_ON_CPU,

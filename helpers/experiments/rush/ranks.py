@@ -1,12 +1,12 @@
 """Many ranks: their memory counted, derived and measured, the same training by each strategy, and predicted scaling."""
 
+from helpers.distributed import Job
+from helpers.distributed import measure as measure_ranks
+from helpers.fit import CLUSTERS, predict, rank_memory, rank_peak
 from helpers.lab import experiment
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.rush.distributed import Job
-from helpers.rush.distributed import measure as measure_ranks
-from helpers.rush.measurement import PEAKS, flops_per_token
-from helpers.rush.simulation import CLUSTERS, predict, rank_memory, rank_peak
+from helpers.rush.rates import PEAKS, flops_per_token
 
 TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
 PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}

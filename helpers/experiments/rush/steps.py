@@ -7,10 +7,11 @@ from helpers.lab import device, experiment, in_fresh_process
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.rush import CPU_LADDER, LADDER, Setup, run, rung
-from helpers.rush.measurement import ON_CPU_LOSS_STEPS, epoch
+from helpers.rush.measurement import ON_CPU_LOSS_STEPS
 from helpers.rush.trainer import BEFORE_CAPTURE
 
 from . import transformers_llama
+from .loader import epoch
 
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
 # Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`

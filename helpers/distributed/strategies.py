@@ -35,7 +35,7 @@ from helpers.lab.files import check_writable
 from helpers.lab.machine import missing_because
 from helpers.models import Llama
 from helpers.models.llama import preset
-from helpers.rush.trainer import checkpoint_with
+from helpers.training.checkpointing import checkpoint_with
 
 from . import checkpoints
 
@@ -74,7 +74,7 @@ class Job:
     accumulate: int = 1  # micro-batches of a step
     steps: int = 5
     precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
-    checkpointing: str = "none"  # as in `helpers.rush.trainer`
+    checkpointing: str = "none"  # as in `helpers.training.checkpointing`
     bucket_mib: float = 25.0  # ddp: size of the gradient buckets
     sync_each: bool = False  # average gradients after each micro-batch, not once a step
     learning_rate: float = 1e-3

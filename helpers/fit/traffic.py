@@ -9,7 +9,7 @@ algorithm that balances the ranks.
 import math
 from dataclasses import dataclass
 
-from helpers.rush.distributed import Job
+from helpers.distributed import Job
 
 from .shapes import FP32, Shapes, elements, share
 

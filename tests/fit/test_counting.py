@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.models import Llama
-from helpers.rush.distributed import Job
-from helpers.rush.distributed.training import train_step
-from helpers.rush.simulation import (
+from helpers.distributed import Job
+from helpers.distributed.training import train_step
+from helpers.fit import (
     CLUSTERS,
     assumptions,
     predict,
@@ -24,10 +23,11 @@ from helpers.rush.simulation import (
     rank_peak,
     transfers,
 )
-from helpers.rush.simulation.rank import Ledger
-from helpers.rush.simulation.scaling import transfer_ms
-from helpers.rush.simulation.shapes import Activations, Shapes, elements, share
-from helpers.rush.simulation.traffic import GATHER, REDUCE, SCATTER, Transfer
+from helpers.fit.rank import Ledger
+from helpers.fit.scaling import transfer_ms
+from helpers.fit.shapes import Activations, Shapes, elements, share
+from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Transfer
+from helpers.models import Llama
 
 PCIE4, PCIE5, NVLINK4 = CLUSTERS
 EIGHT_B = Job(model="llama-3.1-8b", precision="amp-bf16", batch=512, sequence=2048)
@@ -78,8 +78,8 @@ def test_the_ledger_counts_blocks_that_live_once_each():
 
 
 def test_a_block_saves_for_backward_what_the_formula_says():
+    from helpers.distributed import strategies
     from helpers.lab import saved_bytes
-    from helpers.rush.distributed import strategies
 
     network = Llama.from_name("tiny", attend=strategies.attention)
     x = torch.randn(2, 64, 64, requires_grad=True)

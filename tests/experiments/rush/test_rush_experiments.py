@@ -5,10 +5,10 @@ import torch
 
 from helpers.experiments import rush as experiments
 from helpers.experiments import tables_of
-from helpers.experiments.rush import kernels, steps
+from helpers.experiments.rush import kernels, loader, steps
 from helpers.kernels import swaps
 from helpers.lab.machine import installed
-from helpers.rush import CPU_LADDER, LADDER, measurement
+from helpers.rush import CPU_LADDER, LADDER
 
 
 @pytest.mark.parametrize("name", ["ladder", "batch", "checkpointing"])
@@ -79,11 +79,11 @@ def test_a_loader_is_waited_for_and_its_copies_apart():
 
 def test_all_that_is_compiled_or_captured_is_so_before_there_is_a_loader(monkeypatch):
     done, when = [], []
-    step, load = measurement.Trainer.step, measurement.DataLoader
-    monkeypatch.setattr(measurement.Trainer, "step", lambda *given: done.append(1) or step(*given))
-    monkeypatch.setattr(measurement, "DataLoader", lambda *given, **how: when.append(len(done)) or load(*given, **how))
+    step, load = loader.Trainer.step, loader.DataLoader
+    monkeypatch.setattr(loader.Trainer, "step", lambda *given: done.append(1) or step(*given))
+    monkeypatch.setattr(loader, "DataLoader", lambda *given, **how: when.append(len(done)) or load(*given, **how))
     experiments.loading("small")
-    assert when == [measurement.BEFORE_CAPTURE + 1]
+    assert when == [loader.BEFORE_CAPTURE + 1]
     assert len(done) == when[0] + 8
 
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.rush.distributed import Job
+from helpers.distributed import Job
 
 from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.kernels.blocked_attention import blocked_attention
 from helpers.lab import saved_bytes
-from helpers.rush.blocked_attention import blocked_attention
 
 
 def inputs(batch, heads, kv_heads, length, size, dtype):

@@ -26,11 +26,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from helpers.distributed import Job, strategies
+from helpers.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB, peak_memory
 from helpers.lab.timing import Timing, each
-from helpers.rush.distributed import Job, strategies
-from helpers.rush.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 
 BLOCK = 512  # bytes: the CUDA allocator's sizes are multiples of it
 # The method by which DTensor infers a result's shape, as named in torch 2.11 and 2.13.

@@ -1,4 +1,4 @@
-"""Peak memory of a training step by formula: a replay of what `helpers.rush.distributed` allocates and frees.
+"""Peak memory of a training step by formula: a replay of what `helpers.distributed` allocates and frees.
 
     peak = rank_peak(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=8, sequence=2048), ranks=8)
     peak.bytes, peak.moment, peak.parts
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from helpers.rush.distributed import Job
+from helpers.distributed import Job
 
 from .shapes import FP32, Activations, Shapes, elements, largest, share
 

@@ -1,4 +1,6 @@
-"""SIMULATION: what many GPUs would do, from one or none.
+"""Where memory goes and how long a step takes, on devices that are not there.
+
+fit(plan, memory_gib)       parts, peak, whether it fits, and what would make it fit
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
 rank_peak(job, ranks)       the same, derived by formula
@@ -8,8 +10,9 @@ predict(job, ranks, …)      the time of a step, from those bytes and the time 
 assumptions()               what all of it takes for granted, with sources
 """
 
-from .derived import Peak, rank_peak
+from .derived import rank_peak
 from .parts import at_rest, count
+from .plan import Plan, fit, text, this_memory_gib
 from .rank import rank_memory
 from .scaling import CLUSTERS, LINKS, Cluster, Link, assumptions, predict
 from .traffic import Transfer, transfers
@@ -19,13 +22,16 @@ __all__ = [
     "LINKS",
     "Cluster",
     "Link",
-    "Peak",
+    "Plan",
     "Transfer",
     "assumptions",
     "at_rest",
     "count",
+    "fit",
     "predict",
     "rank_memory",
     "rank_peak",
+    "text",
+    "this_memory_gib",
     "transfers",
 ]

@@ -18,16 +18,18 @@ from typing import Any
 
 import torch
 
+from helpers.distributed import Job
 from helpers.lab import records
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.machine import device, device_name, slug
 from helpers.lab.memory import GIB
+from helpers.rush import Setup
+from helpers.rush.optimizers import LEAST_BYTES
+from helpers.rush.rates import flops_per_token, parameters
 
-from .distributed import Job
-from .measurement import flops_per_token, parameters
-from .optimizers import LEAST_BYTES
-from .setup import Setup
-from .simulation import Peak, count, rank_memory, rank_peak
+from .derived import Peak, rank_peak
+from .parts import count
+from .rank import rank_memory
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
 # By one device or by many; only what can be counted or derived

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.rush.setup import Setup
+from helpers.rush import Setup
 from helpers.rush.trainer import Trainer
 
 from .derived import Peak

@@ -1,6 +1,6 @@
 """Shapes of a Llama preset's weights, and bytes of activations for T tokens, by formula.
 
-The formulas are for the modules that `helpers.rush.distributed` trains: attention without scores in memory, unfused
+The formulas are for the modules that `helpers.distributed` trains: attention without scores in memory, unfused
 norms and rotation. d is the width, I the feed-forward's width.
 """
 

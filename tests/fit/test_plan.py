@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from helpers.__main__ import main
+from helpers.fit import Plan, at_rest, count, fit, rank_memory, rank_peak
+from helpers.fit.plan import largest_batch, peak
 from helpers.lab import peak_memory, records
 from helpers.lab.memory import GIB
-from helpers.rush import CPU_LADDER, Setup, fit
-from helpers.rush.fit import Plan, largest_batch, peak
+from helpers.rush import CPU_LADDER, Setup
 from helpers.rush.setup import climb
-from helpers.rush.simulation import at_rest, count, rank_memory, rank_peak
 from helpers.rush.trainer import Trainer
 
 TINY = Plan(model="tiny", sequence=64, batch=8)
@@ -53,7 +53,7 @@ def trained_gib(plan: Plan) -> float:
 @pytest.mark.parametrize("plan", [replace(TINY, precision="fp32"), replace(MANY, strategy="ddp")])
 def test_a_switch_that_is_said_to_make_a_step_fit_does(plan):
     limit = 0.8 * peak(plan).bytes / GIB
-    found = fit.fit(plan, limit)
+    found = fit(plan, limit)
     fitting = [replace(plan, **switch["change"]) for switch in found["switches"] if switch["fits"]]
     assert trained_gib(plan) > limit and not found["fits"] and fitting
     for switched in fitting:

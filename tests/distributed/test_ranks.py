@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as storage
 
+from helpers.distributed import Job, RankFailed, __main__, checkpoints, launch, measure, strategies
 from helpers.models import Llama
-from helpers.rush.distributed import Job, RankFailed, __main__, checkpoints, launch, measure, strategies
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -139,7 +139,7 @@ def test_torchrun_on_two_nodes_prints_one_row(tmp_path):
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-    command += ["-m", "helpers.rush.distributed", "--strategy", "zero3", "--sequence", "16", "--steps", "2"]
+    command += ["-m", "helpers.distributed", "--strategy", "zero3", "--sequence", "16", "--steps", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
     nodes = [subprocess.Popen(command, **pipes) for _ in range(2)]
@@ -157,7 +157,7 @@ def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeyp
     for name, number in numbers.items():
         monkeypatch.setenv(name, number)
     assert __main__.main(["--batch", "7"]) == 2
-    message = "helpers.rush.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
+    message = "helpers.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
     assert capsys.readouterr().err == (message if local_rank == "0" else "")
     assert bool(waited) == (local_rank == "1")  # for the first to end ends all
 
@@ -224,7 +224,7 @@ def test_a_failed_rank_is_exit_code_1_and_its_error(capsys, monkeypatch):
 
     monkeypatch.setattr(__main__, "measure", fails)
     assert __main__.main(["--ranks", "2"]) == 1
-    assert capsys.readouterr().err.endswith("helpers.rush.distributed: rank 1: ValueError: no memory\n")
+    assert capsys.readouterr().err.endswith("helpers.distributed: rank 1: ValueError: no memory\n")
 
 
 def test_jobs_that_share_ranks_have_one_backend(monkeypatch):

@@ -1,4 +1,4 @@
-"""`torchrun -m helpers.rush.distributed …`, or `python -m helpers.rush.distributed --ranks N …` on one machine.
+"""`torchrun -m helpers.distributed …`, or `python -m helpers.distributed --ranks N …` on one machine.
 
 Rank 0 prints one line of JSON. A wrong option gives one line on stderr and exit code 2, before anything is allocated. A
 failing rank ends all ranks, with its error and exit code 1.
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="helpers.rush.distributed", description="Train a Llama on many ranks; print a row of JSON.")
+    parser = Parser(prog="helpers.distributed", description="Train a Llama on many ranks; print a row of JSON.")
     parser.add_argument("--ranks", type=int, help="processes to start here; torchrun starts its own")
     for field in dataclasses.fields(Job):
         flag = "--" + field.name.replace("_", "-")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         [row] = measure([job], ranks or 1)
     except RankFailed as error:
-        print(f"{error.details}helpers.rush.distributed: {error}", file=sys.stderr)
+        print(f"{error.details}helpers.distributed: {error}", file=sys.stderr)
         return 1
     print(json.dumps(row))
     return 0
@@ -96,7 +96,7 @@ def _refused(error: ValueError) -> int:
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
         time.sleep(30)
     else:
-        print(f"helpers.rush.distributed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"helpers.distributed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return 2
 
 

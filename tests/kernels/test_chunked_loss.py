@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.kernels import chunked_loss as losses
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
-from helpers.rush import chunked_loss as losses
 
 
 def inputs(tokens, vocabulary, width, dtype=torch.float32, ignored=0):

@@ -1,0 +1,55 @@
+"""Training fed by a `DataLoader`."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from helpers.lab import Timing, device, each
+from helpers.lab.timing import synchronize
+from helpers.rush import Setup, Trainer
+from helpers.rush.measurement import sequences, spread, text_tokens
+from helpers.rush.trainer import BEFORE_CAPTURE
+
+
+def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
+    """Time of `steps` training steps fed by a `DataLoader`, as a row: the step, the epoch (`epoch_s`), and the medians
+    of the host's wait for a batch (`wait_ms`) and in its copy to the device (`copy_ms`), without the first quarter.
+
+    A copy from pinned memory is queued at once. One from pageable memory blocks the host until the device has reached
+    it, so its time is mostly that of the previous step.
+
+    Compiling, tuning and graph capture happen before the loader starts: they aren't in the epoch's time, and no CUDA
+    call of a pinning thread can break the capture.
+    """
+    trainer = Trainer(setup)
+    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, 1)), BEFORE_CAPTURE + 1):
+        trainer.step(tokens)
+    rows = TensorDataset(sequences(setup, steps * setup.batch).cpu())
+    loader = DataLoader(rows, setup.batch, num_workers=workers, pin_memory=pinned and device().type == "cuda")
+    waited_ms: list[float] = []
+    copied_ms: list[float] = []
+    batches = iter(loader)
+
+    def device_batches() -> Iterator[Tensor]:
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            fetched = time.perf_counter()
+            tokens = batch[0].to(device(), non_blocking=pinned)
+            waited_ms.append((fetched - began) * 1e3)
+            copied_ms.append((time.perf_counter() - fetched) * 1e3)
+            yield tokens
+
+    synchronize()
+    began = time.perf_counter()
+    step_ms = each(device_batches(), trainer.step)
+    epoch_s = time.perf_counter() - began
+    first = len(step_ms) // 4
+    host = {"wait_ms": statistics.median(waited_ms[first:]), "copy_ms": statistics.median(copied_ms[first:])}
+    return spread(Timing.of(step_ms[first:])) | host | {"epoch_s": epoch_s}

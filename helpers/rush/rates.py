@@ -1,0 +1,63 @@
+"""Operations of a training step, and the rates that they are compared with.
+
+Model FLOPs a token, by convention: 6 for each parameter (2 forward, 4 backward; a tied embedding counts once, as the
+head), and 6 · layers · heads · 2 · head_dim · T for attention, including the causal half that fast kernels skip.
+Recomputed activations don't count: MFU is about the model's operations, not the hardware's.
+"""
+
+import functools
+
+import torch
+
+from helpers.lab.ceilings import matmul
+from helpers.lab.machine import device_class, device_name
+from helpers.lab.precision import fp32_products
+from helpers.models import Llama
+from helpers.models.llama import preset
+
+from .setup import AUTOCAST, Setup
+
+# Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.
+PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165.2e12,
+}
+
+
+@functools.cache
+def parameters(model: str) -> int:
+    """Number of parameters of a preset, a tied embedding counted once. Allocates nothing."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Llama.from_name(model).parameters())
+
+
+def flops_per_token(model: str, sequence: int) -> int:
+    """Model FLOPs of training on one token of a sequence of this length."""
+    size = preset(model)
+    attended = size.get("head_dim", size["width"] // size["heads"]) * size["heads"]
+    # By convention an untied embedding counts too, although a look-up has no FLOPs.
+    return 6 * parameters(model) + 6 * size["layers"] * 2 * attended * sequence
+
+
+@functools.cache
+def matmul_rate(precision: str = "amp-bf16") -> float:
+    """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
+    dtype = AUTOCAST.get(precision, torch.bfloat16 if precision == "bf16" else torch.float32)
+    size = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}[device_class()]
+    with fp32_products(tf32=precision == "tf32"):
+        return max(matmul(size, dtype)[1] for _ in range(3)) * 1e12  # a limit: the best of three medians
+
+
+def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | None]:
+    """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
+    rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
+    name = device_name()
+    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    product = matmul_rate(setup.precision)
+    return {"mfu": rate / peak if peak else None, "product_tflops": product / 1e12, "matmul_share": rate / product}

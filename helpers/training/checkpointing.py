@@ -1,0 +1,47 @@
+"""Activation checkpointing: which activations a block saves for backward.
+
+none            everything that autograd saves
+full            the block's input; backward recomputes the block (a third more products)
+selective       results of products and attention; the cheap operations between them are recomputed
+memory budget   the given share of what the compiler saves by default; the compiler chooses which
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import helpers.kernels.blocked_attention  # noqa: F401  registers its operator
+
+# The operators whose results selective checkpointing saves: matrix products and attention, by torch's internal names.
+SAVED_OPERATORS = {
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "bmm",
+        "addmm",
+        "_scaled_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention",
+    )
+} | {torch.ops.rush.blocked_attention.default}
+
+
+def checkpoint_with(checkpointing: str) -> Callable | None:
+    """The value for `Llama.checkpoint`: a function that runs a block with its arguments; None calls it directly."""
+    # RNG state isn't preserved: there is no dropout, and it can't be read during graph capture.
+    plain = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    if checkpointing == "full":
+        return plain
+    if checkpointing == "selective":
+        contexts = functools.partial(create_selective_checkpoint_contexts, _save_products)
+        return functools.partial(plain, context_fn=contexts)
+    return None
+
+
+def _save_products(context, operator, *args, **kwargs) -> CheckpointPolicy:
+    """Save results of matrix products and attention; recompute everything else."""
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
