@@ -1,0 +1,205 @@
+"""Chapter 4: what each level of saving costs in time, bytes and accuracy, measured and derived."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from helpers.experiments.swiglu import GRADIENTS, derived_costs
+from helpers.experiments.swiglu.layer_variants import BUDGET, COMPILED, OURS, PLAIN, SAVES
+from helpers.lab.memory import GIB
+from helpers.lab.values import PERCENT, Number, derived, number, over, pick
+
+NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+HALF = ("bfloat16", "float16")
+WIDTH, INTERMEDIATE = 2048, 8192  # Llama-3.2-1B's
+LEVEL = "checkpoint_level"
+SHAPE = ["batch", "seq_len", "hidden_dim", "num_layers", "intermediate_size"]
+GROWING = {"seq_len": "sequence length", "hidden_dim": "width d, I = 4d", "num_layers": "layers"}
+
+PRINTED = pd.DataFrame(  # in the task: peaks of levels 0 and 1 in GiB, backward in seconds
+    [
+        (16, 128, 2048, 2, 0.305, 0.258, 0.0093, 0.0120),
+        (32, 128, 2048, 2, 0.535, 0.442, 0.018, 0.023),
+        (8, 512, 4096, 3, 1.469, 1.094, 0.092, 0.119),
+        (16, 512, 4096, 3, 2.594, 1.844, 0.180, 0.233),
+        (4, 1024, 16384, 5, 14.391, 11.391, 2.016, 2.668),
+    ],
+    columns=["batch", "sequence", "I", "layers", "peak_0", "peak_1", "backward_0", "backward_1"],
+)
+
+
+def costs() -> pd.DataFrame:
+    """Bytes a token and matrix products of each variant whose cost is known without measuring, in 16 bits."""
+    known = {name: derived_costs.derived(name, WIDTH, INTERMEDIATE, 2) for name in SAVES}
+    return pd.DataFrame(
+        {
+            "variant": name,
+            "saves": SAVES[name],
+            "saved, KiB/token": cost.saved_per_token / 1024,
+            "share of plain module": cost.saved_ratio,
+            "matrix products": cost.products,
+        }
+        for name, cost in known.items()
+    )
+
+
+def printed() -> SimpleNamespace:
+    """The task's own table: level 1 against level 0, and the reduction that its allocations give."""
+    shapes = PRINTED[["batch", "sequence", "I", "layers"]]
+    sizes = [(b * s, i, n) for b, s, i, n in shapes.itertuples(index=False)]
+    table = shapes.assign(
+        reduction_gib=PRINTED["peak_0"] - PRINTED["peak_1"],
+        derived_gib=[derived_costs.task_saving_bytes(*of, itemsize=4) / GIB for of in sizes],
+    )
+    table["share of peak"] = table["reduction_gib"] / PRINTED["peak_0"]
+    table["backward longer by"] = PRINTED["backward_1"] / PRINTED["backward_0"] - 1
+    return SimpleNamespace(
+        table=table, lower=_range(table["share of peak"]), longer=_range(table["backward longer by"])
+    )
+
+
+def ceilings(rows: pd.DataFrame) -> SimpleNamespace:
+    """The rates of large products and copies."""
+    names = ["operation", "dtype", "size", "median_ms", "p20_ms", "p80_ms", "n", "tflops", "gb_per_s"]
+    return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": NAMES})[names])
+
+
+def timing(rows: pd.DataFrame) -> SimpleNamespace:
+    """One product by three clocks."""
+    names = ["size", "unsynchronised_ms", "synchronised_ms", "events_ms", "events_p20_ms", "events_p80_ms"]
+    return SimpleNamespace(table=rows[names])
+
+
+def shapes(rows: pd.DataFrame) -> SimpleNamespace:
+    """Steps of stacks in fp32: each shape at each level, and how far the levels lie from level 0."""
+    task = rows[rows["dtype"] == "float32"]
+    lines = []
+    for (batch, length, hidden, layers, intermediate), of_shape in task.groupby(SHAPE, sort=False):
+        base = of_shape.loc[of_shape[LEVEL] == 0, "peak_gib"].max()
+        for row in of_shape.sort_values(LEVEL).to_dict("records"):
+            level = int(row[LEVEL])
+            saving = derived_costs.peak_saving_bytes(level, batch * length, hidden, intermediate, layers, 4)
+            line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers, "level": level}
+            line |= {"forward, s": row["forward_s"], "backward, s": row["backward_s"], "peak, GiB": row["peak_gib"]}
+            less = {"reduction, GiB": base - row["peak_gib"], "derived, GiB": saving / GIB}
+            lines.append(line | (less if level else {}))
+    by_level = {level: task[task[LEVEL] == level].set_index(SHAPE) for level in (0, 1, 2)}
+    return SimpleNamespace(
+        table=pd.DataFrame(lines),
+        level1=_against(by_level[0], by_level[1]),
+        level2=_against(by_level[0], by_level[2]),
+        predicted=derived(8 / 6 - 1, "eight products for six", PERCENT, 0),
+    )
+
+
+def _against(base: pd.DataFrame, level: pd.DataFrame) -> SimpleNamespace:
+    return SimpleNamespace(
+        lower=_range(1 - level["peak_gib"] / base["peak_gib"]),
+        longer=_range(level["backward_s"] / base["backward_s"] - 1),
+    )
+
+
+def _range(shares: pd.Series) -> SimpleNamespace:
+    """The least and the largest of some shares."""
+    least, most = (
+        Number(float(of), PERCENT, missing="stacks in fp32 at both levels", decimals=0)
+        for of in (shares.min(), shares.max())
+    )
+    return SimpleNamespace(least=least, most=most)
+
+
+def growth(rows: pd.DataFrame) -> SimpleNamespace:
+    """The peak of a step against each of length, width and depth, the other two as in most rows."""
+    dtype = next(name for name in NAMES if (rows["dtype"] == name).any())
+    stacks = rows[rows["dtype"] == dtype]
+    base = stacks[list(GROWING)].mode().iloc[0]
+    panels = {}
+    for column, title in GROWING.items():
+        fixed = [name for name in GROWING if name != column]
+        panel = stacks[(stacks[fixed] == base[fixed]).all(axis=1)].sort_values(column)
+        panels[title] = panel.assign(x=panel[column], peak_mib=panel["peak_gib"] * 1024)
+    return SimpleNamespace(panels=panels, dtype=NAMES[dtype])
+
+
+def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
+    """One layer by each variant against the bound of its matrix products, and the levels' ratios."""
+    rates = ceilings.groupby("dtype")["tflops"].max()
+    known = {name: derived_costs.derived(name, WIDTH, INTERMEDIATE, 2) for name in rows["variant"].unique()}
+    products = rows["variant"].map({name: cost.products if cost else 9 for name, cost in known.items()})
+    tokens = rows["batch"] * rows["seq_len"]
+    operations = 2 * tokens * rows["hidden_dim"] * rows["intermediate_size"]
+    rows = rows.assign(tokens=tokens, bound_ms=products * operations / rows["dtype"].map(rates) / 1e9)
+    level2 = rows[rows["variant"] == f"{OURS}2"]
+    half = next((name for name in HALF if (rows["dtype"] == name).any()), HALF[0])
+    return SimpleNamespace(
+        table=_by_dtype(rows),
+        widths=", ".join(map(str, rows["hidden_dim"].unique())),
+        tokens=", ".join(f"{of['tokens'].max()} tokens in {NAMES[name]}" for name, of in rows.groupby("dtype")),
+        wide={NAMES[name]: of for name, of in rows[rows["hidden_dim"] == WIDTH].groupby("dtype")},
+        half=_levels(rows, half),
+        single=_levels(rows, "float32"),
+        level2_slowest=Number(level2["ratio_to_compiled"].max(), "×", missing="level 2", decimals=2),
+        level2_stored=Number(level2["saved_ratio"].max(), PERCENT, missing="level 2", decimals=0),
+        predicted=derived(11 / 9, "eleven products for nine"),
+    )
+
+
+def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
+    """Variants below each other, types beside each other; the width only if there are several."""
+    parts = []
+    for dtype, of_dtype in rows.groupby("dtype"):
+        spread = [f"{number(low)}–{number(high)}" for low, high in of_dtype[["p20_ms", "p80_ms"]].to_numpy()]
+        part = of_dtype.assign(spread=spread).set_index(["hidden_dim", "variant"])
+        part = part[["median_ms", "spread", "bound_ms"]]
+        parts.append(part.set_axis([f"{NAMES[dtype]} {of}" for of in ("median, ms", "p20–p80", "bound, ms")], axis=1))
+    table = pd.concat(parts, axis=1).reset_index().rename(columns={"hidden_dim": "d"})
+    return table if table["d"].nunique() > 1 else table.drop(columns="d")
+
+
+def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
+    """Ratios of times and shares of bytes at `WIDTH`, in one type."""
+
+    def ms(variant: str) -> Number:
+        return pick(rows, "median_ms", "ms", dtype=dtype, hidden_dim=WIDTH, variant=variant)
+
+    def stored(variant: str) -> Number:
+        return pick(rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH, variant=variant)
+
+    one, two, three = (f"{OURS}{level}" for level in (1, 2, 3))
+    return SimpleNamespace(
+        dtype=NAMES[dtype],
+        level1_to_level2=over(ms(one), ms(two)),
+        level2=over(ms(two), ms(COMPILED)),
+        level2_to_plain=over(ms(two), ms(PLAIN)),
+        level3=over(ms(three), ms(COMPILED)),
+        budget=over(ms(BUDGET), ms(COMPILED)),
+        stored2=stored(two),
+        stored3=stored(three),
+        stored_budget=stored(BUDGET),
+    )
+
+
+def accuracy(rows: pd.DataFrame) -> SimpleNamespace:
+    """The largest relative errors against fp64, of the plain module, the exact levels and level 3."""
+    lines = []
+    for dtype, of_dtype in rows.groupby("dtype", sort=False):
+        rounds = of_dtype[LEVEL] == 3
+        layers = {"plain module": (of_dtype, "plain_"), "levels 0 to 2": (of_dtype[~rounds], "")}
+        for layer, (of_layer, prefix) in (layers | {"level 3": (of_dtype[rounds], "")}).items():
+            errors = {name: of_layer[f"{prefix}{name}_error"].max() for name in GRADIENTS}
+            lines.append({"dtype": NAMES[dtype], "layer": layer} | errors)
+    rounded = pick(rows, "grad_W_error", PERCENT, 1, dtype="float32", checkpoint_level=3)
+    return SimpleNamespace(table=pd.DataFrame(lines), rounded=rounded)
+
+
+def training(rows: pd.DataFrame) -> SimpleNamespace:
+    """Held-out losses by level, mean ± standard deviation over the seeds."""
+    losses = rows.groupby(LEVEL)[["first_loss", "final_loss"]].agg(["mean", "std"])
+    table = pd.DataFrame(
+        {"level": losses.index}
+        | {
+            heading: [f"{mean:.3g} ± {std:.2g}" for mean, std in losses[column].itertuples(index=False)]
+            for column, heading in (("first_loss", "loss before"), ("final_loss", "loss after"))
+        }
+    )
+    return SimpleNamespace(table=table, seeds=derived(rows["seed"].nunique(), "counted", "", 0))
