@@ -22,18 +22,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from helpers.lab.arguments import check_at_least, check_choice, check_positive
 
+from . import transforms
+from .clothing import SPLITS, PhotoFiles, PictureError, cores, open_image, read_photo
 from .drawing import draw_car
-from .files import SPLITS, PhotoFiles, PictureError, cores, open_image, read_photo
-from .transforms import (
-    MIDDLE,
-    channel_constants,
-    cut_image,
-    draw_cuts,
-    middle_boxes,
-    normalise,
-    random_boxes,
-    to_tensor,
-)
+from .transforms import cut_image, draw_cuts, middle_boxes, normalise, random_boxes, to_tensor
 
 
 class Batch(NamedTuple):
@@ -109,7 +101,7 @@ class Photos(Dataset):
         check_positive(side=side)
         self.files, self.side, self.decoded = files, side, decoded
         self.middle_first, self.as_float = middle_first, as_float
-        self.constants = channel_constants()
+        self.constants = transforms.channel_constants()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -140,7 +132,7 @@ class Photos(Dataset):
 
     def _middle(self, image, size: np.ndarray):
         """The whole photo made smaller, then its middle: side×side."""
-        shorter = round(self.side / MIDDLE)
+        shorter = round(self.side / transforms.MIDDLE)
         width, height = (round(shorter * length / size.min()) for length in size)
         left, top = (width - self.side) // 2, (height - self.side) // 2
         small = image.resize((width, height), 2)  # bilinear
@@ -206,16 +198,13 @@ def preload(dataset: Dataset, device: torch.device | str = "cpu", workers: int =
     """All images (N, 3, H, W) and masks (N, 1, H, W) on the device: 16 bytes per pixel, 1 MiB per 256×256 picture."""
     if not isinstance(dataset, Sized) or not len(dataset):
         raise PictureError("there is nothing to load: the data set has no pictures")
-    images = masks = None
+    whole = [torch.empty(len(dataset), *part.shape, device=device) for part in dataset[0]]
     at = 0
-    for image, mask in DataLoader(dataset, batch_size=32, num_workers=workers):
-        if images is None or masks is None:
-            images = torch.empty(len(dataset), *image.shape[1:], device=device)
-            masks = torch.empty(len(dataset), *mask.shape[1:], device=device)
-        images[at : at + len(image)] = image.to(device)
-        masks[at : at + len(mask)] = mask.to(device)
-        at += len(image)
-    return images, masks
+    for batch in DataLoader(dataset, batch_size=32, num_workers=workers):
+        for all_of, part in zip(whole, batch, strict=True):
+            all_of[at : at + len(part)] = part.to(device)
+        at += len(batch[0])
+    return tuple(whole)
 
 
 class Carvana(Dataset):
@@ -240,8 +229,8 @@ class Carvana(Dataset):
         self.size, self.split = size, split
         self.photos = [photo for photo in photos if (_car(photo) in held_out) == (split == "validation")]
         if not self.photos:
-            said = f"{len(photos)} photos (*.jpg) of {len(cars)} cars, none for {split}"
-            raise PictureError(f"{folder / 'train'}: {said}")
+            reason = f"{len(photos)} photos (*.jpg) of {len(cars)} cars, none for {split}"
+            raise PictureError(f"{folder / 'train'}: {reason}")
         self.masks = [folder / "train_masks" / f"{photo.stem}_mask.gif" for photo in self.photos]
         for photo, mask in zip(self.photos, self.masks, strict=True):
             if not mask.is_file():
@@ -255,9 +244,8 @@ class Carvana(Dataset):
         photo, whole = open_image(self.photos[index], "RGB", least=self.size)
         mask, masked = open_image(self.masks[index], "L")
         if whole != masked:
-            raise PictureError(
-                f"{self.masks[index]}: the mask is {masked[0]}×{masked[1]}, its photo {whole[0]}×{whole[1]}"
-            )
+            sizes = f"the mask is {masked[0]}×{masked[1]}, its photo {whole[0]}×{whole[1]}"
+            raise PictureError(f"{self.masks[index]}: {sizes}")
         outline = np.asarray(mask.resize(side, Image.Resampling.NEAREST))[None] > 127
         return _car_input(np.asarray(photo.resize(side, Image.Resampling.BILINEAR))), torch.from_numpy(outline).float()
 
@@ -296,5 +284,4 @@ def _car(photo: Path) -> str:
 
 def _car_input(image: np.ndarray) -> Tensor:
     """Bytes (H, W, 3) as a normalised (3, H, W)."""
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-    return (pixels.float() / 255 - CAR_MEAN) / CAR_STD
+    return (to_tensor(image).float() / 255 - CAR_MEAN) / CAR_STD

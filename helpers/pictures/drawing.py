@@ -20,10 +20,8 @@ Array = np.ndarray
 PATTERNS = ("plain", "stripes", "bands", "checks", "dots")
 
 
-def draw_garment(
-    rng: Generator, kind: str, size: tuple[int, int] = (400, 533), patterned: bool | None = None
-) -> Image.Image:
-    """A photo of width × height pixels with one garment of a kind in it; plain or patterned by chance unless given.
+def draw_garment(rng: Generator, kind: str, size: tuple[int, int] = (400, 533)) -> Image.Image:
+    """A photo of width × height pixels with one garment of a kind in it, plain or patterned by chance.
 
     Cloth is mostly darker than what it lies on, as on photos that are meant to show it.
     """
@@ -32,8 +30,7 @@ def draw_garment(
     image = _background(rng, size)
     cover = _cover(garment, pose, size)
     _cast_shadow(rng, image, cover)
-    patterned = rng.random() < 0.5 if patterned is None else patterned
-    pattern = PATTERNS[rng.integers(1, len(PATTERNS)) if patterned else 0]
+    pattern = PATTERNS[rng.integers(1, len(PATTERNS)) if rng.random() < 0.5 else 0]
     fabric = _fabric(rng, pose, size, pattern)
     fabric *= 1 - rng.uniform(0.35, 0.7) * _details(garment, pose, size)[..., None]
     image += cover[..., None] * (fabric - image)

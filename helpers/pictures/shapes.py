@@ -26,14 +26,6 @@ class Shape:
     fills: tuple[float, float] = (0.7, 1.0)  # the least and the most of a picture's side that it takes
 
 
-def _tshirt(rng: Generator) -> Shape:
-    return _top(rng, sleeve=rng.uniform(0.22, 0.36), length=rng.uniform(0.95, 1.15))
-
-
-def _longsleeve(rng: Generator) -> Shape:
-    return _top(rng, sleeve=rng.uniform(0.8, 1.0), length=rng.uniform(0.95, 1.15))
-
-
 def _shirt(rng: Generator) -> Shape:
     """Buttons down the middle and a collar; sleeves of any length."""
     garment = _top(rng, sleeve=rng.choice([rng.uniform(0.25, 0.4), rng.uniform(0.8, 1.0)]), length=rng.uniform(1, 1.2))
@@ -71,14 +63,6 @@ def _skirt(rng: Generator) -> Shape:
     return Shape([_mirrored([(waist, 0.0), (waist, 0.08), (hem, length)])], [[(-waist, 0.08), (waist, 0.08)], *folds])
 
 
-def _pants(rng: Generator) -> Shape:
-    return _trousers(rng, length=rng.uniform(1.55, 1.9), cuff=rng.uniform(0.13, 0.22))
-
-
-def _shorts(rng: Generator) -> Shape:
-    return _trousers(rng, length=rng.uniform(0.65, 0.9), cuff=rng.uniform(0.3, 0.36))
-
-
 def _hat(rng: Generator) -> Shape:
     """A dome, with a brim to both sides or a peak to one."""
     dome = [(0.5 * math.cos(a), 0.5 - 0.45 * math.sin(a)) for a in np.linspace(0, math.pi, 16)]
@@ -100,13 +84,13 @@ def _shoes(rng: Generator) -> Shape:
 
 
 GARMENTS: dict[str, Callable[[Generator], Shape]] = {
-    "t-shirt": _tshirt,
-    "pants": _pants,
+    "t-shirt": lambda rng: _top(rng, sleeve=rng.uniform(0.22, 0.36), length=rng.uniform(0.95, 1.15)),
+    "pants": lambda rng: _trousers(rng, length=rng.uniform(1.55, 1.9), cuff=rng.uniform(0.13, 0.22)),
     "shoes": _shoes,
     "dress": _dress,
     "hat": _hat,
-    "longsleeve": _longsleeve,
-    "shorts": _shorts,
+    "longsleeve": lambda rng: _top(rng, sleeve=rng.uniform(0.8, 1.0), length=rng.uniform(0.95, 1.15)),
+    "shorts": lambda rng: _trousers(rng, length=rng.uniform(0.65, 0.9), cuff=rng.uniform(0.3, 0.36)),
     "outwear": _outwear,
     "skirt": _skirt,
     "shirt": _shirt,

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from helpers.metrics import StreamingMetrics
 from helpers.models import ViT
 from helpers.pictures import Photos, PictureError, decode_photos, photo_files
+from helpers.pictures.clothing import PhotoFiles
 from helpers.pictures.datasets import EpochOrder, collate
-from helpers.pictures.files import PhotoFiles
 from helpers.pictures.transforms import (
     boxes_within,
     channel_constants,

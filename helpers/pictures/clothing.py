@@ -10,8 +10,7 @@ import csv
 import os
 import shutil
 import zlib
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +38,12 @@ class PictureError(ValueError):
 
 @dataclass(frozen=True)
 class PhotoFiles:
-    """The photos of a split. `left_out` counts by label what the folder has and the split has not."""
+    """The photos of a split; `source` says what they are, and which labels of the folder are left out."""
 
     files: list[Path]
     labels: np.ndarray  # (N,) int64, positions in `classes`
     classes: list[str]
     source: str
-    left_out: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -54,7 +52,6 @@ class PhotoFiles:
 def photo_files(
     path: str | Path | None = None,
     *,
-    unsure: bool = False,
     classes: int = 10,
     samples: int = 5120,
     validation_samples: int = 1024,
@@ -64,23 +61,22 @@ def photo_files(
 ) -> tuple[PhotoFiles, PhotoFiles]:
     """Training and validation photos: the clothing dataset if `path` is given, generated ones otherwise.
 
-    The full dataset (`images.csv`, `images_original/`) has 17 garments and, with `unsure`, the labels "Not sure",
-    "Other" and "Skip" as three classes more. Which of its photos are for validation follows from their names alone.
-    The small one comes split (`train/CLASS/`, `validation/CLASS/`); its `test/` is not touched.
+    The full dataset (`images.csv`, `images_original/`) has 17 garments; photos labelled "Not sure", "Other" or "Skip"
+    are left out. Which of its photos are for validation follows from their names alone. The small one comes split
+    (`train/CLASS/`, `validation/CLASS/`); its `test/` is not touched.
 
-    Generated photos are drawn once, into the cache, and found there again: 1 to 10 classes are garments, 20 are the
-    same ten, plain and patterned. Drawing takes 40 ms of one core a photo, on all cores.
+    Generated photos, of up to 10 garments, are drawn once, into the cache. Drawing takes 40 ms of one core a photo, on
+    all cores.
     """
     if path is None:
         return _generated(classes, (samples, validation_samples), size, seed, cache_folder(cache))
     folder = Path(path)
     if (folder / "images.csv").is_file():
-        return _full_dataset(folder, unsure)
+        return _full_dataset(folder)
     if (folder / "train").is_dir() and (folder / "validation").is_dir():
         return _by_folder(folder, f"clothing photos, {folder.name}")
-    raise PictureError(
-        f"{folder}: no clothing dataset; expected images.csv and images_original/, or train/ and validation/ by class"
-    )
+    expected = "images.csv and images_original/, or train/ and validation/ by class"
+    raise PictureError(f"{folder}: no clothing dataset; expected {expected}")
 
 
 def read_photo(file: Path, least: int | None = None) -> Image.Image:
@@ -101,30 +97,25 @@ def open_image(file: Path, mode: str, least: int | None = None) -> tuple[Image.I
                 image.draft(mode, (least, least))
             ImageOps.exif_transpose(image, in_place=True)
             return image.convert(mode), whole
-    except OSError as error:
-        fault = error.strerror or "broken, or of no known kind"
-        raise PictureError(f"{file}: not a readable image ({fault})") from error
     except Exception as error:  # a decoder that is given nonsense raises anything: struct.error, TypeError, …
         raise PictureError(f"{file}: not a readable image ({type(error).__name__}: {error})") from error
 
 
-def _full_dataset(folder: Path, unsure: bool) -> tuple[PhotoFiles, PhotoFiles]:
+def _full_dataset(folder: Path) -> tuple[PhotoFiles, PhotoFiles]:
     rows = _read_table(folder / "images.csv")
     photos = folder / "images_original"
     if not photos.is_dir():
         raise PictureError(f"{photos}: no such folder; the photos of images.csv are expected in it")
-    counts = Counter(label for _, label in rows)
-    left_out = {} if unsure else {label: counts[label] for label in UNSURE if label in counts}
-    classes = sorted(set(counts) - set(left_out))
-    chosen = [(photos / f"{name}.jpg", classes.index(label)) for name, label in rows if label not in left_out]
+    classes = sorted({label for _, label in rows}.difference(UNSURE))
+    chosen = [(photos / f"{name}.jpg", classes.index(label)) for name, label in rows if label not in UNSURE]
+    source = f"clothing dataset, {len(classes)} classes, without {', '.join(UNSURE)}"
     splits = []
     for split in SPLITS:
         part = [row for row in chosen if _held_out(row[0]) == (split == "validation")]
         if not part:
             raise PictureError(f"{folder / 'images.csv'}: {len(chosen)} photos of garments, none of them for {split}")
         files, labels = zip(*part, strict=True)
-        source = f"clothing dataset, {len(classes)} classes"
-        splits.append(PhotoFiles(list(files), np.array(labels), classes, source, left_out))
+        splits.append(PhotoFiles(list(files), np.array(labels), classes, source))
     return splits[0], splits[1]
 
 
@@ -159,16 +150,18 @@ def _by_folder(folder: Path, source: str) -> tuple[PhotoFiles, PhotoFiles]:
         if not files:
             raise PictureError(f"{folder / split}: no photos; expected {split}/CLASS/*.jpg")
         labels = np.array([classes.index(file.parent.name) for file in files])
-        others = {entry.name for entry in (folder / split).iterdir() if entry.is_dir()}.difference(classes)
-        left_out = {name: len(list((folder / split / name).iterdir())) for name in sorted(others)}
-        splits.append(PhotoFiles(files, labels, classes, source, left_out))
+        others = sorted({entry.name for entry in (folder / split).iterdir() if entry.is_dir()}.difference(classes))
+        without = f", without {', '.join(others)}" if others else ""
+        splits.append(PhotoFiles(files, labels, classes, source + without))
     return splits[0], splits[1]
 
 
 def _generated(
     classes: int, counts: tuple[int, int], size: tuple[int, int], seed: int, cache: Path
 ) -> tuple[PhotoFiles, PhotoFiles]:
-    names = class_names(classes)
+    if isinstance(classes, bool) or classes not in range(1, len(GARMENTS) + 1):
+        raise PictureError(f"classes is {classes!r}; allowed for generated photos: 1 to {len(GARMENTS)}")
+    names = list(GARMENTS)[:classes]
     check_at_least(1, samples=counts[0], validation_samples=counts[1])
     check_at_least(0, seed=seed)
     if len(size) != 2 or min(size) < 32:
@@ -179,21 +172,8 @@ def _generated(
         _draw_all(folder, names, counts, size, seed)
     train, validation = _by_folder(folder, f"generated garments {size[0]}×{size[1]}, {classes} classes, seed {seed}")
     if (len(train), len(validation)) != tuple(counts) or train.classes != sorted(names):
-        raise PictureError(
-            f"{folder}: not the {sum(counts)} photos that were drawn; delete the folder to draw them anew"
-        )
+        raise PictureError(f"{folder}: not the {sum(counts)} photos that were drawn; delete the folder to draw them")
     return train, validation
-
-
-def class_names(classes: int) -> list[str]:
-    """The names of the generated classes."""
-    if classes == 2 * len(GARMENTS):
-        return [f"{look} {kind}" for kind in GARMENTS for look in ("plain", "patterned")]
-    if isinstance(classes, bool) or classes not in range(1, len(GARMENTS) + 1):
-        raise PictureError(
-            f"classes is {classes!r}; allowed for generated photos: 1 to {len(GARMENTS)}, or {2 * len(GARMENTS)}"
-        )
-    return list(GARMENTS)[:classes]
 
 
 def _draw_all(folder: Path, names: list[str], counts: tuple[int, int], size: tuple[int, int], seed: int) -> None:
@@ -214,8 +194,8 @@ def _draw_all(folder: Path, names: list[str], counts: tuple[int, int], size: tup
             if not folder.is_dir():  # else another process was faster, with the same photos
                 raise
     except OSError as error:
-        said = error.strerror or str(error).strip().splitlines()[-1]  # a worker's error brings its traceback along
-        raise PictureError(f"{folder}: cannot be written ({said}); make room there, or choose another cache") from error
+        reason = error.strerror or str(error).strip().splitlines()[-1]  # a worker's error brings its traceback along
+        raise PictureError(f"{folder}: cannot be written ({reason}); make room, or choose another cache") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -241,8 +221,7 @@ class _Drawings(Dataset):
         split = int(index >= self.counts[0])
         at = index - split * self.counts[0]
         name = self.names[at % len(self.names)]
-        look, _, kind = name.rpartition(" ")
         rng = np.random.default_rng([self.seed, split, at])
-        image = draw_garment(rng, kind, self.size, None if not look else look == "patterned")
+        image = draw_garment(rng, name, self.size)
         image.save(self.folder / SPLITS[split] / name / f"{at:06d}.jpg", quality=85)
         return index
