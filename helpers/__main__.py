@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from helpers.lab import Experiment
-    from helpers.profiling.comparison import Comparison
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
 
@@ -37,9 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options)
     except KeyboardInterrupt:
-        kept = "finished rows are kept, and the same command goes on there"
-        said = {measure: f"stopped; {kept}", report: "stopped; nothing was written"}
-        return _fail(said.get(options.run, "stopped"), 130)
+        ended = {
+            measure: "stopped; finished rows are kept, and the same command goes on there",
+            report: "stopped; nothing was written",
+        }
+        return _fail(ended.get(options.run, "stopped"), 130)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -115,10 +116,10 @@ def train(options: argparse.Namespace) -> int:
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(training.Setup)}
     try:
-        found = training.train(training.Setup(**chosen)) if options.stages is None else _train_by_stages(options)
+        row = training.train(training.Setup(**chosen)) if options.stages is None else _train_by_stages(options)
     except ValueError as error:  # what the user chose, or the data that was given
-        return _fail(" ".join(str(error).split()), 2)
-    print(json.dumps(found))
+        return _fail(_in_one_line(error), 2)
+    print(json.dumps(row))
     return 0
 
 
@@ -139,40 +140,35 @@ def _train_by_stages(options: argparse.Namespace) -> dict:
 def diagnose(options: argparse.Namespace) -> int:
     from helpers.profiling import diagnose
 
-    sources = [path for path in (options.profile, options.after) if path]
-    written = [path for path in (options.html, options.perfetto) if path and path.exists()]
-    if options.after and options.perfetto:
-        return _fail("--perfetto marks the findings in one profile: leave AFTER out", 2)
+    written = [path for path in (options.html, options.perfetto) if path]
+    if options.after and written:
+        return _fail("--html and --perfetto show one profile: leave AFTER out", 2)
     for path in written:
         if path.is_dir():
             return _fail(f"{path} is a folder: name a file to write", 2)
-        if any(source.exists() and path.samefile(source) for source in sources):
+        if path.exists() and options.profile.exists() and path.samefile(options.profile):
             return _fail(f"{path} is the profile, which would be overwritten: name another file", 2)
     try:
-        found = diagnose(*sources)
-        _write_diagnosis(found, options)
+        result = diagnose(options.profile, options.after) if options.after else _diagnose(options.profile, options)
     except ValueError as error:  # what is no profile, or holds nothing
-        return _fail(" ".join(str(error).split()), 1)
-    print(found.json() if options.json else found)
+        return _fail(_in_one_line(error), 1)
+    print(result.json() if options.json else result)
     return 0
 
 
-def _write_diagnosis(found: "Diagnosis | Comparison", options: argparse.Namespace) -> None:
-    """The page and the marked profile, if they are asked for."""
+def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
+    """The diagnosis of a profile or a folder; the page and the marked profile are written, if they are asked for."""
     from helpers.lab import files
-    from helpers.profiling.page import comparison_page, page
+    from helpers.profiling.diagnose import read_and_diagnose
+    from helpers.profiling.page import page
     from helpers.profiling.perfetto import marked
-    from helpers.profiling.read_trace import read_trace
 
-    if options.after and options.html:
-        files.write(options.html, comparison_page(found))
-    elif options.html or options.perfetto:
-        source = found.source or options.profile
-        trace = read_trace(source)
-        if options.html:
-            files.write(options.html, page(dataclasses.replace(found, source=source), trace))
-        if options.perfetto:
-            marked(source, found, trace, options.perfetto)
+    diagnosis, trace = read_and_diagnose(profile)
+    if options.html:
+        files.write(options.html, page(diagnosis, trace))
+    if options.perfetto:
+        marked(diagnosis.source, diagnosis, trace, options.perfetto)
+    return diagnosis
 
 
 def profile(options: argparse.Namespace) -> int:
@@ -207,14 +203,11 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
-    from helpers.profiling import diagnose
-
     try:
-        found = diagnose(recording.folder)
-        _write_diagnosis(found, options)
+        diagnosis = _diagnose(recording.folder, options)
     except ValueError as error:
-        return _fail(f"{' '.join(str(error).split())}; the profiles are in {recording.folder}", 1)
-    print(found.json() if options.json else found)
+        return _fail(f"{_in_one_line(error)}; the profiles are in {recording.folder}", 1)
+    print(diagnosis.json() if options.json else diagnosis)
     print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
     return 0
 
@@ -226,10 +219,10 @@ def fit(options: argparse.Namespace) -> int:
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
     try:
-        found = fits.fit(fits.Plan(**chosen), options.memory)
+        result = fits.fit(fits.Plan(**chosen), options.memory)
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
-    print(json.dumps(found) if options.json else fits.text(found))
+    print(json.dumps(result) if options.json else fits.text(result))
     return 0
 
 
@@ -237,9 +230,9 @@ def doctor(options: argparse.Namespace) -> int:
     from helpers.doctor import FAULT, findings
 
     sound = True
-    for name, said in findings(options.results):
-        print(f"{name:<28}{said}")
-        sound = sound and not said.startswith(FAULT)
+    for name, finding in findings(options.results):
+        print(f"{name:<28}{finding}")
+        sound = sound and not finding.startswith(FAULT)
     return 0 if sound else 1
 
 
@@ -341,9 +334,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _fail(said: object, code: int) -> int:
-    print(f"dlspeed: {said}", file=sys.stderr)
+def _fail(reason: object, code: int) -> int:
+    print(f"dlspeed: {reason}", file=sys.stderr)
     return code
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

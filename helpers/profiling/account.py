@@ -78,32 +78,32 @@ def of(events: list[Event]) -> Spans:
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    found, i, j = [], 0, 0
+    both, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if begin < end:
-            found.append((begin, end))
+            both.append((begin, end))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return both
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    found, j = [], 0
+    rest, j = [], 0
     for begin, end in left:
         while j < len(right) and right[j][1] <= begin:
             j += 1
         k = j
         while k < len(right) and right[k][0] < end:
             if right[k][0] > begin:
-                found.append((begin, right[k][0]))
+                rest.append((begin, right[k][0]))
             begin = max(begin, right[k][1])
             k += 1
         if begin < end:
-            found.append((begin, end))
-    return found
+            rest.append((begin, end))
+    return rest
 
 
 def length(spans: Spans) -> float:
@@ -139,10 +139,8 @@ class Account:
         shares = {reason: length(spans) / self.us for reason, spans in self.idle.items()}
         return dict(sorted(((r, s) for r, s in shares.items() if s > 0), key=lambda pair: -pair[1]))
 
-    @property
-    def host_idle(self) -> Spans:
-        """Idle time in which the host was busy with ops and Python."""
-        return union([span for reason in HOST_REASONS for span in self.idle[reason]])
+    def idle_for(self, *reasons: str) -> Spans:
+        return union([span for reason in reasons for span in self.idle[reason]])
 
 
 def device_account(trace: Trace) -> Account | None:
@@ -196,12 +194,12 @@ def _launching_threads(trace: Trace) -> set[object]:
 def _queued(trace: Trace, idle: Spans) -> Spans:
     """Idle time that ends with work that was launched before the idle time began: the device's own latency."""
     begins = [e.begin for e in trace.device]
-    found = []
+    queued = []
     for begin, end in idle:
         event = trace.device[min(bisect_left(begins, end), len(begins) - 1)]
         if event.parent is not None and event.parent.end <= begin:
-            found.append((begin, end))
-    return found
+            queued.append((begin, end))
+    return queued
 
 
 def start_up_calls(trace: Trace) -> list[Event]:
@@ -228,6 +226,15 @@ def host_account(trace: Trace) -> dict[str, Spans]:
     for part, spans in ranked.items():
         parts[part], left = intersect(left, spans), subtract(left, spans)
     return parts | {PYTHON_CODE: left}
+
+
+def states(trace: Trace) -> tuple[str, dict[str, Spans]]:
+    """("device", when it is in which part of the account, idle time by its reason); of a CPU's trace ("loop", …)."""
+    account = device_account(trace)
+    if account is None:
+        return "loop", host_account(trace)
+    busy = {part: spans for part, spans in account.parts.items() if part != IDLE}
+    return "device", busy | {f"{IDLE}: {reason}": spans for reason, spans in account.idle.items()}
 
 
 def device_windows(trace: Trace) -> Spans:
@@ -272,8 +279,8 @@ def timeline(trace: Trace) -> pd.DataFrame:
     """
     last = len(trace.steps) - 1
     start = trace.steps[last].begin
-    shown = [(track, e) for e in trace.host + trace.device if trace.step_of(e) == last and (track := _track(trace, e))]
-    rows = [(track, e.name, (e.begin - start) / 1e3, (e.end - start) / 1e3) for track, e in shown]
+    events = [(track, e) for e in trace.host + trace.device if trace.step_of(e) == last and (track := _track(trace, e))]
+    rows = [(track, e.name, (e.begin - start) / 1e3, (e.end - start) / 1e3) for track, e in events]
     return pd.DataFrame(rows, columns=["track", "name", "begin_ms", "end_ms"])
 
 

@@ -70,11 +70,6 @@ class Comparison:
     def __repr__(self) -> str:
         return "\n".join(_lines(self))
 
-    def _repr_html_(self) -> str:
-        from .page import comparison_fragment
-
-        return comparison_fragment(self)
-
 
 def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
     """What changed between two profiles of one loop; a ValueError if only one of them is of a GPU."""
@@ -102,10 +97,10 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     lengths = f"{milliseconds(after)} a step instead of {milliseconds(before)}"
     yield f"{lengths}: {'no difference' if abs(gained) < NO_DIFFERENCE * before else change}."
     changes = {name: later - earlier for name, (earlier, later) in comparison.parts.items()}
-    for most, sign, said in ((min, -1, "shrank"), (max, 1, "grew")):
+    for most, sign, verb in ((min, -1, "shrank"), (max, 1, "grew")):
         name = most(changes, key=changes.__getitem__, default=None)
         if name and sign * changes[name] >= NO_DIFFERENCE * before:
-            yield f"{name[0].upper()}{name[1:]} {said} by {milliseconds(abs(changes[name]))}."
+            yield f"{name[0].upper()}{name[1:]} {verb} by {milliseconds(abs(changes[name]))}."
     yield _promise(comparison)
 
 
@@ -119,20 +114,15 @@ def _promise(comparison: Comparison) -> str:
     return f"Gone: {names}, which promised up to {milliseconds(promised)} a step; {came} came{share}."
 
 
-def rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
-    """(part, before, after, change) in ms a step; the step is the last row."""
-    step = (comparison.before.step_ms, comparison.after.step_ms)
-    digits = 1 if step[0] >= 100 else 3
-    for name, (before, after) in {**comparison.parts, "step": step}.items():
-        yield name, f"{before:,.{digits}f}", f"{after:,.{digits}f}", f"{after - before:+,.{digits}f}"
-
-
 def _lines(comparison: Comparison) -> Iterator[str]:
     yield from wrapped(comparison.verdict)
     yield from ("", f"  {'ms a step':<28}{'before':>10}{'after':>10}{'change':>10}")
-    for name, *figures in rows(comparison):
-        yield printable(f"  {name[:27]:<28}{''.join(f'{figure:>10}' for figure in figures)}")
-    for said, findings in (("gone", comparison.gone), ("left", comparison.left), ("new", comparison.new)):
+    step = (comparison.before.step_ms, comparison.after.step_ms)
+    digits = 1 if step[0] >= 100 else 3
+    for name, (before, after) in {**comparison.parts, "step": step}.items():
+        figures = f"{before:>10,.{digits}f}{after:>10,.{digits}f}{after - before:>+10,.{digits}f}"
+        yield printable(f"  {name[:27]:<28}{figures}")
+    for name, findings in (("gone", comparison.gone), ("left", comparison.left), ("new", comparison.new)):
         yield from ("",) if findings else ()
         for finding in findings:
-            yield from wrapped(f"{finding.finding}: {finding.gain}", f"  {said:<6}")
+            yield from wrapped(f"{finding.finding}: {finding.gain}", f"  {name:<6}")

@@ -10,7 +10,8 @@ Findings about sizes need `record_shapes`; source lines need `with_stack`, which
 `diagnose(before, after)` compares two profiles.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,25 +32,15 @@ from .account import (
     PYTHON_CODE,
     START_UP,
     UPDATING,
-    length,
     step_ms,
     union,
 )
 from .comparison import Comparison, compare
-from .diagnosis import LEAST, SHOWN, Diagnosis, Finding
+from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
 from .findings import (
-    ATTENTION,
-    CHAINS,
-    CONSTANT,
     DETERMINISTIC,
-    FP32,
     HOST_WAITS,
     KEPT_GRAPH,
-    RETURNED,
-    SEPARATE,
-    UNALIGNED,
-    UNBENCHMARKED,
-    Scene,
     host_work,
     needless,
     on_cpu,
@@ -58,43 +49,44 @@ from .findings import (
     waiting,
 )
 from .read_trace import read_trace
-from .trace import Trace
+from .scene import Scene
+from .trace import NO_SHAPES, NO_STACKS, Note, Trace
 
-TOLD = 0.1  # of the time in start-up: the verdict says so
+START_UP_MATTERS = 0.1  # of the time: the verdict names it
 MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
 Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
-NEED_PLACES = (HOST_WAITS, DETERMINISTIC, KEPT_GRAPH)  # notes that begin so name lines
-# What only shapes or stacks show.
-FROM_SHAPES = {
-    ATTENTION, CHAINS, CONSTANT, DETERMINISTIC, FP32, RETURNED, SEPARATE, UNALIGNED, UNBENCHMARKED,
-}  # fmt: skip
+NAME_LINES = {HOST_WAITS, DETERMINISTIC, KEPT_GRAPH}  # kinds of notes for which the profile with stacks is read
 
-# These report events that the trace holds, so an incomplete trace is enough.
-FROM_PRESENCE = (
-    waiting.host_waits,
-    traffic.pageable_copies,
-    traffic.exposed_copies,
-    traffic.collectives,
-    host_work.zeroed_gradients,
-    host_work.returned_memory,
-    products.unaligned_sizes,
-    products.fp32_products,
-    products.unfused_chains,
-    products.layout_conversions,
-    products.handmade_attention,
-    products.deterministic_convolutions,
-    products.unbenchmarked_convolutions,
-    on_cpu.fp32_products,
-    on_cpu.unfused_chains,
-)
-# These conclude from the absence of events, so they need a complete trace.
-FROM_ABSENCE = (
-    waiting.loader_waits,
-    host_work.unfused_optimizer,
-    needless.unused_results,
-    needless.constant_work,
-    needless.separate_projections,
+
+@dataclass(frozen=True)
+class Rule:
+    find: Callable[[Scene], Iterable[Finding]]
+    detailed: bool = False  # whether it needs shapes or stacks
+    complete: bool = False  # whether it concludes from the absence of events, so needs all of them
+
+
+RULES = (
+    Rule(waiting.host_waits),
+    Rule(waiting.loader_waits, complete=True),
+    Rule(traffic.pageable_copies),
+    Rule(traffic.exposed_copies),
+    Rule(traffic.collectives),
+    Rule(host_work.unfused_optimizer, complete=True),
+    Rule(host_work.zeroed_gradients),
+    Rule(host_work.returned_memory, detailed=True),
+    Rule(products.unaligned_sizes, detailed=True),
+    Rule(products.fp32_products, detailed=True),
+    Rule(products.unfused_chains, detailed=True),
+    Rule(products.layout_conversions),
+    Rule(products.deterministic_convolutions, detailed=True),
+    Rule(products.unbenchmarked_convolutions, detailed=True),
+    Rule(on_cpu.handmade_attention, detailed=True),
+    Rule(on_cpu.fp32_products, detailed=True),
+    Rule(on_cpu.unfused_chains, detailed=True),
+    Rule(needless.unused_results, complete=True),
+    Rule(needless.constant_work, detailed=True, complete=True),
+    Rule(needless.separate_projections, detailed=True, complete=True),
 )
 
 
@@ -107,62 +99,67 @@ def diagnose(
     of the loop with stacks and shapes: it tells source lines and sizes, `profile` the costs. With `after`, a profile
     after a change, the two are compared. Findings that could bring less than the share `least` are left out.
     """
-    if after is not None:
-        return compare(diagnose(profile, least=least), diagnose(after, least=least))
-    if isinstance(profile, str | Path) and Path(profile).is_dir():
-        return _diagnose_folder(Path(profile), least)
-    found, findings = _diagnosed(read_trace(profile), least)
+    before, _ = read_and_diagnose(profile, places=places, least=least)
+    return before if after is None else compare(before, read_and_diagnose(after, least=least)[0])
+
+
+def read_and_diagnose(
+    profile: Source, *, places: Source | None = None, least: float = LEAST
+) -> tuple[Diagnosis, Trace]:
+    """The diagnosis of one profile or folder, and the trace that it is of."""
+    source, trace, about_ranks = Path(profile) if isinstance(profile, str | Path) else None, profile, []
+    if source and source.is_dir():
+        source, trace, about_ranks, places = _in_folder(source)
+    trace = read_trace(trace)
+    diagnosis, findings = _diagnosed(trace, least)
     if places is not None:
-        told, located = _diagnosed(read_trace(places), 0.0)  # stacks slow the host: there a share may be below `least`
-        findings = _located(findings, located, found, told, least)
+        detailed, located = _diagnosed(read_trace(places), 0.0)  # stacks slow the host: a share may be below `least`
+        findings = _located(findings, located, diagnosis, detailed, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
-        needed = NEED_PLACES if found.account else (*NEED_PLACES, hygiene.NOT_EXPLAINED)
-        notes = [note for note in found.notes if not note.startswith((*needed, "no Python frames", "no shapes"))]
-        notes += [note for note in told.notes if note.startswith(needed)]
-        found = replace(found, notes=tuple(notes))
-    source = Path(profile) if isinstance(profile, str | Path) else None
-    return _with_findings(replace(found, source=source), findings)
+        taken = NAME_LINES if diagnosis.account else NAME_LINES | {hygiene.NOT_EXPLAINED}
+        notes = [note for note in diagnosis.notes if note.kind not in taken | {NO_STACKS, NO_SHAPES}]
+        notes += [note for note in detailed.notes if note.kind in taken]
+        diagnosis = replace(diagnosis, notes=tuple(notes))
+    if findings:
+        first = f" Change first: {findings[0].finding}, up to {findings[0].gain_share:.0%} of the time."
+        diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)
+    return replace(
+        diagnosis,
+        findings=tuple(findings[:MOST_FINDINGS]),
+        further=tuple(findings[MOST_FINDINGS:]),
+        warnings=(*about_ranks, *diagnosis.warnings),
+        source=source,
+    ), trace
 
 
 def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
     """The diagnosis without its findings, and all of them."""
     scene = Scene(trace)
-    account = scene.account
-    shares = {part: length(spans) / scene.us for part, spans in scene.parts.items()}
     findings = _findings(scene, least)
     notes = hygiene.notes(scene)
     if trace.complete:
         notes += needless.kept_graph(trace)
     notes += [*waiting.on_a_gpu(scene), *hygiene.unexplained(scene, findings), *trace.notes]
     if not trace.complete:
-        notes.append("of a trace with gaps only what is there is reported, not what seems missing")
+        notes.append(Note("gaps", "of a trace with gaps only what is there is reported, not what seems missing"))
     bound = _bound(scene)
-    found = Diagnosis(
-        verdict=_verdict(scene, bound, shares),
+    diagnosis = Diagnosis(
+        verdict=_verdict(scene, bound),
         bound=bound,
         steps=len(trace.steps),
         step_ms=step_ms(trace),
-        account=shares if account else None,
-        idle=account.idle_shares if account else {},
-        host=None if account else shares,
+        account=scene.shares if scene.account else None,
+        idle=scene.account.idle_shares if scene.account else {},
+        host=None if scene.account else scene.shares,
         findings=(),
         notes=tuple(notes),
         warnings=tuple(hygiene.warnings(scene)),
     )
-    return found, findings
-
-
-def _with_findings(found: Diagnosis, findings: list[Finding]) -> Diagnosis:
-    """The diagnosis with its findings."""
-    verdict = found.verdict
-    if findings:
-        first = findings[0]
-        verdict += f" Change first: {first.finding}, up to {first.gain_share:.0%} of the time."
-    return replace(found, verdict=verdict, findings=tuple(findings[:SHOWN]), further=tuple(findings[SHOWN:]))
+    return diagnosis, findings
 
 
 def _located(
-    findings: list[Finding], located: list[Finding], found: Diagnosis, told: Diagnosis, least: float
+    findings: list[Finding], located: list[Finding], costs: Diagnosis, detailed: Diagnosis, least: float
 ) -> list[Finding]:
     """The findings with the places of another profile, and that profile's own, which need stacks or shapes.
 
@@ -171,39 +168,38 @@ def _located(
     by_name = {finding.finding: finding for finding in located}
     placed = [replace(f, where=by_name[f.finding].where) if f.finding in by_name else f for f in findings]
     names = {finding.finding for finding in findings}
-    for other in (f for f in located if f.finding not in names and f.finding in FROM_SHAPES):
-        of_part = other.gain_share / max(told.parts.get(other.part, 0.0), 1e-9)
-        share = of_part * found.parts.get(other.part, 0.0)
+    for other in (f for f in located if f.finding not in names and f.detailed):
+        of_part = other.gain_share / max(detailed.parts.get(other.part, 0.0), 1e-9)
+        share = of_part * costs.parts.get(other.part, 0.0)
         if share >= least:
-            placed.append(replace(other, gain_share=share, gain_ms=share * found.step_ms, spans=[]))
+            placed.append(replace(other, gain_share=share, gain_ms=share * costs.step_ms, spans=[]))
     first = {finding.part for finding in findings[:1]}
-    return sorted(placed, key=lambda f: (found.bound in ("host", "input") and f.part not in first, -f.gain_share))
+    return sorted(placed, key=lambda f: (costs.bound in ("host", "input") and f.part not in first, -f.gain_share))
 
 
-def _diagnose_folder(folder: Path, least: float) -> Diagnosis:
+def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
     """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
     places = folder / PLACES if (folder / PLACES).is_file() else None
+    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != PLACES)
     if (folder / COSTS).is_file():
-        return diagnose(folder / COSTS, places=places, least=least)
-    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p != places)
+        files = [folder / COSTS]
     if not files:
         raise ValueError(f"{folder} holds no profile (*.json or *.json.gz)")
     if len(files) == 1:
-        return diagnose(files[0], places=places, least=least)
-    last, notes = ranks.last_to_arrive(files)
-    found = diagnose(last, places=places, least=least)
-    return replace(found, warnings=(*notes, *found.warnings))
+        return files[0], files[0], [], places
+    return *ranks.last_to_arrive(files), places
 
 
 def _findings(scene: Scene, least: float) -> list[Finding]:
     """What could bring the share `least` or more, first what holds the step up, then by gain."""
-    rules = FROM_PRESENCE + FROM_ABSENCE if scene.trace.complete else FROM_PRESENCE
-    findings = [on_cpu.limited(scene, finding) for rule in rules for finding in rule(scene)]
-    if scene.trace.complete:
+    complete = scene.trace.complete
+    rules = [rule for rule in RULES if complete or not rule.complete]
+    findings = [replace(finding, detailed=rule.detailed) for rule in rules for finding in rule.find(scene)]
+    if complete:
         explained = union([span for f in findings if f.part == IDLE for span in f.spans])
         findings += host_work.slow_launches(scene, explained)
     findings = [finding for finding in findings if finding.gain_share >= least]
-    return sorted(findings, key=lambda f: (scene.held_up and f.part != IDLE, -f.gain_share))
+    return sorted(findings, key=lambda f: (scene.host_bound and f.part != IDLE, -f.gain_share))
 
 
 def _bound(scene: Scene) -> str:
@@ -211,29 +207,28 @@ def _bound(scene: Scene) -> str:
     if scene.account is None and hygiene.launches(scene):
         return "unknown"
     if scene.account is None:
-        shares = {part: length(spans) for part, spans in scene.parts.items()}
         words = {
-            "compute": shares[OPERATORS] + shares[UPDATING],
-            "host": shares[PYTHON_CODE],
-            "input": shares[LOADING],
-            "copies": shares[COPYING],
+            "compute": scene.shares[OPERATORS] + scene.shares[UPDATING],
+            "host": scene.shares[PYTHON_CODE],
+            "input": scene.shares[LOADING],
+            "copies": scene.shares[COPYING],
         }
         return max(words, key=words.__getitem__)
-    shares, idle = scene.account.shares, scene.account.idle_shares
+    idle = scene.account.idle_shares
     host = {"host": sum(idle.get(reason, 0.0) for reason in HOST_REASONS), "input": idle.get(IN_LOADER, 0.0)}
-    if scene.held_up and idle.get(START_UP, 0.0) < MOSTLY:
+    if scene.host_bound and idle.get(START_UP, 0.0) < MOSTLY:
         return max(host, key=host.__getitem__)
     words = host | {
-        "compute": shares[COMPUTE],
-        "communication": shares[COMMUNICATION],
-        "copies": shares[COPIES],
+        "compute": scene.shares[COMPUTE],
+        "communication": scene.shares[COMMUNICATION],
+        "copies": scene.shares[COPIES],
         "start-up": idle.get(START_UP, 0.0) + idle.get(BEFORE_FIRST, 0.0),
         "unknown": idle.get(IN_WAIT, 0.0),
     }
     return max(words, key=words.__getitem__)
 
 
-_SAID = {
+_CAUSES = {
     "compute": "the device is the limit",
     "host": "the host launches work more slowly than the device does it",
     "input": "the loader delivers batches more slowly than the device takes them",
@@ -242,7 +237,7 @@ _SAID = {
     "start-up": "most of it is start-up, which a training pays once: record after some steps",
     "unknown": "the device shows no work while the host waits for it",
 }
-_SAID_ON_CPU = {
+_CAUSES_ON_CPU = {
     "compute": "operators are the limit",
     "host": "Python is the limit",
     "input": "the loader is the limit",
@@ -251,15 +246,13 @@ _SAID_ON_CPU = {
 }
 
 
-def _verdict(scene: Scene, bound: str, shares: dict[str, float]) -> str:
-    told = ", ".join(
-        f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda p: -p[1]) if share >= 0.01
-    )
-    said = (_SAID if scene.account else _SAID_ON_CPU)[bound]
-    verdict = f"{bound}: {said} ({told})."
+def _verdict(scene: Scene, bound: str) -> str:
+    largest = sorted(scene.shares.items(), key=lambda share: -share[1])
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in largest if share >= 0.01)
+    verdict = f"{bound}: {(_CAUSES if scene.account else _CAUSES_ON_CPU)[bound]} ({shares})."
     start_up = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else 0.0
-    if bound != "start-up" and start_up >= TOLD:
+    if bound != "start-up" and start_up >= START_UP_MATTERS:
         verdict += f" Start-up takes {start_up:.0%} of the time."
-    if scene.held_up:
+    if scene.host_bound:
         verdict += " The host doesn't run ahead: it is the device that waits, so faster kernels bring little yet."
     return verdict

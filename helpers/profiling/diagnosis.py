@@ -10,10 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from .trace import Note
+
 Spans = list[tuple[float, float]]  # µs on the profile's clock, in order and disjoint
 
 WIDTH = 100
-SHOWN = 5  # findings at most
+MOST_FINDINGS = 5  # in the text; the others are a line each
 LEAST = 0.01  # of the recorded time: a finding that could bring less is left out
 MEASURED, BOUND, ESTIMATE = "measured", "upper bound", "estimate"
 
@@ -31,6 +33,7 @@ class Finding:
     advice: str
     sure: str  # MEASURED, BOUND or ESTIMATE
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
+    detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
 
     @property
     def gain(self) -> str:
@@ -55,8 +58,8 @@ class Diagnosis:
     idle: dict[str, float]
     host: dict[str, float] | None
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...] = ()  # why the profile may mislead, and what to record again
+    notes: tuple[Note, ...]
+    warnings: tuple[Note, ...] = ()  # why the profile may mislead, and what to record again
     further: tuple[Finding, ...] = ()  # beyond the first five
     source: Path | None = None
 
@@ -68,22 +71,25 @@ class Diagnosis:
     @property
     def table(self) -> pd.DataFrame:
         """All findings, the largest gain first."""
-        return pd.DataFrame([_shown(finding) for finding in self.findings + self.further], columns=COLUMNS)
+        return pd.DataFrame([_row(finding) for finding in self.findings + self.further], columns=COLUMNS)
 
     @property
     def remarks(self) -> list[str]:
         """The notes, and a line for each further finding."""
-        told = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in self.further]
-        return [*self.notes, *told]
+        further = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in self.further]
+        return [*(note.text for note in self.notes), *further]
 
     def data(self) -> dict[str, Any]:
         """What `--json` prints."""
         names = ("verdict", "bound", "steps", "step_ms", "account", "idle")
-        found = {name: getattr(self, name) for name in names} | ({"host": self.host} if self.host else {})
-        return found | {
-            "findings": [_shown(finding) for finding in self.findings],
-            "notes": [*self.warnings, *self.remarks],
-        }
+        return (
+            {name: getattr(self, name) for name in names}
+            | ({"host": self.host} if self.host else {})
+            | {
+                "findings": [_row(finding) for finding in self.findings],
+                "notes": [*(warning.text for warning in self.warnings), *self.remarks],
+            }
+        )
 
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
@@ -91,16 +97,11 @@ class Diagnosis:
     def __repr__(self) -> str:
         return "\n".join(_lines(self))
 
-    def _repr_html_(self) -> str:
-        from .page import fragment
-
-        return fragment(self)
-
 
 COLUMNS = ["finding", "part", "gain_ms", "gain_share", "where", "evidence", "advice", "sure"]
 
 
-def _shown(finding: Finding) -> dict[str, Any]:
+def _row(finding: Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in COLUMNS}
 
 
@@ -111,8 +112,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.warnings:
         yield ""
     for warning in diagnosis.warnings:
-        yield from wrapped(warning, " ! ")
-    for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
+        yield from wrapped(warning.text, " ! ")
+    for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
         yield ""
         yield from wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")
         yield from wrapped(finding.where, "   where     ")

@@ -22,25 +22,34 @@ from .account import (
     union,
 )
 from .diagnosis import Finding, Spans, milliseconds
-from .findings import Scene, host_work, products
+from .findings import host_work, products
 from .places import source_lines
-from .trace import KERNEL, OP, PYTHON, RUNTIME, Event
+from .scene import Scene
+from .trace import KERNEL, OP, PYTHON, RUNTIME, Event, Note
 
 NOT_EXPLAINED = "no finding explains"
-LEAST = 0.02  # of the recorded time: less is not told
+LEAST = 0.02  # of the recorded time: less is left out
 UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
-_LATE = 1000.0  # µs: a last wait that takes longer is told
+_LATE = 1000.0  # µs: a last wait that takes longer is named
 
 
-def warnings(scene: Scene) -> list[str]:
+def warnings(scene: Scene) -> list[Note]:
     """Why the profile may mislead, one line each, with what to record again."""
-    rules = (_start_up, _lost, _silent, _outliers, _unsteady, _stacks)
-    return [note for rule in rules for note in rule(scene)]
+    rules = {
+        "start-up": _start_up,
+        "lost events": _lost,
+        "silent device": _silent,
+        "outliers": _outliers,
+        "unsteady steps": _unsteady,
+        "slowed host": _stacks,
+    }
+    return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
-def notes(scene: Scene) -> list[str]:
+def notes(scene: Scene) -> list[Note]:
     """What else the profile shows."""
-    return [note for rule in (_devices, _last_wait, _graphs, _tf32) for note in rule(scene)]
+    rules = {"devices": _devices, "last wait": _last_wait, "graphs": _graphs, "TF32": _tf32}
+    return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
 def _start_up(scene: Scene) -> Iterator[str]:
@@ -86,7 +95,7 @@ def _silent(scene: Scene) -> Iterator[str]:
         place = max(silent, key=silent.__getitem__)
         yield (
             f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it in "
-            f"{place}, which blocks the host for {scene.told(of(calls[place]))} a step and in which the device "
+            f"{place}, which blocks the host for {scene.time(of(calls[place]))} a step and in which the device "
             f"idles for {milliseconds(scene.per_step(silent[place]) / 1e3)}: events are missing, or the stream waits "
             "for another rank; no finding counts it"
         )
@@ -157,16 +166,16 @@ def _tf32(scene: Scene) -> Iterator[str]:
         yield "TF32 is already on: fp32 products run on tensor cores"
 
 
-def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[str]:
+def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[Note]:
     """The time that no finding explains, and what it is spent on."""
-    told = []
+    parts = []
     for part, spans in scene.parts.items():
         rest = subtract(spans, union([span for f in findings if f.part == part for span in f.spans]))
         if scene.share(rest) >= UNEXPLAINED:
             inside = [f"{name} {us / scene.us:.0%}" for name, us in _spent(scene, part, rest).most_common(3)]
-            told.append(f"{part} {scene.share(rest):.0%}" + (f" ({', '.join(inside)})" if inside else ""))
-    if told:
-        yield f"{NOT_EXPLAINED}: {'; '.join(told)}"
+            parts.append(f"{part} {scene.share(rest):.0%}" + (f" ({', '.join(inside)})" if inside else ""))
+    if parts:
+        yield Note(NOT_EXPLAINED, f"{NOT_EXPLAINED}: {'; '.join(parts)}")
 
 
 def _spent(scene: Scene, part: str, spans: Spans) -> Counter:

@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from .call_sites import CALLED_FROM
 from .trace import ANNOTATION, OP, PYTHON, Event, Trace
 
 # A Python frame as the profiler names it, and paths that are not the user's code.
 _FRAME = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _MODULE = "nn.Module: "
 _LIBRARY = re.compile(r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<")
-# Libraries that a user's code calls: their lines are told only where no other is known.
+# Libraries that a user's code calls: their lines are named only where no other is known.
 _INSTALLED = re.compile(
     r"(site|dist)-packages/|^(torchvision|transformers|accelerate|lightning|pytorch_lightning|lightning_fabric|timm|peft"
     r"|diffusers|deepspeed|datasets|tokenizers|torchmetrics|torchrec|fbgemm_gpu|flash_attn|xformers|apex|numpy|PIL)/"
@@ -53,6 +54,11 @@ def by_source_line(trace: Trace, events: list[Event]) -> dict[str, list[Event]]:
     return groups
 
 
+def others(lines: int) -> str:
+    """The end of a place that stands for several lines."""
+    return f", and {lines - 1} more line{'s' * (lines > 2)}" if lines > 1 else ""
+
+
 def frames(event: Event) -> list[tuple[str, int, str]]:
     """(path, first line, function) of the Python frames around an event, innermost first."""
     return [parsed for e in event.outer() if e.kind == PYTHON and (parsed := _parse(e.name))]
@@ -77,7 +83,7 @@ def _lines(event: Event) -> Iterator[tuple[str, str]]:
     """(path, text) of each Python line around an event, innermost first: "train.py:7 in main" where it is known."""
     for outer in (event, *event.outer()):
         if outer.kind == PYTHON:
-            frame, caller = _parse(outer.name), _parse(outer.args.get("Called from", ""))
+            frame, caller = _parse(outer.name), _parse(outer.args.get(CALLED_FROM, ""))
             if frame:
                 yield frame[0], f"{frame[2]} in {frame[0]}, from line {frame[1]}"
             if caller:
@@ -100,8 +106,8 @@ def _op(event: Event) -> str:
     while event.kind != OP and event.parent is not None and event.parent.kind not in (ANNOTATION, PYTHON):
         event = event.parent
     shapes = ["×".join(map(str, dims)) for dims in event.dims if _is_shape(dims)]
-    shown = ", ".join(shapes[:3] + ["…"] * (len(shapes) > 3))
-    return f"{event.name} [{shown}]" if shapes else event.name
+    first = ", ".join(shapes[:3] + ["…"] * (len(shapes) > 3))
+    return f"{event.name} [{first}]" if shapes else event.name
 
 
 def _is_shape(dims: Any) -> bool:

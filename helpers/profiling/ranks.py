@@ -6,44 +6,48 @@ from statistics import median
 from .account import is_collective
 from .diagnosis import milliseconds
 from .read_trace import read_trace
-from .trace import Trace
+from .trace import Note, Trace
 
 APART = 0.1  # of the median time in collectives: less is no straggler
 
 
-def last_to_arrive(files: list[Path]) -> tuple[Path, list[str]]:
-    """The file of the rank that spends the least time in collectives, as it arrives last, and notes on the ranks.
+def last_to_arrive(files: list[Path]) -> tuple[Path, Trace, list[Note]]:
+    """The rank that spends the least time in collectives, as it arrives last: its file and trace, and a note.
 
-    A ValueError if the files aren't profiles of the ranks of one run.
+    The first rank's, where all arrive together. A ValueError if the files aren't profiles of the ranks of one run.
     """
-    seen: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
+    traces: dict[int, Trace] = {}  # of the ranks that may be returned: each takes much memory
     worlds, spent, times = set(), {}, []
     for path in files:
         trace = read_trace(path)
         rank, world = _identity(trace, path)
-        if rank in seen:
+        if rank in paths:
             raise ValueError(
-                f"{seen[rank].name} and {path.name} are both of rank {rank}: profiles of one run are needed"
+                f"{paths[rank].name} and {path.name} are both of rank {rank}: profiles of one run are needed"
             )
-        seen[rank] = path
+        paths[rank] = path
         worlds.add(world)
         times.append(_recorded(trace))
         spent[rank] = sum(e.us for e in trace.device if is_collective(e)) / len(trace.steps) / 1e3
+        first, last = min(paths), min(spent, key=spent.__getitem__)
+        traces = {r: t for r, t in (*traces.items(), (rank, trace)) if r in (first, last)}
     if len(worlds) > 1:
         raise ValueError(
             f"the profiles are of runs with {' and '.join(map(str, sorted(worlds)))} ranks: one run is needed"
         )
     if max(begin for begin, _ in times) > min(end for _, end in times):
         raise ValueError("the profiles were not recorded at the same time: one run is needed")
-    middle, last = median(spent.values()), min(spent, key=spent.__getitem__)
+    middle = median(spent.values())
     if not middle or middle - spent[last] < APART * middle:
-        first = min(seen)
-        told = f"; in collectives all spend about the same, {milliseconds(middle)} a step" if middle else ""
-        return seen[first], [f"{len(seen)} of {worlds.pop()} ranks{told}; this is rank {first}"]
-    return seen[last], [
+        each = f"; in collectives all spend about the same, {milliseconds(middle)} a step" if middle else ""
+        text = f"{len(paths)} of {worlds.pop()} ranks{each}; this is rank {first}"
+        return paths[first], traces[first], [Note("ranks", text)]
+    text = (
         f"rank {last} is the last to arrive: {milliseconds(spent[last])} a step in collectives, where the median of "
-        f"{len(seen)} ranks is {milliseconds(middle)}, most of it waiting; this is its account"
-    ]
+        f"{len(paths)} ranks is {milliseconds(middle)}, most of it waiting; this is its account"
+    )
+    return paths[last], traces[last], [Note("ranks", text)]
 
 
 def _recorded(trace: Trace) -> tuple[float, float]:

@@ -16,16 +16,33 @@ import contextlib
 import inspect
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from .call_sites import CALLED_FROM, call_sites
 from .rates import bf16_speedup
-from .trace import ANNOTATION, BACKWARD, ON_DEVICE, OP, PYTHON, RUNTIME, WHOLE, Event, Trace
-from .trace_file import from_raw, load
+from .trace import (
+    ANNOTATION,
+    BACKWARD,
+    DAMAGED,
+    NO_DEVICE,
+    NO_SHAPES,
+    NO_STACKS,
+    NO_STEPS,
+    ON_DEVICE,
+    OP,
+    PYTHON,
+    RUNTIME,
+    WHOLE,
+    Event,
+    Note,
+    Trace,
+)
+from .trace_file import load
 
 
 def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
@@ -58,7 +75,10 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
         path = Path(folder) / "trace.json"
         _export(profile, str(path))
         events, about, faults = load(path)
-    _add_call_sites(results, events, about)
+    site_of = call_sites(results, int(about.get("baseTimeNanoseconds", 0)))
+    for event in events:
+        if event.kind == PYTHON and (site := site_of(event.name, event.begin)):
+            event.args.setdefault(CALLED_FROM, site)
     if not torch.cuda.is_available():
         about["bf16_speedup"] = bf16_speedup()
     trace = assemble(events, about, faults)
@@ -80,12 +100,6 @@ def _export(profile: torch.profiler.profile, path: str) -> None:
         raise ValueError("the profile is exported already, which torch allows once: read the exported file") from None
 
 
-def parse(raw: Iterable[Any], about: dict[str, Any], faults: list[str]) -> Trace:
-    """Decoded events of the Chrome trace format, in any order, as a `Trace`; `faults` says what could not be read."""
-    events, left_out = from_raw(raw)
-    return assemble(events, about, faults + left_out)
-
-
 def assemble(events: list[Event], about: dict[str, Any], faults: list[str]) -> Trace:
     """The events as a `Trace`: nested, linked to what they launched, with notes on what can't be seen."""
     host = [e for e in events if e.kind not in ON_DEVICE]
@@ -100,7 +114,8 @@ def assemble(events: list[Event], about: dict[str, Any], faults: list[str]) -> T
     _name_nodes(host)
     _nest(host)
     lost = _link(host, device)
-    trace = Trace(host, device, about, list(faults), complete=not faults, lost=lost)
+    notes = [Note(DAMAGED, fault) for fault in faults]
+    trace = Trace(host, device, about, notes, complete=not faults, lost=lost)
     trace.notes.extend(_unseen(trace))
     return trace
 
@@ -148,44 +163,20 @@ def _link(host: list[Event], device: list[Event]) -> int:
     return lost
 
 
-def _unseen(trace: Trace) -> Iterator[str]:
-    """Notes on what this trace can't show."""
+def _unseen(trace: Trace) -> Iterator[Note]:
+    """What this trace can't show."""
     if trace.steps[0].name == WHOLE:
-        yield "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
+        yield Note(
+            NO_STEPS, "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
+        )
     if not trace.on_gpu:
-        yield "no GPU events: only what the host shows is looked for, and times are the host's"
+        yield Note(NO_DEVICE, "no GPU events: only what the host shows is looked for, and times are the host's")
     if not any(e.kind == PYTHON or "Call stack" in e.args for e in trace.host):
-        yield "no Python frames (with_stack=True records them): places are named by module ranges or by op"
+        yield Note(
+            NO_STACKS, "no Python frames (with_stack=True records them): places are named by module ranges or by op"
+        )
     if not any(e.dims for e in trace.host):
-        yield "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen"
-
-
-_INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
-
-
-def _add_call_sites(results: Any, events: list[Event], about: dict[str, Any]) -> None:
-    """Add the calling line, which only the live profile knows, to every Python frame.
-
-    Frames are matched by name and start. An exported time is a float of microseconds since the quarter of the year
-    began, so it may be off by a nanosecond or two; no function is called twice within so little time.
-
-    The profile doesn't own its strings. Names of code that was freed, such as a line at a prompt, may be overwritten by
-    now and fail to decode.
-    """
-    base = int(about.get("baseTimeNanoseconds", 0))
-    waiting = list(results.experimental_event_tree())
-    sites = {}
-    while waiting:
-        event = waiting.pop()
-        waiting.extend(event.children)
-        caller = getattr(event.extra_fields, "caller", None)
-        if caller is not None:
-            with contextlib.suppress(UnicodeDecodeError):
-                site = f"{caller.file_name}({caller.line_number}): {caller.function_name}"
-                sites[event.name, event.start_time_ns - base] = site
-    for event in events:
-        if event.kind == PYTHON:
-            began = round(event.begin * 1e3)
-            site = next((s for off in _INEXACT_NS if (s := sites.get((event.name, began + off)))), None)
-            if site:
-                event.args.setdefault("Called from", site)
+        yield Note(
+            NO_SHAPES,
+            "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen",
+        )

@@ -11,9 +11,8 @@ from math import floor, log10
 
 import pandas as pd
 
-from .account import names_collective, timeline
-from .diagnosis import SHOWN, Diagnosis, milliseconds
-from .perfetto import states
+from .account import names_collective, states, timeline
+from .diagnosis import MOST_FINDINGS, Diagnosis, milliseconds
 from .trace import Trace
 
 # (fill, text on it): Okabe and Ito's colours, which remain distinct under colour blindness.
@@ -45,6 +44,11 @@ def colour_of(name: str) -> str:
     return COLOURS.get(name, _OTHER)[0]
 
 
+def ink_on(name: str) -> str:
+    """The colour of text on it."""
+    return COLOURS.get(name, _OTHER)[1]
+
+
 @dataclass
 class Row:
     """One line of the picture: (begin, end, name) in ms since the step began, disjoint and in order."""
@@ -68,15 +72,14 @@ def picture(diagnosis: Diagnosis, trace: Trace) -> str:
     account = sorted((*span, part) for part, spans in parts.items() for span in _clipped(spans, start, begin, end))
     rows = [*marks, Row(f"{track}: account", account), *_tracks(table)]
     ends = (trace.steps[-1].end - start) / 1e3
-    said = _said(end - begin, bool(marks), ends < end, table.track.nunique() - MOST_TRACKS)
-    return f'{title}<p style="opacity:.75;margin:.2em 0">{said}</p>{_svg(rows, len(marks), begin, end, ends)}'
-
-
-def _said(ms: float, marked: bool, outlasted: bool, left_out: int) -> str:
-    said = [f"{milliseconds(ms)}."]
-    said += ["Rows with numbers are the findings: point at one to see it across all tracks."] * marked
-    said += ["Device work belongs to the step that launched it: it goes on after the step's end, dashed."] * outlasted
-    return " ".join(said + [f"{left_out} tracks with less work are left out."] * (left_out > 0))
+    caption = f"{milliseconds(end - begin)}."
+    if marks:
+        caption += " Rows with numbers are the findings: point at one to see it across all tracks."
+    if ends < end:
+        caption += " Device work belongs to the step that launched it: it goes on after the step's end, dashed."
+    if (left_out := table.track.nunique() - MOST_TRACKS) > 0:
+        caption += f" {left_out} tracks with less work are left out."
+    return f'{title}<p class="faint">{caption}</p>{_svg(rows, len(marks), begin, end, ends)}'
 
 
 def _clipped(spans: list[tuple[float, float]], start: float, begin: float, end: float) -> Iterator[tuple[float, float]]:
@@ -88,7 +91,7 @@ def _clipped(spans: list[tuple[float, float]], start: float, begin: float, end: 
 
 
 def _marks(diagnosis: Diagnosis, start: float, begin: float, end: float) -> Iterator[Row]:
-    for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
+    for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
         name = f"{number}. {finding.finding}"
         spans = [(*span, name) for span in _clipped(finding.spans, start, begin, end)]
         if spans:
@@ -175,13 +178,14 @@ def _spans(row: Row, begin: float, scale: float) -> str:
         drawn[colour].append(_rect(x, width, f"{_cut(name)}: {milliseconds(last - first)}"))
         if row.colour != MARK and width > 5 * CHARACTER:
             ink = next((ink for fill, ink in COLOURS.values() if fill == colour), "#000")
-            shown = escape(name[: int((width - 3) / CHARACTER)])
-            names.append(f'<text x="{x + 2:.1f}" y="13" fill="{ink}" pointer-events="none">{shown}</text>')
+            label = escape(name[: int((width - 3) / CHARACTER)])
+            names.append(f'<text x="{x + 2:.1f}" y="13" fill="{ink}" pointer-events="none">{label}</text>')
     for (x, colour), events in narrow.items():
         total, (_, longest) = sum(ms for ms, _ in events), max(events)
-        said = f"{_cut(longest)}: {milliseconds(total)}"
-        said = said if len(events) == 1 else f"{len(events)} spans, {milliseconds(total)}; longest: {_cut(longest)}"
-        drawn[colour].append(_rect(x, min(max(total * scale, 0.1), 1), said))
+        title = f"{_cut(longest)}: {milliseconds(total)}"
+        if len(events) > 1:
+            title = f"{len(events)} spans, {milliseconds(total)}; longest: {_cut(longest)}"
+        drawn[colour].append(_rect(x, min(max(total * scale, 0.1), 1), title))
     return "".join(f'<g fill="{colour}">{"".join(spans)}</g>' for colour, spans in drawn.items()) + "".join(names)
 
 

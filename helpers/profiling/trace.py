@@ -23,6 +23,18 @@ TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
 
+DAMAGED, NO_STEPS, NO_DEVICE = "damaged file", "no steps", "no device"  # kinds of notes
+NO_STACKS, NO_SHAPES = "no stacks", "no shapes"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark on a profile, and in a few words what it is about."""
+
+    kind: str
+    text: str
+
+
 @dataclass(slots=True, eq=False)
 class Event:
     """An event with a duration, in µs; `parent` is the event it ran inside, or the call that launched it."""
@@ -100,7 +112,7 @@ class Trace:
     host: list[Event]
     device: list[Event]
     about: dict[str, Any]  # what the file holds besides its events
-    notes: list[str]
+    notes: list[Note]
     complete: bool = True  # whether every recorded event was read, so that what is absent did not happen
     lost: int = 0  # device events without a launch
 
@@ -180,8 +192,8 @@ class Trace:
         """What the profile says about the device that it recorded; empty if nothing."""
         listed = self.about.get("deviceProperties")
         used = [e.track[0] for e in self.device[:1]]
-        found = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
-        return next((p for p in found if p.get("id") in used), found[0] if found else {})
+        devices = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
+        return next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
 
     @property
     def is_amd(self) -> bool:

@@ -4,11 +4,11 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .call_sites import CALLED_FROM
 from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
 
 # kineto's categories (torch 2), and those of the profiler before it.
@@ -33,39 +33,42 @@ _KINDS = {
 
 
 # The beginning of an event as torch.profiler writes it, to go on after one that can't be parsed.
-_EVENT_BEGINS = re.compile(r'\{\s*"(?:ph|name|cat)"\s*:')
+EVENT_BEGINS = re.compile(r'\{\s*"(?:ph|name|cat)"\s*:')
 _BETWEEN = re.compile(r"[\s,]*")
 LARGEST = 2**30  # bytes, unpacked: reading takes about four times as much memory
 
 
 def load(path: str | Path) -> tuple[list[Event], dict[str, Any], list[str]]:
-    """The events of a trace, the file's other contents, and notes on what could not be read.
+    """The events of a trace, the file's other contents, and what could not be read, in words.
 
     A ValueError in one line says why nothing could be read.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path} can't be read as a trace: {error.strerror}") from None
-    notes: list[str] = []
-    if data[:2] == b"\x1f\x8b":
-        data = _unzip(data, notes)
-    if len(data) > LARGEST:
-        raise ValueError(f"{path} is larger than {LARGEST >> 30} GiB: record fewer steps, or without stacks")
-    text = data.decode("utf-8", errors="replace")
-    del data
+    faults: list[str] = []
+    text = content(path, faults)
     if not text.strip():
         raise ValueError(f"{path} is empty; a Chrome trace of torch.profiler (.json or .json.gz) is needed")
-    events, about, read = _decode(text, notes)
+    events, about, read = _decode(text, faults)
     if not read:
         raise ValueError(
             f"{path} is no trace: it holds no trace events (torch.profiler's export_chrome_trace writes them)"
         )
-    return events, about, notes
+    return events, about, faults
 
 
-def _unzip(data: bytes, notes: list[str]) -> bytes:
+def content(path: str | Path, faults: list[str]) -> str:
+    """The file's text, of a damaged gzip file as far as it can be unpacked."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} can't be read as a trace: {error.strerror}") from None
+    if data[:2] == b"\x1f\x8b":
+        data = _unzip(data, faults)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST >> 30} GiB: record fewer steps, or without stacks")
+    return data.decode("utf-8", errors="replace")
+
+
+def _unzip(data: bytes, faults: list[str]) -> bytes:
     """The data as far as it can be unpacked, a kilobyte at a time so that little is lost where it breaks."""
     parts, position, size = [], 0, 0
     member = zlib.decompressobj(wbits=31)
@@ -78,13 +81,13 @@ def _unzip(data: bytes, notes: list[str]) -> bytes:
             size += len(parts[-1])
             position += len(chunk) - len(member.unused_data)
         if not member.eof:
-            notes.append("the gzip data is cut off: read as far as it goes")
+            faults.append("the gzip data is cut off: read as far as it goes")
     except zlib.error:
-        notes.append("the gzip data is damaged: read as far as it goes")
+        faults.append("the gzip data is damaged: read as far as it goes")
     return b"".join(parts)
 
 
-def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], int]:
+def _decode(text: str, faults: list[str]) -> tuple[list[Event], dict[str, Any], int]:
     """The events of the list, decoded one at a time, what stands around it, and how many there were of any kind."""
     listed = text.find('"traceEvents"')
     position = text.find("[", max(listed, 0))
@@ -100,7 +103,7 @@ def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], i
         try:
             raw, position = decode(text, position)
         except (json.JSONDecodeError, RecursionError):
-            following = _EVENT_BEGINS.search(text, position + 1)
+            following = EVENT_BEGINS.search(text, position + 1)
             unreadable += 1
             if following is None:
                 break
@@ -112,14 +115,15 @@ def _decode(text: str, notes: list[str]) -> tuple[list[Event], dict[str, Any], i
             unusable += 1
         elif event is not FOREIGN:
             events.append(event)
-    notes += _left_out(unusable)
+    if unusable:
+        faults.append(f"{unusable} events without a name or a time are left out")
     if unreadable or position >= len(text):
         if read:
-            notes.append(f"the JSON is cut off or damaged: {read} complete events read, {unreadable} left out")
+            faults.append(f"the JSON is cut off or damaged: {read} complete events read, {unreadable} left out")
         return events, _head(text[: max(listed, 0)]), read
     about = _around(text[:begin], text[position + 1 :])
     if about is None:
-        notes.append(f"the JSON is cut off behind its {read} events")
+        faults.append(f"the JSON is cut off behind its {read} events")
     return events, about or _head(text[: max(listed, 0)]), read
 
 
@@ -138,18 +142,6 @@ def _head(text: str) -> dict[str, Any]:
         return json.loads(text.rstrip().rstrip(",") + "}", strict=False)
     except (json.JSONDecodeError, RecursionError):
         return {}
-
-
-def from_raw(raw: Iterable[Any]) -> tuple[list[Event], list[str]]:
-    """Decoded events of the Chrome trace format as events, and notes on what is left out."""
-    events, unusable = [], 0
-    for item in raw:
-        event = _event(item)
-        if event is None:
-            unusable += 1
-        elif event is not FOREIGN:
-            events.append(event)
-    return events, _left_out(unusable)
 
 
 FOREIGN = Event("", "", 0.0, 0.0, (None, None), {})  # stands for an event of a kind that isn't read
@@ -176,24 +168,20 @@ def _event(raw: Any) -> Event | None:
     return Event(name, kind, begin, end, track, _checked_args(raw.get("args")))
 
 
-def _left_out(unusable: int) -> list[str]:
-    return [f"{unusable} events without a name or a time are left out"] * (unusable > 0)
-
-
 # The arguments that are read, and what they consist of.
 _NUMBERS = ("Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Group size")
 _LISTS = {"Input Dims": list, "Input type": str, "Concrete Inputs": str}
-_TEXTS = ("Call stack", "Called from", "Collective name", "dtype")
+_TEXTS = ("Call stack", CALLED_FROM, "Collective name", "dtype")
 
 
 def _checked_args(args: Any) -> dict[str, Any]:
     """The arguments that are read, without those of an unexpected type, so that readers need to handle missing ones."""
     if not isinstance(args, dict):
         return {}
-    found = {key: args[key] for key in _NUMBERS if isinstance(args.get(key), int)}
-    found |= {key: sys.intern(args[key]) for key in _TEXTS if isinstance(args.get(key), str)}
+    checked = {key: args[key] for key in _NUMBERS if isinstance(args.get(key), int)}
+    checked |= {key: sys.intern(args[key]) for key in _TEXTS if isinstance(args.get(key), str)}
     for key, kind in _LISTS.items():
         value = args.get(key)
         if value and isinstance(value, list) and all(isinstance(part, kind) for part in value):
-            found[key] = value
-    return found
+            checked[key] = value
+    return checked

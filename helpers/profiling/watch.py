@@ -160,7 +160,7 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
             ended(waiting.pop(0))
 
     def counted(step: Callable[..., Any]) -> Callable[..., Any]:
-        told = torch.compiler.disable(tell)
+        tell_outside = torch.compiler.disable(tell)
         step.hooked = True  # type: ignore[attr-defined]
 
         @functools.wraps(step)
@@ -175,7 +175,7 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
                     result = step(*args, **kwargs)
                 finally:
                     inside.step = False
-            told(args[0])
+            tell_outside(args[0])
             return result
 
         originals[outermost] = step

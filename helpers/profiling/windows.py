@@ -31,6 +31,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from helpers.lab import files
 
+from .call_sites import CALLED_FROM, RUNNERS, call_sites
 from .rates import bf16_speedup
 
 FIRST, WITH_STACKS = 3, 3  # iterations
@@ -38,9 +39,6 @@ EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
-# Files whose frames are around a script's.
-RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/run_script", "profiling/watch", "profiling/windows"))
-RUNNERS += ("helpers/__main__.py", "dlspeed.py", "bin/dlspeed", "runpy.py", "<frozen runpy>")
 
 OFFSET = 10**9  # of our marks' numbers: a script's own profiler, if it waits for its turn, makes marks, too
 MARK = re.compile(rb'"ProfilerStep#(\d+)"')
@@ -266,25 +264,13 @@ def end_of_iteration() -> Callable[[Optimizer], bool]:
 def _with_call_sites(data: bytes, results: Any) -> bytes:
     """A trace with the calling line of every Python frame, which its export leaves out, and without our frames."""
     trace = json.loads(data.decode(errors="replace"))
-    base, sites = int(trace.get("baseTimeNanoseconds", 0)), {}
-    waiting = [(event, None) for event in results.experimental_event_tree()]
-    while waiting:
-        event, site = waiting.pop()
-        caller = getattr(event.extra_fields, "caller", None)
-        if caller is not None and not caller.file_name.endswith(RUNNERS):  # else the site of our frame around it
-            site = f"{caller.file_name}({caller.line_number}): {caller.function_name}"
-        if caller is not None and site:
-            with contextlib.suppress(UnicodeDecodeError):  # of code that is freed
-                sites[event.name, event.start_time_ns - base] = site
-        waiting.extend((child, site) for child in event.children)
-    kept = []
+    site_of = call_sites(results, int(trace.get("baseTimeNanoseconds", 0)))
+    events = []
     for event in trace["traceEvents"]:
         if event.get("cat") == "python_function":
             if event["name"].split("(")[0].endswith(RUNNERS):
                 continue
-            began = round(float(event["ts"]) * 1e3)  # a float of µs since months ago: off by a nanosecond or two
-            site = next((s for off in (0, 1, -1, 2, -2) if (s := sites.get((event["name"], began + off)))), None)
-            if site:
-                event.setdefault("args", {})["Called from"] = site
-        kept.append(event)
-    return json.dumps(trace | {"traceEvents": kept}).encode()
+            if site := site_of(event["name"], float(event["ts"])):
+                event.setdefault("args", {})[CALLED_FROM] = site
+        events.append(event)
+    return json.dumps(trace | {"traceEvents": events}).encode()

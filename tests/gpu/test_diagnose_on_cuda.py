@@ -28,7 +28,7 @@ def test_what_is_planted_is_found_alone_by_its_name(plant):
     told = diagnose(loops.run(plant, device="cuda", steps=5), least=0.0)
     # Emptying the cache waits for the device too; heads of 255 may leave attention no fused kernel.
     allowed = {"empty cache": {finding.HOST_WAITS}, "width 255": {finding.ATTENTION}}.get(plant, set())
-    noted = {name for name in (finding.KEPT_GRAPH,) for note in told.notes if note.startswith(name)}
+    noted = {name for name in (finding.KEPT_GRAPH,) for note in told.notes if note.kind == name}
     assert PLANTS[plant] in set(told.table["finding"]) | noted <= {PLANTS[plant]} | allowed, str(told)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from helpers.profiling.diagnosis import BOUND, MEASURED, Diagnosis, Finding
+from helpers.profiling.trace import Note
 
 LAUNCHES = Finding(
     finding="launch-bound loop",
@@ -31,6 +32,6 @@ def diagnosis(**changes: Any) -> Diagnosis:
         idle={"inside an op": 0.4, "Python": 0.1},
         host=None,
         findings=(LAUNCHES, REDUCTIONS),
-        notes=("step 3 is an outlier: record again",),
+        notes=(Note("outliers", "step 3 is an outlier: record again"),),
     )
     return replace(made, **changes)

@@ -3,12 +3,26 @@
 They test how a GPU's trace is read. What a real GPU does is tested on one, in `tests/gpu/test_diagnose_on_cuda.py`.
 """
 
+import json
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from helpers.profiling.read_trace import read_trace
+from helpers.profiling.trace import Trace
 
 HOST, BACKWARD_THREAD, STREAM = (100, 100), (100, 200), (0, 7)
 LAUNCH_US = 4.0
 BF16, FP32 = "c10::BFloat16", "float"
+
+
+def parse(events: list[dict[str, Any]], **about: Any) -> Trace:
+    """The trace of a file with these events, and with `about` around them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        path.write_text(json.dumps(about | {"traceEvents": events}))
+        return read_trace(path)
 
 
 class Synthetic:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiling.made_up import LAUNCHES, REDUCTIONS, diagnosis
 
-import helpers.profiling
 from helpers.__main__ import main
 from helpers.profiling.comparison import compare
 from helpers.profiling.diagnosis import COLUMNS, WIDTH
+from helpers.profiling.trace import Note
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="/", exclude_categories=["Z", "C"]), min_size=1)
 
@@ -60,8 +60,8 @@ def test_at_most_five_findings_are_shown():
 
 def test_what_stdout_cannot_print_is_replaced(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    print(diagnosis(notes=("→ naïve …",)))
-    text = str(diagnosis(notes=("→ naïve …",)))
+    print(diagnosis(notes=(Note("", "→ naïve …"),)))
+    text = str(diagnosis(notes=(Note("", "→ naïve …"),)))
     assert text.isascii()
     assert "#" * 30 in text
     assert "note: > na?ve ~" in text
@@ -123,30 +123,13 @@ def test_profiles_of_a_gpu_and_of_a_cpu_are_not_compared():
         compare(diagnosis(), diagnosis(account=None, host={"operators": 1.0}))
 
 
-@pytest.fixture
-def _diagnosed(monkeypatch):
-    monkeypatch.setattr(
-        helpers.profiling, "diagnose", lambda *paths: compare(diagnosis(), FASTER) if paths[1:] else diagnosis()
-    )
-
-
-@pytest.mark.usefixtures("_diagnosed")
-def test_the_command_prints_text_or_json_and_compares_two_profiles(capsys):
-    assert main(["diagnose", "profile.json"]) == 0
-    assert capsys.readouterr().out == f"{diagnosis()}\n"
-    assert main(["diagnose", "profile.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == diagnosis().data()
-    assert main(["diagnose", "profile.json", "after.json"]) == 0
-    assert capsys.readouterr().out == f"{compare(diagnosis(), FASTER)}\n"
-
-
 def test_a_bad_profile_or_command_is_one_line(tmp_path, capsys):
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
     for arguments, code, said in (
         ([bad], 1, "no trace events"),
         ([tmp_path / "missing.json"], 1, "No such file"),
-        ([bad, bad, "--perfetto", tmp_path / "new.json"], 2, "one profile"),
+        ([bad, bad, "--html", tmp_path / "new.html"], 2, "one profile"),
         ([bad, "--html", bad], 2, "would be overwritten"),
         ([bad, "--html", tmp_path], 2, "is a folder"),
     ):

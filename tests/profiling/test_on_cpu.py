@@ -8,7 +8,7 @@ from torch.profiler import profile, schedule
 
 from helpers.profiling import findings, rates
 from helpers.profiling.diagnose import diagnose
-from helpers.profiling.findings import on_cpu
+from helpers.profiling.findings import host_work
 from helpers.profiling.hygiene import NOT_EXPLAINED
 from helpers.profiling.read_trace import read_trace
 
@@ -60,8 +60,8 @@ def test_what_only_shapes_show_counts_as_a_share_of_its_part_where_costs_are_rec
     [found], [told] = ([f for f in d.findings if f.finding == findings.FP32] for d in (both, alone))
     assert found.gain_share / both.host[found.part] == pytest.approx(told.gain_share / alone.host[told.part])
     assert found.gain_ms == pytest.approx(found.gain_share * both.step_ms)
-    assert any(note.startswith(NOT_EXPLAINED) and "aten::mm" in note for note in diagnose(costs).notes)
-    assert not any(note.startswith(NOT_EXPLAINED) and "aten::mm" in note for note in both.notes)
+    assert any(note.kind == NOT_EXPLAINED and "aten::mm" in note.text for note in diagnose(costs).notes)
+    assert not any(note.kind == NOT_EXPLAINED and "aten::mm" in note.text for note in both.notes)
 
 
 def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
@@ -108,7 +108,7 @@ def test_an_unfused_optimizer_gains_the_traffic_that_a_fused_one_saves():
     trace = read_trace(record(optimizer.step))
     [found] = diagnose(trace).findings
     assert found.finding == findings.UNFUSED
-    assert found.gain_share == pytest.approx(on_cpu.FUSED_SAVES * diagnose(trace).host["optimizer"])
+    assert found.gain_share == pytest.approx(host_work.SAVED_ON_CPU * diagnose(trace).host["optimizer"])
 
 
 @pytest.mark.parametrize(("tokens", "gains_some"), [(64, False), (600, True)])

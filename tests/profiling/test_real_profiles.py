@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from profiling.synthetic import parse
 
 from helpers.profiling import diagnose
 from helpers.profiling import findings as finding
-from helpers.profiling.read_trace import parse
 from helpers.profiling.trace_file import LARGEST
 
 TRACES = Path(__file__).parent / "traces"
@@ -42,11 +42,11 @@ def test_the_account_is_that_of_an_independent_count(told, name):
 
 def test_what_each_is_slow_in_is_told(told):
     toy, rank, graph = told["hta_minitoy_mi250"], told["param_dlrm_rank7"], told["tracelens_vllm_decode_graph_mi300x"]
-    assert "hipLaunchKernel" in toy.warnings[0] and "start-up" in toy.warnings[0]
+    assert "hipLaunchKernel" in toy.warnings[0].text and toy.warnings[0].kind == "start-up"
     assert rank.findings[0].finding == finding.LAUNCHES
     assert finding.COLLECTIVES in {f.finding for f in rank.findings}
     assert not graph.findings
-    assert any("421 of 425 kernels come from 1 graph launch" in note for note in graph.notes)
+    assert any("421 of 425 kernels come from 1 graph launch" in note.text for note in graph.notes)
 
 
 def test_the_ranks_of_a_folder_are_one_run(tmp_path):
@@ -60,7 +60,7 @@ def test_the_ranks_of_a_folder_are_one_run(tmp_path):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(profiled | {"traceEvents": events}))
     several = diagnose(tmp_path)
     assert several.source == tmp_path / "rank1.json"
-    assert several.warnings[0].startswith("rank 1 is the last to arrive")
+    assert several.warnings[0].text.startswith("rank 1 is the last to arrive")
     profiled["distributedInfo"] |= {"rank": 2, "world_size": 4}
     (tmp_path / "rank3.json").write_text(json.dumps(profiled))
     with pytest.raises(ValueError, match=r"both of rank 2"):
@@ -85,6 +85,6 @@ def test_shares_sum_whatever_is_left_out():
     """An account needs no steps, no stacks, no launches."""
     on_device = ("kernel", "gpu_memcpy", "gpu_memset")
     events = [e for e in raw("param_dlrm_rank7")["traceEvents"] if e.get("cat") in on_device]
-    alone = diagnose(parse(events, {}, []))
+    alone = diagnose(parse(events))
     assert sum(alone.account.values()) == pytest.approx(1)
     assert alone.account["compute"] == pytest.approx(0.097, abs=0.01)

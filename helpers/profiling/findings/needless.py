@@ -17,10 +17,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import ceil, prod
 
-from ..diagnosis import ESTIMATE, MEASURED
-from ..places import by_source_line, source_line, source_lines, user_frame
-from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Trace
-from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED, Finding, Scene, others
+from ..diagnosis import ESTIMATE, MEASURED, Finding
+from ..places import by_source_line, others, source_line, source_lines, user_frame
+from ..scene import Scene
+from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
+from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED
 
 _HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
 _CONSTRUCTORS = {
@@ -44,7 +45,7 @@ VIEWS = {
 }  # fmt: skip
 
 
-def kept_graph(trace: Trace) -> Iterator[str]:
+def kept_graph(trace: Trace) -> Iterator[Note]:
     """Notes on forward passes that recorded a graph of which nothing ran backward: they cost memory, not time."""
     regions: dict[str, list[list[Event]]] = {}
     for stretch in _stretches(trace):
@@ -56,9 +57,10 @@ def kept_graph(trace: Trace) -> Iterator[str]:
                 regions.setdefault(scope.name if named else source_lines(trace, heavy[:1]), []).append(stretch)
     for where, stretches in regions.items():
         recorded = sum(map(len, stretches)) / len(trace.steps)
-        yield (
+        yield Note(
+            KEPT_GRAPH,
             f"{KEPT_GRAPH}: {where}: {recorded:.4g} ops a step record a graph that no backward pass reads, and keep "
-            "their activations; wrap it in torch.no_grad() or torch.inference_mode()"
+            "their activations; wrap it in torch.no_grad() or torch.inference_mode()",
         )
 
 
@@ -73,11 +75,9 @@ def unused_results(scene: Scene) -> Iterator[Finding]:
         if _is_heavy(op) and not any(number in trace.executed for number in trace.nodes(op))
     ]
     if unused:
-        part, spans = scene.work(unused)
         yield scene.finding(
             UNUSED,
-            part,
-            spans,
+            scene.work(unused),
             scene.where(unused),
             f"{scene.each(len(unused), 'product')} whose backward never ran",
             "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()",
@@ -130,18 +130,17 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
     ]
     if not chains:
         return
-    part, spans = scene.work([op for chain in chains for op in chain])
     longest = max(chains, key=lambda chain: sum(op.us for op in chain))
     names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in longest))
     lines = len(by_source_line(trace, [chain[0] for chain in chains]))
     yield scene.finding(
         CONSTANT,
-        part,
-        spans,
+        scene.work([op for chain in chains for op in chain]),
         source_lines(trace, longest[:1]) + others(lines),
         f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}",
         "build it once: register_buffer in the module, or is_causal=True for a causal mask",
         MEASURED,
+        of_host=True,
     )
 
 
@@ -234,11 +233,9 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
     rows = [r for r in [*rows, row] if len(r) >= 3]
     if rows:
         linears = [op for r in rows for op in r]
-        part, spans = scene.products(trace.with_backward(linears))
         yield scene.finding(
             SEPARATE,
-            part,
-            spans,
+            scene.products(trace.with_backward(linears)),
             scene.where(linears),
             f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved",
             "one Linear of the widths' sum, its result split: the input is read once, by one kernel",

@@ -1,25 +1,22 @@
-"""Rules for a CPU's profile, and what the fixes that other rules advise bring there.
+"""Rules for a CPU's profile.
 
 A CPU runs one op after another, so an op's time is what the step takes for it. Tensors that fit in a core's cache cost
 little to write and read again; larger ones cost a pass through memory for each op.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 
 from ..account import OPERATORS, intersect, of, union
-from ..diagnosis import ESTIMATE
+from ..diagnosis import ESTIMATE, Finding
 from ..places import user_frame
+from ..scene import Scene
 from ..trace import Event, Trace
-from . import ATTENTION, CHAINS, FP32, UNFUSED, Finding, Scene, products
+from . import CHAINS, FP32, products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
-# A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
-# of about 21 that its formula takes in separate ops.
-FUSED_SAVES = 2 / 3
 LEAST_CHAIN = 3  # ops in a row
 
 _CONVOLUTIONS = {"aten::convolution", "aten::convolution_backward"}
@@ -34,17 +31,9 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
-def limited(scene: Scene, finding: Finding) -> Finding:
-    """The finding with the gain that its fix can bring on a CPU; on a GPU it stays as it is."""
-    if scene.account is not None:
-        return finding
-    share = 1.0
-    if finding.finding == UNFUSED:
-        share = FUSED_SAVES
-    if finding.finding == ATTENTION:
-        share = _of_attention(scene.trace)
-    sure = finding.sure if share == 1 else ESTIMATE
-    return replace(finding, gain_ms=share * finding.gain_ms, gain_share=share * finding.gain_share, sure=sure)
+def handmade_attention(scene: Scene) -> Iterator[Finding]:
+    """Attention in separate ops; on a CPU it costs the passes over weights that don't fit in the cache."""
+    yield from products.handmade_attention(scene, 1.0 if scene.account else _of_attention(scene.trace))
 
 
 def _of_attention(trace: Trace) -> float:
@@ -61,16 +50,15 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     speedup = scene.trace.about.get("bf16_speedup")
     if scene.account is not None or not isinstance(speedup, int | float) or speedup <= 1:
         return
-    found = [op for op in scene.trace.ops if _is_fp32_product(op)]
-    if not found:
+    ops = [op for op in scene.trace.ops if _is_fp32_product(op)]
+    if not ops:
         return
-    spans = intersect(of(found), scene.parts[OPERATORS])
+    spans = intersect(of(ops), scene.parts[OPERATORS])
     yield scene.finding(
         FP32,
-        OPERATORS,
-        spans,
-        scene.where(found),
-        f"{scene.per_step(len(found)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
+        (OPERATORS, spans),
+        scene.where(ops),
+        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
         f"time; a linear layer under autocast is {speedup:.2g}× as fast on this CPU",
         "train under torch.autocast in bf16",
         ESTIMATE,
@@ -105,8 +93,7 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         spans = intersect(union(spans), scene.parts[OPERATORS])
         yield scene.finding(
             CHAINS,
-            OPERATORS,
-            spans,
+            (OPERATORS, spans),
             scene.where(lasts),
             f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, forward and backward, "
             f"{scene.ms(spans):.3g} ms",

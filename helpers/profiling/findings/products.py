@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from ..account import COMPUTE, intersect, is_collective, length, of
-from ..diagnosis import BOUND, ESTIMATE, MEASURED, milliseconds
+from ..account import COMPUTE, is_collective, length
+from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from ..scene import Scene, larger
 from ..trace import KERNEL, Event, Trace
-from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED, Finding, Scene
+from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 SMALL = 16  # sizes up to this are given by the task (classes, features)
@@ -97,8 +98,7 @@ class Product:
 
 def products(trace: Trace) -> list[Product]:
     """The products of the forward pass, in order."""
-    candidates = (product(op) for op in trace.ops if op.name in MATRICES and op.backward is None)
-    return [found for found in candidates if found is not None]
+    return [p for op in trace.ops if op.name in MATRICES and op.backward is None and (p := product(op))]
 
 
 def product(op: Event) -> Product | None:
@@ -119,17 +119,16 @@ def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
     attention = {op for trio in attentions(trace) for op in trio}
     all_products = products(trace)
     total = sum(p.operations for p in all_products)
-    found = [p for p in all_products if _unaligned(p) and p.op not in attention]
-    if not found or sum(p.operations for p in found) < MATTERS * total:
+    unaligned = [p for p in all_products if _unaligned(p) and p.op not in attention]
+    if not unaligned or sum(p.operations for p in unaligned) < MATTERS * total:
         return
-    sizes = sorted({size for p in found for size in _unaligned(p)})
-    part, spans = scene.products(trace.with_backward([p.op for p in found]))
+    sizes, ops = sorted({size for p in unaligned for size in _unaligned(p)}), [p.op for p in unaligned]
+    work = scene.products(trace.with_backward(ops))
     yield scene.finding(
         UNALIGNED,
-        part,
-        spans,
-        f"{scene.where([p.op for p in found])}: {', '.join(map(str, sizes))}",
-        f"{scene.each(len(found), 'product')}, {scene.told(spans)} forward and backward; rows that "
+        work,
+        f"{scene.where(ops)}: {', '.join(map(str, sizes))}",
+        f"{scene.each(len(ops), 'product')}, {scene.time(work[1])} forward and backward; rows that "
         "don't begin at multiples of 16 bytes",
         f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})",
         ESTIMATE,
@@ -152,8 +151,7 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         kind: [e for e in kernels if kind_of(e) == "product" and product_type(e) == kind]
         for kind in (_FP32_KIND, _TF32_KIND)
     }
-    spans = {kind: intersect(of(group), scene.account.parts[COMPUTE]) for kind, group in products_by_type.items()}
-    kind = max(spans, key=lambda name: length(spans[name]))
+    kind, spans = larger({kind: scene.kernels(group) for kind, group in products_by_type.items()})
     group = products_by_type[kind]
     if not group:
         return
@@ -162,11 +160,10 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         times[_short(event.name)] += event.us
     yield scene.finding(
         FP32,
-        COMPUTE,
-        spans[kind],
+        (COMPUTE, spans),
         scene.where([e.parent or e for e in group]),
         f"{scene.each(len(group), 'product')} in {kind.upper() if kind == _TF32_KIND else kind}, "
-        f"{scene.told(spans[kind])}, {scene.share(spans[kind]):.0%} of the time; most of it in "
+        f"{scene.time(spans)}, {scene.share(spans):.0%} of the time; most of it in "
         f"{times.most_common(1)[0][0]}" + ("; TF32 is already on" if kind == _TF32_KIND else ""),
         remedy[kind],
         ESTIMATE,
@@ -200,23 +197,20 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
     if scene.account is None:
         return
     kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "elementwise"]
-    spans = intersect(of(kernels), scene.account.parts[COMPUTE])
-    compute = length(scene.account.parts[COMPUTE])
+    spans, compute = scene.kernels(kernels), length(scene.account.parts[COMPUTE])
     if not compute or length(spans) < CHAINS_MATTER * compute:
         return
     times: Counter = Counter()
     for event in kernels:
-        times["copies" if "copy" in event.name else "concatenations" if "CatArray" in event.name else "others"] += (
-            event.us
-        )
-    told = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times.most_common())
+        kind = "copies" if "copy" in event.name else "concatenations" if "CatArray" in event.name else "others"
+        times[kind] += event.us
+    by_kind = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times.most_common())
     yield scene.finding(
         CHAINS,
-        COMPUTE,
-        spans,
+        (COMPUTE, spans),
         scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.told(spans)}, "
-        f"{length(spans) / compute:.0%} of the compute time ({told})",
+        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.time(spans)}, "
+        f"{length(spans) / compute:.0%} of the compute time ({by_kind})",
         "torch.compile fuses chains of them: each then reads and writes its data once",
         ESTIMATE,
         factor=0.5,
@@ -230,19 +224,18 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
     kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "layout"]
     if not kernels:
         return
-    spans = intersect(of(kernels), scene.account.parts[COMPUTE])
+    spans = scene.kernels(kernels)
     yield scene.finding(
         LAYOUT,
-        COMPUTE,
-        spans,
+        (COMPUTE, spans),
         scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.told(spans)}: {_short(kernels[0].name)}",
+        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.time(spans)}: {_short(kernels[0].name)}",
         "channels_last: model.to(memory_format=torch.channels_last), and the images too",
         MEASURED,
     )
 
 
-def handmade_attention(scene: Scene) -> Iterator[Finding]:
+def handmade_attention(scene: Scene, factor: float = 1.0) -> Iterator[Finding]:
     """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
     trace = scene.trace
     products_of = {
@@ -251,7 +244,6 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
     if not products_of:
         return
     ops = [op for pair in products_of.values() for op in between(trace, *pair)]
-    part, spans = scene.work(trace.with_backward(ops))
     advice = (
         "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
         if all(map(_by_sdpa, products_of))
@@ -259,12 +251,12 @@ def handmade_attention(scene: Scene) -> Iterator[Finding]:
     )
     yield scene.finding(
         ATTENTION,
-        part,
-        spans,
+        scene.work(trace.with_backward(ops)),
         scene.where(list(products_of)),
         f"{scene.per_step(len(products_of)):.4g} times a step; what runs between the two products, both ways",
         advice,
         ESTIMATE,
+        factor,
     )
 
 
@@ -302,10 +294,10 @@ def between(trace: Trace, first: Event, last: Event) -> list[Event]:
 
 def deterministic_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN has fewer deterministic algorithms, and slower ones, mostly for the backward pass."""
-    found = deterministic(scene.trace)
-    if found and scene.account:
+    convolutions = deterministic(scene.trace)
+    if convolutions and scene.account:
         advice = "torch.backends.cudnn.deterministic = False, unless equal bits are the aim"
-        yield _by_algorithm(scene, DETERMINISTIC, found, advice)
+        yield _by_algorithm(scene, DETERMINISTIC, convolutions, advice)
 
 
 def deterministic(trace: Trace) -> list[Event]:
@@ -316,23 +308,22 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN picks algorithms by heuristics though sizes repeat and one benchmark would pay. Only from a GPU's trace."""
     if not scene.trace.on_gpu:
         return
-    found = [
+    chosen = [
         op
         for op in _convolutions(scene.trace)
         if op.dims and not _flag(op, _BENCHMARK, unknown=True) and not _flag(op, _DETERMINISTIC)
     ]
-    sizes = {str(op.dims[:2]) for op in found}
-    if found and len(sizes) * len(scene.trace.steps) <= len(found):
+    sizes = {str(op.dims[:2]) for op in chosen}
+    if chosen and len(sizes) * len(scene.trace.steps) <= len(chosen):
         advice = "torch.backends.cudnn.benchmark = True: sizes repeat from step to step"
-        yield _by_algorithm(scene, UNBENCHMARKED, found, advice)
+        yield _by_algorithm(scene, UNBENCHMARKED, chosen, advice)
 
 
-def _by_algorithm(scene: Scene, name: str, found: list[Event], advice: str) -> Finding:
-    ops = scene.trace.with_backward([_convolution_of(op) for op in found])
-    part, spans = scene.work(ops)
-    evidence = f"{scene.each(len(found), 'convolution')}, {scene.told(spans)} forward and backward"
+def _by_algorithm(scene: Scene, name: str, convolutions: list[Event], advice: str) -> Finding:
+    work = scene.work(scene.trace.with_backward([_convolution_of(op) for op in convolutions]))
+    evidence = f"{scene.each(len(convolutions), 'convolution')}, {scene.time(work[1])} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
-    return scene.finding(name, part, spans, scene.where(found), evidence, advice, BOUND, factor=0.3)
+    return scene.finding(name, work, scene.where(convolutions), evidence, advice, BOUND, factor=0.3)
 
 
 def _convolutions(trace: Trace) -> list[Event]:

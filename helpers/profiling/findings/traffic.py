@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from statistics import mean, median
 
 from ..account import COMMUNICATION, COPIES, IDLE, intersect, is_collective, is_wait, length, of
-from ..diagnosis import BOUND, MEASURED, milliseconds
+from ..diagnosis import BOUND, MEASURED, Finding, milliseconds
+from ..scene import Scene, larger
 from ..trace import COPY, Event
-from . import COLLECTIVES, COPYING, PAGEABLE, Finding, Scene
+from . import COLLECTIVES, COPYING, PAGEABLE
 from .waiting import enclosing_op, is_pageable, open_when_done
 
 SMALL_COLLECTIVE_US, MANY_COLLECTIVES = 500.0, 50
@@ -30,16 +31,12 @@ def pageable_copies(scene: Scene) -> Iterator[Finding]:
     calls = [e.parent for e in copies if e.parent is not None]
     ops = {op for call in calls if (op := enclosing_op(call)) is not None}
     calls += [e for op in ops for e in op.inner() if is_wait(e)]
-    part, spans = scene.larger(
-        {COPIES: intersect(of(copies), scene.account.parts[COPIES]), IDLE: open_when_done(scene, calls)}
-    )
     mib = scene.per_step(sum(float(e.args.get("bytes", 0)) for e in copies)) / 2**20
     yield scene.finding(
         PAGEABLE,
-        part,
-        spans,
+        larger({COPIES: intersect(of(copies), scene.account.parts[COPIES]), IDLE: open_when_done(scene, calls)}),
         scene.where(copies),
-        f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.told(of(copies))}",
+        f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.time(of(copies))}",
         "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
         MEASURED,
     )
@@ -50,8 +47,7 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
     copies = [e for e in scene.trace.device if e.kind == COPY and not is_pageable(e)]
     if not copies or scene.account is None:
         return
-    spans = intersect(of(copies), scene.account.parts[COPIES])
-    kinds = Counter()
+    kinds: Counter = Counter()
     for event in copies:
         kinds[event.name.removeprefix("Memcpy ")] += event.us
     kind = kinds.most_common(1)[0][0]
@@ -63,10 +59,9 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
             advice += "; DistributedDataParallel(gradient_as_bucket_view=True)"
     yield scene.finding(
         COPYING,
-        COPIES,
-        spans,
+        (COPIES, intersect(of(copies), scene.account.parts[COPIES])),
         scene.where(chosen),
-        f"{scene.each(len(chosen), 'copy')} {kind}, {scene.told(of(chosen))}",
+        f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}",
         advice,
         BOUND,
     )
@@ -81,18 +76,19 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     for event in events:
         name = f"{event.args.get('Collective name', '')} {event.name}"
         kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
-    told = []
+    evidence = []
     for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
         often, each = scene.per_step(len(group)), mean(e.us for e in group)
-        told.append(f"{kind}: {often:,.4g} a step of {milliseconds(each / 1e3)}{_size(group)}, {scene.told(of(group))}")
+        evidence.append(
+            f"{kind}: {often:,.4g} a step of {milliseconds(each / 1e3)}{_size(group)}, {scene.time(of(group))}"
+        )
     overlap = 1 - length(exposed) / length(of(events))
     first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
     yield scene.finding(
         COLLECTIVES,
-        COMMUNICATION,
-        exposed,
+        (COMMUNICATION, exposed),
         first,
-        f"{'; '.join(told)}; {overlap:.0%} overlaps with compute; the time includes waits for slower ranks",
+        f"{'; '.join(evidence)}; {overlap:.0%} overlaps with compute; the time includes waits for slower ranks",
         _remedy(scene, first, kinds[first]),
         BOUND,
     )

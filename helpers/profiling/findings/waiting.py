@@ -21,18 +21,11 @@ from ..account import (
     subtract,
     union,
 )
-from ..diagnosis import BOUND, MEASURED
-from ..places import by_source_line, frames, source_lines
-from ..trace import COPY, LOADER, OP, OPTIMIZER, PYTHON, Event
-from . import (
-    DETERMINISTIC,
-    HOST_WAITS,
-    LOADER_WAITS,
-    Finding,
-    Scene,
-    others,
-    products,
-)
+from ..diagnosis import BOUND, MEASURED, Finding
+from ..places import by_source_line, frames, others, source_lines
+from ..scene import Scene
+from ..trace import COPY, LOADER, OP, OPTIMIZER, PYTHON, Event, Note
+from . import DETERMINISTIC, HOST_WAITS, LOADER_WAITS, products
 
 _COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
 # Ops whose result has a size that depends on values, or is a Python number, so the host must wait for them.
@@ -60,13 +53,12 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
         return
     single = any("SingleProcess" in e.name for e in fetches)
     where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
-    idle = f"; the device idles in {scene.told(spans)} of them" if scene.account else ""
+    idle = f"; the device idles in {scene.time(spans)} of them" if scene.account else ""
     yield scene.finding(
         LOADER_WAITS,
-        part,
-        spans,
+        (part, spans),
         where if name in where else f"{where}: {name}",
-        f"{scene.told(of(fetches))} a step in the loader{idle}",
+        f"{scene.time(of(fetches))} a step in the loader{idle}",
         "give the DataLoader num_workers, persistent_workers and pin_memory; do once what doesn't change by epoch"
         if single
         else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch",
@@ -89,11 +81,10 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
     count = len({enclosing_op(e) or e for e in events})
     yield scene.finding(
         HOST_WAITS,
-        IDLE,
-        open_gaps,
+        (IDLE, open_gaps),
         (where if reader in where else f"{where}: {reader}") + others(len(groups)),
-        f"{scene.each(count, 'wait')}, {scene.told(of(events))}; when they end the device idles "
-        f"for {scene.told(open_gaps)} until it gets new work",
+        f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
+        f"for {scene.time(open_gaps)} until it gets new work",
         _ADVICE[_kind(worst[0])],
         BOUND,
     )
@@ -128,25 +119,26 @@ def open_when_done(scene: Scene, calls: list[Event]) -> Spans:
     """
     idle = scene.account.parts[IDLE]
     begins = [begin for begin, _ in idle]
-    found = []
+    gaps = []
     for call in calls:
         i = bisect_right(begins, call.end) - 1
         since = (enclosing_op(call) or call).begin
         if i >= 0 and idle[i][1] > call.end and idle[i][0] >= since:
-            found.append((max(idle[i][0], call.end - RETURN_US), idle[i][1]))
-    other = union(scene.account.idle[IN_LOADER] + scene.account.idle[START_UP])
-    return subtract(union(found), other)
+            gaps.append((max(idle[i][0], call.end - RETURN_US), idle[i][1]))
+    return subtract(union(gaps), scene.account.idle_for(IN_LOADER, START_UP))
 
 
-def on_a_gpu(scene: Scene) -> Iterator[str]:
+def on_a_gpu(scene: Scene) -> Iterator[Note]:
     """Notes on what a CPU's profile shows that would make the host wait for a GPU."""
     if scene.account is None:
         for group in by_source_line(scene.trace, reads_on_cpu(scene)).values():
             where, reader = source_lines(scene.trace, group[:1]), _reader(group[0])
             place = where if reader in where else f"{where}: {reader}"
-            yield f"{HOST_WAITS}: nothing on a CPU, but on a GPU the host waits at {place}; {_ADVICE[_kind(group[0])]}"
-        if found := products.deterministic(scene.trace):
-            yield f"{DETERMINISTIC}: nothing on a CPU, but slower on a GPU: {source_lines(scene.trace, found)}"
+            text = f"nothing on a CPU, but on a GPU the host waits at {place}; {_ADVICE[_kind(group[0])]}"
+            yield Note(HOST_WAITS, f"{HOST_WAITS}: {text}")
+        if convolutions := products.deterministic(scene.trace):
+            text = f"nothing on a CPU, but slower on a GPU: {source_lines(scene.trace, convolutions)}"
+            yield Note(DETERMINISTIC, f"{DETERMINISTIC}: {text}")
 
 
 def reads_on_cpu(scene: Scene) -> list[Event]:
