@@ -4,6 +4,7 @@ Each loop takes a DataLoader and gives, for each epoch, the samples of each batc
 """
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -63,22 +64,11 @@ def lightning(batches, ranks=1, **options):
     return module.model.by_epoch()
 
 
-def fabric(batches, ranks=1, **options):
-    from lightning.fabric import Fabric
-
-    run = Fabric(accelerator="cpu", devices=ranks)
-    run.launch()
-    return passes(run.setup_dataloaders(batches, **options))
-
-
 def accelerate(batches):
     from accelerate import Accelerator
 
-    return passes(Accelerator(cpu=True).prepare(batches))
-
-
-def passes(batches):
-    return [[batch["samples"].tolist() for batch in batches] for _ in range(EPOCHS)]
+    prepared = Accelerator(cpu=True).prepare(batches)
+    return [[batch["samples"].tolist() for batch in prepared] for _ in range(EPOCHS)]
 
 
 def transformers(batches, prepare=False):
@@ -98,26 +88,21 @@ def transformers(batches, prepare=False):
 RUNS = {
     "lightning": (lightning, {}),
     "lightning, with its flag": (lightning, {"use_distributed_sampler": False}),
-    "fabric": (fabric, {}),
-    "fabric, with its flag": (fabric, {"use_distributed_sampler": False}),
     "accelerate": (accelerate, {}),
     "transformers": (transformers, {}),
     "transformers, prepared": (transformers, {"prepare": True}),
 }
 
 
-def on_a_rank(rank, ranks, folder, environment):
+def on_a_rank(rank, ranks, folder, port):
     """Each library's loop, one after another; what it gave, or its error, in a file."""
-    import os
-
-    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     outcomes = {}
     for name, (run, options) in RUNS.items():
         batches = loader()  # before Lightning starts the process group
-        if run in (lightning, fabric):
-            options = options | {"ranks": ranks}
         try:
-            outcomes[name] = run(batches, **options)
+            outcomes[name] = run(batches, **options, **({"ranks": ranks} if run is lightning else {}))
         except (TypeError, ValueError) as error:
             outcomes[name] = str(error)
     Path(folder, f"{rank}.json").write_text(json.dumps(outcomes))

@@ -132,15 +132,6 @@ def without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def forget_compiled() -> None:
-    """Forget all that was compiled here: `flex` is then compiled for the next T alone, as in a process of its own.
-
-    Costs that compilation, and those of whatever else torch.compile made in this process and is called again.
-    """
-    torch._dynamo.reset()
-    _compiled_flex.cache_clear()
-
-
 def _dense(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:
     (documents,) = to_device([layout.documents], device)
     masks: dict[torch.dtype, Tensor] = {}

@@ -20,7 +20,6 @@ from helpers.batching.attention import (
     ALIGNED_NUMBERS,
     block_mask,
     causal_attention,
-    forget_compiled,
     missing_because,
     packed_attention,
     to_device,
@@ -159,26 +158,6 @@ def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compile
     assert len(graphs) == 2  # forward and backward
     assert sum("scaled_dot_product" in name for name in forward) == 6
     assert sum("tril" in name for name in forward) == 1
-
-
-def test_after_forgetting_another_length_is_compiled_for_itself():
-    lengths, compile_with = [], torch.compile
-
-    def watch(graph, inputs):
-        sizes = [size for x in inputs for size in (x.shape if isinstance(x, torch.Tensor) else [x])]
-        lengths.append("any" if any(isinstance(size, torch.SymInt) for size in sizes) else "one")
-        return graph.forward
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", lambda fn, backend, fullgraph: compile_with(fn, backend=watch))
-        forget_compiled()
-        for length in (150, 170):
-            packed_attention(layout_of([length]), "flex", "cpu")(*qkv(length, dtype=torch.float32))
-        assert lengths == ["one", "any"]
-        forget_compiled()
-        packed_attention(layout_of([190]), "flex", "cpu")(*qkv(190, dtype=torch.float32))
-        assert lengths == ["one", "any", "one"]
-    forget_compiled()  # what was compiled with the watch
 
 
 @pytest.mark.parametrize("before", [True, False])

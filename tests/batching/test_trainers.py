@@ -13,13 +13,6 @@ from trainer_cases import EPOCHS, LENGTHS, RUNS, loader, on_a_rank
 from helpers.batching import BalancedBatchSampler, SequencedDataset
 from helpers.lab.machine import installed
 
-LIBRARIES = {"fabric": "lightning"}  # by the first word of a run
-
-
-def need(name):
-    library = name.split(",")[0]
-    pytest.importorskip(LIBRARIES.get(library, library))
-
 
 @pytest.fixture
 def group(monkeypatch):
@@ -66,7 +59,7 @@ def each_once(batches):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trainer_gets_new_batches_in_each_epoch(name):
-    need(name)
+    pytest.importorskip(name.split(",")[0])
     run, options = RUNS[name]
     epochs = run(loader(), **options)
     assert len({json.dumps(epoch) for epoch in epochs}) == EPOCHS
@@ -78,11 +71,10 @@ def test_two_ranks_share_an_epoch_or_an_error_names_the_flag(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.multiprocessing.spawn(on_a_rank, (2, str(tmp_path), environment), nprocs=2)
+    torch.multiprocessing.spawn(on_a_rank, (2, str(tmp_path), port), nprocs=2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    for name in ("lightning", "fabric", "accelerate", "transformers, prepared"):
+    for name in ("lightning", "accelerate", "transformers, prepared"):
         assert "use_distributed_sampler=False" in first[name] == second[name]
-    for name in ("lightning, with its flag", "fabric, with its flag", "transformers"):
+    for name in ("lightning, with its flag", "transformers"):
         assert all(each_once(mine + others) for mine, others in zip(first[name], second[name], strict=True))
         assert len({json.dumps(epoch) for epoch in first[name]}) == EPOCHS

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from helpers.batching import StandardDataset
-from helpers.batching.attention import VARIANTS, forget_compiled, missing_because, without_cudnn_attention
+from helpers.batching.attention import VARIANTS, missing_because, without_cudnn_attention
 from helpers.lab import device, experiment, half_dtype, peak_memory
 from helpers.lab.experiment import OUT_OF_MEMORY
 from helpers.lab.records import STATUS, Row
@@ -95,7 +95,7 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     the masks or tables that attention needs, are made before: `attention` has what those cost. First each variant goes
     through its batches, to warm up; one that runs out of memory is a row that says so, and the others go on without it.
     """
-    forget_compiled()
+    torch._dynamo.reset()  # `flex` is compiled for this length alone, as in a process of its own
     samples = text(samples, width)
     dataset = StandardDataset(samples, MAX_LENGTH + 1)
     model = language_model(samples, width, layers)
@@ -164,7 +164,7 @@ def training(
     """
     trained, validation = SyntheticText(samples, 0, words), SyntheticText(max(samples // 8, 1), 1, words)
     shape = {"d_model": width, "num_heads": max(width // 64, 1)}
-    sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0}
+    sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0, "tied": True}
     sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
     task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
     trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())

@@ -80,7 +80,8 @@ def test_variants_of_attention_agree_and_those_that_cannot_run_say_why():
     assert "FlexAttention does not support backward on CPU" in rows.loc["flex", "status"]
     assert rows.loc["nested tensors", "status"].startswith("not here: ")
     timed = rows.loc[["dense", "varlen", "SDPA per document", "causal, leaking"]]
-    assert (timed["median_ms"] / timed["baseline_ms"]).to_numpy() == pytest.approx(timed["ratio"].to_numpy())
+    assert timed.loc["dense", "ratio"] == 1
+    assert (timed["low"] <= timed["ratio"]).all() and (timed["ratio"] <= timed["high"]).all()
     assert rows.loc[["dense", "varlen"], "build_ms"].gt(0).all()
 
 
