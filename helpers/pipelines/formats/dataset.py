@@ -78,6 +78,7 @@ class Reader(Dataset):
 
     kind: str
     labels: np.ndarray  # (N,) int64
+    sums: np.ndarray  # (N,) uint32: crc32 of each sample's bytes
     keys: Sequence[str]
     shards: list[range]  # runs of positions that are cheap to read in order; together all positions, in order
 
@@ -158,10 +159,14 @@ class Reader(Dataset):
             raise FormatError(fault)
         self.faults.append(fault)
 
-    def _check(self, data: bytes | np.ndarray, crc32: int) -> None:
-        """Compare a sample's content with the checksum that was written with it."""
-        if self.verify and zlib.crc32(data) != crc32:
+    def _check(self, position: int, raw: bytes | np.ndarray) -> None:
+        if self.verify and zlib.crc32(raw) != self.sums[position]:
             raise ValueError("its crc32 is another than when it was written: the content changed")
+
+    def _sample(self, position: int, raw: bytes | np.ndarray) -> Sample:
+        """The sample at a position, whose file or slice has these bytes; its checksum is compared if `verify`."""
+        self._check(position, raw)
+        return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
 
 
 @contextlib.contextmanager
@@ -232,8 +237,10 @@ def pack(kind: str, data: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-def unpack(kind: str, raw: bytes | memoryview) -> np.ndarray:
-    """The inverse of `pack`, without a copy."""
+def unpack(kind: str, raw: bytes | memoryview | np.ndarray) -> np.ndarray:
+    """The inverse of `pack`, without a copy; an array is given back."""
+    if isinstance(raw, np.ndarray):
+        return raw
     if kind == "image":
         return np.frombuffer(raw, np.uint8)
     start = 10 + int.from_bytes(raw[8:10], "little")  # of a .npy file of version 1.0
@@ -260,5 +267,4 @@ def decode(data: np.ndarray) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
     except Exception as error:  # for damaged data decoders raise many types: struct.error, SyntaxError, …
-        reason = str(error) if isinstance(error, OSError) and len(data) and "BytesIO" not in str(error) else ""
-        raise ValueError(f"not a readable image ({reason or f'{len(data)} bytes of no known kind'})") from error
+        raise ValueError(f"not a readable image ({type(error).__name__}; {len(data)} bytes)") from error

@@ -70,19 +70,20 @@ class Beton(OneFile):
         table = 2 * len(self.rows) * tables.alloc_table.itemsize  # at the file's end: offsets of keys and data
         self._check_size(int(tables.header["alloc_table_ptr"]) + table)
         self.kind, self.dtype = tables.field_names[3].split("_")[0], DATA[tables.field_names[3]]
-        self.labels, self.shards = self.rows["f1"].astype(np.int64), [range(len(self.rows))]
+        self.labels, self.sums = self.rows["f1"].astype(np.int64), self.rows["f2"]
+        self.shards = [range(len(self.rows))]
 
     @property
     def keys(self) -> list[str]:
         return [self._key(position) for position in range(len(self.rows))]
 
-    def _key(self, position: int) -> str:
-        return self._slice(*self.rows["f0"][position].tolist(), np.dtype("u1")).tobytes().decode()
-
     def read(self, position: int) -> Sample:
         data = self._slice(*self.rows["f3"][position].tolist(), self.dtype)
-        self._check(data, self.rows["f2"][position])
+        self._check(position, data)
         return Sample(self._key(position), int(self.labels[position]), data)
+
+    def _key(self, position: int) -> str:
+        return self._slice(*self.rows["f0"][position].tolist(), np.dtype("u1")).tobytes().decode()
 
 
 open_ = Beton

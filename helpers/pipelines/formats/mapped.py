@@ -114,12 +114,12 @@ class Mapped(OneFile):
             if (start := int(self.offsets[position])) >= ahead:
                 self._read_ahead(start, 2 * AHEAD)
                 ahead = start + AHEAD
-            yield self._sample(position)
+            yield self._sample(position, self._data(position))
 
     def read(self, position: int) -> Sample:
         # One read of the sample's pages alone: a fault would read up to some MiB around its page.
         self._read_ahead(int(self.offsets[position]), int(self.sizes[position]))
-        return self._sample(position)
+        return self._sample(position, self._data(position))
 
     def _read_ahead(self, start: int, size: int) -> None:
         """Let the kernel read a part of the file, where the system can, without waiting for it."""
@@ -127,10 +127,8 @@ class Mapped(OneFile):
         if WILLNEED is not None and page < stop:
             self._mapped().madvise(WILLNEED, page, stop - page)
 
-    def _sample(self, position: int) -> Sample:
-        data = self._slice(int(self.offsets[position]), int(self.sizes[position]), self.dtype)
-        self._check(data, self.sums[position])
-        return Sample(self.keys[position], int(self.labels[position]), data)
+    def _data(self, position: int) -> np.ndarray:
+        return self._slice(int(self.offsets[position]), int(self.sizes[position]), self.dtype)
 
 
 open_ = Mapped

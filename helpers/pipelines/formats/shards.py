@@ -47,10 +47,6 @@ class Shards(Reader):
         self.index = index
         super().__init__(folder, **options)
 
-    def sample(self, position: int, raw: bytes | memoryview) -> Sample:
-        """The sample at a position, from its bytes in the shard."""
-        raise NotImplementedError
-
     def read_index(self, file: Path) -> Table:
         raise NotImplementedError
 
@@ -125,7 +121,7 @@ class Shards(Reader):
         return self._locate(position)[0]
 
     def read(self, position: int) -> Sample:
-        return self.sample(position, self._raw(position))
+        return self._sample(position, self._raw(position))
 
     def _raw(self, position: int) -> bytes:
         offset, size = int(self.offsets[position]), int(self.sizes[position])
@@ -146,7 +142,7 @@ class Shards(Reader):
             for position, (low, high) in enumerate(extents, piece.start + at):
                 if high > len(block):
                     return
-                yield self.sample(position, block[low:high])
+                yield self._sample(position, block[low:high])
             at = stop
 
     def _pread(self, file: str, offset: int, size: int) -> bytes:

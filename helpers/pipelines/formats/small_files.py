@@ -20,7 +20,7 @@ import numpy as np
 from helpers.lab import files
 from helpers.lab.arguments import check_choice
 
-from .dataset import KINDS, Reader, Sample, building, checked, naming, pack, suffix_of, unpack
+from .dataset import KINDS, Reader, Sample, building, checked, naming, pack, suffix_of
 
 NEEDS = ()
 TABLE = "labels.csv"
@@ -81,8 +81,7 @@ class Files(Reader):
             if size != self.sizes[position]:  # checked before a file that has grown is in memory
                 raise ValueError(f"has {size} bytes; the table says {self.sizes[position]}")
             raw = stream.read(size)
-        self._check(raw, self.sums[position])
-        return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
+        return self._sample(position, raw)
 
 
 open_ = Files

@@ -93,7 +93,7 @@ class Records(Shards):
     def keys(self) -> list[str]:
         return ["" if isinstance(item, Fault) else item.key for item in self.stream()]
 
-    def sample(self, position: int, raw: bytes | memoryview) -> Sample:
+    def _sample(self, position: int, raw: bytes | memoryview) -> Sample:
         head, record, crc = bytes(raw[:HEAD]), bytes(raw[HEAD:-TAIL]), raw[-TAIL:]
         if len(raw) < HEAD + TAIL or struct.unpack_from("<Q", head)[0] != len(record):
             raise ValueError("its record's length is another than the index's")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from . import table
-from .dataset import KINDS, Fault, FormatError, Sample, building, checked, pack, suffix_of, unpack
+from .dataset import KINDS, Fault, FormatError, Sample, building, checked, pack, suffix_of
 from .shards import Shards
 
 NEEDS = ("webdataset",)
@@ -100,10 +100,6 @@ class Tar(Shards):
         entries = table.made(about, sorted(entries))
         return entries, table.pack(entries), reason
 
-    def sample(self, position: int, raw: bytes | memoryview) -> Sample:
-        self._check(raw, self.sums[position])
-        return Sample(self.keys[position], int(self.labels[position]), unpack(self.kind, raw))
-
     def in_order(self, piece: range) -> Iterator[Sample]:
         return self._by_webdataset(piece) if self.library else super().in_order(piece)
 
@@ -124,7 +120,7 @@ class Tar(Shards):
                 raw = next((row[suffix] for suffix, kind in KINDS.items() if kind == self.kind and suffix in row), b"")
                 if len(raw) != self.sizes[position]:
                     return
-                yield self.sample(position, raw)
+                yield self._sample(position, raw)
 
 
 open_ = Tar
