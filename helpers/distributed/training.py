@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from helpers.lab.memory import GIB
 from helpers.lab.timing import Timing, between_ms, moment, synchronize
 from helpers.models.llama import preset
+from helpers.training.step import advance
 
 from . import strategies
 from .checkpoints import load, save
@@ -68,9 +69,7 @@ def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batche
             loss = loss_of(tokens, targets) / len(batches)
             loss.backward()
         total += full(loss.detach())
-    norm = full(torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip))
-    optimizer.step()
-    return total, norm
+    return total, full(advance(optimizer, clip=job.clip))
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -19,11 +19,10 @@ from helpers.models import Llama
 from helpers.models.llama import eager_attention, eager_rms_norm
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 from helpers.training.checkpointing import checkpoint_with
+from helpers.training.step import TrainingStep
 
 from . import optimizers
 from .setup import AUTOCAST, Setup
-
-BEFORE_CAPTURE = 3  # warm-up steps before the capture: they compile, allocate, and create the optimizer's state
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # torch's reference: products and a softmax, with all scores in memory
@@ -33,11 +32,7 @@ BACKENDS = {
 
 
 class Trainer:
-    """Trains on batches of tokens (B, T + 1), one `step` at a time.
-
-    With `cuda_graph` three steps run eagerly on a side stream; the fourth is captured there, and from then on a step is
-    a copy of the tokens and one launch. The next step overwrites the loss that such a step returns.
-    """
+    """Trains on batches of tokens (B, T + 1), one `step` at a time; with `cuda_graph` by a `CapturedStep`."""
 
     def __init__(self, setup: Setup, device: torch.device | None = None) -> None:
         self.setup, self.device = setup, device or this_device()
@@ -59,24 +54,24 @@ class Trainer:
         self.head = head(setup)
         # Runs are short: from torch's 2**16 some would skip steps to find a scale.
         self.scaler = DynamicGradScaler(init_scale=2.0**12) if setup.precision == "amp-fp16" else None
-        self.steps = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self._step = TrainingStep(
+            lambda tokens: (self.loss(tokens),),
+            self.optimizer,
+            scaler=self.scaler,
+            clip=setup.clip,
+            frees=True,
+            captures=setup.cuda_graph,
+        )
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One training step, gradients freed at its end. Returns the loss without a sync."""
+        """One training step, gradients freed at its end. Returns the loss, which the next captured step overwrites."""
         expected = (self.setup.batch, self.setup.sequence + 1)
         if tuple(tokens.shape) != expected:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)}; this setup's are (batch, sequence + 1), {expected}"
             )
-        self.steps += 1
-        if not self.setup.cuda_graph:
-            return self._step(tokens)
-        if self.graph is not None:
-            self.tokens.copy_(tokens)
-            self.graph.replay()
-            return self.captured_loss
-        return self._step_on_side_stream(tokens) if self.steps <= BEFORE_CAPTURE else self._capture(tokens)
+        with fp32_products(tf32=self.setup.precision != "fp32"), compiler_budget(self.setup):
+            return self._step(tokens)[0]
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The mean cross-entropy of predicting each token of (B, T + 1) from those before it."""
@@ -84,51 +79,6 @@ class Trainer:
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             x = self.hidden(tokens[:, :-1].contiguous())  # (B, T, C); other strides would trigger a recompilation
             return self.head(x.flatten(0, 1), self.model.head.weight, tokens[:, 1:].flatten())
-
-    def _step(self, tokens: Tensor) -> Tensor:
-        setup = self.setup
-        with fp32_products(tf32=setup.precision != "fp32"), compiler_budget(setup):
-            loss = self.loss(tokens)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        if self.scaler is None:
-            if setup.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), setup.clip)
-            self.optimizer.step()
-        else:
-            if setup.clip is not None:
-                self.scaler.clip_grad_norm_(self.optimizer, setup.clip)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    def _step_on_side_stream(self, tokens: Tensor) -> Tensor:
-        """A warm-up step; CUDA graphs need warm-up on a side stream."""
-        stream = side_stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            loss = self._step(tokens)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        return loss
-
-    def _capture(self, tokens: Tensor) -> Tensor:
-        self.tokens = tokens.clone()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side_stream(self.device)):  # records, doesn't run
-            self.captured_loss = self._step(self.tokens)
-        self.graph = graph
-        graph.replay()
-        return self.captured_loss
-
-
-@functools.cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which steps warm up and are captured.
-
-    It is shared because the allocator reuses freed memory only within a stream, and cuBLAS allocates a workspace for
-    each: a new stream for every step would hold all steps' activations.
-    """
-    return torch.cuda.Stream(device)
 
 
 def build_model(setup: Setup, device: torch.device) -> Llama:

@@ -1,12 +1,13 @@
 """The trainer: its loop, precision, the tasks (language model, cars, clothes), deliberately slow variants, the stages.
 
-trainer, loop      a step and a validation in a precision; epochs, timing, a profiler around them
+step, trainer, loop    the step and its capture; training and validation in a precision; epochs, timing, a profiler
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
 switches, slow_parts, switched    inefficiencies and their fixes; slow modules; trainings with any subset of fixes
 stages             chapter 0: the language model's training with the fixes of one chapter after another
 """
 
 from .loop import Excerpt, Step, fit
+from .step import TrainingStep
 from .switched import CLOTHES, LANGUAGE
 from .trainer import PRECISIONS, Batch, Precision, Task, Trainer
 
@@ -20,5 +21,6 @@ __all__ = [
     "Step",
     "Task",
     "Trainer",
+    "TrainingStep",
     "fit",
 ]

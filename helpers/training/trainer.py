@@ -11,8 +11,9 @@ Its profiler ranges are "forward", "loss", "backward", "optimizer" and "metrics"
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.batching.attention import without_cudnn_attention
 from helpers.lab import device, half_dtype
 from helpers.lab.precision import fp32_products
+
+from .step import TrainingStep
 
 # `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
 # `amp` for fp16 without a scaler, and fp16 with the named scaler.
@@ -103,6 +106,7 @@ class Task:
     weight_decay: float = 0.01
     micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
     metric: Any = None
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None = None  # of the weights; else AdamW
     prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
     skipped: dict[str, str] = field(default_factory=dict)  # files that could not be read, with their faults
 
@@ -132,7 +136,7 @@ class Trainer:
         slow: frozenset[str] = frozenset(),
         clip: float | None = None,
     ) -> None:
-        self.task, self.fixes, self.slow, self.clip = task, fixes, slow, clip
+        self.task, self.fixes, self.slow = task, fixes, slow
         self.precision = precision = precision or Precision()
         self.model = task.model.half() if precision.name == "fp16" else task.model
         self.device = next(self.model.parameters()).device
@@ -141,15 +145,18 @@ class Trainer:
         # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
         kernels = {"foreach": False} if "fused_optimizer" in slow else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=task.learning_rate,
-            weight_decay=task.weight_decay,
-            capturable=graphed,
-            **kernels,
-        )
+        options = {"lr": task.learning_rate, "weight_decay": task.weight_decay, "capturable": graphed, **kernels}
+        self.optimizer = (task.optimizer or partial(torch.optim.AdamW, **options))(self.model.parameters())
         self._in_training = torch.compile(self.model) if "compile" in fixes else self.model  # validation stays eager
-        self._recorded = RecordedStep(self._update_by_tensors) if graphed else None
+        self._step = TrainingStep(
+            self._loss_of,
+            self.optimizer,
+            scaler=self.scaler,
+            clip=clip,
+            divide=task.micro_batches,
+            zeros="set_to_none" in slow,
+            captures=graphed,
+        )
         self._start_sums()
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -157,19 +164,18 @@ class Trainer:
         self._start_sums()
         return self.task.batches(number, start)
 
-    def step(self, batch: Batch, look: Callable[[Tensor], Any] = lambda loss: None) -> Tensor:
+    def step(self, batch: Batch, look: Callable[[Tensor], Any] | None = None) -> Tensor:
         """A training step on a batch; returns its loss, on the device. `look(loss)` is called after backward.
 
-        At that time the gradients are still scaled and the optimizer hasn't used them, except in a recorded step, which
+        At that time the gradients are still scaled and the optimizer hasn't used them, except in a captured step, which
         is over by then.
         """
-        if self._recorded is None:
-            loss, output = self._update(batch, self._add_loss, look)
+        if self._step.captured is None:
+            loss, output = self._step(batch, look=look)
         else:
             weights = [] if batch.weights is None else [batch.weights]
-            loss, output = self._recorded(batch.inputs, batch.targets, *weights)
+            loss, output = self._step(batch.inputs, batch.targets, *weights, look=look)
             self._add_loss(loss)
-            look(loss)
         with record_function("metrics"):
             if self.task.metric is not None:
                 self.task.metric.update(output, batch.targets)
@@ -225,45 +231,19 @@ class Trainer:
                 stack.enter_context(_deterministic("any_algorithm" in self.slow))
             yield
 
-    def _update(
-        self,
-        batch: Batch,
-        before_backward: Callable[[Tensor], Any] = lambda loss: None,
-        look: Callable[[Tensor], Any] = lambda loss: None,
-    ) -> tuple[Tensor, Tensor]:
-        """One update of the weights; returns loss and output. A CUDA graph can record it if nothing in it waits."""
-        self.optimizer.zero_grad(set_to_none="set_to_none" not in self.slow)
-        loss, output = self.forward(batch, self._in_training)
-        before_backward(loss.detach())
-        with record_function("backward"):
-            share = loss / self.task.micro_batches if self.task.micro_batches > 1 else loss
-            (share if self.scaler is None else self.scaler.scale(share)).backward()
-        look(loss.detach())
-        with record_function("optimizer"):
-            if self.clip is not None:
-                self._clip_gradients()
-            if self.scaler is None:
-                self.optimizer.step()
-            else:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-        return loss.detach(), output.detach()
-
-    def _update_by_tensors(self, inputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        return self._update(Batch(inputs, targets, weights=weights[0] if weights else None))
+    def _loss_of(self, batch: Batch | Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and output of a training batch; a captured step gets the batch as inputs, targets and weights."""
+        if isinstance(batch, Batch):
+            loss, output = self.forward(batch, self._in_training)
+            self._add_loss(loss.detach())
+            return loss, output
+        targets, weights = (*tensors, None)[:2]
+        return self.forward(Batch(batch, targets, weights=weights), self._in_training)
 
     def _add_loss(self, loss: Tensor) -> None:
         """Add to the running loss, on the device; "no_item" reads it here, which waits."""
         with record_function("metrics"):
             self._loss = self._loss + (loss.item() if "no_item" in self.slow else loss)
-
-    def _clip_gradients(self) -> None:
-        if hasattr(self.scaler, "clip_grad_norm_"):
-            self.scaler.clip_grad_norm_(self.optimizer, self.clip)
-            return
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
 
     def _judge(self, batch: Batch) -> Tensor:
         """The loss of a validation batch, detached: otherwise two graphs would be alive at once."""
@@ -275,45 +255,6 @@ class Trainer:
         self.counts, self._loss = Counts(), 0.0
         if self.task.metric is not None:
             self.task.metric.reset()
-
-
-class RecordedStep:
-    """The kernels of a step, recorded once as a CUDA graph and then replayed: one launch instead of a thousand.
-
-    The first three calls are ordinary steps, on a side stream as recording requires; the fourth is recorded, which runs
-    nothing, and replayed. Every call is a training step on its own batch. A batch of another shape than the recorded
-    one is an ordinary step, too. The outputs are overwritten by the next call.
-
-    `work` takes and returns tensors, launches the same kernels in each call, and never waits for the device. Its
-    optimizer must be `capturable`.
-    """
-
-    def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
-        self.work, self.warmup = work, 3
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.side = torch.cuda.Stream()
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.warmup:
-            self.warmup -= 1
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                outputs = self.work(*inputs)
-            torch.cuda.current_stream().wait_stream(self.side)
-            return outputs
-        if self.graph is None:
-            self.inputs = [tensor.clone() for tensor in inputs]
-            graph = torch.cuda.CUDAGraph()
-            # Recording restricts only this thread: a loader's thread may pin memory meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.outputs = self.work(*self.inputs)
-            self.graph = graph
-        elif any(ours.shape != theirs.shape for ours, theirs in zip(self.inputs, inputs, strict=True)):
-            return self.work(*inputs)
-        for ours, theirs in zip(self.inputs, inputs, strict=True):
-            ours.copy_(theirs)
-        self.graph.replay()
-        return self.outputs
 
 
 def scores(metric: Any) -> dict[str, float]:

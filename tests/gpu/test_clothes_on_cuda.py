@@ -6,7 +6,7 @@ from training_cases import plain_vit_state
 
 from helpers.lab import peak_memory
 from helpers.training import CLOTHES
-from helpers.training.trainer import RecordedStep
+from helpers.training.step import CapturedStep
 
 SPEED_ONLY = [switch.name for switch in CLOTHES.switches if switch.changes is None]
 CLEAN = CLOTHES.fixed - {"bf16", "photos_on_device"}
@@ -70,7 +70,7 @@ def test_a_smaller_batch_after_recording_is_an_ordinary_step():
         weight.add_(x.sum(0))
         return (weight.clone(),)
 
-    step, total = RecordedStep(work), torch.zeros(3, device="cuda")
+    step, total = CapturedStep(work), torch.zeros(3, device="cuda")
     for rows in (4, 4, 4, 4, 4, 2, 4):
         x = torch.randn(rows, 3, device="cuda")
         total += x.sum(0)

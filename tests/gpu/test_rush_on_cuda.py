@@ -13,7 +13,8 @@ from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
 from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, run
 from helpers.rush.measurement import text_tokens
-from helpers.rush.trainer import BEFORE_CAPTURE, attention, build_model, compiled
+from helpers.rush.trainer import attention, build_model, compiled
+from helpers.training.step import WARM_UP
 
 CUDA = torch.device("cuda")
 TINY = Setup(model="tiny", sequence=128)
@@ -155,10 +156,10 @@ def test_steps_that_warm_up_share_the_memory_that_they_free():
     trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True)))
     tokens = text_tokens(trainer.setup, 1)[0]
     reserved = []
-    for _ in range(BEFORE_CAPTURE):
+    for _ in range(WARM_UP):
         trainer.step(tokens)
         reserved.append(torch.cuda.memory_reserved())
-    assert reserved[1:] == reserved[1:2] * (BEFORE_CAPTURE - 1)  # the first makes the optimizer's state, too
+    assert reserved[1:] == reserved[1:2] * (WARM_UP - 1)  # the first makes the optimizer's state, too
 
 
 def test_a_peak_counts_nothing_that_was_there_before():

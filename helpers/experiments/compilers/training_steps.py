@@ -20,6 +20,7 @@ from helpers.lab.arguments import check_choice
 from helpers.lab.precision import fp32_products
 from helpers.lab.records import Row
 from helpers.lab.timing import relative_error
+from helpers.training import TrainingStep
 
 from . import workloads
 from .side_by_side import Runs, side_by_side, waited
@@ -102,15 +103,12 @@ def training_step(
     with torch.autocast(**autocast, cache_enabled=False):  # else a trace would contain cached casts as constants
         forward = _forward(backend, net, data)
 
-    def step() -> Tensor:
+    def loss(*data: Tensor) -> tuple[Tensor]:
         with torch.autocast(**autocast):
-            loss = forward(*data)
-        rule.zero_grad(set_to_none=True)
-        loss.backward()
-        rule.step()
-        return loss.detach()
+            return (forward(*data),)
 
-    return step
+    step = TrainingStep(loss, rule)
+    return lambda: step(*data)[0]
 
 
 def gradients(net: nn.Module) -> Tensor:

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +25,9 @@ from torch import Tensor, nn
 
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.machine import device, missing_because
-from helpers.lab.timing import synchronize
-from helpers.pipelines.forgetting import ForgettingTracker, is_correct
+from helpers.metrics import LMAccuracy
+from helpers.pipelines.forgetting import ForgettingTracker
+from helpers.training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 BUDGETS = ("epochs", "steps")
@@ -71,6 +71,13 @@ class Trained:
     accuracy: float
     seconds: float
     steps: int
+
+
+@dataclass(frozen=True)
+class Picked(Batch):
+    """A batch that knows which samples it has."""
+
+    indices: Tensor | None = None
 
 
 def needs(data: str) -> tuple[str, ...]:
@@ -191,33 +198,41 @@ def train(
     where = parts.images.device
     kept = torch.arange(len(parts)) if kept is None else kept
     steps = recipe.epochs * -(-len(kept) // recipe.batch) if steps is None else steps
-    model = network(parts, recipe.width, seed).to(where)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.0, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY, fused=True
+    momentum = {"momentum": MOMENTUM, "nesterov": True, "weight_decay": WEIGHT_DECAY}
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        for indices in _batches(kept, recipe.batch, steps, seed, where):
+            yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        if isinstance(batch, Picked) and tracker is not None:
+            tracker.update(batch.indices, logits=logits, labels=batch.targets)
+        return nn.functional.cross_entropy(logits, batch.targets)
+
+    def validation() -> Iterator[Batch]:
+        for images, labels in zip(parts.test_images.split(2000), parts.test_labels.split(2000), strict=True):
+            yield Batch(images, labels, real=len(labels))
+
+    def set_rate(step: Step) -> None:
+        progress = (step.number + 1) / (steps + 1)
+        scale = min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
+        trainer.optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
+
+    task = Task(
+        source=parts.source,
+        model=network(parts, recipe.width, seed).to(where),
+        loss=loss,
+        validation_metric=LMAccuracy(pad_id=-1),  # of classes, none of which is padding
+        batches=batches,
+        steps=lambda epoch: steps,
+        validation=validation,
+        learning_rate=recipe.learning_rate,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.0, fused=True, **momentum),
     )
-    synchronize()
-    began = time.perf_counter()
+    trainer = Trainer(task)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        for step, indices in enumerate(_batches(kept, recipe.batch, steps, seed, where)):
-            progress = (step + 1) / (steps + 1)
-            scale = min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
-            labels = parts.labels[indices]
-            logits = model(parts.images[indices])  # (B, classes)
-            if tracker is not None:
-                tracker.update(indices, logits=logits, labels=labels)
-            nn.functional.cross_entropy(logits, labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        synchronize()
-        return Trained(accuracy(model, parts), time.perf_counter() - began, steps)
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, parts: Split, batch: int = 2000) -> float:
-    """Test accuracy. Synchronizes once."""
-    batches = zip(parts.test_images.split(batch), parts.test_labels.split(batch), strict=True)
-    return float(torch.cat([is_correct(model(images), labels) for images, labels in batches]).double().mean())
+        run = fit(trainer, epochs=1, on_step=set_rate)
+    return Trained(run["validation_accuracy"], run["epoch_s"], steps)
 
 
 def network(parts: Split, width: int, seed: int) -> nn.Module:

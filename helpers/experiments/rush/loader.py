@@ -12,7 +12,7 @@ from helpers.lab import Timing, device, each
 from helpers.lab.timing import synchronize
 from helpers.rush import Setup, Trainer
 from helpers.rush.measurement import sequences, spread, text_tokens
-from helpers.rush.trainer import BEFORE_CAPTURE
+from helpers.training.step import WARM_UP
 
 
 def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
@@ -26,7 +26,7 @@ def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, flo
     call of a pinning thread can break the capture.
     """
     trainer = Trainer(setup)
-    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, 1)), BEFORE_CAPTURE + 1):
+    for tokens in itertools.islice(itertools.cycle(text_tokens(setup, 1)), WARM_UP + 1):
         trainer.step(tokens)
     rows = TensorDataset(sequences(setup, steps * setup.batch).cpu())
     loader = DataLoader(rows, setup.batch, num_workers=workers, pin_memory=pinned and device().type == "cuda")

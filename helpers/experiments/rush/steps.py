@@ -8,7 +8,7 @@ from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.rush import CPU_LADDER, LADDER, Setup, run, rung
 from helpers.rush.measurement import ON_CPU_LOSS_STEPS
-from helpers.rush.trainer import BEFORE_CAPTURE
+from helpers.training.step import WARM_UP
 
 from . import transformers_llama
 from .loader import epoch
@@ -22,7 +22,7 @@ SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
-WARM = BEFORE_CAPTURE + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
+WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
 
 def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:

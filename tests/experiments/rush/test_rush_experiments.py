@@ -83,7 +83,7 @@ def test_all_that_is_compiled_or_captured_is_so_before_there_is_a_loader(monkeyp
     monkeypatch.setattr(loader.Trainer, "step", lambda *given: done.append(1) or step(*given))
     monkeypatch.setattr(loader, "DataLoader", lambda *given, **how: when.append(len(done)) or load(*given, **how))
     experiments.loading("small")
-    assert when == [loader.BEFORE_CAPTURE + 1]
+    assert when == [loader.WARM_UP + 1]
     assert len(done) == when[0] + 8
 
 
