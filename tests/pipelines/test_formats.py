@@ -176,13 +176,6 @@ def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, 
     assert seen == Counter(sample.key for sample in numbers(53))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_more_loader_workers_than_shards_still_give_every_sample_once(order, folders):
-    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order)
-    actual = [key for batch in DataLoader(stream, 4, num_workers=2, collate_fn=collate) for key in batch.keys]
-    assert Counter(actual) == Counter(sample.key for sample in numbers(53))
-
-
 @pytest.mark.parametrize("order", ["shuffled", "random"])
 def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(order, folders):
     stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order, buffer=20)

@@ -3,7 +3,6 @@
 import io
 import pickle
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -192,15 +191,6 @@ def test_no_flipped_bit_of_a_table_goes_unnoticed(name, table, share, bit, copy)
         FORMATS[name].open_(file.parent)
 
 
-def test_a_mapped_file_of_a_later_version_is_refused_by_its_number(copy):
-    file = copy("mapped") / "samples.mapped"
-    raw = bytearray(file.read_bytes())
-    raw[8:12] = struct.pack("<I", 2)
-    file.write_bytes(raw)
-    with pytest.raises(FormatError, match="version 2; this reads version 1"):
-        FORMATS["mapped"].open_(file.parent)
-
-
 @pytest.mark.parametrize("name", HERE)
 def test_an_image_that_is_none_is_found_when_asked_for(name, tmp_path):
     samples = [*SAMPLES[:3], Sample("a note", 0, np.frombuffer(b"no image at all", np.uint8)), *SAMPLES[4:6]]
@@ -259,15 +249,6 @@ def test_what_comes_before_a_samples_data_can_be_damaged_and_nothing_is_lost_sil
             assert item.key == SAMPLES[number].key and np.array_equal(item.data, SAMPLES[number].data)
         else:
             assert item.file == str(file) and item.sample == number
-
-
-def test_webdataset_alone_ends_a_damaged_shard_without_a_word(copy):
-    """Why a stream is held against the index."""
-    webdataset = pytest.importorskip("webdataset")
-    folder = copy("webdataset")
-    flip(folder / "00001.tar", where(folder / "00001.tar", 6) - 512)
-    assert len(list(webdataset.WebDataset([str(folder / "00001.tar")], shardshuffle=False))) == 2
-    assert len(list(FORMATS["webdataset"].open_(folder).stream())) == COUNT
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,17 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.machine import device, missing_because
+from helpers.lab.machine import device
+from helpers.lab.records import Row
 from helpers.metrics import LMAccuracy
 from helpers.pipelines.forgetting import ForgettingTracker
 from helpers.training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
-BUDGETS = ("epochs", "steps")
 DIGITS, GARMENTS = "digits", "garments"
 TEST_EVERY = 3  # every third sample of each class is for the test
 SIDE = 32  # photos are resized to squares of this side
@@ -94,7 +92,7 @@ def measure_selection(
     budget: str = "epochs",
     wrong: float = 0.0,
     epochs: int | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Test accuracy after leaving out a `share` of the training samples, selected by `variant`; one row.
 
     `seed` determines the split, both trainings and the random selection. `lost_points` is against the same network
@@ -102,11 +100,6 @@ def measure_selection(
     `wrong_share` is the share of wrong labels among the samples left out. The first call for (data, seed) costs two
     more trainings, which later calls reuse.
     """
-    check_choice(VARIANTS, variant=variant)
-    check_choice(BUDGETS, budget=budget)
-    for name, value in (("share", share), ("wrong", wrong)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} is {value}; it must be 0 or more and below 1")
     recipe = _recipe(data, epochs)
     parts, mask = _parts(data, seed, wrong)
     tracker = _tracked(data, seed, recipe, wrong)
@@ -129,7 +122,7 @@ def measure_selection(
     }
 
 
-def distribution(data: str, seed: int = 0, *, epochs: int | None = None) -> list[dict[str, Any]]:
+def distribution(data: str, seed: int = 0, *, epochs: int | None = None) -> list[Row]:
     """Histogram of forgetting: a row for each count, and one for samples that were never learned."""
     tracker = _tracked(data, seed, _recipe(data, epochs))
     learned = tracker.learned()
@@ -290,9 +283,6 @@ def _parts(data: str, seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
 @functools.lru_cache(maxsize=2)
 def _pool(data: str) -> tuple[Tensor, Tensor, str]:
     """All images (N, C, H, W) uint8 and labels (N,) on the CPU, and a description."""
-    check_choice((DIGITS, GARMENTS), data=data)
-    if reason := missing_because(*needs(data)):
-        raise ModuleNotFoundError(reason)
     if data == DIGITS:
         from sklearn.datasets import load_digits
 
@@ -310,7 +300,4 @@ def _pool(data: str) -> tuple[Tensor, Tensor, str]:
 
 def _recipe(data: str, epochs: int | None) -> Recipe:
     recipe = ON_DIGITS if data == DIGITS else ON_PHOTOS
-    if epochs is None:
-        return recipe
-    check_positive(epochs=epochs)
-    return dataclasses.replace(recipe, epochs=epochs)
+    return dataclasses.replace(recipe, epochs=epochs or recipe.epochs)

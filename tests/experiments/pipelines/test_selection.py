@@ -63,11 +63,6 @@ def test_garments_are_drawn_once_and_kept(monkeypatch, tmp_path):
     assert len(list(tmp_path.rglob("*.jpg"))) == 30
 
 
-def test_data_that_is_nowhere_is_refused():
-    with pytest.raises(ValueError, match="data is 'none'; valid: 'digits', 'garments'"):
-        split("none", 0, CPU)
-
-
 @pytest.mark.parametrize("name", ["forgetting", "forgotten", "wrong_labels"])
 def test_without_its_data_a_table_says_what_is_not_installed(name, monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda peer: None)
@@ -176,20 +171,3 @@ def test_purposes_draw_apart():
     tracker = ForgettingTracker(1000)  # which knows nothing, so that ties decide
     least, by_chance = (set(selected(tracker, variant, 0.5, 0).tolist()) for variant in (LEAST, RANDOM))
     assert 200 < len(least & by_chance) < 300
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"variant": "best"}, "variant is 'best'; valid: 'least forgotten', 'random', 'most forgotten'"),
-        ({"share": 1.0}, "share is 1.0"),
-        ({"share": -0.1}, "share is -0.1"),
-        ({"wrong": 1.0}, "wrong is 1.0"),
-        ({"budget": "hours"}, "budget is 'hours'"),
-        ({"epochs": 0}, "epochs is 0"),
-        ({"epochs": 1.5}, "epochs is 1.5"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        measure_selection(**{"data": "digits", "variant": LEAST, "share": 0.3} | arguments)
