@@ -1,0 +1,255 @@
+"""Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import torch
+
+from helpers import fit
+from helpers.lab.memory import GIB, MIB
+from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, number, over, paired, pick
+from helpers.rush import Setup, climb
+from helpers.rush.rates import flops_per_token
+from helpers.rush.setup import LADDERS, START, stands_on
+
+STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
+BEFORE_BATCHES = {"cpu": "SwiGLU level 2", "cuda": "CUDA graph"}  # the rung before batches grow
+PARTS = ("weight copies", "gradients", "activations", "logits")
+KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
+SHOWN_RANKS = (2, 4, 8, 64, 512)
+
+
+def ladder(rows: pd.DataFrame) -> SimpleNamespace:
+    """Each rung against its baseline and against the rate of the matrix products alone."""
+    _, left = LADDERS[_kind(rows)]
+    rungs = _rungs(rows)
+    kept, others = rungs[~rungs["rung"].isin(left)], rungs[rungs["rung"].isin(left)]
+    ranked = kept.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
+    best, start_loss = kept.loc[kept["tokens/s"].idxmax()], pick(rungs, "loss", decimals=3, rung=START)
+    losses = (rungs["loss"] - float(start_loss)).abs().fillna(0)
+    rate_low, rate_high = rungs.loc[~rungs["rung"].isin([START, "TF32"]), "product_tflops"].quantile([0.2, 0.8])
+    heads = {"rung": "rung", "total": "total speedup", "step_ms": "step_ms", "p20_ms": "p20_ms", "p80_ms": "p80_ms"}
+    heads |= {"matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+    heads |= {"peak_gib": "peak_gib", "loss": "loss"}
+    change = {"rung": "change", "baseline": "baseline", "tokens/s": "tokens/s", "gain": "speedup"}
+    first = rows.iloc[0]
+    return SimpleNamespace(
+        job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
+        bars=kept,
+        labels=[f"{rate:,.0f}  {number(gain)}" for rate, gain in zip(kept["tokens/s"], kept["gain"], strict=True)],
+        kept=kept[list(heads)].rename(columns=heads),
+        left=others[[*change, "peak_gib", "loss"]].rename(columns=change).assign(reason=others["rung"].map(left)),
+        gains=dict(zip(rungs["rung"], rungs["gain"], strict=True)),
+        **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
+        mixed_to_first=over(_gain(ranked, "mixed precision"), _ranked(ranked, 0).gain),
+        best=best["rung"],
+        best_rate=Number(best["tokens/s"], "tokens/s", decimals=0),
+        best_share=Number(best["matmul_share"], PERCENT, decimals=0),
+        start_share=pick(rungs, "matmul_share", PERCENT, 0, rung=START),
+        total=best["total"],
+        limit=_limits(rows).max(),
+        rate_low=Number(rate_low, "TFLOP/s", decimals=2),
+        rate_high=Number(rate_high, "TFLOP/s", decimals=2),
+        noise=Number(rate_high / rate_low - 1, PERCENT, decimals=0),
+        start_loss=start_loss,
+        loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
+        loss_rung=rungs.loc[losses.idxmax(), "rung"],
+    )
+
+
+def _kind(rows: pd.DataFrame) -> str:
+    return "cpu" if rows["preset"].iloc[0] == "cpu" else "cuda"
+
+
+def _limits(rows: pd.DataFrame) -> pd.Series:
+    """Tokens/s at the highest product rate that any rung measured in the type that a rung multiplies in."""
+    in_fp32 = rows["step"].isin([START, "TF32"])
+    flops = flops_per_token(rows["model"].iloc[0], int(rows["sequence"].iloc[0]))
+    return 1e12 * rows["product_tflops"].groupby(in_fp32).transform("max") / flops
+
+
+def _rungs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The measured rungs in the ladder's order, each with its baseline and its speedup over that and over the start."""
+    kind = _kind(rows)
+    order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
+    rungs = rows.assign(matmul_share=rows["tokens_per_s"] / _limits(rows)).set_index("step", drop=False).loc[order]
+    rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
+    rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
+    rungs["gain"] = [_faster(rows, name, base) for name, base in zip(order, rungs["baseline"], strict=True)]
+    return rungs.assign(total=[_faster(rows, name, START) for name in order])
+
+
+def _faster(rows: pd.DataFrame, step: str, baseline: str | None) -> Number:
+    """How many times as many tokens/s a step trains as another one; both were measured apart."""
+    if baseline is None:
+        return lacking("a rung before the first", TIMES)
+    rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
+    return in_unit(over(rate, base), TIMES, 2)
+
+
+def _gain(ranked: pd.DataFrame, rung: str) -> Number:
+    return next(iter(ranked.loc[ranked["rung"] == rung, "gain"]), lacking(rung, TIMES))
+
+
+def _ranked(ranked: pd.DataFrame, place: int) -> SimpleNamespace:
+    """The rung with the largest gain, or the second, or the third."""
+    if place >= len(ranked):
+        return SimpleNamespace(rung="", baseline="", gain=lacking("more rungs of the ladder", TIMES))
+    row = ranked.iloc[place]
+    return SimpleNamespace(rung=row["rung"], baseline=row["baseline"], gain=row["gain"])
+
+
+def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
+    """Batch sizes of the ladder and beyond, against the highest matmul rate of the ladder."""
+    before = BEFORE_BATCHES[_kind(ladder)]
+    sizes = ladder["step"].str.extract(r"^batch (\d+)$")[0].astype(float).where(ladder["step"] != before, 1)
+    sized = pd.concat([ladder.assign(batch=sizes).dropna(subset="batch"), rows]).sort_values("batch")
+    sized = sized.assign(batch=sized["batch"].astype(int), share=sized["tokens_per_s"] / _limits(ladder).max())
+    names = ["batch", "tokens_per_s", "step_ms", "p20_ms", "p80_ms", "share", "peak_gib"]
+    return SimpleNamespace(sizes=sized[names].rename(columns={"share": "share of matmul rate"}), setup=before)
+
+
+def loading(rows: pd.DataFrame) -> SimpleNamespace:
+    """Steps fed by a loader, and the largest share that a step waits for its batch."""
+    names = ["workers", "pinned", "step_ms", "p20_ms", "p80_ms", "wait_ms", "copy_ms"]
+    waits = (rows["wait_ms"] + rows["copy_ms"]) / rows["step_ms"]
+    return SimpleNamespace(steps=_varied(rows[names], ["pinned"]), waits=Number(waits.max(), PERCENT))
+
+
+def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
+    """Speed and memory by sequence length, and what full checkpointing costs at the longest that most kinds fit."""
+    wide = rows.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
+    wide = wide.reindex(dict.fromkeys(rows["checkpointing"]))
+    heads = {"tokens_per_s": "tokens/s", "peak_gib": "peak, GiB"}
+    wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]
+    kinds = rows.groupby("sequence")["checkpointing"].nunique()
+    length = int(kinds[kinds == kinds.max()].index.max())
+    full, none = (
+        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
+    )
+    return SimpleNamespace(
+        lengths=wide.reset_index(),
+        length=length,
+        memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
+        speed=in_unit(over(full["tokens_per_s"], none["tokens_per_s"]), PERCENT, 0),
+    )
+
+
+def peers(rows: pd.DataFrame) -> SimpleNamespace:
+    """transformers' step against ours, trained in turn in one process."""
+    heads = {"variant": "variant", "tokens_per_s": "tokens/s", "ours_tokens_per_s": "ours, tokens/s"}
+    heads |= {"ratio": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
+    heads |= {"loss": "loss", "ours_loss": "ours, loss"}
+    fastest = rows.loc[rows["ratio"].idxmin()]
+    measured = "low" in fastest and fastest["low"] == fastest["low"]
+    return SimpleNamespace(
+        variants=rows[list(heads)].rename(columns=heads),
+        fastest=fastest["variant"],
+        speedup=paired(fastest) if measured else Number(fastest["ratio"], TIMES, decimals=2),
+        loss=Number(fastest["loss"], decimals=3),
+        ours_loss=Number(fastest["ours_loss"], decimals=3),
+    )
+
+
+def norms(rows: pd.DataFrame) -> SimpleNamespace:
+    """LayerNorm and RMSNorm by variant; rows and width are columns only where there are several."""
+    table = _varied(_bandwidth(rows, ["kind", "rows", "width"]), ["rows", "width"]).replace(KINDS)
+    sizes = ", ".join(f"{name} {rows[name].iloc[0]}" for name in ("rows", "width") if name not in table)
+    return SimpleNamespace(variants=table, sizes=sizes)
+
+
+def adam(rows: pd.DataFrame) -> SimpleNamespace:
+    """A step of AdamW by variant."""
+    return SimpleNamespace(variants=_bandwidth(rows, ["million_parameters"]))
+
+
+def _bandwidth(rows: pd.DataFrame, sizes: list[str]) -> pd.DataFrame:
+    names = [*sizes, "variant", "median_ms", "p20_ms", "p80_ms", "share_of_copy"]
+    return rows[names].rename(columns={"share_of_copy": "share of copy bandwidth"})
+
+
+def lecture(rows: pd.DataFrame) -> SimpleNamespace:
+    """The lecture's stack of decoder layers, against fp32."""
+    speedup = [Number(1 / ratio, TIMES, decimals=2) for ratio in rows["ratio_to_fp32"]]
+    names = ["batch", "variant", "median_ms", "p20_ms", "p80_ms", "speedup", "peak_gib"]
+    return SimpleNamespace(stack=rows.assign(speedup=speedup)[names])
+
+
+def memory(rows: pd.DataFrame) -> SimpleNamespace:
+    """The measured peak of each uncompiled kept rung, against a count of its step on fake tensors, in GiB.
+
+    On a CPU the measured peak is what a step adds to the weights, AdamW's moments and the tokens, and so is the count.
+    Counting takes a second or two.
+    """
+    kind = _kind(rows)
+    (steps, left), first = LADDERS[kind], rows.iloc[0]
+    start = Setup(model=first["model"], sequence=int(first["sequence"]))
+    lines = []
+    for step, setup in climb(start, kind).items():
+        peak = pick(rows, "peak_gib", step=step)
+        if peak.measured and step not in left and _countable(setup) and set(steps.get(step, ())) != {"allocator"}:
+            lines.append({"rung": step} | _counted(setup, float(peak), kind))
+    if not lines:
+        absent = lacking("the peak of an uncompiled rung", PERCENT)
+        return SimpleNamespace(counts=pd.DataFrame(), apart=absent, largest="", largest_share=absent)
+    counts = pd.DataFrame(lines)
+    largest = counts.loc[0, list(PARTS)].astype(float).idxmax()
+    return SimpleNamespace(
+        counts=counts,
+        apart=Number(max((counts["counted / measured"] - 1).abs().max(), 1e-3), PERCENT),
+        largest=largest,
+        largest_share=derived(counts.loc[0, largest] / counts.loc[0, "counted"], "counted", PERCENT, 0),
+    )
+
+
+def _countable(setup: Setup) -> bool:
+    return setup.compile == "none" and setup.batch == 1 and not setup.missing(torch.device("cpu"))
+
+
+def _counted(setup: Setup, measured: float, kind: str) -> dict[str, float]:
+    count = fit.count(setup)
+    at_rest = fit.at_rest(count)
+    between = {} if kind == "cpu" else {"between steps": at_rest / GIB}
+    parts = {part: count.parts.get(part, 0) / GIB for part in PARTS}
+    counted = (count.bytes - at_rest * (kind == "cpu")) / GIB
+    return between | parts | {"counted": counted, "measured": measured, "counted / measured": counted / measured}
+
+
+def distributed(rows: pd.DataFrame) -> SimpleNamespace:
+    """What a rank holds by strategy, and how far the losses are from those of one process."""
+    held = {"parameter_bytes": "weights, MiB", "gradient_bytes": "gradients, MiB", "optimizer_bytes": "optimizer, MiB"}
+    table = rows[["ranks", "strategy", *held, "last_loss"]].replace({"strategy": STRATEGIES})
+    alone = pick(rows, "last_loss", strategy="single")
+    apart = (rows["last_loss"] - float(alone)).abs().max()
+    return SimpleNamespace(
+        strategies=table.assign(**{name: table[name] / MIB for name in held}).rename(columns=held),
+        apart=Number(max(apart, 1e-6)) if alone.measured else alone,
+    )
+
+
+def memory_alone(rows: pd.DataFrame) -> SimpleNamespace:
+    """One rank's peak: counted, derived by formula and measured."""
+    names = ["strategy", "counted_gib", "derived_gib", "measured_gib", "ratio"]
+    table = rows[names].replace({"strategy": STRATEGIES}).rename(columns={"ratio": "counted / measured"})
+    return SimpleNamespace(strategies=table, models=", ".join(rows["model"].unique()))
+
+
+def memory_plan(rows: pd.DataFrame) -> SimpleNamespace:
+    """The simulated peak of one of many ranks, and how far the formula is from it."""
+    return SimpleNamespace(
+        peaks=rows.replace({"strategy": STRATEGIES}),
+        apart=derived((rows["derived_ratio"] - 1).abs().max(), "counted against derived", PERCENT),
+    )
+
+
+def scaling(rows: pd.DataFrame) -> SimpleNamespace:
+    """The predicted share of a step that computes, by links, strategy and number of GPUs."""
+    few = rows[rows["ranks"].isin(SHOWN_RANKS)].replace({"strategy": STRATEGIES})
+    wide = few.pivot_table(index=["cluster", "strategy"], columns="ranks", values="efficiency", sort=False)
+    wide = wide.sort_index(axis=1).add_suffix(" GPUs")
+    return SimpleNamespace(efficiency=wide.reset_index(), assumptions=derived(len(fit.assumptions()), "counted", "", 0))
+
+
+def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Without those of the columns that hold one value."""
+    return table.drop(columns=[name for name in names if name in table and table[name].nunique() == 1])

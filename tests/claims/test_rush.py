@@ -1,0 +1,96 @@
+"""Chapter 5's numbers from rows: rungs against their baselines, and what is missing of a ladder."""
+
+import pandas as pd
+import pytest
+
+from helpers.claims import rush
+from helpers.experiments.rush.steps import BEFORE_BATCHES
+from helpers.rush.setup import START
+
+RATES = {START: 100.0, "mixed precision": 150.0, "fused AdamW": 450.0, "FlashAttention": 400.0, "batch 2": 500.0}
+
+
+def rungs(rates=RATES, **others):
+    """A row for each rung; fp32's product rate is 0.2 TFLOP/s, bf16's grows from rung to rung."""
+    row = {"model": "tiny", "sequence": 64, "text": "text", "preset": "cpu", "step_ms": 1.0, "p20_ms": 1.0}
+    row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0} | others
+    rates_of = {step: 0.2 if step == START else 0.5 + n / 10 for n, step in enumerate(rates)}
+    rows = [row | {"step": s, "tokens_per_s": r, "product_tflops": rates_of[s]} for s, r in rates.items()]
+    return pd.DataFrame(rows)
+
+
+def test_a_rung_gains_over_its_baseline_and_the_start():
+    named = rush.ladder(rungs())
+    assert {rung: f"{gain}" for rung, gain in named.gains.items() if gain.measured} == {
+        "mixed precision": "1.50× (unpaired)",
+        "fused AdamW": "3.00× (unpaired)",
+    }
+    assert (named.first.rung, named.first.baseline) == ("fused AdamW", "mixed precision")
+    assert (named.best, f"{named.total}") == ("batch 2", "5.00× (unpaired)")
+    assert named.mixed_to_first.at_least(1).outcome == "does not hold"
+    assert "not measured" in f"{named.third.gain}"
+
+
+def test_a_rung_that_was_not_kept_is_in_a_table_of_its_own():
+    named = rush.ladder(rungs({**RATES, "SwiGLU level 2": 480.0, "max-autotune": 240.0}))
+    assert "max-autotune" not in set(named.kept["rung"])
+    assert named.left[["change", "baseline"]].values.tolist() == [["max-autotune", "SwiGLU level 2"]]
+    assert named.left["reason"].notna().all()
+    assert float(named.left["speedup"].iloc[0]) == 0.5
+
+
+def test_a_ladder_without_its_first_rung_has_no_total():
+    rates = {step: rate for step, rate in RATES.items() if step != START}
+    named = rush.ladder(rungs(rates))
+    assert not any(number.measured for number in (named.total, named.start_share, named.start_loss, named.loss_apart))
+    assert named.best == "batch 2"
+
+
+def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
+    rows = rungs()
+    share = rush.ladder(rows).kept["share of matmul rate"]
+    assert share.iloc[0] / share.iloc[1] == pytest.approx(100 / 150 * 0.9 / 0.2)
+    assert rush.ladder(rows).limit * share.iloc[-1] == pytest.approx(500)
+
+
+def test_batches_of_the_ladder_and_beyond_are_in_one_table():
+    more = pd.DataFrame([{"batch": 4, "tokens_per_s": 600.0, "step_ms": 1, "p20_ms": 1, "p80_ms": 1, "peak_gib": 2}])
+    named = rush.batch(more, rungs({**RATES, rush.BEFORE_BATCHES["cpu"]: 480.0}))
+    assert named.sizes["batch"].tolist() == [1, 2, 4]
+    assert named.sizes["tokens_per_s"].tolist() == [480, 500, 600]
+    assert rush.BEFORE_BATCHES == BEFORE_BATCHES
+
+
+def test_full_checkpointing_is_compared_at_the_longest_length_that_most_kinds_fit():
+    sizes = {("none", 512): 4.0, ("full", 512): 2.0, ("none", 2048): 8.0, ("full", 2048): 4.0, ("full", 8192): 9.0}
+    rows = [{"checkpointing": k, "sequence": n, "tokens_per_s": 10 * g, "peak_gib": g} for (k, n), g in sizes.items()]
+    named = rush.checkpointing(pd.DataFrame(rows))
+    assert (named.length, f"{named.memory}") == (2048, "50%")
+    assert named.lengths["tokens/s at 8192"].isna().tolist() == [True, False]
+
+
+def test_the_fastest_peer_is_quoted_with_the_interval_that_its_row_has():
+    row = {"tokens_per_s": 1.0, "ours_tokens_per_s": 2.0, "step_gib": 1.0, "ours_step_gib": 1.0}
+    row |= {"loss": 7.0, "ours_loss": 7.0}
+    rows = pd.DataFrame([row | {"variant": "slow", "ratio": 2.0}, row | {"variant": "fast", "ratio": 1.5}])
+    assert (rush.peers(rows).fastest, f"{rush.peers(rows).speedup}") == ("fast", "1.50× (unpaired)")
+    assert f"{rush.peers(rows.assign(low=1.4, high=1.6, pairs=8)).speedup}" == "1.50× (1.40 to 1.60, 8 pairs)"
+
+
+def test_the_count_of_a_step_is_compared_with_its_measured_peak():
+    counted = rush.memory(rungs({START: 1.0})).counts["counted"].iloc[0]
+    named = rush.memory(rungs({START: 1.0, "compile": 2.0}, peak_gib=counted / 0.9))
+    assert named.counts["rung"].tolist() == [START]
+    assert f"{named.apart}" == "10.0%"
+
+
+def test_losses_of_ranks_need_the_one_of_a_single_process():
+    row = {"ranks": 2, "parameter_bytes": 2**20, "gradient_bytes": 2**20, "optimizer_bytes": 2**21, "last_loss": 6.5}
+    named = rush.distributed(pd.DataFrame([row | {"strategy": "ddp"}]))
+    assert named.strategies["weights, MiB"].tolist() == [1.0]
+    assert not named.apart.measured
+
+
+def test_a_renamed_column_raises():
+    with pytest.raises(KeyError, match="tokens_per_s"):
+        rush.ladder(rungs().rename(columns={"tokens_per_s": "rate"}))
