@@ -104,15 +104,17 @@ def measure_selection(
     parts, mask = _parts(data, seed, wrong)
     tracker = _tracked(data, seed, recipe, wrong)
     baseline = _on_everything(data, seed, recipe, wrong)
-    kept = selected(tracker, variant, share, seed)
+    remaining = selected(tracker, variant, share, seed)
     steps = baseline.steps if budget == "steps" else None
-    trained = train(parts, recipe, derived(seed, "second training"), kept=kept, steps=steps) if share else baseline
+    trained = (
+        train(parts, recipe, derived(seed, "second training"), remaining=remaining, steps=steps) if share else baseline
+    )
     return {
         "test_accuracy": trained.accuracy,
         "lost_points": 100 * (baseline.accuracy - trained.accuracy),
-        "wrong_share": int(mask.sum() - mask[kept].sum()) / max(len(parts) - len(kept), 1),
+        "wrong_share": int(mask.sum() - mask[remaining].sum()) / max(len(parts) - len(remaining), 1),
         "samples": len(parts),
-        "samples_kept": len(kept),
+        "samples_kept": len(remaining),
         "test_samples": len(parts.test_labels),
         "unforgettable_share": len(tracker.unforgettable()) / len(parts),
         "train_s": trained.seconds,
@@ -136,12 +138,12 @@ def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) 
     """The indices of the samples that remain when a share is left out, ascending."""
     ties = derived(seed, "ties")
     if variant == LEAST:
-        kept = tracker.keep(1 - share, ties)
+        remaining = tracker.keep(1 - share, ties)
     else:
         shuffled = torch.randperm(tracker.samples, generator=generator(seed, "left out"))
         order = shuffled if variant == RANDOM else tracker.ranking(ties)
-        kept = order[: len(tracker.keep(1 - share, ties))]
-    return kept.sort().values
+        remaining = order[: len(tracker.keep(1 - share, ties))]
+    return remaining.sort().values
 
 
 def derived(seed: int, purpose: str) -> int:
@@ -179,22 +181,22 @@ def train(
     recipe: Recipe,
     seed: int,
     *,
-    kept: Tensor | None = None,
+    remaining: Tensor | None = None,
     steps: int | None = None,
     tracker: ForgettingTracker | None = None,
 ) -> Trained:
-    """Train a new network on the samples `kept` (all by default) and test it.
+    """Train a new network on the samples `remaining` (all by default) and test it.
 
     It trains for the recipe's epochs, or for `steps` steps, by SGD with momentum; the learning rate rises linearly,
     then falls to 0. The data is on the device; only each epoch's order is copied to it.
     """
     where = parts.images.device
-    kept = torch.arange(len(parts)) if kept is None else kept
-    steps = recipe.epochs * -(-len(kept) // recipe.batch) if steps is None else steps
+    remaining = torch.arange(len(parts)) if remaining is None else remaining
+    steps = recipe.epochs * -(-len(remaining) // recipe.batch) if steps is None else steps
     momentum = {"momentum": MOMENTUM, "nesterov": True, "weight_decay": WEIGHT_DECAY}
 
     def batches(epoch: int, start: int) -> Iterator[Batch]:
-        for indices in _batches(kept, recipe.batch, steps, seed, where):
+        for indices in _batches(remaining, recipe.batch, steps, seed, where):
             yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
 
     def loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -243,12 +245,12 @@ def network(parts: Split, width: int, seed: int) -> nn.Module:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * width * (side // 8) ** 2, parts.classes))
 
 
-def _batches(kept: Tensor, size: int, steps: int, seed: int, where: torch.device) -> Iterator[Tensor]:
+def _batches(remaining: Tensor, size: int, steps: int, seed: int, where: torch.device) -> Iterator[Tensor]:
     """`steps` batches of indices (B,), each epoch in a new order; an epoch's last batch may be smaller."""
     shuffler = torch.Generator().manual_seed(seed)
     done = 0
     while done < steps:
-        order = kept[torch.randperm(len(kept), generator=shuffler)].to(where)
+        order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
         batches = order.split(size)[: steps - done]
         done += len(batches)
         yield from batches

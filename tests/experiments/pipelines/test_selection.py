@@ -112,12 +112,12 @@ def test_training_leaves_the_random_numbers_of_others_alone():
 
 def test_tracking_presents_each_kept_sample_once_an_epoch_and_does_not_change_the_training():
     parts, recipe = digits(), Recipe(3, 64, 0.1, 16)
-    tracker, kept = ForgettingTracker(len(parts)), torch.arange(0, len(parts), 2)
-    watched = train(parts, recipe, 1, kept=kept, tracker=tracker)
-    alone = train(parts, recipe, 1, kept=kept)
+    tracker, remaining = ForgettingTracker(len(parts)), torch.arange(0, len(parts), 2)
+    watched = train(parts, recipe, 1, remaining=remaining, tracker=tracker)
+    alone = train(parts, recipe, 1, remaining=remaining)
     assert watched.accuracy == alone.accuracy
     presented = torch.zeros(len(parts), dtype=torch.int64)
-    presented[kept] = 3
+    presented[remaining] = 3
     assert torch.equal(tracker.presentations(), presented)
 
 
