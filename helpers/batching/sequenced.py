@@ -50,10 +50,13 @@ class SequencedDataset(IterableDataset[Packed]):
     from epoch to epoch, and a sequence holds samples of like length, the longest first: random is only which of them.
 
     An epoch is the same for the same seed. It doesn't advance by itself: call `set_epoch` before each pass. That
-    reaches workers that live on from epoch to epoch, too. accelerate calls it; Lightning doesn't, of a dataset:
+    reaches workers that live on from epoch to epoch, too. Lightning sets the epoch of samplers only, so there it is:
 
         def on_train_epoch_start(self):  # of the LightningModule
             self.trainer.train_dataloader.dataset.set_epoch(self.current_epoch)
+
+    On one process accelerate calls it. On several, take the DataLoader without `accelerator.prepare`, which would share
+    the sequences between ranks once more, and fails.
 
     Each sample comes once over all ranks (torch.distributed's unless given), and ranks get equally many sequences: up
     to `world_size` − 1 of those with the most documents are split in two. Only if each sequence is a single document

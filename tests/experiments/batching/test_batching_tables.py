@@ -14,6 +14,12 @@ from helpers.models import GPT2LikeModel
 from helpers.text import SyntheticText
 
 
+def small(table):
+    """A table's smallest configuration, timed over few rounds."""
+    config = getattr(experiments, table).configurations("small")[0]
+    return config | ({"rounds": 3} if "rounds" in config else {})
+
+
 def test_padding_falls_with_k_and_candidates_grow():
     rows = experiments.padding("small").set_index("variant")
     ks = rows.loc[[f"k = {k}" for k in SPREADS]]
@@ -69,8 +75,8 @@ def test_what_is_timed_never_meets_cudnns_attention(table, monkeypatch):
         return product(*inputs, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    before, e = enabled(), getattr(experiments, table)
-    e.rows(e.configurations("small")[0])
+    before = enabled()
+    getattr(experiments, table).rows(small(table))
     assert met and not any(met)
     assert enabled() == before
 
@@ -97,7 +103,7 @@ def test_training_steps_are_compared_by_real_tokens_and_dense_attention_is_timed
     monkeypatch.setattr(
         model_times, "rates", lambda steps, *args, **options: variants.update(steps) or measure(steps, *args, **options)
     )
-    rows = experiments.throughput("small").set_index("variant")
+    rows = pd.DataFrame(experiments.throughput.rows(small("throughput"))).set_index("variant")
     assert rows.loc["equally long, no padding", "ratio_to_no_padding"] == 1
     assert rows.loc["BIG BRAIN", "real_tokens_per_s"] < rows.loc["k = 10", "real_tokens_per_s"]
     dense, varlen = variants["packed, dense"], variants["packed, varlen"]
@@ -106,7 +112,7 @@ def test_training_steps_are_compared_by_real_tokens_and_dense_attention_is_timed
 
 
 def test_a_variant_that_runs_out_of_memory_is_a_row_that_says_so_and_the_others_are_timed(monkeypatch):
-    config = experiments.throughput.configurations("small")[0]
+    config = small("throughput")
     forward = GPT2LikeModel.forward
 
     def narrow(model, tokens, *arguments, **options):
@@ -132,8 +138,9 @@ def test_what_is_no_lack_of_memory_is_not_hidden():
         step_times.Steps(broken, [None], 1.0).fit()
 
 
-def test_the_peer_that_is_not_installed_is_a_row_that_says_so():
-    rows = experiments.collator("small")
+def test_the_peer_that_is_not_installed_is_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)  # Inductor would take a minute
+    rows = pd.DataFrame(experiments.collator.rows(small("collator")))
     if installed("transformers") is None:
         assert set(rows["status"]) == {"not installed: transformers"}
     else:
