@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 
 from helpers import fit
+from helpers.experiments.rush.steps import BEFORE_BATCHES
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, number, over, paired, pick
 from helpers.rush import Setup, climb
@@ -13,7 +14,6 @@ from helpers.rush.rates import flops_per_token
 from helpers.rush.setup import LADDERS, START, stands_on
 
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
-BEFORE_BATCHES = {"cpu": "SwiGLU level 2", "cuda": "CUDA graph"}  # the rung before batches grow
 PARTS = ("weight copies", "gradients", "activations", "logits")
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 SHOWN_RANKS = (2, 4, 8, 64, 512)
@@ -228,18 +228,15 @@ def distributed(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def memory_alone(rows: pd.DataFrame) -> SimpleNamespace:
-    """One rank's peak: counted, derived by formula and measured."""
-    names = ["strategy", "counted_gib", "derived_gib", "measured_gib", "ratio"]
+    """One rank's peak, counted and measured."""
+    names = ["strategy", "counted_gib", "measured_gib", "ratio"]
     table = rows[names].replace({"strategy": STRATEGIES}).rename(columns={"ratio": "counted / measured"})
     return SimpleNamespace(strategies=table, models=", ".join(rows["model"].unique()))
 
 
 def memory_plan(rows: pd.DataFrame) -> SimpleNamespace:
-    """The simulated peak of one of many ranks, and how far the formula is from it."""
-    return SimpleNamespace(
-        peaks=rows.replace({"strategy": STRATEGIES}),
-        apart=derived((rows["derived_ratio"] - 1).abs().max(), "counted against derived", PERCENT),
-    )
+    """The simulated peak of one of many ranks."""
+    return SimpleNamespace(peaks=rows.replace({"strategy": STRATEGIES}))
 
 
 def scaling(rows: pd.DataFrame) -> SimpleNamespace:

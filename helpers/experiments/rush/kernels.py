@@ -15,6 +15,8 @@ from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import queue_ahead
 from helpers.rush import optimizers
 
+TIMES = "variant median_ms p20_ms p80_ms n baseline_ms "
+
 
 @experiment(
     small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in swaps.KINDS],
@@ -32,6 +34,7 @@ from helpers.rush import optimizers
         for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
     ],
     version=2,
+    columns=TIMES + "ratio_to_torch share_of_copy peak_gib",
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     """Forward and backward of a norm in every variant, in turn in one process; shares are of the copy's bandwidth.
@@ -66,6 +69,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     gpu=[{"million_parameters": size} for size in (10, 100)],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
+    columns=TIMES + "ratio_to_fused share_of_copy",
 )
 def adam(million_parameters: int) -> list[Row]:
     """A step of AdamW in every variant, in turn in one process, on 64 parameters of one size.
@@ -127,6 +131,7 @@ LECTURE = {
     cpu=[{"batch": 16, "width": 256, "layers": 4}],
     gpu=[{"batch": size, "width": 256, "layers": 4} for size in (64, 128)],
     big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
+    columns=TIMES + "ratio_to_fp32 peak_gib",
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
     """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, and with LayerNorms and Adam replaced."""

@@ -25,6 +25,12 @@ FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
 
+SPREAD = "p20_ms p80_ms n"
+RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_tflops matmul_share compile_s? loss text"
+PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
+PEERS += "tokens_per_s ours_tokens_per_s step_gib ours_step_gib loss ours_loss"
+
+
 def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
     """`fn(…)`; on a CPU in a fresh process, with the setup's allocator."""
     if device().type == "cuda" or setup.model == TINY:
@@ -62,6 +68,7 @@ def _missing(**config: object) -> str:
     big_gpu=[FULL | {"step": step} for step in LADDER],
     version=3,
     missing=_missing,
+    columns=RUN,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
@@ -80,6 +87,7 @@ def ladder(model: str, sequence: int, step: str) -> Row:
     missing=lambda variant, **sizes: (
         missing_because(*transformers_llama.needs(variant), "native bf16") or _missing(**sizes)
     ),
+    columns=PEERS,
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
@@ -97,6 +105,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
     missing=_missing,
+    columns=f"step_ms {SPREAD} wait_ms copy_ms epoch_s",
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
@@ -112,6 +121,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
     missing=_missing,
+    columns=RUN,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
@@ -129,6 +139,7 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
     big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
     version=3,
     missing=_missing,
+    columns=RUN,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
