@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
 
 from helpers import batching
 from helpers.batching import BaseDataset, SequencedDataset, StandardDataset, collate_fn
@@ -46,12 +45,6 @@ def test_a_corpus_is_read_as_it_is():
     assert text[3].any()  # a copy
 
 
-def test_workers_load_what_the_main_process_would():
-    dataset = BaseDataset(SyntheticText(40, 0), 64)
-    loaders = [DataLoader(dataset, batch_size=8, num_workers=n) for n in (0, 2)]
-    assert all(torch.equal(a, b) for a, b in zip(*loaders, strict=True))
-
-
 def test_the_courses_names_are_the_same_things():
     assert batching.BrainDataset is BaseDataset
     assert batching.BigBrainDataset is batching.UltraDuperBigBrainDataset is StandardDataset
@@ -74,10 +67,7 @@ FIELDS = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}] * 2
     [
         (lambda: BaseDataset([]), "there are no samples"),
         (lambda: StandardDataset([[1]], 0), "max_length is 0; it must be an integer of at least 1"),
-        (
-            lambda: StandardDataset([[1], [1.5]])[1],
-            r"float64 of shape \(1,\); it must be whole numbers in one dimension",
-        ),
+        (lambda: StandardDataset([[1], [1.5]])[1], r"float64 of shape \(1,\); it must be whole numbers in one"),
         (lambda: BaseDataset([[1], [1.5]])[1], "a sample is float64"),
         (lambda: collate_fn([[True, False]]), "a sample is bool"),
         (lambda: StandardDataset(FIELDS), "a sample is a dict of 'input_ids', 'attention_mask'; pass one field"),

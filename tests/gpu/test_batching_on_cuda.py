@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from packed_cases import VOCABULARY, alone, documents, gradients, layout_of, one_by_one, packed, summed_loss
 
 from helpers.amp import Autocast
@@ -17,7 +16,6 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.batching.packed import causal_mask
 from helpers.experiments.batching.step_times import device_ms
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
@@ -162,16 +160,6 @@ def test_densely_a_layer_more_takes_no_mask_more(length):
         layers(1)
         few, many = (peak_memory(functools.partial(layers, count)).added_bytes for count in (2, 10))
     assert many - few < 8 * pairs / 2
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_densely_the_added_mask_gives_what_a_boolean_one_gives(dtype):
-    layout = layout_of([300, 1, 210])
-    inputs = [x.detach() for x in qkv(511, 4, 4, dtype)]
-    seen = causal_mask(torch.from_numpy(layout.documents)).cuda()
-    with without_cudnn_attention():
-        found = packed_attention(layout, "dense", "cuda")(*inputs)
-        assert torch.equal(found, F.scaled_dot_product_attention(*inputs, attn_mask=seen))
 
 
 def test_other_shapes_make_the_host_plan_nothing():

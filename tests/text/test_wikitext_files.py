@@ -116,16 +116,13 @@ def test_a_full_disk_leaves_nothing(server, cache, monkeypatch):
 def test_a_server_that_is_not_there_is_named(monkeypatch, cache):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(TextError, match="cannot be fetched") as error:
+    with pytest.raises(TextError, match=r"test-00000-of-00001\.parquet.*cannot be fetched"):
         files.hub_files("test", download=True)
-    assert "test-00000-of-00001.parquet" in str(error.value)
     assert fetched(cache) == []
 
 
 def test_nothing_is_fetched_unless_it_is_asked_for(cache):
-    with pytest.raises(
-        TextError, match=r"is not there; give path= to WikiText-103's files, or download=True \(157.0 MB\)"
-    ):
+    with pytest.raises(TextError, match=r"is not there; give path= to .* files, or download=True \(157.0 MB\)"):
         WikiText("train")
     assert not cache.exists()
 
