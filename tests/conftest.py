@@ -13,6 +13,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_configure():
+    """A small product stands for the machine's ceiling, which many rows take along: their rates are of no interest."""
+    from helpers.lab import ceilings
+
+    matmul = ceilings.matmul
+    ceilings.matmul = lambda size, dtype: matmul(min(size, 128), dtype)
+
+
 # Begun first, so that the others fill the time beside them and no worker is left alone with one at the end.
 LONGEST = ("test_notebooks.py", "test_report_with_records.py", "test_backends.py", "test_distributed.py")
 

@@ -1,6 +1,5 @@
 """The command line as a user types it: what it prints, where, and how it exits."""
 
-import os
 import subprocess
 import sys
 import time
@@ -12,11 +11,6 @@ from helpers.experiments import FIRST, chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.experiment import PRESETS
 from helpers.lab.machine import device_name, slug
-
-
-def run(*arguments, cwd=None):
-    command = [sys.executable, "-m", "helpers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.parametrize(
@@ -47,26 +41,28 @@ def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, said, c
     assert said in err
 
 
-def test_measure_records_goes_on_and_reports_a_damaged_file(tmp_path):
-    first = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "1 configurations measured, 0 were there, 0 left" in first.stdout
-    again = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
-    assert "0 configurations measured, 1 were there, 0 left" in again.stdout
-
+def test_measure_records_goes_on_and_leaves_a_damaged_table_as_it_is(tmp_path, capsys):
+    command = ["measure", "swiglu/timing", "--preset", "small", "--results", str(tmp_path)]
+    assert main(command) == 0
     (file,) = tmp_path.rglob("timing.csv")
+    out = capsys.readouterr().out
+    assert "1 configurations measured, 0 were there, 0 left" in out
+    assert f"rows in {file.parent.parent}\n" in out
+    assert main(command) == 0
+    assert "0 configurations measured, 1 were there, 0 left" in capsys.readouterr().out
+
     file.write_text(file.read_text()[:-20])
     damaged = file.read_bytes()
-    third = run("measure", "swiglu/timing", "--preset", "small", "--results", tmp_path)
-    assert third.returncode == 1
-    assert f"{file}, line 2:" in third.stderr
-    assert "Traceback" not in third.stderr
+    assert main(["measure", "amp/zeros", *command[1:]]) == 1
+    out, err = capsys.readouterr()
+    assert len(list(tmp_path.rglob("zeros.csv"))) == 1 and ", 0 left" in out
+    assert f"{file}, line 2:" in err and err.endswith("1 tables were left out, as they are damaged\n")
     assert file.read_bytes() == damaged
 
 
-def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path):
-    command = [sys.executable, "-m", "helpers", "measure", "swiglu/sweep", "--preset", "small"]
-    running = subprocess.Popen([*command, "--results", str(tmp_path)], stderr=subprocess.DEVNULL)
+def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path, capsys):
+    measure = ["measure", "swiglu/sweep", "--preset", "small", "--results", str(tmp_path)]
+    running = subprocess.Popen([sys.executable, "-m", "helpers", *measure], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (files := list(tmp_path.rglob("sweep.csv"))) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -75,8 +71,8 @@ def test_a_kill_in_the_middle_keeps_every_finished_row(tmp_path):
     assert files
     there = len(records.read_rows(files[0]))
     assert 1 <= there < 8
-    again = run("measure", "swiglu/sweep", "--preset", "small", "--results", tmp_path)
-    assert f"{8 - there} configurations measured, {there} were there, 0 left" in again.stdout
+    assert main(measure) == 0
+    assert f"{8 - there} configurations measured, {there} were there, 0 left" in capsys.readouterr().out
     assert len(records.read_rows(files[0])) == 8
 
 
@@ -84,18 +80,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "results").write_text("a file")
     assert main(["measure", "swiglu/timing", "--preset", "small", "--results", str(tmp_path / "results")]) == 1
     assert "results" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_measure_says_where_rows_are_and_goes_on_beside_a_damaged_table(tmp_path, capsys):
-    command = ["measure", "swiglu/timing", "amp/zeros", "--preset", "small", "--results", str(tmp_path)]
-    assert main(command[:2] + command[3:]) == 0
-    (file,) = tmp_path.rglob("timing.csv")
-    assert f"rows in {file.parent.parent}\n" in capsys.readouterr().out
-    file.write_text(file.read_text() + "x")
-    assert main(command) == 1
-    out, err = capsys.readouterr()
-    assert len(list(tmp_path.rglob("zeros.csv"))) == 1 and ", 0 left" in out
-    assert f"{file}, line 3:" in err and err.endswith("1 tables were left out, as they are damaged\n")
 
 
 def test_python_without_assertions_measures_nothing(tmp_path):
@@ -140,22 +124,21 @@ def test_saving_notebooks_that_are_not_executed_is_refused(capsys):
     assert "cannot go with --no-execute" in capsys.readouterr().err
 
 
-def test_every_command_explains_itself():
-    for command in ("doctor", "measure", "report"):
-        done = run(command, "--help")
-        assert done.returncode == 0
-        assert "--results" in done.stdout
+@pytest.mark.parametrize("command", ["doctor", "measure", "report"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert "--results" in capsys.readouterr().out
 
 
-def test_a_failing_notebook_is_one_line(tmp_path):
+def test_a_failing_notebook_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_bad.ipynb").write_text("{}")
-    command = [sys.executable, "-m", "helpers", "report", "--output", str(tmp_path / "report.pdf")]
-    environment = os.environ | {"HELPERS_ROOT": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 1
-    assert "01_bad.ipynb" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("HELPERS_ROOT", str(tmp_path))
+    assert main(["report", "--output", str(tmp_path / "report.pdf")]) == 1
+    err = capsys.readouterr().err
+    assert "01_bad.ipynb" in err and err.count("\n") == 1
     assert not (tmp_path / "report.pdf").exists()
 
 
@@ -179,15 +162,6 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             assert all(list(config) == list(configs[0]) for config in configs)
             assert len({tuple(config.values()) for config in configs}) == len(configs)
             assert all(isinstance(e.missing_because(config), str) for config in configs)  # on any machine
-
-
-def test_measuring_needs_no_jupyter_no_matplotlib_and_no_optional_package():
-    look = (
-        "import sys; from helpers.experiments import chapters, tables_of; [tables_of(name) for name in chapters()]; "
-        "print([m for m in ('IPython', 'matplotlib', 'sklearn', 'numba', 'onnx', 'webdataset') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("place", ["_parser", "_run"])

@@ -177,12 +177,15 @@ def _in_place(mlp_class: type[nn.Module]) -> type[_InPlace]:
     return type(f"MemoryOptimized{mlp_class.__name__}", (_InPlace, mlp_class), {"mlp_class": mlp_class})
 
 
-@torch.compiler.assume_constant_result  # so that it warns while it is compiled
 def _warn_of_own_forward(name: str) -> None:
     warnings.warn(
         f"{name} has Linears that were changed or have hooks: it runs its own forward, which saves more for backward",
         stacklevel=3,
     )
+
+
+# As by torch.compiler.assume_constant_result, without importing the compiler: it warns while it is compiled.
+_warn_of_own_forward._dynamo_marked_constant = True
 
 
 def _new(mlp_class: type[nn.Module]) -> _InPlace:
