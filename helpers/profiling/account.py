@@ -6,7 +6,7 @@ operators, the loader, the optimizer, copies of data, and Python for the rest.
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +15,8 @@ from statistics import median
 
 import pandas as pd
 
+from .intervals import Spans, intersect, length, of, subtract, union
 from .trace import ANNOTATION, COPY, FILL, KERNEL, LOADER, OP, OPTIMIZER, RUNTIME, STEP, Event, Trace
-
-Spans = list[tuple[float, float]]  # in order and disjoint
 
 COMPUTE, COMMUNICATION, COPIES, IDLE = "compute", "communication", "copies", "idle"
 # Why the device idles: what the host does meanwhile.
@@ -59,62 +58,6 @@ def is_blocking_read(call: Event) -> bool:
 
 def is_copy_call(call: Event) -> bool:
     return call.kind == RUNTIME and _COPY_CALLS.match(call.name) is not None
-
-
-def union(events: list[tuple[float, float]]) -> Spans:
-    spans: Spans = []
-    for begin, end in sorted(events):
-        if spans and begin <= spans[-1][1]:
-            if end > spans[-1][1]:
-                spans[-1] = (spans[-1][0], end)
-        elif end > begin:
-            spans.append((begin, end))
-    return spans
-
-
-def of(events: list[Event]) -> Spans:
-    """The spans in which at least one of the events runs."""
-    return union([(e.begin, e.end) for e in events])
-
-
-def intersect(left: Spans, right: Spans) -> Spans:
-    both, i, j = [], 0, 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if begin < end:
-            both.append((begin, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both
-
-
-def subtract(left: Spans, right: Spans) -> Spans:
-    rest, j = [], 0
-    for begin, end in left:
-        while j < len(right) and right[j][1] <= begin:
-            j += 1
-        k = j
-        while k < len(right) and right[k][0] < end:
-            if right[k][0] > begin:
-                rest.append((begin, right[k][0]))
-            begin = max(begin, right[k][1])
-            k += 1
-        if begin < end:
-            rest.append((begin, end))
-    return rest
-
-
-def length(spans: Spans) -> float:
-    return sum(end - begin for begin, end in spans)
-
-
-def covered(spans: Spans, begin: float, end: float) -> float:
-    """How much of [begin, end] the spans cover."""
-    first = bisect_right(spans, begin, key=lambda span: span[1])
-    last = bisect_left(spans, end, key=lambda span: span[0])
-    return sum(min(stop, end) - max(start, begin) for start, stop in spans[first:last])
 
 
 @dataclass(frozen=True)
@@ -263,12 +206,6 @@ def step_windows(trace: Trace) -> Spans:
 def step_ms(trace: Trace) -> float:
     """The median step."""
     return median(end - begin for begin, end in step_windows(trace)) / 1e3
-
-
-def device_idle_share(trace: Trace) -> float | None:
-    """The share of the time from the first to the last device event in which the device has no work; None without."""
-    account = device_account(trace)
-    return account.shares[IDLE] if account else None
 
 
 def timeline(trace: Trace) -> pd.DataFrame:

@@ -16,38 +16,11 @@ from pathlib import Path
 
 import torch
 
-from . import hygiene, ranks
-from .account import (
-    BEFORE_FIRST,
-    COMMUNICATION,
-    COMPUTE,
-    COPIES,
-    COPYING,
-    HOST_REASONS,
-    IDLE,
-    IN_LOADER,
-    IN_WAIT,
-    LOADING,
-    OPERATORS,
-    PYTHON_CODE,
-    START_UP,
-    UPDATING,
-    step_ms,
-    union,
-)
+from . import account, hygiene, ranks
 from .comparison import Comparison, compare
 from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
-from .findings import (
-    DETERMINISTIC,
-    HOST_WAITS,
-    KEPT_GRAPH,
-    host_work,
-    needless,
-    on_cpu,
-    products,
-    traffic,
-    waiting,
-)
+from .findings import DETERMINISTIC, HOST_WAITS, KEPT_GRAPH, host_work, needless, on_cpu, products, traffic, waiting
+from .intervals import union
 from .read_trace import read_trace
 from .scene import Scene
 from .trace import NO_SHAPES, NO_STACKS, Note, Trace
@@ -147,7 +120,7 @@ def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
         verdict=_verdict(scene, bound),
         bound=bound,
         steps=len(trace.steps),
-        step_ms=step_ms(trace),
+        step_ms=account.step_ms(trace),
         account=scene.shares if scene.account else None,
         idle=scene.account.idle_shares if scene.account else {},
         host=None if scene.account else scene.shares,
@@ -196,10 +169,10 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
     rules = [rule for rule in RULES if complete or not rule.complete]
     findings = [replace(finding, detailed=rule.detailed) for rule in rules for finding in rule.find(scene)]
     if complete:
-        explained = union([span for f in findings if f.part == IDLE for span in f.spans])
+        explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
         findings += host_work.slow_launches(scene, explained)
     findings = [finding for finding in findings if finding.gain_share >= least]
-    return sorted(findings, key=lambda f: (scene.host_bound and f.part != IDLE, -f.gain_share))
+    return sorted(findings, key=lambda f: (scene.host_bound and f.part != account.IDLE, -f.gain_share))
 
 
 def _bound(scene: Scene) -> str:
@@ -208,22 +181,23 @@ def _bound(scene: Scene) -> str:
         return "unknown"
     if scene.account is None:
         words = {
-            "compute": scene.shares[OPERATORS] + scene.shares[UPDATING],
-            "host": scene.shares[PYTHON_CODE],
-            "input": scene.shares[LOADING],
-            "copies": scene.shares[COPYING],
+            "compute": scene.shares[account.OPERATORS] + scene.shares[account.UPDATING],
+            "host": scene.shares[account.PYTHON_CODE],
+            "input": scene.shares[account.LOADING],
+            "copies": scene.shares[account.COPYING],
         }
         return max(words, key=words.__getitem__)
     idle = scene.account.idle_shares
-    host = {"host": sum(idle.get(reason, 0.0) for reason in HOST_REASONS), "input": idle.get(IN_LOADER, 0.0)}
-    if scene.host_bound and idle.get(START_UP, 0.0) < MOSTLY:
+    of_host = sum(idle.get(reason, 0.0) for reason in account.HOST_REASONS)
+    host = {"host": of_host, "input": idle.get(account.IN_LOADER, 0.0)}
+    if scene.host_bound and idle.get(account.START_UP, 0.0) < MOSTLY:
         return max(host, key=host.__getitem__)
     words = host | {
-        "compute": scene.shares[COMPUTE],
-        "communication": scene.shares[COMMUNICATION],
-        "copies": scene.shares[COPIES],
-        "start-up": idle.get(START_UP, 0.0) + idle.get(BEFORE_FIRST, 0.0),
-        "unknown": idle.get(IN_WAIT, 0.0),
+        "compute": scene.shares[account.COMPUTE],
+        "communication": scene.shares[account.COMMUNICATION],
+        "copies": scene.shares[account.COPIES],
+        "start-up": idle.get(account.START_UP, 0.0) + idle.get(account.BEFORE_FIRST, 0.0),
+        "unknown": idle.get(account.IN_WAIT, 0.0),
     }
     return max(words, key=words.__getitem__)
 
@@ -250,7 +224,7 @@ def _verdict(scene: Scene, bound: str) -> str:
     largest = sorted(scene.shares.items(), key=lambda share: -share[1])
     shares = ", ".join(f"{part} {share:.0%}" for part, share in largest if share >= 0.01)
     verdict = f"{bound}: {(_CAUSES if scene.account else _CAUSES_ON_CPU)[bound]} ({shares})."
-    start_up = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else 0.0
+    start_up = scene.account.idle_shares.get(account.START_UP, 0.0) if scene.account else 0.0
     if bound != "start-up" and start_up >= START_UP_MATTERS:
         verdict += f" Start-up takes {start_up:.0%} of the time."
     if scene.host_bound:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from .intervals import Spans
 from .trace import Note
-
-Spans = list[tuple[float, float]]  # µs on the profile's clock, in order and disjoint
 
 WIDTH = 100
 MOST_FINDINGS = 5  # in the text; the others are a line each

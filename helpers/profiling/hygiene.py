@@ -4,25 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
-from .account import (
-    COMPUTE,
-    IDLE,
-    IN_WAIT,
-    QUEUED,
-    START_UP,
-    covered,
-    intersect,
-    is_copy_call,
-    is_wait,
-    length,
-    of,
-    start_up_calls,
-    step_windows,
-    subtract,
-    union,
-)
-from .diagnosis import Finding, Spans, milliseconds
+from .account import IDLE, IN_WAIT, QUEUED, START_UP, is_copy_call, is_wait, start_up_calls, step_windows
+from .diagnosis import Finding, milliseconds
 from .findings import host_work, products
+from .intervals import Spans, covered, intersect, length, of, subtract, union
 from .places import source_lines
 from .scene import Scene
 from .trace import KERNEL, OP, PYTHON, RUNTIME, Event, Note
@@ -91,7 +76,8 @@ def _silent(scene: Scene) -> Iterator[str]:
         calls: dict[str, list[Event]] = defaultdict(list)
         for call in (e for e in scene.trace.host if is_wait(e) or is_copy_call(e)):
             calls[f"{call.name} of {source_lines(scene.trace, [call])}"].append(call)
-        silent = {place: _silence(scene, group) for place, group in calls.items()}
+        idle = scene.account.idle[IN_WAIT]
+        silent = {place: sum(covered(idle, e.begin, e.end) for e in group) for place, group in calls.items()}
         place = max(silent, key=silent.__getitem__)
         yield (
             f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it in "
@@ -104,10 +90,6 @@ def _silent(scene: Scene) -> Iterator[str]:
             f"the device idles for {queued:.0%} of the time before work that was launched already: it waits for "
             "another stream, another rank, or events are missing"
         )
-
-
-def _silence(scene: Scene, calls: list[Event]) -> float:
-    return sum(covered(scene.account.idle[IN_WAIT], call.begin, call.end) for call in calls)
 
 
 def _outliers(scene: Scene) -> Iterator[str]:
@@ -152,17 +134,13 @@ def _graphs(scene: Scene) -> Iterator[str]:
     kernels = [e for e in scene.trace.device if e.kind == KERNEL]
     replayed = [e for e in kernels if e.parent is not None and "GraphLaunch" in e.parent.name]
     if replayed:
-        launches: set[Event] = {e.parent for e in replayed}
-        several = "es" * (len(launches) > 1)
-        yield f"{len(replayed)} of {len(kernels)} kernels come from {len(launches)} graph launch{several}"
+        count = len({e.parent for e in replayed})
+        yield f"{len(replayed)} of {len(kernels)} kernels come from {count} graph launch{'es' * (count > 1)}"
 
 
 def _tf32(scene: Scene) -> Iterator[str]:
-    if scene.account is None or scene.trace.is_amd:
-        return
-    kernels = [e for e in scene.trace.device if e.kind == KERNEL and products.kind_of(e) == "product"]
-    tf32 = [e for e in kernels if products.product_type(e) == "tf32"]
-    if scene.share(intersect(of(tf32), scene.account.parts[COMPUTE])) > 0:
+    tf32 = [e for e in products.kernels_that(scene.trace, "product") if products.product_type(e) == "tf32"]
+    if scene.kernels(tf32) and not scene.trace.is_amd:
         yield "TF32 is already on: fp32 products run on tensor cores"
 
 
@@ -184,12 +162,9 @@ def _spent(scene: Scene, part: str, spans: Spans) -> Counter:
     if part == IDLE and scene.account:
         spent.update({reason: length(intersect(spans, idle)) for reason, idle in scene.account.idle.items()})
     elif scene.account:
-        kernels: dict[str, list[Event]] = defaultdict(list)
-        for event in scene.trace.device:
-            if event.kind == KERNEL:
-                kernels[products.kind_of(event)].append(event)
-        for kind, group in kernels.items():
-            spent[kind], spans = length(intersect(of(group), spans)), subtract(spans, of(group))
+        for kind in dict.fromkeys(products.kind_of(e.name) for e in scene.trace.device if e.kind == KERNEL):
+            kernels = of(products.kernels_that(scene.trace, kind))
+            spent[kind], spans = length(intersect(kernels, spans)), subtract(spans, kernels)
     else:
         for op in scene.trace.ops:
             if op.track == scene.trace.thread:

@@ -3,7 +3,7 @@
 from html import escape
 
 from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding, divided, idle_reasons, recorded
-from .step_picture import colour_of, ink_on, picture
+from .step_picture import colours_of, picture
 from .trace import Trace
 
 # The policy forbids every script and every request, should markup ever get past the escaping.
@@ -73,7 +73,8 @@ def _bar(shares: dict[str, float]) -> str:
     segments = []
     for name, share in shares.items():
         label = escape(name) if share / total > 0.012 * len(name) + 0.02 else ""
-        style = f"width:{100 * share / total:.3f}%;background:{colour_of(name)};color:{ink_on(name)}"
+        colour, ink = colours_of(name)
+        style = f"width:{100 * share / total:.3f}%;background:{colour};color:{ink}"
         segments.append(f'<div title="{escape(name)}: {share:.1%}" style="{style}">{label}</div>')
     return f'<div class="bar">{"".join(segments)}</div>'
 
@@ -81,7 +82,7 @@ def _bar(shares: dict[str, float]) -> str:
 def _legend(shares: dict[str, float]) -> str:
     thousandths = divided(shares.values(), round(1000 * sum(shares.values())))
     return "".join(
-        f'<span class="part"><span class="swatch" style="background:{colour_of(name)}"></span> {escape(name)} '
+        f'<span class="part"><span class="swatch" style="background:{colours_of(name)[0]}"></span> {escape(name)} '
         f"<b>{part / 10:.1f}%</b></span> "
         for name, part in zip(shares, thousandths, strict=True)
         if part
@@ -89,7 +90,7 @@ def _legend(shares: dict[str, float]) -> str:
 
 
 def _finding(number: int, finding: Finding) -> str:
-    colour, width = colour_of(finding.part), 100 * min(max(finding.gain_share, 0.0), 1.0)
+    colour, width = colours_of(finding.part)[0], 100 * min(max(finding.gain_share, 0.0), 1.0)
     fields = {"where": finding.where, "evidence": finding.evidence, "advice": finding.advice}
     lines = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in fields.items() if text)
     return (

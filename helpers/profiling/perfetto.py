@@ -10,7 +10,7 @@ from typing import Any
 from helpers.lab import files
 
 from .account import states
-from .diagnosis import MOST_FINDINGS, Diagnosis, Finding
+from .diagnosis import MOST_FINDINGS, Diagnosis
 from .trace import Trace
 from .trace_file import EVENT_BEGINS, content
 
@@ -41,7 +41,8 @@ def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
     track, parts = states(trace)
     threads = [(track, [(*span, part, {}) for part, spans in parts.items() for span in spans])]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
-        threads.append((f"{number}. {finding.finding}", _slices(finding)))
+        args = {name: str(getattr(finding, name)) for name in ("gain", "where", "evidence", "advice")}
+        threads.append((f"{number}. {finding.finding}", [(*span, finding.finding, args) for span in finding.spans]))
     names = [_named("process_name", 0, "diagnosis")]
     names.append({"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_sort_index", "args": {"sort_index": -1}})
     slices = []
@@ -66,8 +67,3 @@ def _times(begin: float, end: float) -> dict[str, float]:
 
 def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": PROCESS, "tid": thread, "name": kind, "args": {"name": name}}
-
-
-def _slices(finding: Finding) -> list[tuple[float, float, str, dict[str, str]]]:
-    args = {name: str(getattr(finding, name)) for name in ("gain", "where", "evidence", "advice")}
-    return [(begin, end, finding.finding, args) for begin, end in finding.spans]

@@ -25,23 +25,7 @@ import torch
 
 from .call_sites import CALLED_FROM, call_sites
 from .rates import bf16_speedup
-from .trace import (
-    ANNOTATION,
-    BACKWARD,
-    DAMAGED,
-    NO_DEVICE,
-    NO_SHAPES,
-    NO_STACKS,
-    NO_STEPS,
-    ON_DEVICE,
-    OP,
-    PYTHON,
-    RUNTIME,
-    WHOLE,
-    Event,
-    Note,
-    Trace,
-)
+from .trace import ANNOTATION, BACKWARD, NO_SHAPES, NO_STACKS, ON_DEVICE, OP, PYTHON, RUNTIME, WHOLE, Event, Note, Trace
 from .trace_file import load
 
 
@@ -114,7 +98,7 @@ def assemble(events: list[Event], about: dict[str, Any], faults: list[str]) -> T
     _name_nodes(host)
     _nest(host)
     lost = _link(host, device)
-    notes = [Note(DAMAGED, fault) for fault in faults]
+    notes = [Note("damaged file", fault) for fault in faults]
     trace = Trace(host, device, about, notes, complete=not faults, lost=lost)
     trace.notes.extend(_unseen(trace))
     return trace
@@ -166,17 +150,13 @@ def _link(host: list[Event], device: list[Event]) -> int:
 def _unseen(trace: Trace) -> Iterator[Note]:
     """What this trace can't show."""
     if trace.steps[0].name == WHOLE:
-        yield Note(
-            NO_STEPS, "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
-        )
+        text = "no steps are marked (a schedule and prof.step() mark them): the whole trace counts as one step"
+        yield Note("no steps", text)
     if not trace.on_gpu:
-        yield Note(NO_DEVICE, "no GPU events: only what the host shows is looked for, and times are the host's")
+        yield Note("no device", "no GPU events: only what the host shows is looked for, and times are the host's")
     if not any(e.kind == PYTHON or "Call stack" in e.args for e in trace.host):
-        yield Note(
-            NO_STACKS, "no Python frames (with_stack=True records them): places are named by module ranges or by op"
-        )
+        text = "no Python frames (with_stack=True records them): places are named by module ranges or by op"
+        yield Note(NO_STACKS, text)
     if not any(e.dims for e in trace.host):
-        yield Note(
-            NO_SHAPES,
-            "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen",
-        )
+        text = "no shapes (record_shapes=True records them): matrix sizes, attention and constant work can't be seen"
+        yield Note(NO_SHAPES, text)

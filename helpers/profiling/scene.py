@@ -13,19 +13,14 @@ from .account import (
     IN_PYTHON,
     START_UP,
     Account,
-    Spans,
     device_account,
     host_account,
-    intersect,
     is_blocking_read,
     is_wait,
-    length,
-    of,
     step_windows,
-    subtract,
-    union,
 )
 from .diagnosis import Finding, milliseconds
+from .intervals import Spans, intersect, length, of, subtract, union
 from .places import by_source_line, others, source_lines
 from .trace import KERNEL, OP, Event, Trace
 

@@ -40,13 +40,9 @@ LEFT, WIDTH, ROW, GAP, CHARACTER = 170, 980, 18, 4, 6.2  # in SVG units; a unit 
 MOST_TRACKS, MOST_NAME = 10, 70
 
 
-def colour_of(name: str) -> str:
-    return COLOURS.get(name, _OTHER)[0]
-
-
-def ink_on(name: str) -> str:
-    """The colour of text on it."""
-    return COLOURS.get(name, _OTHER)[1]
+def colours_of(name: str) -> tuple[str, str]:
+    """The colour of a part of the account, and of text on it."""
+    return COLOURS.get(name, _OTHER)
 
 
 @dataclass
@@ -74,12 +70,12 @@ def picture(diagnosis: Diagnosis, trace: Trace) -> str:
     ends = (trace.steps[-1].end - start) / 1e3
     caption = f"{milliseconds(end - begin)}."
     if marks:
-        caption += " Rows with numbers are the findings: point at one to see it across all tracks."
+        caption += " Rows with numbers are the findings."
     if ends < end:
         caption += " Device work belongs to the step that launched it: it goes on after the step's end, dashed."
     if (left_out := table.track.nunique() - MOST_TRACKS) > 0:
         caption += f" {left_out} tracks with less work are left out."
-    return f'{title}<p class="faint">{caption}</p>{_svg(rows, len(marks), begin, end, ends)}'
+    return f'{title}<p class="faint">{caption}</p>{_svg(rows, begin, end, ends)}'
 
 
 def _clipped(spans: list[tuple[float, float]], start: float, begin: float, end: float) -> Iterator[tuple[float, float]]:
@@ -116,29 +112,20 @@ def _tracks(table: pd.DataFrame) -> Iterator[Row]:
         yield from rows
 
 
-def _svg(rows: list[Row], marks: int, begin: float, end: float, step_end: float) -> str:
+def _svg(rows: list[Row], begin: float, end: float, step_end: float) -> str:
     scale, height = WIDTH / (end - begin or 1.0), len(rows) * (ROW + GAP) + 24
     drawn = []
     for number, row in enumerate(rows):
         top = 20 + number * (ROW + GAP)
         label = row.label if len(row.label) <= 26 else f"{row.label[:25]}…"
         text = f'<text x="0" y="{top + 13}">{escape(label)}<title>{escape(row.about)}</title></text>'
-        content = f'{text}<g transform="translate(0 {top})">{_spans(row, begin, scale)}</g>'
-        if number < marks:
-            content += f'<path d="{_bands(row, begin, scale, top, height)}" fill="{row.colour}"/>'
-        drawn.append(f'<g class="mark">{content}</g>' if number < marks else content)
+        drawn.append(f'{text}<g transform="translate(0 {top})">{_spans(row, begin, scale)}</g>')
     x = LEFT + (step_end - begin) * scale
     ends = f'<path d="M{x:.1f} 16V{height}" stroke="currentColor" stroke-dasharray="4 3"/>'
     return (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" width="100%" fill="currentColor" font-size="11">{_STYLE}'
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" width="100%" fill="currentColor" font-size="11">'
         f"{_axis(begin, end, scale, height)}{''.join(drawn)}{ends if begin < step_end < end else ''}</svg>"
     )
-
-
-# The first finding is marked across all tracks, another one when its row is pointed at.
-_STYLE = (
-    "<style>.mark path{opacity:.04;pointer-events:none}.mark:hover path,.mark:first-of-type path{opacity:.15}</style>"
-)
 
 
 def _axis(begin: float, end: float, scale: float, height: int) -> str:
@@ -152,18 +139,6 @@ def _axis(begin: float, end: float, scale: float, height: int) -> str:
     return "".join(ticks)
 
 
-def _bands(row: Row, begin: float, scale: float, top: float, bottom: float) -> str:
-    """The row's spans as a path from top to bottom; those closer than a pixel are joined."""
-    joined: list[list[float]] = []
-    for first, last, _ in row.spans:
-        x, stop = LEFT + (first - begin) * scale, LEFT + (last - begin) * scale
-        if joined and x - joined[-1][1] < 1:
-            joined[-1][1] = max(joined[-1][1], stop)
-        else:
-            joined.append([x, stop])
-    return "".join(f"M{x:.1f} {top}H{max(stop, x + 0.5):.1f}V{bottom}H{x:.1f}z" for x, stop in joined)
-
-
 def _spans(row: Row, begin: float, scale: float) -> str:
     """Spans of a pixel or more, each with its name; narrower ones within a pixel as one of their length together."""
     drawn: dict[str, list[str]] = defaultdict(list)  # by colour, which a group states once
@@ -171,7 +146,7 @@ def _spans(row: Row, begin: float, scale: float) -> str:
     names = []
     for first, last, name in row.spans:
         x, width = LEFT + (first - begin) * scale, (last - first) * scale
-        colour = row.colour or colour_of(_part(name))
+        colour = row.colour or colours_of(_part(name))[0]
         if width < 1:
             narrow[int(x), colour].append((last - first, name))
             continue

@@ -23,8 +23,7 @@ TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
 
-DAMAGED, NO_STEPS, NO_DEVICE = "damaged file", "no steps", "no device"  # kinds of notes
-NO_STACKS, NO_SHAPES = "no stacks", "no shapes"
+NO_STACKS, NO_SHAPES = "no stacks", "no shapes"  # kinds of notes
 
 
 @dataclass(frozen=True)

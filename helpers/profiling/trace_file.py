@@ -20,8 +20,6 @@ _KINDS = {
     "cuda_driver": RUNTIME,
     "hip_runtime": RUNTIME,
     "hip_driver": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
     "kernel": KERNEL,
     "gpu_memcpy": COPY,
     "gpu_memset": FILL,
@@ -109,22 +107,24 @@ def _decode(text: str, faults: list[str]) -> tuple[list[Event], dict[str, Any], 
                 break
             position = following.start()
             continue
-        read += isinstance(raw, dict)
-        event = _event(raw)
-        if event is None:
-            unusable += 1
-        elif event is not FOREIGN:
-            events.append(event)
+        if not isinstance(raw, dict):
+            continue
+        read += 1
+        kind = _KINDS.get(str(raw.get("cat", "")).lower())
+        if kind is not None and raw.get("ph") == "X":
+            event = _event(raw, kind)
+            events += [event] * (event is not None)
+            unusable += event is None
     if unusable:
         faults.append(f"{unusable} events without a name or a time are left out")
     if unreadable or position >= len(text):
         if read:
             faults.append(f"the JSON is cut off or damaged: {read} complete events read, {unreadable} left out")
-        return events, _head(text[: max(listed, 0)]), read
+        return events, {}, read
     about = _around(text[:begin], text[position + 1 :])
     if about is None:
         faults.append(f"the JSON is cut off behind its {read} events")
-    return events, about or _head(text[: max(listed, 0)]), read
+    return events, about or {}, read
 
 
 def _around(head: str, tail: str) -> dict[str, Any] | None:
@@ -136,24 +136,8 @@ def _around(head: str, tail: str) -> dict[str, Any] | None:
     return {key: value for key, value in about.items() if key != "traceEvents"} if isinstance(about, dict) else {}
 
 
-def _head(text: str) -> dict[str, Any]:
-    """What precedes the events of a damaged file."""
-    try:
-        return json.loads(text.rstrip().rstrip(",") + "}", strict=False)
-    except (json.JSONDecodeError, RecursionError):
-        return {}
-
-
-FOREIGN = Event("", "", 0.0, 0.0, (None, None), {})  # stands for an event of a kind that isn't read
-
-
-def _event(raw: Any) -> Event | None:
-    """The event; FOREIGN for one of another kind, None for one without a name or a time."""
-    if not isinstance(raw, dict):
-        return FOREIGN
-    kind = _KINDS.get(str(raw.get("cat", "")).lower())
-    if kind is None or raw.get("ph") != "X":
-        return FOREIGN
+def _event(raw: dict[str, Any], kind: str) -> Event | None:
+    """None for an event without a name or a time."""
     try:
         begin = float(raw["ts"])
         end = begin + max(float(raw.get("dur", 0)), 0.0)

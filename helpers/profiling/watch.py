@@ -40,7 +40,6 @@ UNSEEN = (
 )
 
 
-TOO_FEW = "at least 3 are needed, and --after + 3 for the windows"
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 NAMES = ("costs.json.gz", "places.json.gz")
 
@@ -116,8 +115,10 @@ def watch(
         raise NothingRecorded(f"{script} {OWN_PROFILER}")
     if code:
         raise SystemExit(code)
-    ended = f"ended after {windows.iterations} iterations" if windows.iterations else "ended without an optimizer step"
-    raise NothingRecorded(f"{script} {ended}: {TOO_FEW if windows.iterations else UNSEEN}")
+    ended = f"ended without an optimizer step: {UNSEEN}"
+    if windows.iterations:
+        ended = f"ended after {windows.iterations} iterations: at least 3 are needed, and --after + 3 for the windows"
+    raise NothingRecorded(f"{script} {ended}")
 
 
 def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:

@@ -5,7 +5,7 @@ import torch
 from profiling import loops
 
 from helpers.profiling import findings as finding
-from helpers.profiling.account import COMPUTE, device_account, device_idle_share, step_ms, timeline
+from helpers.profiling.account import COMPUTE, IDLE, device_account, step_ms, timeline
 from helpers.profiling.diagnose import diagnose
 from helpers.profiling.read_trace import read_trace
 from helpers.profiling.trace import KERNEL
@@ -40,7 +40,7 @@ def test_kernel_time_and_idle_time_make_up_the_steps(clean):
     """On one stream kernels don't overlap: their time is what the idle share leaves of a step."""
     assert sum(device_account(clean).shares.values()) == pytest.approx(1)
     kernels_ms = kernel_ms(clean) / len(clean.steps)
-    assert kernels_ms == pytest.approx((1 - device_idle_share(clean)) * step_ms(clean), rel=0.15)
+    assert kernels_ms == pytest.approx((1 - device_account(clean).shares[IDLE]) * step_ms(clean), rel=0.15)
 
 
 def test_a_timeline_has_every_track(clean):

@@ -12,7 +12,7 @@ from torch.profiler import profile
 
 from helpers.profiling import account
 from helpers.profiling import findings as finding
-from helpers.profiling.account import device_idle_share, device_windows
+from helpers.profiling.account import IDLE, device_account, device_windows
 from helpers.profiling.diagnose import diagnose
 from helpers.profiling.diagnosis import LEAST
 
@@ -455,9 +455,9 @@ def test_every_name_is_planted_somewhere():
 
 def test_the_idle_share_is_measured_on_the_devices_clock():
     """The loader's 2 ms leave the device idle; a host that runs ahead doesn't."""
-    assert device_idle_share(on_gpu()) < 0.1
+    assert device_account(on_gpu()).shares[IDLE] < 0.1
     assert diagnose(on_gpu(slow_loader)).bound == "input"
-    waiting = device_idle_share(on_gpu(slow_loader))
+    waiting = device_account(on_gpu(slow_loader)).shares[IDLE]
     assert waiting == pytest.approx(3 * 2000 / (3 * 2000 + 4 * 800), abs=0.02)
 
 

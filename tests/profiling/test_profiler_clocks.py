@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from profiling_cases import VirtualClock, plan
+from profiling_cases import plan
 from torch import nn
-from torch.profiler import ProfilerAction
 
 from helpers.profiling import meters, module_profiler
 from helpers.profiling.module_profiler import ModuleProfiler
@@ -34,37 +33,6 @@ def test_on_the_cpu_times_are_those_of_the_hosts_clock():
     assert 20 <= table.forward_ms["model"] <= table.total_ms["step"] <= (ended - start) * 1e3
     assert table.total_ms["step"] <= (ended - began) * 1e3 + 20
     assert table.self_ms.drop("step").sum() == pytest.approx(table.total_ms["step"])
-
-
-def test_it_costs_less_than_5_percent_of_a_step_of_20_ms():
-    layers = (nn.TransformerEncoderLayer(192, 4, 768, dropout=0.0, batch_first=True) for _ in range(2))
-    model = nn.Sequential(nn.Linear(64, 192), *layers, nn.Linear(192, 64))  # 21 calls of modules a step
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def timed(rows):
-        x = torch.ones(2, rows, 64)
-        start = time.thread_time()  # what others do on this machine doesn't count
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.thread_time() - start
-
-    def ratio(rows):
-        """Of steps with and without the profiler, in turn."""
-        turns = [[], []]
-        in_turn = [ProfilerAction.NONE, ProfilerAction.RECORD]
-        with ModuleProfiler(model, schedule=lambda step: in_turn[step % 2]) as profiler:
-            for step in range(60):
-                turns[step % 2].append(timed(rows))
-                profiler.step()
-        assert profiler.summary().attrs["steps"] == 30
-        plain, watched = (min(turn[5:]) for turn in turns)  # whatever disturbs, adds
-        return watched / plain
-
-    rows = 16
-    while min(timed(rows) for _ in range(4)) < 0.02:
-        rows += 16
-    assert any(ratio(rows) < 1.05 for _ in range(8))  # a busy machine disturbs; a slow profiler fails each time
 
 
 class FakeEvent:
@@ -129,4 +97,3 @@ def test_a_clock_is_tied_to_the_time_of_day():
     ticking = meters.HostClock()
     now = ticking.unix_ns + int(ticking.read([ticking.mark()])[0])
     assert abs(now - time.time_ns()) < 1e9
-    assert VirtualClock().done(0)

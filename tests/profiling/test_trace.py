@@ -14,17 +14,9 @@ from torch.profiler import profile, record_function, schedule
 from helpers.profiling import diagnose
 from helpers.profiling import read_trace as reading
 from helpers.profiling import trace as kinds
-from helpers.profiling.account import (
-    covered,
-    device_account,
-    device_idle_share,
-    intersect,
-    length,
-    subtract,
-    timeline,
-    union,
-)
+from helpers.profiling.account import device_account, timeline
 from helpers.profiling.call_sites import call_sites
+from helpers.profiling.intervals import covered, intersect, length, subtract, union
 from helpers.profiling.places import module, source_line
 from helpers.profiling.read_trace import read_trace
 from helpers.profiling.trace_file import load
@@ -74,7 +66,6 @@ def test_a_cut_trace_is_read_up_to_its_last_whole_event(text, tmp_path_factory, 
     assert sorted(names(trace)) == sorted(e["name"] for e in whole)
     assert not trace.complete
     assert any("cut off" in note.text for note in trace.notes)
-    assert trace.about["record_shapes"] == 1
 
 
 @settings(deadline=None, max_examples=30)
@@ -189,7 +180,7 @@ def test_spans_add_and_subtract_as_sets_of_ticks_do(left, right):
 def test_without_a_gpu_there_is_no_idle_share():
     raw = [e for e in synthetic() if e["cat"] in ("cpu_op", "user_annotation")]
     trace = parse(raw)
-    assert device_idle_share(trace) is None
+    assert device_account(trace) is None
 
 
 def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is_ahead():
@@ -199,7 +190,7 @@ def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is
             for _ in range(5):
                 gpu.op("aten::mm", kernel="gemm", us=500.0)
     trace = parse(gpu.events)
-    assert device_idle_share(trace) == pytest.approx(0)
+    assert device_account(trace).shares["idle"] == pytest.approx(0)
 
 
 def test_a_timeline_begins_with_its_step_and_has_every_track():

@@ -9,7 +9,7 @@ from helpers.lab.cpu import KEPT
 from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
-from helpers.profiling.account import device_idle_share
+from helpers.profiling.account import IDLE, device_account
 from helpers.training.planted import (
     FIXED,
     NOT_ON_CPU,
@@ -99,7 +99,7 @@ def _fixed(pipeline: str, size: str, variant: str, fix: str) -> Row:
         "speedup": per_target[SLOW] / per_target[fix],
         "prepare_s": prepare_s,
         "source": source,
-        "device_idle_share": device_idle_share(trace_of(switched, fixes, size)) if on_gpu else None,
+        "device_idle_share": device_account(trace_of(switched, fixes, size)).shares[IDLE] if on_gpu else None,
     }
 
 

@@ -12,7 +12,6 @@ from helpers.lab import experiment, half_dtype
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
 from helpers.profiling.account import timeline as read_timeline
-from helpers.profiling.costs import CalledLayers
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.diagnosis import LEAST
 from helpers.profiling.module_profiler import ModuleProfiler
@@ -32,6 +31,8 @@ from helpers.training.planted import (
     trace_of,
     within_an_epoch,
 )
+
+from .layer_costs import CalledLayers
 
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]

@@ -5,21 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from ..account import (
-    COMPUTE,
-    HOST_REASONS,
-    IDLE,
-    UPDATING,
-    Spans,
-    covered,
-    intersect,
-    is_wait,
-    length,
-    of,
-    start_up_calls,
-    subtract,
-)
+from ..account import COMPUTE, HOST_REASONS, IDLE, UPDATING, is_wait, start_up_calls
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from ..intervals import Spans, covered, intersect, length, of, subtract
 from ..places import source_lines
 from ..scene import Scene, larger
 from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, STEP, WHOLE, ZERO_GRAD, Event
@@ -29,6 +17,7 @@ WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take
 # A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
 # of about 21 that its formula takes in separate ops.
 SAVED_ON_CPU = 2 / 3
+ACCUMULATES = "torch::autograd::AccumulateGrad"
 LOOP = 50  # ops in a step of an unknown optimizer from which on it counts as a loop
 _RESERVES = re.compile(r"(cuda|hip)(Malloc|Free)(Async)?(_\w+)?|cuMem(Create|Release|Map|Unmap)")
 
@@ -69,10 +58,10 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
 
 def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
     """The device idles while the host runs ops and Python, but for what other findings explain."""
-    if scene.account is None or not scene.trace.on_gpu:
+    trace = scene.trace
+    if scene.account is None or not trace.on_gpu:
         return
-    account, trace = scene.account, scene.trace
-    spans = subtract(account.idle_for(*HOST_REASONS), explained)
+    spans = subtract(scene.account.idle_for(*HOST_REASONS), explained)
     kernels = [e for e in trace.device if e.kind == KERNEL]
     launches = len({e.parent for e in kernels if e.parent is not None}) or len(kernels)
     waited = length(of([e for e in trace.host if is_wait(e)])) / scene.us
@@ -110,11 +99,7 @@ def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
     fills = [e for e in fills if not any(outer.name == "aten::_foreach_zero_" for outer in e.outer())]
     if not fills:
         return
-    adds = [
-        e
-        for e in trace.ops
-        if e.name == "aten::add_" and e.parent and e.parent.name == "torch::autograd::AccumulateGrad"
-    ]
+    adds = [e for e in trace.ops if e.name == "aten::add_" and e.parent and e.parent.name == ACCUMULATES]
     tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
     yield scene.finding(
         ZEROED,

@@ -149,26 +149,18 @@ def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
     chain: list[Event] = []
     shapes: set[tuple[int, ...]] = set()
     recording = set(trace.makers.values())
-    for op in outermost(trace):
-        inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims]
-        if op.name in _CONSTRUCTORS:
+    for op in [*outermost(trace), None]:
+        inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims] if op else []
+        if op and op.name in _CONSTRUCTORS:
             shapes.add(_squeezed(_constructed_shape(op)))
             chain.append(op)
-        elif (
-            chain
-            and op.name in _PURE
-            and op not in recording
-            and inputs
-            and all(shape in shapes or shape == () for shape in inputs)
-        ):
+        elif chain and inputs and op.name in _PURE and op not in recording and shapes | {()} >= set(inputs):
             shapes |= _result_shapes(op.name, inputs)
             chain.append(op)
         else:
             if any(op.name in _SHAPING for op in chain):
                 yield chain
             chain, shapes = [], set()
-    if any(op.name in _SHAPING for op in chain):
-        yield chain
 
 
 def outermost(trace: Trace) -> list[Event]:
@@ -222,15 +214,13 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
     rows: list[list[Event]] = []
     row: list[Event] = []
     for op in outermost(trace):
-        if op.name == "aten::linear" and op.shape and len(op.dims) > 1 and op.dims[1]:
-            if row and (op.shape != row[0].shape or user_frame(op) is not user_frame(row[0])):
-                rows.append(row)
-                row = []
+        linear = op.name == "aten::linear" and op.shape and len(op.dims) > 1 and op.dims[1]
+        if linear and row and op.shape == row[-1].shape and user_frame(op) is user_frame(row[-1]):
             row.append(op)
         elif op.name not in VIEWS:
+            row = [op] if linear else []
             rows.append(row)
-            row = []
-    rows = [r for r in [*rows, row] if len(r) >= 3]
+    rows = [row for row in rows if len(row) >= 3]
     if rows:
         linears = [op for r in rows for op in r]
         yield scene.finding(

@@ -7,8 +7,9 @@ little to write and read again; larger ones cost a pass through memory for each 
 from collections.abc import Iterator
 from math import prod
 
-from ..account import OPERATORS, intersect, of, union
+from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
+from ..intervals import intersect, of, union
 from ..places import user_frame
 from ..scene import Scene
 from ..trace import Event, Trace

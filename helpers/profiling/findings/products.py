@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from ..account import COMPUTE, is_collective, length
+from ..account import COMPUTE, is_collective
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
+from ..intervals import length
 from ..scene import Scene, larger
 from ..trace import KERNEL, Event, Trace
 from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED
@@ -47,18 +48,18 @@ _32_BIT = re.compile(r"sgemm|scudnn|<float\b|_SB_|_S_B_|gemmsn|f32f32|winograd.*
 _TF32_KIND, _FP32_KIND, _16_BIT_KIND = "tf32", "fp32", "16 bit"
 
 
-def kind_of(kernel: Event) -> str:
-    """What a kernel is: product, layout conversion, elementwise, other."""
-    return _kind(kernel.name)
-
-
 @cache
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """What a kernel is by its name: product, layout conversion, elementwise, other."""
     if _LAYOUT.search(name):
         return "layout"
     if _ELEMENTWISE.search(name):
         return "elementwise"
     return "product" if _PRODUCT.search(name) else "other"
+
+
+def kernels_that(trace: Trace, kind: str) -> list[Event]:
+    return [e for e in trace.device if e.kind == KERNEL and kind_of(e.name) == kind]
 
 
 @cache
@@ -146,11 +147,8 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     """Products and convolutions in fp32 or TF32, on a GPU whose tensor cores multiply 16-bit numbers."""
     if scene.account is None or (remedy := _remedy(scene.trace)) is None:
         return
-    kernels = [e for e in scene.trace.device if e.kind == KERNEL and not is_collective(e)]
-    products_by_type = {
-        kind: [e for e in kernels if kind_of(e) == "product" and product_type(e) == kind]
-        for kind in (_FP32_KIND, _TF32_KIND)
-    }
+    kernels = [e for e in kernels_that(scene.trace, "product") if not is_collective(e)]
+    products_by_type = {kind: [e for e in kernels if product_type(e) == kind] for kind in (_FP32_KIND, _TF32_KIND)}
     kind, spans = larger({kind: scene.kernels(group) for kind, group in products_by_type.items()})
     group = products_by_type[kind]
     if not group:
@@ -196,7 +194,7 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
     """Elementwise kernels, copies and reductions in a row: each reads and writes all of its data."""
     if scene.account is None:
         return
-    kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "elementwise"]
+    kernels = kernels_that(scene.trace, "elementwise")
     spans, compute = scene.kernels(kernels), length(scene.account.parts[COMPUTE])
     if not compute or length(spans) < CHAINS_MATTER * compute:
         return
@@ -221,7 +219,7 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
     """cuDNN's conversions between NCHW and NHWC around convolutions."""
     if scene.account is None:
         return
-    kernels = [e for e in scene.trace.device if e.kind == KERNEL and kind_of(e) == "layout"]
+    kernels = kernels_that(scene.trace, "layout")
     if not kernels:
         return
     spans = scene.kernels(kernels)

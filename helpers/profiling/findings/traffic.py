@@ -5,8 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
-from ..account import COMMUNICATION, COPIES, IDLE, intersect, is_collective, is_wait, length, of
+from ..account import COMMUNICATION, COPIES, IDLE, is_collective, is_wait
 from ..diagnosis import BOUND, MEASURED, Finding, milliseconds
+from ..intervals import intersect, length, of
 from ..scene import Scene, larger
 from ..trace import COPY, Event
 from . import COLLECTIVES, COPYING, PAGEABLE
@@ -78,10 +79,10 @@ def collectives(scene: Scene) -> Iterator[Finding]:
         kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
     evidence = []
     for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
-        often, each = scene.per_step(len(group)), mean(e.us for e in group)
-        evidence.append(
-            f"{kind}: {often:,.4g} a step of {milliseconds(each / 1e3)}{_size(group)}, {scene.time(of(group))}"
-        )
+        often, each = scene.per_step(len(group)), milliseconds(mean(e.us for e in group) / 1e3)
+        sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
+        size = f" and {median(sizes):,.0f} elements" if sizes else ""
+        evidence.append(f"{kind}: {often:,.4g} a step of {each}{size}, {scene.time(of(group))}")
     overlap = 1 - length(exposed) / length(of(events))
     first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
     yield scene.finding(
@@ -92,11 +93,6 @@ def collectives(scene: Scene) -> Iterator[Finding]:
         _remedy(scene, first, kinds[first]),
         BOUND,
     )
-
-
-def _size(group: list[Event]) -> str:
-    sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
-    return f" and {median(sizes):,.0f} elements" if sizes else ""
 
 
 def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:

@@ -8,20 +8,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from ..account import (
-    IDLE,
-    IN_LOADER,
-    LOADING,
-    START_UP,
-    Spans,
-    is_blocking_read,
-    is_wait,
-    length,
-    of,
-    subtract,
-    union,
-)
+from ..account import IDLE, IN_LOADER, LOADING, START_UP, is_blocking_read, is_wait
 from ..diagnosis import BOUND, MEASURED, Finding
+from ..intervals import Spans, length, of, subtract, union
 from ..places import by_source_line, frames, others, source_lines
 from ..scene import Scene
 from ..trace import COPY, LOADER, OP, OPTIMIZER, PYTHON, Event, Note
@@ -101,15 +90,15 @@ def waits(scene: Scene) -> list[Event]:
     return [
         call
         for call in trace.calls
-        if (is_wait(call) or (_COPY_CALLS.fullmatch(call.name) and _is_blocking(call)))
+        if (is_wait(call) or _is_blocking_copy(call))
         and call.end < last
         and enclosing_op(call) not in pageable
         and not call.within(LOADER)
     ]
 
 
-def _is_blocking(call: Event) -> bool:
-    return not call.name.endswith("Async") or is_blocking_read(call)
+def _is_blocking_copy(call: Event) -> bool:
+    return bool(_COPY_CALLS.fullmatch(call.name)) and (not call.name.endswith("Async") or is_blocking_read(call))
 
 
 def open_when_done(scene: Scene, calls: list[Event]) -> Spans:
