@@ -44,24 +44,17 @@ _WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "
 
 def kernel_names(fn: Callable[[], Any]) -> list[str]:
     """The names of the kernels that `fn()` runs, in order. Call `fn` once before: a first call compiles and tunes."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
+    on_gpu, kinds = torch.cuda.is_available(), torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU]) as profile:
         fn()
         synchronize()
     events = profile.events()
-    if torch.cuda.is_available():
-        return [event.name for event in events if _is_device_kernel(event)]
+    if on_gpu:  # without the driver's copies and fills, and without `record_function` ranges
+        on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+        return [event.name for event in on_device if not event.name.startswith(("Memcpy ", "Memset "))]
     outermost = (event for event in events if event.cpu_parent is None)
     # `graph_7_cpp_fused_add_0` begins with the process-wide number of the graph
     return [re.sub(rf".*(?={GENERATED})", "", name) for event in outermost for name in _passes(event)]
-
-
-def _is_device_kernel(event: FunctionEvent) -> bool:
-    """Whether an event is a CUDA kernel, and not a driver's copy or fill, or a `record_function` range."""
-    on_device = event.device_type == torch.autograd.DeviceType.CUDA
-    return on_device and not event.is_user_annotation and not event.name.startswith(("Memcpy ", "Memset "))
 
 
 def _passes(event: FunctionEvent) -> list[str]:

@@ -11,7 +11,6 @@ corresponding call of the plain function.
 
 import contextlib
 import copy
-import dataclasses
 import io
 import warnings
 from collections.abc import Callable
@@ -31,24 +30,10 @@ RIGHT, SILENT, WARNED = "right", "silently wrong", "wrong, with a warning"
 REFUSES, BREAKS, RECOMPILES = "refuses", "breaks the graph", "recompiles"
 OUTCOMES = (RIGHT, RECOMPILES, BREAKS, REFUSES, WARNED, SILENT)
 
-CPU = torch.device("cpu")  # of all cases' tensors
 SEED = 20
 
 
-@dataclasses.dataclass
-class Observed:
-    """Everything that a caller can observe of a call."""
-
-    output: Any
-    raised: Exception | None
-    printed: str
-    log: list[str]
-    arguments: tuple[Any, ...]
-
-    def same(self, other: "Observed") -> bool:
-        if self.raised or other.raised:
-            return bool(self.raised and other.raised)
-        return all(same(getattr(self, of), getattr(other, of)) for of in ("output", "printed", "log", "arguments"))
+Observed = tuple[Any, ...]  # of a call: output, printed text, list items and arguments afterwards; () if it raised
 
 
 def variants(case: str) -> list[str]:
@@ -66,7 +51,7 @@ def measure_semantics(case: str, variant: str) -> Row:
     """
     check_assertions()  # the cases' and torch's
     check_choice(variants(case), variant=variant)
-    if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, CPU)):
+    if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, torch.device("cpu"))):
         return {"case": case, "variant": variant, STATUS: reason}
     with torch.random.fork_rng(devices=[]):
         return {"case": case, "variant": variant} | _measure(case, variant)
@@ -106,10 +91,10 @@ def _outcome(make: Callable[[], Case], capturing: capture.Capture) -> tuple[str,
         except Exception as error:
             return REFUSES, messages.named(error)
         calls = _calls(case, captured)
-    for call, plain_call in zip(calls, expected, strict=True):
-        if call.raised and not plain_call.raised:
-            return REFUSES, messages.named(call.raised)
-    if all(map(Observed.same, calls, expected)):
+    for (_, error), (_, plain_error) in zip(calls, expected, strict=True):
+        if error and not plain_error:
+            return REFUSES, messages.named(error)
+    if same([observed for observed, _ in calls], [observed for observed, _ in expected]):
         return RIGHT, ""
     for warning in caught:
         if "deprecated" not in str(warning.message):  # which isn't about the case
@@ -131,24 +116,23 @@ def same(result: Any, expected: Any) -> bool:
     return bool(result == expected)
 
 
-def _calls(case: Case, fn: Callable[..., Any]) -> list[Observed]:
+def _calls(case: Case, fn: Callable[..., Any]) -> list[tuple[Observed, Exception | None]]:
     """A call with the example, then `case.between`, then a call with the other arguments."""
     first = _call(case, fn, case.example)
     try:
         case.between(fn)
     except Exception as error:  # a captured module may not support switching its mode
-        return [first, dataclasses.replace(first, raised=error)]
+        return [first, ((), error)]
     return [first, _call(case, fn, case.other)]
 
 
-def _call(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Observed:
+def _call(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Observed, Exception | None]:
     arguments = copy.deepcopy(arguments)
     case.log.clear()
-    output, raised = None, None
     torch.manual_seed(SEED)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             output = fn(*arguments)
         except Exception as error:
-            raised = error
-    return Observed(copy.deepcopy(output), raised, printed.getvalue(), list(case.log), arguments)
+            return (), error
+    return copy.deepcopy((output, printed.getvalue(), case.log, arguments)), None

@@ -1,10 +1,8 @@
 """BERT's encoder: post-norm layers over embeddings of words, positions and segments, and a pooled first token.
 
-Computes what transformers' `BertModel` computes on the same weights, but with q, k and v from one product and with
+The architecture of transformers' `BertModel`, with q, k and v from one product and with
 `F.scaled_dot_product_attention`. No control flow depends on the data: it can be traced, scripted and exported.
 """
-
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from helpers.lab.arguments import check_positive
 
 from .gpt import HIDDEN
-from .weights import bert_weights, copy_weights
 
 # Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
@@ -80,17 +77,6 @@ class Bert(nn.Module):
                 nn.init.zeros_(module.bias)
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights by the names of transformers' `BertModel`, or of a `BertFor…`, whose head is left out.
-
-        A `ValueError`, before anything is copied, names a weight that is missing, that this model has no place for, or
-        that has another shape.
-        """
-        if any(name.startswith("bert.") for name in weights):
-            weights = {name[5:]: weight for name, weight in weights.items() if name.startswith("bert.")}
-        weights = {name: weight for name, weight in weights.items() if name != "embeddings.position_ids"}  # 0, 1, 2, …
-        copy_weights(bert_weights(self), weights)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # While tracing, sizes are tensors: comparing them would record nothing and warn.

@@ -1,25 +1,9 @@
-"""Weights by transformers' names: where they lie in our models, and copying them with nothing missing or left over."""
+"""Llama's weights by transformers' names: where they lie here, and copying them with nothing missing or left over."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-
-# transformers' names of BERT's parts -> ours; q, k and v are one product here.
-BERT_NAMES = {
-    "embeddings.word_embeddings": "words",
-    "embeddings.position_embeddings": "positions",
-    "embeddings.token_type_embeddings": "segments",
-    "embeddings.LayerNorm": "norm",
-    "pooler.dense": "pooler",
-}
-BERT_LAYER_NAMES = {
-    "attention.output.dense": "attention.out",
-    "attention.output.LayerNorm": "norm1",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "norm2",
-}
 
 
 @torch.no_grad()
@@ -62,23 +46,3 @@ def mlp_weights(mlp: nn.Module, of: Callable[[Tensor], Tensor]) -> dict[str, Ten
     else:
         gate, up, down = (of(linear.weight) for linear in (mlp.gate, mlp.up, mlp.down))
     return {"gate_proj": gate, "up_proj": up, "down_proj": down}
-
-
-def bert_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Views of BERT's weights by the names of transformers' `BertModel`."""
-    ours = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    names = dict(BERT_NAMES)
-    for i in range(len(model.layers)):
-        names |= {f"encoder.layer.{i}.{theirs}": f"layers.{i}.{our}" for theirs, our in BERT_LAYER_NAMES.items()}
-    kinds = ("weight", "bias")
-    views = {
-        f"{theirs}.{kind}": ours[f"{our}.{kind}"]
-        for theirs, our in names.items()
-        for kind in kinds
-        if f"{our}.{kind}" in ours  # embeddings have no bias
-    }
-    for i in range(len(model.layers)):
-        for kind in kinds:
-            parts = zip(("query", "key", "value"), ours[f"layers.{i}.attention.qkv.{kind}"].chunk(3), strict=True)
-            views |= {f"encoder.layer.{i}.attention.self.{name}.{kind}": part for name, part in parts}
-    return views

@@ -98,18 +98,9 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("helpers_test::unfakeable", mutates_args=())
-def unfakeable(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-class Calls(nn.Module):
-    def __init__(self, operation):
-        super().__init__()
-        self.operation = operation
-
+class Odd(nn.Module):
     def forward(self, x):
-        return self.operation(x.relu()) * 2
+        return odd(x.relu()) * 2
 
 
 class Branches(nn.Module):
@@ -119,22 +110,12 @@ class Branches(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize(
-    ("backend", "model", "where"),
-    [
-        (ONNX, Calls(torch.ops.helpers_test.odd), "helpers_test::odd: No ONNX function found"),
-        (AOT, Calls(torch.ops.helpers_test.unfakeable), "helpers_test::unfakeable: There was no fake impl"),
-    ],
-)
-def test_an_export_that_fails_names_the_operation(backend, model, where, tmp_path):
-    if reason := missing_because(backend, CPU):
+def test_an_export_that_fails_names_the_operation(tmp_path):
+    if reason := missing_because(ONNX, CPU):
         pytest.skip(reason)
-    with pytest.raises(ExportFailed) as failure:
-        build(backend, model.eval(), (torch.randn(3, 4),), tmp_path)
-    message = str(failure.value)
-    assert f" failed at {where}" in message
-    assert "\n" not in message
-    assert len(message) <= 200
+    with pytest.raises(ExportFailed, match=r"failed at helpers_test::odd: No ONNX function found") as failure:
+        build(ONNX, Odd().eval(), (torch.randn(3, 4),), tmp_path)
+    assert "\n" not in str(failure.value)
 
 
 def test_only_torchscripts_own_warning_is_hidden():
@@ -162,9 +143,7 @@ def test_a_missing_package_is_a_reason_and_never_imported(monkeypatch):
     [
         ("", CPU, {EAGER: "", OVERHEAD: "needs CUDA", TENSORRT: "needs CUDA", COMPILE: "not installed: C++ compiler"}),
         ("C++ compiler", CPU, {backend: "not installed: Python.h" for backend in (COMPILE, AUTOTUNE, AOT)}),
-        ("C++ compiler, Python.h", CPU, {COMPILE: ""}),
         ("C++ compiler, Python.h", CUDA, {COMPILE: "not installed: triton", OPENVINO: "runs on the CPU only"}),
-        ("onnx, onnxscript, onnxruntime", CPU, {ONNX: ""}),
         ("onnx, onnxscript, onnxruntime", CUDA, {ONNX: "not installed: onnxruntime-gpu"}),
         ("", CUDA, {TENSORRT: "not installed: torch_tensorrt"}),
         ("torch_tensorrt", CUDA, {TENSORRT: ""}),
@@ -182,10 +161,6 @@ def test_wrong_arguments_are_named():
         missing_because("magic", CPU)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bounds_widen_with_the_dtype_and_a_row_names_the_release_that_it_depends_on(backend):
-    narrow = agree_within(backend, torch.float32)
-    assert 0 < narrow <= 1e-3
-    assert narrow <= agree_within(backend, torch.bfloat16)
-    runtime = {ONNX: "onnxruntime", OPENVINO: "openvino", TENSORRT: "torch_tensorrt"}.get(backend, "")
-    assert version(backend).startswith(f"{runtime} " if runtime and machine.installed(runtime) else "torch ")
+def test_a_row_names_the_release_that_its_backend_depends_on(monkeypatch):
+    monkeypatch.setattr(machine, "installed", lambda name: "1.5")
+    assert (version(ONNX), version(EAGER)) == ("onnxruntime 1.5", f"torch {torch.__version__}")

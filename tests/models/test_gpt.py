@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,15 +30,6 @@ def test_positions_are_the_sines_and_cosines_of_the_paper():
             assert table[position, channel].item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_positions_of_any_width_leave_type_and_shape_alone(width):
-    encoding = PositionalEncoding(width, max_length=9)
-    x = torch.randn(2, 9, width, dtype=torch.bfloat16)
-    assert encoding(x).shape == x.shape
-    assert encoding(x).dtype == x.dtype
-    assert not encoding.state_dict()
-
-
 def test_packed_documents_bring_their_own_positions():
     encoding, x = PositionalEncoding(8, max_length=4), torch.randn(1, 6, 8)
     packed = encoding(x, positions=torch.tensor([0, 1, 2, 3, 0, 1]))
@@ -56,7 +46,7 @@ def test_a_sequence_that_is_too_long_names_both_lengths():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("padding", ["right", "anywhere"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(length=st.integers(2, 40), data=st.data())
 def test_a_token_changes_nothing_before_it_and_something_from_it_on(training, padding, length, data):
     at = data.draw(st.integers(0, length - 1))
@@ -70,15 +60,7 @@ def test_a_token_changes_nothing_before_it_and_something_from_it_on(training, pa
     assert (first[1, at:] - second[1, at:]).abs().amax(dim=-1).min() > 1e-6
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_the_paths_of_training_and_of_evaluation_agree(gradients):
-    network, batch = model(), tokens(3, 20)
-    expected = network(batch)
-    with torch.set_grad_enabled(gradients):
-        torch.testing.assert_close(network.eval()(batch), expected, atol=1e-5, rtol=1e-5)
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=5))
 def test_a_padded_sequence_gives_what_it_gives_alone(lengths):
     network = model()
@@ -137,19 +119,6 @@ def test_packed_documents_give_what_they_give_alone(rows):
         torch.testing.assert_close(logits[:, 9:], network(second), atol=1e-5, rtol=1e-4)
 
 
-def test_a_mask_with_empty_rows_gives_no_nan_and_nothing_ahead():
-    nothing = torch.zeros(12, 12, dtype=torch.bool)
-    assert model()(tokens(2, 12), mask=nothing).isfinite().all()
-    all_seen = model()(tokens(2, 12), mask=~nothing)
-    torch.testing.assert_close(all_seen, model()(tokens(2, 12)), atol=1e-5, rtol=1e-4)
-
-
-def test_at_the_start_every_word_is_about_as_likely():
-    batch = tokens(4, 13)
-    loss = F.cross_entropy(model()(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-    assert loss.item() == pytest.approx(math.log(VOCABULARY), rel=0.1)
-
-
 def test_weights_start_as_gpt_2s_do():
     network = model(d_model=256, num_layers=3, tied=False)
     for name, parameter in network.named_parameters():
@@ -165,12 +134,6 @@ def test_a_tied_head_shares_the_embedding_and_the_masks_are_not_in_the_state_dic
     assert tied.head.weight is tied.embedding.weight
     assert own.head.weight is not own.embedding.weight
     assert not {name for name in own.state_dict() if "causal" in name or "table" in name}
-
-
-def test_it_is_one_graph_for_torch_compile():
-    network, batch = model(), tokens(2, 9)
-    compiled = torch.compile(network, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(batch), network(batch))
 
 
 def test_wrong_input_is_named():

@@ -29,7 +29,7 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("variant", HERE)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(lengths=LENGTHS, padding=st.sampled_from([0, 0, 1, 30]))
 def test_loss_and_every_gradient_are_those_of_the_documents_alone(variant, lengths, padding):
     network, texts = model(), documents(lengths)
@@ -58,16 +58,6 @@ def test_a_leak_is_a_wrong_loss_and_wrong_gradients():
         assert_close(gradients(network, leaking), expected_gradients)
 
 
-def test_positions_that_do_not_start_again_are_a_wrong_loss():
-    network, texts = model(), documents([9, 1, 12])
-    expected, _ = alone(network, texts)
-    tokens, targets, positions, layout = packed(texts)
-    attend = packed_attention(layout, "dense", "cpu")
-    torch.testing.assert_close(summed_loss(network(tokens, positions, attend=attend), targets), expected)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(summed_loss(network(tokens, attend=attend), targets), expected)
-
-
 @pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("training", [True, False])
 def test_other_tokens_in_one_document_change_nothing_in_another(variant, training):
@@ -87,20 +77,12 @@ def test_attend_is_the_masked_model_with_its_dropout_and_gradients(dropout):
     network = model(dropout=dropout)
     tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
     same = torch.from_numpy(layout.documents)[:, None] == torch.from_numpy(layout.documents)
-    found = []
-    for way in ({"mask": same}, {"attend": packed_attention(layout, "dense", "cpu")}):
+    results = []
+    for option in ({"mask": same}, {"attend": packed_attention(layout, "dense", "cpu")}):
         torch.manual_seed(3)
-        logits = network(tokens, positions, **way)
-        found.append({"logits": logits} | gradients(network, summed_loss(logits, targets)))
-    assert_close(found[1], found[0])
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_causal_attention_is_the_model_as_it_is(training):
-    network, tokens = model().train(training), torch.stack(documents([17] * 3))
-    usual, ours = network(tokens), network(tokens, attend=causal_attention)
-    torch.testing.assert_close(ours, usual)
-    assert_close(gradients(network, summed_loss(ours, tokens)), gradients(network, summed_loss(usual, tokens)))
+        logits = network(tokens, positions, **option)
+        results.append({"logits": logits} | gradients(network, summed_loss(logits, targets)))
+    assert_close(results[1], results[0])
 
 
 def test_attention_dropout_is_dropout_unless_said_otherwise_and_changes_no_parameter():
@@ -119,13 +101,12 @@ def test_attention_dropout_is_dropout_unless_said_otherwise_and_changes_no_param
 
 
 @pytest.mark.parametrize("variant", HERE)
-@pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
-def test_it_trains_under_autocast(variant, region):
+def test_it_trains_under_autocast(variant):
     network = model(torch.float32)
     tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
     attend = packed_attention(layout, variant, "cpu")
     exact = gradients(network, summed_loss(network(tokens, positions, attend=attend), targets))
-    with region:
+    with Autocast(torch.bfloat16):
         logits = network(tokens, positions, attend=attend)
         loss = summed_loss(logits.float(), targets)
     assert logits.dtype == torch.bfloat16
@@ -144,17 +125,8 @@ def test_it_is_one_graph_for_torch_compile_whatever_the_documents(variant, train
             tokens, _, positions, layout = packed(documents(lengths))
             attend = packed_attention(layout, variant, "cpu")
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
-                found = compiled(tokens, positions, attend=attend)
-            torch.testing.assert_close(found, network(tokens, positions, attend=attend))
-
-
-def test_a_packed_sequence_may_be_longer_than_the_longest_document():
-    network, texts = model(max_length=12), documents([12] * 5)
-    tokens, _, positions, layout = packed(texts)
-    found = network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
-    torch.testing.assert_close(found[:, 48:], network(texts[-1][None]))
-    with pytest.raises(ValueError, match="60 positions, and max_length is 12"):
-        network(tokens, attend=packed_attention(layout, "dense", "cpu"))
+                logits = compiled(tokens, positions, attend=attend)
+            torch.testing.assert_close(logits, network(tokens, positions, attend=attend))
 
 
 def test_a_second_mask_beside_attend_is_refused():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from helpers.models import UNet
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     depth=st.integers(0, 3),
     extra=st.tuples(st.integers(0, 12), st.integers(0, 12)),
@@ -23,13 +23,6 @@ def test_logits_are_as_large_as_the_image_whatever_its_size(depth, extra, channe
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("upsampling", ["transposed", "bilinear"])
-def test_every_parameter_gets_a_gradient(upsampling):
-    network = UNet(width=4, depth=2, upsampling=upsampling)
-    network(torch.randn(2, 3, 19, 22)).square().sum().backward()
-    assert all(parameter.grad.abs().max() > 0 for parameter in network.parameters())
-
-
 def test_activations_keep_their_size_through_the_depth_at_the_start():
     network, sizes = UNet(width=32, depth=3), []
     for module in [*network.up, network.head]:
@@ -38,11 +31,6 @@ def test_activations_keep_their_size_through_the_depth_at_the_start():
     assert len(sizes) == 4
     for before, after in sizes:
         assert 0.5 < after / before < 2.5
-
-
-def test_images_of_one_batch_are_independent_in_evaluation():
-    network, images = UNet(width=4, depth=2).eval(), torch.randn(3, 3, 16, 16)
-    torch.testing.assert_close(network(images)[1:2], network(images[1:2]), atol=1e-5, rtol=1e-4)
 
 
 def test_an_image_too_small_for_the_depth_names_the_least_size():

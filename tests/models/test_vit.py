@@ -1,7 +1,5 @@
 """The Vision Transformer: torch's own layers as oracle, and able to learn."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,7 @@ def tiny(**changes):
     return ViT.from_name("tiny", 5, **{"width": 16, "dropout": 0.0} | changes)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     patches=st.integers(1, 4),
     patch_size=st.integers(1, 6),
@@ -66,22 +64,6 @@ def test_without_positions_the_order_of_patches_does_not_matter():
     assert not torch.allclose(model(images), model(mirrored), atol=1e-5)
     nn.init.zeros_(model.positions)
     torch.testing.assert_close(model(images), model(mirrored), atol=1e-5, rtol=1e-4)
-
-
-def test_images_of_one_batch_are_independent():
-    model, images = tiny(), torch.randn(3, 3, 32, 32)
-    torch.testing.assert_close(model(images)[1:2], model(images[1:2]), atol=1e-5, rtol=1e-4)
-
-
-def test_every_parameter_gets_a_gradient():
-    model = tiny()
-    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
-    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
-
-
-def test_at_the_start_every_class_is_about_as_likely():
-    logits = ViT.from_name("tiny", 20)(torch.randn(64, 3, 32, 32))
-    assert F.cross_entropy(logits, torch.arange(64) % 20).item() == pytest.approx(math.log(20), abs=0.1)
 
 
 def test_wrong_images_are_named():

@@ -9,7 +9,7 @@ launch instead of one for each.
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from helpers.lab.machine import device
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, tensors
 
-EAGER, COMPILED, COMBO = "eager", "torch.compile", "torch.compile, combo kernels"
+EAGER, COMPILED = "eager", "torch.compile"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
 VERTICAL, HORIZONTAL = "vertical", "horizontal"
 WIDTH, MANY, ROWS = 1024, 16, 128  # numbers in a row, tensors in a list, rows in a block
@@ -37,7 +37,6 @@ class Job:
     reads: list[Tensor]
     before: Callable[[], Any] = lambda: None  # restores the tensors that a call changes
     compiles: Callable[[], Any] | None = None  # the function for torch.compile; None: the eager variant
-    options: dict[str, dict[str, bool]] = field(default_factory=lambda: {COMPILED: {}})  # of torch.compile
 
 
 def _tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -90,8 +89,7 @@ def many_pointwise(size: int) -> Job:
         EAGER: lambda: [torch.tanh(x) * 2 for x in xs],
         FOREACH: lambda: torch._foreach_mul(torch._foreach_tanh(xs), 2),
     }
-    combo = {COMBO: {"combo_kernels": True}} if device().type == "cuda" else {}  # on a CPU the same code
-    return Job(variants, xs, options={COMPILED: {}} | combo)
+    return Job(variants, xs)
 
 
 def three_linears(size: int) -> Job:
@@ -100,10 +98,11 @@ def three_linears(size: int) -> Job:
     x, *weights = _tensors((size // width, width), *[(width, width)] * 3)
     together = torch.cat(weights)  # (3·width, width), once, before
 
-    def one_product() -> list[Tensor]:
-        return list(F.linear(x, together).chunk(3, -1))
-
-    return Job({EAGER: lambda: [F.linear(x, w) for w in weights], ONE_PRODUCT: one_product}, [x, *weights])
+    variants = {
+        EAGER: lambda: [F.linear(x, w) for w in weights],
+        ONE_PRODUCT: lambda: list(F.linear(x, together).chunk(3, -1)),
+    }
+    return Job(variants, [x, *weights])
 
 
 def adamw(size: int) -> Job:
@@ -164,20 +163,19 @@ def measure_fusion(case: str, size: int, variants: Iterable[str] = (), *, rounds
         raise ValueError(f"size is {size}; it must be a multiple of {MANY * WIDTH}")
     kind, make = CASES[case]
     job = make(size)
-    known = [*job.variants, *job.options]
+    known = [*job.variants, COMPILED]
     for variant in (variants := list(variants)):
         check_choice(known, variant=variant)
-    chosen = [name for name in known if name == EAGER or not variants or name in variants]
+    chosen = dict.fromkeys([EAGER, *(variants or known)])
     rows: dict[str, Row] = {name: {"kind": kind, "variant": name} for name in chosen}
     runs = {}
     with torch.no_grad():
         try:
             for variant, row in rows.items():
-                compiles = variant in job.options
-                if compiles and (reason := backends.missing_because(backends.COMPILE)):
+                if variant == COMPILED and (reason := backends.missing_because(backends.COMPILE)):
                     row[STATUS] = reason
                     continue
-                run, names, moved = _compiled(job, variant) if compiles else _plain(job, variant)
+                run, names, moved = _compiled(job) if variant == COMPILED else _plain(job, variant)
                 runs[variant] = run
                 least = kernels.nbytes(job.reads) + kernels.nbytes(tensors(run()))
                 row |= {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
@@ -200,9 +198,9 @@ def _plain(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
     return run, names, kernels.eager_bytes(run)
 
 
-def _compiled(job: Job, variant: str) -> tuple[Callable[[], Any], list[str], int]:
+def _compiled(job: Job) -> tuple[Callable[[], Any], list[str], int]:
     with kernels.inductor_schedule() as scheduled:
-        run = torch.compile(job.compiles or job.variants[EAGER], options=job.options[variant])
+        run = torch.compile(job.compiles or job.variants[EAGER])
         job.before()
         run()
     job.before()

@@ -154,10 +154,9 @@ def same_losses(backend: str, losses: list[float], expected: list[float], tolera
 def _forward(backend: str, net: nn.Module, data: tuple[Tensor, Tensor]) -> Callable[..., Tensor]:
     if backend == TRACE:
         # Tracing in training mode updates the batch norms' running statistics; they are restored.
-        buffers = {name: tensor.clone() for name, tensor in net.named_buffers()}
+        state = copy.deepcopy(net.state_dict())
         traced = runtimes.traced(net, data)
-        for name, tensor in net.named_buffers():
-            tensor.copy_(buffers[name])
+        net.load_state_dict(state)
         return traced
     if backend == SCRIPT:
         return runtimes.scripted(net)

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.models import Bert, Llama, ResNet
@@ -35,9 +36,12 @@ def network(model: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = of.from_name(preset, **CHANGES.get(model, {}))
-        _randomise_norms(net)
+        for module in net.modules():  # with the initial 1 and 0, a backend that drops norms would go unnoticed
+            if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+                nn.init.uniform_(module.weight, 0.8, 1.2)
+                nn.init.normal_(module.bias, std=0.1)
         if of is ResNet:
-            _set_running_statistics(net, size)
+            update_bn([torch.rand(4, 3, size, size)], net)
     return net.eval()
 
 
@@ -81,25 +85,6 @@ def trainable(model: str) -> Loss:
             torch.manual_seed(1)
             net = Classifier(net, 2)
     return Loss(net).train()
-
-
-def _randomise_norms(net: nn.Module) -> None:
-    """Randomise norms' weights and biases: with the initial 1 and 0, a backend that drops them would go unnoticed."""
-    for module in net.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
-            nn.init.uniform_(module.weight, 0.8, 1.2)
-            nn.init.normal_(module.bias, std=0.1)
-
-
-def _set_running_statistics(net: ResNet, size: int) -> None:
-    """Set batch norms' running statistics from random pictures, for the same reason."""
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    with torch.no_grad():
-        for norm in norms:
-            norm.momentum = None  # cumulative mean
-        net.train()(torch.rand(4, 3, size, size))
-        for norm in norms:
-            norm.momentum = 0.1
 
 
 def _named(model: str) -> tuple[type[nn.Module], str, int]:

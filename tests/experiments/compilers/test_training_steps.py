@@ -46,10 +46,7 @@ def scripted_row(monkeypatch):
     return row
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [(workloads.TINY_RESNET, "SGD"), (workloads.TINY_BERT, "AdamW")],
-)
+@pytest.mark.parametrize(("model", "optimizer"), [(workloads.TINY_RESNET, "SGD"), (workloads.TINY_BERT, "AdamW")])
 def test_torchscript_learns_as_eager_does(model, optimizer):
     eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
     assert (row["optimizer"], row["steps"]) == (optimizer, 5)
@@ -60,10 +57,6 @@ def test_torchscript_learns_as_eager_does(model, optimizer):
     assert row["baseline_ms"] == eager["median_ms"]
     gained = (row["baseline_ms"] - row["median_ms"]) / 1e3
     assert row["break_even_steps"] == (pytest.approx(row["build_s"] / gained) if gained > 0 else None)
-
-
-def test_a_scripted_model_learns_as_eager_does():
-    assert measure_training(workloads.TINY_BERT, 4, [SCRIPT], seconds=0.1)[-1]["gradient_error"] < 1e-4
 
 
 def test_autocast_is_the_same_inside_a_trace():
@@ -119,14 +112,6 @@ def test_a_compiled_step_learns_as_an_eager_one():
     assert losses[EAGER][-1] < losses[EAGER][0]
 
 
-@pytest.mark.parametrize("optimizer", training_steps.OPTIMIZERS)
-@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
-def test_steps_lower_the_loss(model, optimizer):
-    step = training_step(EAGER, workloads.trainable(model), batch_of(model, 8), optimizer, "fp32")
-    losses = [float(step()) for _ in range(20)]
-    assert losses[-1] < losses[0]
-
-
 def test_tracing_leaves_the_running_means_as_they_were():
     net = workloads.trainable(workloads.TINY_RESNET)
     before = {name: tensor.clone() for name, tensor in net.named_buffers()}
@@ -175,29 +160,14 @@ def test_the_first_step_that_differs_is_named():
         same_losses(COMPILE, [float("nan")], [1.0], 1e-3)
 
 
-def test_all_start_from_the_same_weights_and_have_gradients_of_all():
-    one, other = workloads.trainable(workloads.TINY_BERT), workloads.trainable(workloads.TINY_BERT)
-    torch.testing.assert_close(one.state_dict(), other.state_dict())
-    training_step(EAGER, one, batch_of(workloads.TINY_BERT, 2), "AdamW", "fp32")()
-    unused = one.net.encoder.segments.weight[1].numel()  # no token is of the second segment
-    assert len(gradients(one)) == sum(parameter.numel() for parameter in one.parameters())
-    assert (gradients(one) != 0).sum() <= len(gradients(one)) - unused
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 def test_what_cannot_run_here_is_a_row_that_says_why():
     row = measure_training(workloads.TINY_RESNET, 2, [OVERHEAD], seconds=0.1)[-1]
     assert row == {"backend": OVERHEAD, "status": "needs CUDA"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chosen": ["ONNX Runtime"]}, "backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"),
-        ({"precision": "fp16"}, "precision is 'fp16'; valid: 'fp32', 'bf16'"),
-        ({"batch": 0}, "batch is 0"),
-    ],
-)
-def test_wrong_arguments_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        measure_training(**{"model": workloads.TINY_RESNET, "chosen": [EAGER], "batch": 2} | settings)
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"):
+        measure_training(workloads.TINY_RESNET, 2, ["ONNX Runtime"])
+    with pytest.raises(ValueError, match="precision is 'fp16'; valid: 'fp32', 'bf16'"):
+        measure_training(workloads.TINY_RESNET, 2, [EAGER], precision="fp16")
