@@ -51,7 +51,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         if isinstance(field.default, bool):
             parser.add_argument(flag, action="store_true", help=text)
         else:
-            kind = str if field.default is None else type(field.default)
+            kind = {"int | None": int, "str | None": str}.get(str(field.type), type(field.default))
             parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
     return parser
 

@@ -68,6 +68,7 @@ class Job:
 
     strategy: str = "ddp"
     model: str = "tiny"
+    layers: int | None = None  # of the model; None: all
     backend: str = "gloo"  # nccl needs CUDA; gloo runs on the CPU
     batch: int = 8  # sequences of a step, over all ranks
     sequence: int = 64
@@ -90,7 +91,7 @@ class Job:
         for field, valid in CHOICES.items():
             check_choice(valid, **{field: getattr(self, field)})
         check_positive(ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
-        check_positive(accumulate=self.accumulate)
+        check_positive(accumulate=self.accumulate, layers=1 if self.layers is None else self.layers)
         for field in ("bucket_mib", "learning_rate", "clip", "timeout_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")
@@ -141,7 +142,12 @@ def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on
     nothing is sent. `lay_out_on=None` creates the model on `device` itself.
     """
     with torch.device(lay_out_on or device):
-        model = Llama.from_name(job.model, attend=attention, residual=torch.bfloat16 if autocasts(job) else None)
+        model = Llama.from_name(
+            job.model,
+            attend=attention,
+            residual=torch.bfloat16 if autocasts(job) else None,
+            **({"layers": job.layers} if job.layers else {}),
+        )
     tied = model.head.weight is model.embedding.weight
     model.checkpoint = checkpoint_with(job.checkpointing)
     if job.strategy == "tp":

@@ -3,17 +3,16 @@
 fit(plan, memory_gib)       parts, peak, whether it fits, and what would make it fit
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
-rank_peak(job, ranks)       the same, derived by formula
+rank_peak(job, ranks)       the same by part, counted with few layers
 count(setup)                the memory of a step on one device by part, counted anywhere; uncompiled setups
 transfers(job, ranks)       the bytes that ranks exchange in a step, derived
 predict(job, ranks, …)      the time of a step, from those bytes and the time of computation
 assumptions()               what all of it takes for granted, with sources
 """
 
-from .derived import rank_peak
-from .parts import at_rest, count
+from .count import count
 from .plan import Plan, fit, text, this_memory_gib
-from .rank import rank_memory
+from .rank import rank_memory, rank_peak
 from .scaling import CLUSTERS, LINKS, Cluster, Link, assumptions, predict
 from .traffic import Transfer, transfers
 
@@ -25,7 +24,6 @@ __all__ = [
     "Plan",
     "Transfer",
     "assumptions",
-    "at_rest",
     "count",
     "fit",
     "predict",

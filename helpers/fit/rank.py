@@ -10,8 +10,8 @@ more) are not counted.
 """
 
 import contextlib
-import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,22 +19,17 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from helpers.distributed import Job, strategies
 from helpers.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB, peak_memory
 from helpers.lab.timing import Timing, each
+from helpers.models.llama import preset
 
-BLOCK = 512  # bytes: the CUDA allocator's sizes are multiples of it
-# The method by which DTensor infers a result's shape, as named in torch 2.11 and 2.13.
-INFERS = "_propagate_tensor_meta_non_cached"
+from .ledger import Ledger, Peak, deepened, split_step
 
 Rank = tuple[nn.Module, Optimizer, Batches]
 
@@ -76,13 +71,30 @@ def _measured(job: Job, ranks: int) -> dict[str, Any]:
 
 
 def _counted(job: Job, ranks: int) -> dict[str, Any]:
-    ledger = Ledger()
+    ledger, state = count_rank(job, ranks)
+    return _row("counted", state, ledger.peak.bytes)
+
+
+def rank_peak(job: Job, ranks: int) -> Peak:
+    """The peak of a rank by part, counted with few layers; `rank_memory` counts all of them."""
+    job.check(ranks)
+    layers = job.layers or preset(job.model)["layers"]
+    return deepened(lambda layers: count_rank(replace(job, layers=layers), ranks)[0].peaks, layers)
+
+
+def count_rank(job: Job, ranks: int) -> tuple[Ledger, dict[str, int]]:
+    """The ledger of a rank's second step, and the bytes of its state."""
+    ledger = Ledger(job.batch // job.data_ranks(ranks) * job.sequence // job.accumulate)
     with weightless(job, ranks, ledger) as (model, optimizer, batches):
-        train_step(job, getattr(model, "module", model), optimizer, batches)
+        plain = getattr(model, "module", model)
+        ledger.name_flat("gradients")  # before the first step only DDP has flat tensors, its buckets
+        train_step(job, plain, optimizer, batches)
+        ledger.learn(plain, optimizer, [tensor for batch in batches for tensor in batch])
         optimizer.zero_grad()
-        ledger.reset_peak()
+        split_step(ledger, plain.layers, optimizer)
+        ledger.begin_phase(first=True)
         train_step(job, model, optimizer, batches)
-        return _row("counted", state_bytes(model, optimizer), ledger.peak_bytes)
+        return ledger, state_bytes(model, optimizer)
 
 
 def _row(how: str, state: dict[str, int], peak_bytes: int) -> dict[str, Any]:
@@ -143,76 +155,3 @@ def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[t
     done = torch.futures.Future(devices=[gradients.device] if gradients.is_cuda else [])
     done.set_result(gradients)
     return done
-
-
-class Ledger(TorchDispatchMode):
-    """Counts the bytes of all live tensor storages, in multiples of `BLOCK`, as the CUDA allocator would.
-
-    Each storage is counted once, from the operation that creates it until it is freed. The cost is some 20 µs an
-    operation. Under `FakeTensorMode` nothing is computed or allocated: the 8B model can be counted on a laptop.
-    """
-
-    # torch.distributed._tools.MemTracker counts the same to 0.01 %, but in 4 times the time, 8 % too much of tensor
-    # parallelism, and without the allocator's blocks where there is no CUDA.
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak_bytes = 0
-        self._sizes: dict[int, int] = {}  # by storage
-        self._resize = torch.UntypedStorage.resize_
-        self._infer = getattr(ShardingPropagator, INFERS)
-        self._inferring = False
-
-    def reset_peak(self) -> None:
-        self.peak_bytes = self.bytes
-
-    def __enter__(self) -> "Ledger":
-        # FSDP frees gathered parameters by resizing their storage to 0, which `__torch_dispatch__` doesn't see.
-        def resize_(storage: torch.UntypedStorage, size: int) -> None:
-            self._resize(storage, size)
-            if storage._cdata in self._sizes:
-                self._set(storage._cdata, storage.nbytes())
-
-        # DTensor infers result shapes by running operations on fake tensors of the global shapes; they must not count.
-        def infer(*args: Any, **kwargs: Any) -> Any:
-            self._inferring = True
-            try:
-                return self._infer(*args, **kwargs)
-            finally:
-                self._inferring = False
-
-        torch.UntypedStorage.resize_ = resize_
-        setattr(ShardingPropagator, INFERS, infer)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize
-        setattr(ShardingPropagator, INFERS, self._infer)
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # let DTensor dispatch; its operations on local tensors come back here
-        result = function(*args, **(kwargs or {}))
-        if self._inferring:
-            return result
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = 0
-            self._set(key, storage.nbytes())
-            weakref.finalize(storage, self._forget, key)
-
-    def _set(self, key: int, size: int) -> None:
-        rounded = -(-size // BLOCK) * BLOCK
-        self.bytes += rounded - self._sizes[key]
-        self._sizes[key] = rounded
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
-
-    def _forget(self, key: int) -> None:
-        self.bytes -= self._sizes.pop(key)

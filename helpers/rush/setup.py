@@ -80,6 +80,7 @@ class Setup:
     """
 
     model: str = "llama-3.2-1b"
+    layers: int | None = None  # of the model; None: all
     precision: str = "fp32"
     residual: str = "weights"
     attention: str = "eager"
@@ -103,7 +104,7 @@ class Setup:
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
             check_choice(valid, **{name: getattr(self, name)})
-        check_positive(batch=self.batch, sequence=self.sequence)
+        check_positive(batch=self.batch, sequence=self.sequence, layers=1 if self.layers is None else self.layers)
         longest = PRESETS[self.model].get("max_length", 131072)
         if self.sequence > longest:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has positions for {longest}")

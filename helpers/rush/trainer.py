@@ -96,6 +96,7 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
             mlp=None if level is None else functools.partial(MemoryOptimizedSwigluMLP, checkpoint_level=level),
             fused=setup.fused,
             residual=torch.bfloat16 if setup.residual == "bf16" else None,
+            **({"layers": setup.layers} if setup.layers else {}),
         )
     network.reset_parameters(torch.Generator(device).manual_seed(setup.seed))
     if setup.precision == "bf16":

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.__main__ import main
-from helpers.fit import Plan, at_rest, count, fit, rank_memory, rank_peak
+from helpers.fit import Plan, count, fit, rank_memory
 from helpers.fit.plan import largest_batch, peak
 from helpers.lab import peak_memory, records
 from helpers.lab.memory import GIB
@@ -60,22 +60,10 @@ def test_a_switch_that_is_said_to_make_a_step_fit_does(plan):
         assert trained_gib(switched) <= 1.01 * limit
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
-def test_one_device_needs_what_the_formula_says(checkpointing, precision):
-    plan = Plan(model="llama-60m", batch=1, checkpointing=checkpointing, precision=precision)
-    assert peak(plan).bytes == pytest.approx(rank_peak(plan.job, 1).bytes, rel=0.01)
-
-
-def test_many_ranks_need_what_is_counted():
-    plan = Plan(model="llama-60m", batch=8, strategy="zero3", ranks=8)
-    assert peak(plan).bytes / GIB == pytest.approx(rank_memory(plan.job, 8, count=True)["peak_gib"], rel=0.003)
-
-
 def added(setup: Setup) -> int:
     """What a step allocates on top of what stays between steps: a CPU's measured peak."""
     counted = count(setup)
-    return counted.bytes - at_rest(counted)
+    return counted.bytes - counted.at_rest
 
 
 LADDER = climb(Setup(model="tiny", sequence=256), "cpu")

@@ -1,10 +1,9 @@
-"""Many ranks: their memory counted, derived and measured, the same training by each strategy, and predicted scaling."""
+"""Many ranks: their memory counted and measured, the same training by each strategy, and predicted scaling."""
 
 from helpers.distributed import Job
 from helpers.distributed import measure as measure_ranks
-from helpers.fit import CLUSTERS, predict, rank_memory, rank_peak
+from helpers.fit import CLUSTERS, predict, rank_memory
 from helpers.lab import experiment
-from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
 from helpers.rush.rates import PEAKS, flops_per_token
 
@@ -19,12 +18,11 @@ PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}
     big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
 )
 def memory_alone(model: str, strategy: str) -> Row:
-    """Peak memory of a single rank in a step: counted on tensors without memory, derived by formula, and measured."""
+    """Peak memory of a single rank in a step: counted on tensors without memory, and measured."""
     sequence = 64 if model == TINY else 2048
     job = Job(strategy=strategy, model=model, batch=1, sequence=sequence, **PLANNED)
-    counted, derived = rank_memory(job, 1, count=True)["peak_gib"], rank_peak(job, 1).bytes / GIB
-    measured = rank_memory(job, 1, count=False)["peak_gib"]
-    return {"counted_gib": counted, "derived_gib": derived, "measured_gib": measured, "ratio": counted / measured}
+    counted, measured = (rank_memory(job, 1, count=count)["peak_gib"] for count in (True, False))
+    return {"counted_gib": counted, "measured_gib": measured, "ratio": counted / measured}
 
 
 @experiment(small=[{"ranks": 2}], cpu=[{"ranks": ranks} for ranks in (1, 2, 4)])
@@ -60,10 +58,8 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
     sequence = 64 if model == TINY else 4096
     job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
-    simulated = rank_memory(job, ranks)
-    derived = rank_peak(job, ranks).bytes / GIB
-    row = {name: value for name, value in simulated.items() if name not in ("strategy", "ranks", "model")}
-    return row | {"derived_gib": derived, "derived_ratio": derived / simulated["peak_gib"]}
+    row = rank_memory(job, ranks)
+    return {name: value for name, value in row.items() if name not in ("strategy", "ranks", "model")}
 
 
 ASSUMED_MFU = 0.5  # of the computation without communication

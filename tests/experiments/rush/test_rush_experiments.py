@@ -125,14 +125,7 @@ def test_every_strategy_ends_at_the_same_loss():
 
 def test_a_rank_alone_takes_the_memory_that_was_counted():
     (row,) = experiments.memory_alone("small").to_dict("records")
-    assert row["counted_gib"] == pytest.approx(row["derived_gib"], rel=0.03)
     assert 1 <= row["ratio"] < 1.2  # the count rounds each of these small tensors up to a GPU's block
-
-
-def test_simulated_memory_is_told_beside_the_derived():
-    (row,) = experiments.memory_plan("small").to_dict("records")
-    assert row["simulated"]
-    assert row["derived_ratio"] == pytest.approx(1, abs=0.03)
 
 
 def test_scaling_is_predicted_for_each_strategy():
