@@ -208,10 +208,9 @@ def _countable(setup: Setup) -> bool:
 
 def _counted(setup: Setup, measured: float, kind: str) -> dict[str, float]:
     count = fit.count(setup)
-    at_rest = fit.at_rest(count)
-    between = {} if kind == "cpu" else {"between steps": at_rest / GIB}
+    between = {} if kind == "cpu" else {"between steps": count.at_rest / GIB}
     parts = {part: count.parts.get(part, 0) / GIB for part in PARTS}
-    counted = (count.bytes - at_rest * (kind == "cpu")) / GIB
+    counted = (count.bytes - count.at_rest * (kind == "cpu")) / GIB
     return between | parts | {"counted": counted, "measured": measured, "counted / measured": counted / measured}
 
 

@@ -16,6 +16,7 @@ PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}
     cpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
     gpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
     big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    columns=["counted_gib", "measured_gib", "ratio"],
 )
 def memory_alone(model: str, strategy: str) -> Row:
     """Peak memory of a single rank in a step: counted on tensors without memory, and measured."""
@@ -25,7 +26,14 @@ def memory_alone(model: str, strategy: str) -> Row:
     return {"counted_gib": counted, "measured_gib": measured, "ratio": counted / measured}
 
 
-@experiment(small=[{"ranks": 2}], cpu=[{"ranks": ranks} for ranks in (1, 2, 4)])
+HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
+
+
+@experiment(
+    small=[{"ranks": 2}],
+    cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
+    columns=["strategy", "step_ms", *HELD, "last_loss"],
+)
 def distributed(ranks: int) -> list[Row]:
     """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
 
@@ -39,11 +47,9 @@ def distributed(ranks: int) -> list[Row]:
             jobs.append(job)
         except ValueError as error:
             rows.append({"strategy": strategy, STATUS: f"not here: {error}"})
-    columns = ("strategy", "step_ms", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    measured = [
-        {name: row[name] for name in columns} | {"last_loss": row["losses"][-1]} for row in measure_ranks(jobs, ranks)
-    ]
-    return measured + rows
+    for row in measure_ranks(jobs, ranks):
+        rows.append({name: row[name] for name in ("strategy", "step_ms", *HELD)} | {"last_loss": row["losses"][-1]})
+    return rows
 
 
 @experiment(
@@ -52,6 +58,10 @@ def distributed(ranks: int) -> list[Row]:
         {"model": EIGHT_B, "strategy": strategy, "ranks": ranks}
         for strategy in ("ddp", "zero2", "zero3")
         for ranks in (2, 8, 64, 512)
+    ],
+    columns=[
+        *("simulated", "batch_per_rank", "sequence", "precision", "checkpointing", "how", "peak_gib"),
+        *("parameter_gib", "gradient_gib", "optimizer_gib", "compute_ms?", "p20_ms?", "p80_ms?", "n?"),
     ],
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
@@ -68,6 +78,10 @@ ASSUMED_MFU = 0.5  # of the computation without communication
 @experiment(
     small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
     cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
+    columns=[
+        *("predicted", "strategy", "ranks", "nodes", "overlapped", "sent_gib", "compute_ms", "communication_ms"),
+        *("exposed_ms", "step_ms", "tokens_per_s", "efficiency"),
+    ],
 )
 def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
     """PREDICTED: step time on many GPUs with one sequence each, from the bytes that they exchange.
