@@ -14,7 +14,7 @@ from helpers.lab.machine import device_name, slug
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["measure", "nothing"], "unknown chapter 'nothing'; valid: "),
         (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: ceilings, peers"),
@@ -29,7 +29,7 @@ from helpers.lab.machine import device_name, slug
         ([], "the following arguments are required: doctor | measure | train | profile | diagnose | fit | report"),
     ],
 )
-def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, said, capsys):
+def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, message, capsys):
     try:
         code = main(arguments)
     except SystemExit as end:
@@ -38,7 +38,7 @@ def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, said, c
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
 
 
 def test_measure_records_goes_on_and_leaves_a_damaged_table_as_it_is(tmp_path, capsys):
@@ -95,8 +95,8 @@ except ValueError as error:
 sys.exit(main(["measure", "swiglu/timing", "--preset", "small", "--results", sys.argv[1]]))
 """
     done = subprocess.run([sys.executable, "-O", "-c", program, tmp_path], capture_output=True, text=True)
-    said = "python -O (or PYTHONOPTIMIZE) removes assert statements"
-    assert (done.returncode, said in done.stdout, said in done.stderr.splitlines()[-1]) == (2, True, True)
+    message = "python -O (or PYTHONOPTIMIZE) removes assert statements"
+    assert (done.returncode, message in done.stdout, message in done.stderr.splitlines()[-1]) == (2, True, True)
     assert "UserWarning: python -O removes assert statements" in done.stderr  # at the import
     assert not list(tmp_path.iterdir())
 

@@ -158,8 +158,8 @@ def run(*plants: str, device: str = "cpu", steps: int = 3, stack: bool = True, s
     if "width 255" in plants:
         width = 765 if cuda else 255
     model = Model(width, depth, plants).to(device)
-    ways = {"foreach optimizer": {"foreach": True}, "loop optimizer": {"foreach": False}}
-    optimizer = torch.optim.AdamW(model.parameters(), **next((ways[p] for p in plants if p in ways), {"fused": True}))
+    slow = {"foreach optimizer": {"foreach": True}, "loop optimizer": {"foreach": False}}
+    optimizer = torch.optim.AdamW(model.parameters(), **next((slow[p] for p in plants if p in slow), {"fused": True}))
     images = Images(steps + 3, batch, side, plants)
     loader = DataLoader(images, batch_size=None, pin_memory=cuda and "pageable" not in plants)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda

@@ -13,10 +13,10 @@ def in_steps(path):
     """Of each recorded iteration the optimizers' steps and the backward passes that it holds whole."""
     events = [e for e in read(path)["traceEvents"] if e.get("ph") == "X"]
     marks = sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
-    held = []
+    counts = []
     for mark in marks:
         begin, end = mark["ts"], mark["ts"] + mark["dur"]
         inside = [e["name"] for e in events if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
         steps = sum(name.startswith("Optimizer.step#") for name in inside)
-        held.append((steps, inside.count("autograd::engine::evaluate_function: MeanBackward0")))
-    return held
+        counts.append((steps, inside.count("autograd::engine::evaluate_function: MeanBackward0")))
+    return counts

@@ -62,9 +62,9 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*command, **environment):
+def run(*command, code=0, **environment):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 
@@ -79,7 +79,7 @@ def test_a_script_its_workers_and_its_child_processes_import_its_own_module(comm
     done = run(command, "diagnose", trace, "--json", "--html", "page.html", PYTHONPATH=".")
     assert json.loads(done.stdout)["steps"] == 2
     assert Path("page.html").exists()
-    assert "fits" in run(command, "fit", "--model", "tiny", "--batch", "1", "--sequence", "64", PYTHONPATH=".").stdout
+    assert "llama" in run(command, "fit", "--model", "unknown", code=2, PYTHONPATH=".").stderr
 
 
 def test_two_ranks_that_torchrun_starts_stop_together_and_the_first_prints(command, project):

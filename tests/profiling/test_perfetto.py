@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 
 import pytest
 import torch
@@ -88,7 +87,7 @@ def check_tracks(events):
         around.append(end)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(plan=plans, leaf=st.booleans())
 def test_spans_nest_and_times_are_exact_whatever_calls_what(plan, leaf, tmp_path_factory):
     model, x = Tree(plan), torch.ones(2, requires_grad=True)
@@ -132,16 +131,6 @@ def test_a_trace_has_real_times_and_named_tracks(tmp_path):
     assert not any(e["ph"] == "C" for e in written["traceEvents"])
 
 
-def test_a_span_says_which_module_of_which_type_in_which_step(tmp_path):
-    _, written = trace(nn.Sequential(Spender(1, 1)), tmp_path / "trace.json")
-    spans = [e for e in written["traceEvents"] if e["ph"] == "X"]
-    assert [e["args"] for e in spans if e["cat"] == "step"] == [
-        {"step": 0, "recorded": False},
-        {"step": 1, "recorded": True},
-    ]
-    assert spans[-1]["args"] == {"step": 1, "module": "net.0", "type": "Spender"}
-
-
 def test_the_warm_up_step_has_the_level_of_memory(tmp_path):
     model = nn.Sequential(nn.Linear(256, 256), nn.Sigmoid(), Spender(1, 1))
     x = torch.ones(1024, 256)
@@ -158,20 +147,3 @@ def test_a_name_that_ends_in_gz_is_gzipped_and_the_same_each_time(tmp_path):
     assert written["traceEvents"]
     again = profiler.to_perfetto(tmp_path / "again.json.gz")
     assert again.read_bytes() == (tmp_path / "trace.json.gz").read_bytes()
-
-
-def test_a_trace_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "trace.json"
-    path.write_text("before")
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
-    with pytest.raises(OSError, match="disk is full"):
-        trace(nn.Sequential(Spender(1, 1)), path)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("trace.json", "before")]
-
-
-def test_with_nothing_recorded_no_file_is_written(tmp_path):
-    with ModuleProfiler(nn.Linear(1, 1)) as profiler:
-        pass
-    with pytest.raises(RuntimeError, match=r"step\(\) was never called"):
-        profiler.to_perfetto(tmp_path / "trace.json")
-    assert not list(tmp_path.iterdir())

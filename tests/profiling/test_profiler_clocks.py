@@ -20,21 +20,6 @@ def train(model):
     model(torch.ones(8, 16)).sum().backward()
 
 
-def test_on_the_cpu_times_are_those_of_the_hosts_clock():
-    model = sequential()
-    model[1].register_forward_hook(lambda *_: time.sleep(0.02))  # within the parent, outside of the module
-    start = time.perf_counter()
-    with ModuleProfiler(model, schedule=plan(0, 0, 1)) as profiler:
-        began = time.perf_counter()
-        train(model)
-        profiler.step()
-        ended = time.perf_counter()
-    table = profiler.summary().set_index("module")
-    assert 20 <= table.forward_ms["model"] <= table.total_ms["step"] <= (ended - start) * 1e3
-    assert table.total_ms["step"] <= (ended - began) * 1e3 + 20
-    assert table.self_ms.drop("step").sum() == pytest.approx(table.total_ms["step"])
-
-
 class FakeEvent:
     """A CUDA event of a device that is the host."""
 

@@ -27,21 +27,21 @@ def raw(name):
 
 
 @pytest.fixture(scope="module")
-def told():
+def diagnoses():
     return {name: diagnose(TRACES / f"{name}.json.gz") for name in ACCOUNTS}
 
 
 @pytest.mark.parametrize("name", ACCOUNTS)
-def test_the_account_is_that_of_an_independent_count(told, name):
+def test_the_account_is_that_of_an_independent_count(diagnoses, name):
     bound, shares = ACCOUNTS[name]
-    assert told[name].bound == bound
-    assert told[name].account == pytest.approx(shares, abs=0.01)
-    assert sum(told[name].idle.values()) == pytest.approx(told[name].account["idle"])
-    assert all(f.gain_share <= told[name].account[f.part] + 1e-9 for f in told[name].findings)
+    assert diagnoses[name].bound == bound
+    assert diagnoses[name].account == pytest.approx(shares, abs=0.01)
+    assert sum(diagnoses[name].idle.values()) == pytest.approx(diagnoses[name].account["idle"])
+    assert all(f.gain_share <= diagnoses[name].account[f.part] + 1e-9 for f in diagnoses[name].findings)
 
 
-def test_what_each_is_slow_in_is_told(told):
-    toy, rank, graph = told["hta_minitoy_mi250"], told["param_dlrm_rank7"], told["tracelens_vllm_decode_graph_mi300x"]
+def test_what_each_is_slow_in_is_told(diagnoses):
+    rank, toy, graph = diagnoses.values()
     assert "hipLaunchKernel" in toy.warnings[0].text and toy.warnings[0].kind == "start-up"
     assert rank.findings[0].finding == finding.LAUNCHES
     assert finding.COLLECTIVES in {f.finding for f in rank.findings}

@@ -1,6 +1,5 @@
 import gzip
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +11,12 @@ from torch import nn
 from torch.profiler import profile, record_function, schedule
 
 from helpers.profiling import diagnose
-from helpers.profiling import read_trace as reading
 from helpers.profiling import trace as kinds
 from helpers.profiling.account import device_account, timeline
 from helpers.profiling.call_sites import call_sites
 from helpers.profiling.intervals import covered, intersect, length, subtract, union
 from helpers.profiling.places import module, source_line
 from helpers.profiling.read_trace import read_trace
-from helpers.profiling.trace_file import load
 
 
 def synthetic(steps=3):
@@ -51,7 +48,7 @@ def test_a_bare_list_and_gzip_by_any_name_read_alike(text, tmp_path):
     assert all(names(other) == names(whole) and other.complete for other in others)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.floats(0, 0.999))
 def test_a_cut_trace_is_read_up_to_its_last_whole_event(text, tmp_path_factory, share):
     path = tmp_path_factory.mktemp("cut") / "trace.json"
@@ -68,7 +65,7 @@ def test_a_cut_trace_is_read_up_to_its_last_whole_event(text, tmp_path_factory, 
     assert any("cut off" in note.text for note in trace.notes)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.floats(0.3, 0.99))
 def test_cut_gzip_is_read_as_far_as_it_goes(text, tmp_path_factory, share):
     path = tmp_path_factory.mktemp("cut") / "trace.json.gz"
@@ -89,7 +86,7 @@ def test_damage_in_the_middle_loses_only_what_it_hits(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"  \n", "is empty"),
@@ -103,17 +100,12 @@ def test_damage_in_the_middle_loses_only_what_it_hits(text, tmp_path):
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "no op and no kernel"),
     ],
 )
-def test_what_is_no_trace_is_an_error_in_one_line(tmp_path, content, said):
+def test_what_is_no_trace_is_an_error_in_one_line(tmp_path, content, message):
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         read_trace(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere\.json.*No such file"):
-        read_trace(tmp_path / "nowhere.json")
 
 
 def test_events_of_other_versions_are_read():
@@ -177,22 +169,6 @@ def test_spans_add_and_subtract_as_sets_of_ticks_do(left, right):
     assert length(subtract(a, b)) + length(intersect(a, b)) == length(a)
 
 
-def test_without_a_gpu_there_is_no_idle_share():
-    raw = [e for e in synthetic() if e["cat"] in ("cpu_op", "user_annotation")]
-    trace = parse(raw)
-    assert device_account(trace) is None
-
-
-def test_a_device_that_is_never_without_work_is_not_idle_however_far_the_host_is_ahead():
-    gpu = Synthetic()
-    for _ in range(4):
-        with gpu.step():
-            for _ in range(5):
-                gpu.op("aten::mm", kernel="gemm", us=500.0)
-    trace = parse(gpu.events)
-    assert device_account(trace).shares["idle"] == pytest.approx(0)
-
-
 def test_a_timeline_begins_with_its_step_and_has_every_track():
     trace = parse(synthetic())
     rows = timeline(trace)
@@ -246,16 +222,6 @@ def test_without_frames_a_place_is_the_users_range_and_the_op():
     assert source_line(trace, product) == "mine: aten::addmm [4, 2×4, 4×4]"
 
 
-def test_every_node_that_ran_backward_is_known_by_the_op_that_made_it(live):
-    trace = read_trace(live)
-    pairs = {(trace.makers[n].name, ran.name) for n, rans in trace.executed.items() for ran in rans}
-    assert {(maker, ran.removeprefix(kinds.BACKWARD)) for maker, ran in pairs} == {
-        ("aten::t", "TBackward0"),
-        ("aten::addmm", "AddmmBackward0"),
-        ("aten::sum", "SumBackward0"),
-    }
-
-
 class Before213:
     """A profile as it was before torch 2.13: it can be exported once."""
 
@@ -273,14 +239,6 @@ def test_a_profile_of_older_versions_is_read_once_and_remembered_and_an_exported
     assert read_trace(old) is read_trace(old)
     with pytest.raises(ValueError, match=r"exported already.*read the exported file"):
         read_trace(Before213(prof))
-
-
-def test_reading_leaves_a_profile_to_be_exported(tmp_path):
-    with profile() as prof:
-        torch.ones(2) + 1
-    read_trace(prof)
-    prof.export_chrome_trace(str(tmp_path / "trace.json"))
-    assert names(read_trace(tmp_path / "trace.json")) == names(read_trace(prof))
 
 
 def test_a_profile_that_has_recorded_again_is_read_again():
@@ -332,14 +290,3 @@ class Frame:
 def test_names_of_code_that_is_gone_are_left_out():
     tree = SimpleNamespace(experimental_event_tree=lambda: [Frame(), Frame("step")])
     assert call_sites(tree, 0)("step", 2.0) == "loop.py(3): train"
-
-
-def test_a_profile_that_python_cannot_export_is_exported_by_kineto(tmp_path):
-    class Profile:
-        def export_chrome_trace(self, path, use_python_export=False):
-            if use_python_export:
-                Frame().name  # noqa: B018
-            Path(path).write_bytes(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "\xa0", "ts": 1}]}')
-
-    reading._export(Profile(), str(tmp_path / "trace.json"))
-    assert [event.name for event in load(tmp_path / "trace.json")[0]] == ["\ufffd"]

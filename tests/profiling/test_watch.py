@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -18,7 +17,6 @@ from helpers.profiling import windows
 from helpers.profiling.watch import NothingRecorded, watch
 from helpers.profiling.windows import end_of_iteration
 
-ROOT = Path(__file__).parents[2]
 HEAD = """
 import sys, torch
 from torch import nn
@@ -48,12 +46,6 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def run(*arguments, cwd, **environment):
-    command = [sys.executable, "-m", "helpers", "profile", *map(str, arguments)]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"} | environment
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=100)
-
-
 def test_a_plain_loop_is_recorded_after_its_warm_up_and_stopped(script, capsys):
     recording = watch(script(PLAIN + "print('the end')\n"), steps=4)
     assert in_steps(recording.costs) == [(1, 1)] * 4
@@ -75,7 +67,7 @@ def test_the_profile_for_places_names_the_calling_lines_and_none_of_the_profiler
 
 
 @pytest.mark.parametrize(
-    ("body", "held"),
+    ("body", "counts"),
     [
         pytest.param(
             """
@@ -129,16 +121,6 @@ def test_the_profile_for_places_names_the_calling_lines_and_none_of_the_profiler
         ),
         pytest.param(
             """
-            def closure():
-                optimizer.zero_grad(); value = loss(); value.backward(); return value
-            optimizer = optimizer(torch.optim.LBFGS, max_iter=1)
-            for _ in range(30): optimizer.step(closure)
-            """,
-            (1, 1),
-            id="LBFGS",
-        ),
-        pytest.param(
-            """
             class Clipped(torch.optim.SGD):
                 def step(self, closure=None):
                     return super().step(closure)
@@ -160,10 +142,10 @@ def test_the_profile_for_places_names_the_calling_lines_and_none_of_the_profiler
         ),
     ],
 )
-def test_an_iteration_is_a_cycle_of_the_optimizers(script, body, held):
+def test_an_iteration_is_a_cycle_of_the_optimizers(script, body, counts):
     recording = watch(script(body), steps=3, after=6)
-    assert in_steps(recording.costs) == [held] * 3
-    assert in_steps(recording.places) == [held] * 3
+    assert in_steps(recording.costs) == [counts] * 3
+    assert in_steps(recording.places) == [counts] * 3
 
 
 def test_an_optimizer_that_rarely_steps_does_not_end_the_iterations():
@@ -186,7 +168,7 @@ def test_a_script_that_never_steps_or_hardly_says_so(script):
 
 
 @pytest.mark.parametrize(
-    ("iterations", "recorded", "places"), [(3, 1, False), (8, 3, False), (14, 4, False), (19, 8, False), (21, 8, True)]
+    ("iterations", "recorded", "places"), [(3, 1, False), (8, 3, False), (14, 4, False), (21, 8, True)]
 )
 def test_a_script_that_ends_early_gives_its_whole_iterations(script, iterations, recorded, places):
     recording = watch(script(PLAIN.replace("41", str(iterations + 1)) + "sys.exit(0)"))
@@ -205,12 +187,12 @@ def test_what_the_script_passes_to_exit_is_passed_on(script):
 def test_a_failing_script_shows_its_own_traceback(script, capsys, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch's puts the rank before each line
     code = main(["profile", script(PLAIN.replace("41", "15") + "torch.zeros(2) + torch.zeros(3)")])
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 1
-    assert said.startswith("Traceback (most recent call last):\n  File ")
-    assert said.count("  File ") == 1
-    assert "torch.zeros(2) + torch.zeros(3)" in said
-    assert "RuntimeError: The size of tensor a" in said
+    assert message.startswith("Traceback (most recent call last):\n  File ")
+    assert message.count("  File ") == 1
+    assert "torch.zeros(2) + torch.zeros(3)" in message
+    assert "RuntimeError: The size of tensor a" in message
     assert not torch.autograd._profiler_enabled()
 
 
@@ -229,9 +211,9 @@ with torch.profiler.profile(schedule=torch.profiler.schedule(wait={wait}, warmup
 
 def test_a_script_with_a_profiler_of_its_own_gets_one_line(script, capsys):
     code = main(["profile", script(OWN_PROFILER.format(wait=0))])
-    said = capsys.readouterr().err
-    assert (code, said.count("\n")) == (1, 1)
-    assert "train.py starts a profiler of its own" in said
+    message = capsys.readouterr().err
+    assert (code, message.count("\n")) == (1, 1)
+    assert "train.py starts a profiler of its own" in message
 
 
 def test_a_profiler_that_the_script_starts_ends_the_window(script):
@@ -286,17 +268,8 @@ def test_a_scaler_that_skips_steps_does_not_end_iterations(script):
         value = loss() * (float("inf") if i % 10 == 5 else 1)
         scaler.scale(value).backward(); scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
     """
-    held = in_steps(watch(script(body), steps=8, after=8).costs)
-    assert Counter(held) == {(1, 1): 7, (1, 2): 1}
-
-
-def test_a_compiled_step_ends_an_iteration(script):
-    body = """
-    optimizer = optimizer()
-    step = torch.compile(lambda: optimizer.step(), backend="eager")
-    for _ in range(30): loss().backward(); step()
-    """
-    assert len(in_steps(watch(script(body), steps=2, after=3).costs)) == 2
+    counts = in_steps(watch(script(body), steps=8, after=8).costs)
+    assert Counter(counts) == {(1, 1): 7, (1, 2): 1}
 
 
 def test_torchs_optimizers_are_left_as_they_were(script):
@@ -339,12 +312,7 @@ def test_prefetched_batches_are_used_up_before_costs_are_recorded(script):
     assert marks == {"ProfilerStep#23", "ProfilerStep#24"}
 
 
-def test_spawned_workers_import_the_script(script):
-    assert in_steps(watch(script(LOADER), ["spawn"], steps=2, after=3).costs) == [(1, 1)] * 2
-    assert not multiprocessing.active_children()
-
-
-def test_options_after_the_script_are_the_scripts(script, tmp_path):
+def test_options_after_the_script_are_the_scripts(script, tmp_path, capsys):
     (tmp_path / "package").mkdir()
     body = """
     import argparse
@@ -353,14 +321,14 @@ def test_options_after_the_script_are_the_scripts(script, tmp_path):
     print(vars(parser.parse_args()), __name__, sys.path[0], sys.argv[0], __file__)
     """
     script(textwrap.dedent(body) + PLAIN.replace("41", "25") + "print('the end')", "package/train.py")
-    done = run("--steps", "2", "--continue", "package/train.py", "--steps", "7", "--continue", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    first, _, after = done.stdout.partition("the end\n")
-    said = {"steps": 7, "continue": True}
-    assert first == f"{said} __main__ {tmp_path}/package package/train.py {tmp_path}/package/train.py\n"
+    assert main(["profile", "--steps", "2", "--continue", "package/train.py", "--steps", "7", "--continue"]) == 0
+    out, err = capsys.readouterr()
+    first, _, after = out.partition("the end\n")
+    options = {"steps": 7, "continue": True}
+    assert first == f"{options} __main__ {tmp_path}/package package/train.py {tmp_path}/package/train.py\n"
     assert "2 steps, median" in after
     assert in_steps(tmp_path / "profile-train/costs.json.gz") == [(1, 1)] * 2
-    assert done.stderr == f"saved in {tmp_path}/profile-train\n"
+    assert err == f"saved in {tmp_path}/profile-train\n"
 
 
 def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
@@ -428,7 +396,7 @@ def test_steps_inside_the_backward_pass_are_recorded(script):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "profile what? SCRIPT [ARGS …] or -m MODULE [ARGS …]"),
         (["--steps", "0", "train.py"], "'0' is not a whole number above 0"),
@@ -437,7 +405,7 @@ def test_steps_inside_the_backward_pass_are_recorded(script):
         (["-m", "no.such.module"], "No module named 'no'"),
     ],
 )
-def test_a_wrong_command_is_one_line(arguments, said, capsys):
+def test_a_wrong_command_is_one_line(arguments, message, capsys):
     try:
         code = main(["profile", *arguments])
     except SystemExit as end:
@@ -445,4 +413,4 @@ def test_a_wrong_command_is_one_line(arguments, said, capsys):
     error = capsys.readouterr().err
     assert code == 2
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error

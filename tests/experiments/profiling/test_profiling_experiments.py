@@ -11,11 +11,11 @@ from helpers.training import planted as planting
 
 def test_modules_add_up_and_their_lower_bounds_are_known():
     rows = experiments.modules("small")
-    for _, found in rows.groupby(["pipeline", "variant"]):
-        step = found.loc[found["module"] == "step", "total_ms"].iloc[0]
-        parts = found.loc[found["module"] != "step", "self_ms"].sum()
+    for _, table in rows.groupby(["pipeline", "variant"]):
+        step = table.loc[table["module"] == "step", "total_ms"].iloc[0]
+        parts = table.loc[table["module"] != "step", "self_ms"].sum()
         assert parts == pytest.approx(step, rel=0.25)  # medians of parts: nearly
-        linear = found[found["type"] == "Linear"]
+        linear = table[table["type"] == "Linear"]
         assert linear["lower_bound_ms"].gt(0).all() and linear["gflop"].gt(0).all()
 
 
@@ -43,12 +43,12 @@ def test_a_whole_run_says_what_was_learned_and_what_a_constant_guess_would():
 
 def test_the_slow_pipelines_are_diagnosed_and_the_fixed_ones_are_clean():
     rows = experiments.diagnose("small")
-    found = rows.groupby(["pipeline", "variant"])["finding"].unique()
+    names = rows.groupby(["pipeline", "variant"])["finding"].unique()
     everywhere = {finding.UNALIGNED, finding.SEPARATE, finding.UNFUSED}
-    assert everywhere <= set(found["vit", "slow"])
-    assert everywhere | {finding.UNUSED} <= set(found["gpt", "slow"])
+    assert everywhere <= set(names["vit", "slow"])
+    assert everywhere | {finding.UNUSED} <= set(names["gpt", "slow"])
     # Steps of milliseconds wait for their worker where the machine does other work, too.
-    assert all(set(found[pipeline, "fixed"]) <= {"nothing", finding.LOADER_WAITS} for pipeline in ("vit", "gpt"))
+    assert all(set(names[pipeline, "fixed"]) <= {"nothing", finding.LOADER_WAITS} for pipeline in ("vit", "gpt"))
     assert not rows["where"].dropna().str.startswith("/").any()
 
 
