@@ -4,18 +4,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from helpers.compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
+from helpers.experiments.compilers.workloads import BERT_BASE, BERT_SHORT, RESNET_18
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, pick
 
-RESNET, BERT = "ResNet-18, 224 px", "BERT-base, 128 tokens"
-SILENT = "silently wrong"
-OUTCOMES = {  # of the records, and their headings
-    "right": "right",
-    "recompiles": "recompiles",
-    "breaks the graph": "graph break",
-    "refuses": "refuses",
-    "wrong, with a warning": "wrong, warned",
-    SILENT: "wrong, silent",
-}
+HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 BY_HAND = ("by hand", "foreach", "fused", "one product")
 SAME = 1.03  # a smaller speedup counts as no difference
 
@@ -24,7 +17,7 @@ def semantics(rows: pd.DataFrame) -> SimpleNamespace:
     """How many functions each capture gets right, refuses or gets wrong, and which ones without a warning."""
     silent = rows[rows["outcome"] == SILENT].groupby("variant")["case"].agg(", ".join)
     outcomes = rows.groupby(["variant", "outcome"], sort=False).size().unstack(fill_value=0)
-    outcomes = outcomes.reindex(columns=list(OUTCOMES), fill_value=0).rename(columns=OUTCOMES)
+    outcomes = outcomes.reindex(columns=list(OUTCOMES), fill_value=0).rename(columns=HEADS)
     outcomes["silently wrong functions"] = silent
 
     def silently_wrong(variant: str) -> Number:
@@ -91,11 +84,11 @@ def latency(rows: pd.DataFrame) -> SimpleNamespace:
     served = [mean for (_, backend), mean in means.items() if backend in ("ONNX Runtime", "torch.compile")]
     return SimpleNamespace(
         tables={model: _by_batch(of_model) for model, of_model in rows.groupby("model", sort=False)},
-        resnet_onnx=_at(means, (RESNET, "ONNX Runtime")),
-        resnet_compile=_at(means, (RESNET, "torch.compile")),
-        bert_onnx=_at(means, (BERT, "ONNX Runtime")),
-        bert_openvino=_at(means, (BERT, "OpenVINO")),
-        bert_compile=_at(means, (BERT, "torch.compile")),
+        resnet_onnx=_at(means, (RESNET_18, "ONNX Runtime")),
+        resnet_compile=_at(means, (RESNET_18, "torch.compile")),
+        bert_onnx=_at(means, (BERT_BASE, "ONNX Runtime")),
+        bert_openvino=_at(means, (BERT_BASE, "OpenVINO")),
+        bert_compile=_at(means, (BERT_BASE, "torch.compile")),
         best=best[1],
         best_model=best[0][0].partition(",")[0],
         best_backend=best[0][1],
@@ -121,7 +114,7 @@ def flawed(rows: pd.DataFrame) -> SimpleNamespace:
     heads = {"model": "model", "backend": "backend", "flawed_eager_ms": "lecture: eager, ms"}
     heads |= {"flawed_ms": "lecture: ms", "flawed_speedup": "lecture: speedup"}
     heads |= {"baseline_ms": "eager, ms", "median_ms": "median, ms", "speedup": "speedup"}
-    bert = {"model": "BERT-base, 14 tokens"}
+    bert = {"model": BERT_SHORT}
     return SimpleNamespace(
         timings=rows[list(heads)].rename(columns=heads),
         bert_lecture=pick(rows, "flawed_speedup", TIMES, 2, **bert),

@@ -45,6 +45,7 @@ class Experiment:
     `missing` says of a configuration, which it is given as keywords, why it can't run on this machine ("" if it can): a
     row then holds that as its status, and planning tells it without measuring.
     `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
+    `memory_here`: a row's peak is this machine's, and not that of a simulated or predicted one.
     """
 
     chapter: str
@@ -55,6 +56,7 @@ class Experiment:
     same_work: bool = True
     missing: Callable[..., str] | None = None
     columns: tuple[str, ...] = ()
+    memory_here: bool = True
 
     @property
     def name(self) -> str:
@@ -128,6 +130,7 @@ def experiment(
     same_work: bool = True,
     missing: Callable[..., str] | None = None,
     columns: str | Sequence[str] = (),
+    memory_here: bool = True,
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
@@ -144,7 +147,7 @@ def experiment(
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, names)
+        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, names, memory_here)
 
     return wrap
 

@@ -18,7 +18,6 @@ from .records import Row
 from .runner import is_fresh
 
 IN_GIB = {"peak_gib": 1.0, "peak_mib": 1 / 1024}
-NOT_OF_HERE = ("SIMULATED", "PREDICTED")  # tables whose memory is that of other machines, as their docstrings begin
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _nearest(preset: str) -> list[str]:
 
 def _largest(e: Experiment, preset: str, recorded: list[dict[str, str]]) -> float | None:
     """The largest peak memory in GiB that rows of the preset's sizes tell."""
-    if e.about.startswith(NOT_OF_HERE):
+    if not e.memory_here:
         return None
     cells = [(row.get(name), unit) for row in recorded if row["preset"] == preset for name, unit in IN_GIB.items()]
     return max((float(peak) * unit for peak, unit in cells if peak), default=None)

@@ -5,8 +5,7 @@ import pytest
 
 from helpers import experiments
 from helpers.claims import compilers
-from helpers.compilers.backends import BACKENDS
-from helpers.experiments.compilers import workloads
+from helpers.experiments.compilers.workloads import BERT_BASE
 from helpers.lab.results import with_declared
 
 
@@ -26,7 +25,7 @@ FUSION = [
 ]
 
 
-def latency_row(backend, batch=1, model=compilers.BERT, speedup=2.0, **others):
+def latency_row(backend, batch=1, model=BERT_BASE, speedup=2.0, **others):
     row = {"model": model, "precision": "fp32", "batch": batch, "backend": backend, "speedup": speedup, "build_s": 3.0}
     times = {"median_ms": 10 / speedup, "baseline_ms": 10.0, "p20_ms": 4.0, "p80_ms": 6.0}
     return row | times | {"speedup_p20": speedup, "speedup_p80": speedup} | others
@@ -67,7 +66,7 @@ def test_a_mean_is_over_all_batches_and_has_an_interval_where_the_rows_have_one(
     assert (named.best_backend, named.best_model) == ("ONNX Runtime", "BERT-base")
     assert not named.bert_openvino.measured, "its other batch is missing"
     assert named.bert_compile.at_most(1.1).outcome == "does not hold"
-    table = named.tables[compilers.BERT]
+    table = named.tables[BERT_BASE]
     assert table["backend"].tolist() == ["ONNX Runtime", "torch.compile", "OpenVINO"]
     assert table["batch 8, p20–p80"].tolist() == ["3.00–3.00", "2.00–2.00", "–"]
     paired = compilers.latency(pd.DataFrame([row | interval for row in rows]))
@@ -80,11 +79,6 @@ def test_a_training_step_that_is_no_faster_has_no_break_even():
     assert named.steps["break-even steps"].isna().tolist() == [True, False]
     assert (named.most_model, f"{named.most_break_even}") == ("Llama", "100")
     assert (float(named.least), float(named.most)) == (pytest.approx(1.02), pytest.approx(1.3))
-
-
-def test_names_are_those_of_the_experiments():
-    assert {compilers.RESNET, compilers.BERT} <= set(workloads.MODELS)
-    assert {"ONNX Runtime", "OpenVINO", "compile", "eager"} <= set(BACKENDS)
 
 
 def test_a_renamed_column_raises():

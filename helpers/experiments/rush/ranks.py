@@ -63,6 +63,7 @@ def distributed(ranks: int) -> list[Row]:
         *("simulated", "batch_per_rank", "sequence", "precision", "checkpointing", "how", "peak_gib"),
         *("parameter_gib", "gradient_gib", "optimizer_gib", "compute_ms?", "p20_ms?", "p80_ms?", "n?"),
     ],
+    memory_here=False,
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
@@ -82,6 +83,7 @@ ASSUMED_MFU = 0.5  # of the computation without communication
         *("predicted", "strategy", "ranks", "nodes", "overlapped", "sent_gib", "compute_ms", "communication_ms"),
         *("exposed_ms", "step_ms", "tokens_per_s", "efficiency"),
     ],
+    memory_here=False,
 )
 def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
     """PREDICTED: step time on many GPUs with one sequence each, from the bytes that they exchange.
