@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from helpers.amp import Autocast, variants
+from helpers.amp import Autocast
 from helpers.experiments import amp as experiments
 from helpers.experiments import tables_of
+from helpers.experiments.amp import gradients, overheads, setups, trainings
 from helpers.lab import Disagreement
 from helpers.lab.memory import GIB, Memory
 
@@ -32,23 +33,23 @@ def test_curves_follow_loss_and_scale():
 def test_the_constant_guess_is_the_most_frequent_target_of_training():
     share = experiments.quality.measure(task="segmentation", precision="fp32", size="small", seed=0)
     assert share["constant_accuracy"] > 0.5  # background
-    setup = experiments._setup("lm", "fp32", "small")
-    task = experiments.training.build_task(setup, torch.device("cpu"))
+    setup = setups.training_setup("lm", "fp32", "small")
+    task = trainings.training.build_task(setup, torch.device("cpu"))
     tokens = torch.cat([batch.targets.flatten() for batch in task.batches(0, 0)])
     commonest = tokens[tokens != 0].mode().values
     targets = torch.cat([batch.targets.flatten() for batch in task.validation()])
     expected = float((targets == commonest).sum() / (targets != 0).sum())
-    assert experiments._constant_accuracy(task) == pytest.approx(expected)
+    assert trainings._constant_accuracy(task) == pytest.approx(expected)
 
 
 def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
     run = {"task": "segmentation", "precision": "dynamic", "size": "small"}
-    monkeypatch.setattr(experiments, "_curve_of", {})
+    monkeypatch.setattr(trainings, "_curve_of", {})
     alone = experiments.curves.measure(**run)
     for seed in (0, 1):
         experiments.quality.measure(**run, seed=seed)
     with monkeypatch.context() as patch:
-        patch.setattr(experiments.training, "train", lambda *_, **__: pytest.fail("trained once more"))
+        patch.setattr(trainings.training, "train", lambda *_, **__: pytest.fail("trained once more"))
         beside = experiments.curves.measure(**run)
     assert beside == alone
     assert experiments.curves.measure(**run) == alone  # what was left is taken: trained anew
@@ -66,14 +67,14 @@ def test_exponents_are_shares_of_all_gradients():
     rows = experiments.exponents("small")
     shares = rows.groupby("kind")["share"].sum()
     assert shares.to_dict() == pytest.approx({"activations": 1.0, "weights": 1.0})
-    assert rows["exponent"].dropna().between(variants.LOWEST, variants.HIGHEST).all()
+    assert rows["exponent"].dropna().between(gradients.LOWEST, gradients.HIGHEST).all()
 
 
 def test_exponents_are_those_of_the_values():
-    counts = variants.count_exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
-    places = {place - 1 + variants.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
+    counts = gradients.count_exponents(torch.tensor([0.0, 1.0, -1.5, 2.0, 2.0**-30, 2.0**-100]))
+    places = {place - 1 + gradients.LOWEST: int(count) for place, count in enumerate(counts) if count and place}
     assert counts[0] == 1
-    assert places == {0: 2, 1: 1, -30: 1, variants.LOWEST: 1}
+    assert places == {0: 2, 1: 1, -30: 1, gradients.LOWEST: 1}
 
 
 def test_zeros_are_counted_for_each_layer():
@@ -88,20 +89,19 @@ def test_a_handed_over_step_never_reads_on_the_host_and_plain_operations_do():
     assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
     assert rows.loc["plain operations", "host_reads"] == 1
     assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
-    for to in ("torch", "no_scaler"):
-        assert rows[f"ratio_to_{to}"].tolist() == pytest.approx((rows["median_ms"] / rows[f"{to}_ms"]).tolist())
+    assert rows.loc["ours", "ratio_to_torch_low"] <= rows.loc["ours", "ratio_to_torch"]
 
 
 @pytest.mark.parametrize("millions", [1, 10, 24, 100, 1000])
 def test_a_decoder_has_about_as_many_parameters_as_asked_for(millions):
-    found = sum(torch.Size(shape).numel() for shape in variants.decoder_shapes(millions))
-    assert found == pytest.approx(millions * 1e6, rel=0.1)
+    parameters = sum(torch.Size(shape).numel() for shape in overheads.decoder_shapes(millions))
+    assert parameters == pytest.approx(millions * 1e6, rel=0.1)
 
 
 def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
     calls = []
-    monkeypatch.setattr(experiments, "queue_ahead", lambda _: calls.append("busy"))
-    steps = experiments.variants.scaler_steps
+    monkeypatch.setattr(overheads, "queue_ahead", lambda _: calls.append("busy"))
+    steps = overheads.scaler_steps
     names = ("no scaler", "torch.amp.GradScaler", "plain operations", "ours")
 
     def logged(parameters):
@@ -109,7 +109,7 @@ def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
             name: lambda name=name, step=step: (calls.append(name), step()) for name, step in steps(parameters).items()
         }
 
-    monkeypatch.setattr(experiments.variants, "scaler_steps", logged)
+    monkeypatch.setattr(overheads, "scaler_steps", logged)
     experiments.scaler_step("small")
     assert [calls[at - 1] for at, call in enumerate(calls) if call in names] == ["busy"] * (len(calls) // 2)
 
@@ -117,7 +117,7 @@ def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
 def test_gradients_of_the_stack_are_in_the_range_of_fp16():
     """The mean over all outputs makes them small: 2 / outputs, for an output of 1."""
     for config in experiments.autocast_overhead.configurations("big-gpu"):
-        gradient = experiments.LOSS_SCALE * 2 / (config["batch"] * config["hidden"])
+        gradient = overheads.LOSS_SCALE * 2 / (config["batch"] * config["hidden"])
         assert torch.finfo(torch.float16).tiny < gradient < 1
 
 
@@ -136,23 +136,23 @@ def stack():
 
 
 def test_casting_as_torch_does_is_found_to_be_the_same(stack):
-    regions = variants.regions(torch.bfloat16)
-    variants.check_same_casts(*stack, regions[variants.OURS], regions[variants.TORCHS_AUTOCAST])
+    regions = overheads.autocast_regions(torch.bfloat16)
+    overheads.check_same_casts(*stack, regions[overheads.OURS], regions[overheads.TORCHS_AUTOCAST])
 
 
 def test_an_autocast_that_casts_nothing_is_found_out(stack):
-    theirs = variants.regions(torch.bfloat16)[variants.TORCHS_AUTOCAST]
+    theirs = overheads.autocast_regions(torch.bfloat16)[overheads.TORCHS_AUTOCAST]
     with pytest.raises(Disagreement, match=r"layer 0 returns torch.float32 .* torch.bfloat16 under torch's"):
-        variants.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
+        overheads.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
 
 
 def test_an_autocast_with_other_gradients_is_found_out(stack):
     class Other(Autocast):
         factor = 1.1
 
-    theirs = variants.regions(torch.bfloat16)[variants.TORCHS_AUTOCAST]
+    theirs = overheads.autocast_regions(torch.bfloat16)[overheads.TORCHS_AUTOCAST]
     with pytest.raises(Disagreement, match="'ours' differs"):
-        variants.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
+        overheads.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
 
 
 def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monkeypatch):
@@ -161,22 +161,22 @@ def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monk
             self.enabled = False
             return super().__enter__()
 
-    monkeypatch.setattr(variants, "Autocast", Nothing)
+    monkeypatch.setattr(overheads, "Autocast", Nothing)
     with pytest.raises(Disagreement):
         experiments.autocast_overhead.measure(hidden=32, layers=2, batch=8)
 
 
 def test_the_memory_of_a_gradient_leaves_out_what_else_lies_there(monkeypatch):
     pictures = 10 * GIB
-    monkeypatch.setattr(experiments, "peak_memory", lambda step: Memory(pictures, pictures + GIB, pictures))
-    for task in experiments.BOTH:
-        run = {"task": task, "precision": "dynamic", "size": "small", "kernels": experiments.WIDE}
+    monkeypatch.setattr(gradients, "peak_memory", lambda step: Memory(pictures, pictures + GIB, pictures))
+    for task in setups.BOTH:
+        run = {"task": task, "precision": "dynamic", "size": "small", "kernels": experiments.FP32_KERNELS}
         assert 1 < experiments.gradient_time.measure(**run)["peak_gib"] < 1.01
 
 
 def test_a_storage_that_two_tensors_share_is_held_once():
     x = torch.zeros(4, 5)
-    assert experiments._bytes([x, x[:, :-1], x[:, 1:], torch.zeros(2)]) == 4 * 20 + 4 * 2
+    assert gradients._bytes([x, x[:, :-1], x[:, 1:], torch.zeros(2)]) == 4 * 20 + 4 * 2
 
 
 def test_costs_are_measured_for_each_variant():

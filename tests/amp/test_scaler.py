@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.amp import DynamicGradScaler, StaticGradScaler, variants
+from helpers.amp import DynamicGradScaler, StaticGradScaler
 from helpers.amp.gradients import not_finite
+from helpers.experiments.amp import overheads
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
@@ -87,7 +88,7 @@ def test_a_fused_step_reads_nothing_on_the_host(optimizer, scaler, clip):
         scaler.update()
 
     train()  # the first step of fused SGD does wait
-    assert [variants.host_reads(train) for _ in range(3)] == [0, 0, 0]
+    assert [overheads.host_reads(train) for _ in range(3)] == [0, 0, 0]
 
 
 def test_a_first_step_that_is_skipped_leaves_no_trace_in_fused_sgd():
@@ -110,7 +111,7 @@ def test_any_other_step_reads_once():
     scaler = DynamicGradScaler()
     parameters, stepper = model_with("sgd")
     backward(scaler, parameters, [torch.ones(3), torch.ones(2)])
-    assert variants.host_reads(lambda: (scaler.step(stepper), scaler.update())) == 1
+    assert overheads.host_reads(lambda: (scaler.step(stepper), scaler.update())) == 1
 
 
 @pytest.mark.parametrize(
@@ -288,10 +289,10 @@ def test_a_handed_over_step_has_no_more_operations_than_torchs_scaler():
     for parameter in parameters:
         parameter.grad = torch.ones(3)
     counts = {}
-    for name, step in variants.scaler_steps(parameters).items():
+    for name, step in overheads.scaler_steps(parameters).items():
         step()
-        counts[name] = len(variants.operations(step))
-    assert counts[variants.OURS] <= counts[variants.TORCHS]
+        counts[name] = len(overheads.operations(step))
+    assert counts[overheads.OURS] <= counts[overheads.TORCHS]
 
 
 def test_a_scale_from_outside_its_bounds_is_brought_back():

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from helpers.amp import DynamicGradScaler, variants
+from helpers.amp import DynamicGradScaler
+from helpers.experiments.amp import overheads
 from helpers.lab import compare
 from helpers.lab.timing import queue_ahead
 
@@ -135,7 +136,7 @@ def test_a_step_behind_a_busy_gpu_is_timed_by_its_work_and_not_by_its_launches()
     parameters = [torch.ones(1000, device="cuda", requires_grad=True) for _ in range(4)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    step = variants.scaler_steps(parameters)[variants.OURS]
+    step = overheads.scaler_steps(parameters)[overheads.OURS]
     alone, behind = (
         compare({"step": step}, check=False, before=before).timing("step").median_ms
         for before in (torch.cuda.synchronize, lambda: (torch.cuda.synchronize(), queue_ahead(4_000_000)))

@@ -1,0 +1,21 @@
+"""What chapter 1 measures: where fp16 loses gradients, what each precision costs and how well it trains.
+
+The order of the imports is that of measuring: one whole training after another comes last, so that a budget that ends
+among them leaves the rest complete.
+"""
+
+from .gradients import FP32_KERNELS, TORCHS_KERNELS, exponents, gradient_time, zeros
+from .overheads import autocast_overhead, scaler_step
+from .trainings import curves, quality
+
+__all__ = [
+    "FP32_KERNELS",
+    "TORCHS_KERNELS",
+    "autocast_overhead",
+    "curves",
+    "exponents",
+    "gradient_time",
+    "quality",
+    "scaler_step",
+    "zeros",
+]

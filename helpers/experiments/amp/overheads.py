@@ -1,0 +1,223 @@
+"""The cost of a scaler and of autocast: an optimizer step with each scaler, a training step under each autocast."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.amp import Autocast, DynamicGradScaler
+from helpers.lab import Comparison, Disagreement, compare, device, experiment
+from helpers.lab.ceilings import copy, large_copy
+from helpers.lab.records import Row
+from helpers.lab.timing import check_agreement, queue_ahead
+
+SCALE = 2.0**8
+
+NO_SCALER, TORCHS, PLAIN, OURS = "no scaler", "torch.amp.GradScaler", "plain operations", "ours"
+NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
+
+
+def decoder_shapes(million_parameters: float) -> list[tuple[int, ...]]:
+    """Shapes of a decoder's weights and biases, together about so many million parameters."""
+    hidden = 2 ** round(math.log2(math.sqrt(million_parameters * 1e4)))
+    layers = max(round(million_parameters * 1e6 / (12 * hidden**2)), 1)
+    matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
+    norms = [(hidden,)] * 4
+    return [shape for _ in range(layers) for shape in (*matrices, *((rows,) for rows, _ in matrices), *norms)]
+
+
+def scaler_steps(parameters: list[Tensor]) -> dict[str, Callable[[], None]]:
+    """Unscale, clip and fused AdamW step of parameters with scaled gradients, by variant."""
+    optimizers = {name: torch.optim.AdamW(parameters, fused=True) for name in (NO_SCALER, TORCHS, PLAIN, OURS)}
+    torchs, ours = torch.amp.GradScaler(device().type, init_scale=SCALE), DynamicGradScaler(init_scale=SCALE)
+    for scaler in (torchs, ours):
+        scaler.scale(torch.ones((), device=device()))  # moves its state to the device
+    clip = partial(nn.utils.clip_grad_norm_, parameters, 1.0)
+
+    def without_scaler() -> None:
+        clip()
+        optimizers[NO_SCALER].step()
+
+    def torchs_step() -> None:
+        torchs.unscale_(optimizers[TORCHS])
+        clip()
+        torchs.step(optimizers[TORCHS])
+        torchs.update()
+
+    def plain_step() -> None:
+        """One gradient after the other; the host waits to know whether to step."""
+        for parameter in parameters:
+            parameter.grad.div_(SCALE)
+        if torch.stack([torch.isfinite(parameter.grad).all() for parameter in parameters]).all().item():
+            clip()
+            optimizers[PLAIN].step()
+
+    def our_step() -> None:
+        ours.clip_grad_norm_(optimizers[OURS], 1.0)
+        ours.step(optimizers[OURS])
+        ours.update()
+
+    return {NO_SCALER: without_scaler, TORCHS: torchs_step, PLAIN: plain_step, OURS: our_step}
+
+
+def host_reads(step: Callable[[], None]) -> int:
+    """The number of times a step reads a tensor's value on the host, each of which waits for the GPU."""
+    return operations(step).count("aten::_local_scalar_dense")
+
+
+def operations(step: Callable[[], None]) -> list[str]:
+    """The names of torch's operations in a step, in order; on a GPU each but a view is one launch or a few."""
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Names():
+        step()
+    return names
+
+
+def autocast_regions(dtype: torch.dtype) -> dict[str, Callable[[], AbstractContextManager]]:
+    """No autocast, torch's and ours."""
+    kind = device().type
+    return {
+        NO_AUTOCAST: partial(torch.autocast, kind, enabled=False),
+        TORCHS_AUTOCAST: partial(torch.autocast, kind, dtype=dtype),
+        OURS: partial(Autocast, dtype=dtype, device_type=kind),
+    }
+
+
+def check_same_casts(
+    model: nn.Module, run: Callable, ours: Callable, theirs: Callable, tolerance: float = 1e-2
+) -> None:
+    """Raise `Disagreement` unless each layer returns the same type under both regions, and values and gradients agree.
+
+    Types are compared because the values of an autocast that casts nothing would be within the tolerance as well.
+    """
+
+    def outputs_and_gradients(region: Callable) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        layers = [module for module in model.modules() if next(module.children(), None) is None]
+        hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1].detach())) for layer in layers]
+        try:
+            run(region)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return outputs + [parameter.grad for parameter in model.parameters()]
+
+    runs = {TORCHS_AUTOCAST: partial(outputs_and_gradients, theirs), OURS: partial(outputs_and_gradients, ours)}
+    expected_types, types = ([tensor.dtype for tensor in outputs()] for outputs in runs.values())
+    if types != expected_types:
+        layer = next(i for i, pair in enumerate(zip(types, expected_types, strict=True)) if pair[0] != pair[1])
+        got, expected = types[layer], expected_types[layer]
+        raise Disagreement(f"layer {layer} returns {got} under our Autocast, {expected} under torch's")
+    check_agreement(runs, tolerance)
+
+
+LEAST_BYTES = 32  # per parameter, of an unscaled and clipped AdamW step
+BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU: Python takes as long to queue a step
+REFERENCES = {"no_scaler": NO_SCALER, "torch": TORCHS}
+TIMED = "median_ms p20_ms p80_ms n"
+
+
+def _ratio_to(baseline: str) -> str:
+    """The columns of a ratio to a baseline."""
+    ends = ("", "_p20", "_p80", "_low?", "_high?", "_pairs?")
+    return " ".join([f"{baseline}_ms", *(f"ratio_to_{baseline}{end}" for end in ends)])
+
+
+@experiment(
+    small=[{"million_parameters": 1}],
+    cpu=[{"million_parameters": 24}],
+    gpu=[{"million_parameters": size} for size in (10, 100)],
+    big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
+    columns=f"variant tensors share_of_copy host_reads {TIMED} {_ratio_to('torch')} {_ratio_to('no_scaler')}",
+    version=4,
+)
+def scaler_step(million_parameters: int) -> list[Row]:
+    """Unscale, clip and AdamW step: ours, torch's, and no scaler at all, from one interleaved run.
+
+    The parameters have the shapes of a decoder's. Each step is queued while the GPU is busy with something else, as it
+    is in training: what is measured is the work of the GPU, and, for a variant that waits for it, the wait. A fused
+    AdamW and one norm must move at least 32 bytes a parameter.
+    """
+    shapes = decoder_shapes(million_parameters)
+    parameters = [torch.randn(shape, device=device()).requires_grad_() for shape in shapes]
+    scaled = [torch.randn(shape, device=device()) * SCALE for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+
+    def restore() -> None:
+        torch._foreach_copy_([p.grad for p in parameters], scaled)
+        queue_ahead(BUSY_CYCLES)
+
+    steps = scaler_steps(parameters)
+    timed = compare(steps, check=False, before=restore, rounds=60 if device().type == "cpu" else 20)
+    _, copy_gb_per_s = copy(large_copy(on_cpu=64))
+    elements = sum(parameter.numel() for parameter in parameters)
+    rows = []
+    for name, step in steps.items():
+        restore()
+        row = {"variant": name, "tensors": len(shapes)} | timed.timing(name).row()
+        for column, baseline in REFERENCES.items():
+            row |= _against(timed, name, baseline, column)
+        moved = LEAST_BYTES * elements / timed.timing(name).median_ms / 1e6
+        rows.append(row | {"share_of_copy": moved / copy_gb_per_s, "host_reads": host_reads(step)})
+    return rows
+
+
+def _against(timed: Comparison, variant: str, to: str, name: str) -> Row:
+    """A variant's ratio to a baseline, with the baseline's time, in columns that name it."""
+    row = timed.row(variant, to)
+    columns = {f"{name}_ms": row["baseline_ms"]}
+    columns |= {f"ratio_to_{name}{end}": row[f"ratio{end}"] for end in ("", "_p20", "_p80")}
+    if "low" in row:
+        columns |= {f"ratio_to_{name}_{end}": row[end] for end in ("low", "high", "pairs")}
+    return columns
+
+
+LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs into fp16's normal numbers
+
+
+@experiment(
+    small=[{"hidden": 32, "layers": 2, "batch": 8}],
+    cpu=[{"hidden": 512, "layers": 8, "batch": 4096}, {"hidden": 1024, "layers": 4, "batch": 2048}],
+    gpu=[{"hidden": 512, "layers": 8, "batch": 16384}, {"hidden": 2048, "layers": 8, "batch": 4096}],
+    big_gpu=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
+    columns=f"variant dtype {TIMED} {_ratio_to('torch')}",
+    version=3,
+)
+def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
+    """A training step of a stack of Linear, LayerNorm, GELU without autocast, under torch's and under ours.
+
+    Batches are so large that the GPU takes longer than Python; with small ones it would be Python's time. The loss
+    is scaled for all three, for without it most gradients in fp16 are zeros, which a GPU multiplies faster.
+    """
+    dtype = torch.bfloat16 if device().type == "cpu" else torch.float16
+    blocks = [nn.Sequential(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.GELU()) for _ in range(layers)]
+    model = nn.Sequential(*blocks).to(device())
+    x = torch.randn(batch, hidden, device=device())
+    regions = autocast_regions(dtype)
+
+    def run(region: Callable) -> Tensor:
+        model.zero_grad()
+        with region():
+            loss = model(x).float().pow(2).mean()
+        (loss * LOSS_SCALE).backward()
+        return loss.detach()
+
+    check_same_casts(model, run, regions[OURS], regions[TORCHS_AUTOCAST])
+    timed = compare({name: partial(run, region) for name, region in regions.items()}, tolerance=2e-2, rounds=30)
+    return [
+        {"variant": name, "dtype": str(dtype).removeprefix("torch.")}
+        | timed.timing(name).row()
+        | _against(timed, name, TORCHS_AUTOCAST, "torch")
+        for name in regions
+    ]

@@ -1,0 +1,117 @@
+"""Whole trainings in each precision: how well they end, and loss and scale over their steps."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from helpers import train as training
+from helpers.lab import device, experiment
+from helpers.lab.precision import fp16_by_fp32
+from helpers.lab.records import Row
+from helpers.train import Setup, Step
+from helpers.training import Task
+
+from .gradients import zero_share
+from .setups import ALL_RUNS, SEEDS, SMALL_RUNS, training_setup
+
+QUALITY = """
+    validation_accuracy validation_loss constant_accuracy train_loss diverged zero_share skipped_steps first_scale
+    final_scale growth_interval micro_batches steps train_s source
+"""
+
+
+@experiment(
+    small=[run | {"seed": 0} for run in SMALL_RUNS],
+    cpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["reduced"]],
+    gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["reduced"]],
+    big_gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["full"]],
+    columns=QUALITY,
+    version=3,
+)
+def quality(task: str, precision: str, size: str, seed: int) -> Row:
+    """A whole training run: validation accuracy and loss after the last epoch, and what happened to its gradients.
+
+    The reduced size is what a CPU trains in seconds: the gradients of one micro-batch of a step of the full size, which
+    are as small. On a CPU, products of fp16 numbers are computed by fp32 kernels and rounded, as tensor cores do.
+    `constant_accuracy` is that of the best constant guess on the validation split.
+    """
+    setup = training_setup(task, precision, size, seed)
+    row, curve = _trained(setup)
+    if seed == 0:
+        _curve_of[setup] = curve
+    return row
+
+
+@experiment(
+    small=SMALL_RUNS,
+    cpu=ALL_RUNS["reduced"],
+    gpu=ALL_RUNS["reduced"],
+    big_gpu=ALL_RUNS["full"],
+    columns="step loss scale skipped_steps",
+    version=3,
+)
+def curves(task: str, precision: str, size: str) -> list[Row]:
+    """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.
+
+    It is trained once for both tables where one process measures both, and again where `curves` is measured alone.
+    """
+    setup = training_setup(task, precision, size)
+    return _curve_of.pop(setup, None) or _trained(setup)[1]
+
+
+_curve_of: dict[Setup, list[Row]] = {}  # of runs that `quality` has measured, until `curves` takes them
+
+
+def _trained(setup: Setup) -> tuple[Row, list[Row]]:
+    """How a training went: in one row, and by its steps."""
+    shares: list[Tensor] = []
+    seen: list[tuple[int, Tensor, Tensor, Tensor]] = []
+
+    def look(step: Step) -> None:
+        if step.number % 10 == 0:
+            shares.append(zero_share([p.grad for p in step.model.parameters() if p.grad is not None]))
+        scale, skipped = getattr(step.scaler, "_scale", None), getattr(step.scaler, "_skipped", None)
+        nothing = torch.full((), float("nan"), device=step.loss.device)
+        state = [nothing if value is None else value.detach().float().clone() for value in (scale, skipped)]
+        seen.append((step.number, step.loss.float(), *state))
+
+    with fp16_by_fp32():
+        outcome = training.train(setup, on_step=look, progress=False)
+    task = training.build_task(setup, device())
+    row = {
+        "validation_accuracy": outcome["validation_accuracy"],
+        "validation_loss": outcome["validation_loss"],
+        "constant_accuracy": _constant_accuracy(task),
+        "train_loss": outcome["train_loss"],
+        "diverged": "yes" if outcome["diverged"] else "no",
+        "zero_share": float(torch.stack(shares).mean()),
+        "skipped_steps": outcome["skipped_steps"],
+        "first_scale": float(seen[0][2]),
+        "final_scale": outcome["scale"],
+        "growth_interval": setup.growth_interval,
+        "micro_batches": task.micro_batches,
+        "steps": outcome["steps"],
+        "train_s": outcome["seconds"],
+        "source": outcome["source"],
+    }
+    every = max(len(seen) // 80, 1)
+    curve = [
+        {"step": number, "loss": float(loss), "scale": float(scale), "skipped_steps": float(skipped)}
+        for number, loss, scale, skipped in seen
+        if number % every == 0 or number == len(seen) - 1
+    ]
+    return row, curve
+
+
+def _constant_accuracy(task: Task) -> float:
+    """The validation accuracy of the constant guess that is right most often in training. Padding doesn't count."""
+
+    def counts(batches: Iterable) -> Tensor:
+        targets = torch.cat([batch.targets.flatten() for batch in batches]).long()
+        by_class = torch.bincount(targets, minlength=2**16)
+        by_class[getattr(task.validation_metric, "pad_id", -1)] = 0
+        return by_class
+
+    validation = counts(task.validation())
+    return float(validation[counts(task.batches(0, 0)).argmax()] / validation.sum())
