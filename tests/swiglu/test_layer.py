@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,6 @@ from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, MemoryOptimizedSwigluMLPFunction, SwigluMLP
 
 EXACT = (0, 1, 2)
-HALF_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 def pair(level, hidden=16, intermediate=48, dtype=torch.float32):
@@ -99,14 +99,6 @@ def test_8_bits_give_the_exact_output_and_gradients_within_a_percent():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", HALF_TOLERANCE)
-def test_half_precision(level, dtype):
-    plain, ours = pair(level, 32, 96, dtype)
-    x, l = torch.randn(40, 32, dtype=dtype, requires_grad=True), torch.randn(40, 32, dtype=dtype)
-    assert_equal(train(ours, x, l), train(plain, x, l), HALF_TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("region", [partial(torch.autocast, "cpu"), Autocast])
 def test_under_autocast_types_and_values_are_those_of_the_plain_module(level, input_dtype, region):
@@ -138,29 +130,13 @@ def test_autocast_leaves_fp64_alone():
 
 
 @pytest.mark.parametrize("level", EXACT)
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.transpose(0, 1),
-        lambda t: t[:, ::2],
-        lambda t: t[:1].expand(4, -1, -1),
-        lambda t: t.permute(1, 0, 2)[1:],
-    ],
-)
+@pytest.mark.parametrize("view", [lambda t: t[:1].expand(4, -1, -1), lambda t: t.permute(1, 0, 2)[1:]])
 def test_non_contiguous_input(level, view):
     plain, ours = pair(level)
     x = view(torch.randn(4, 6, 16)).requires_grad_()
     l = view(torch.randn(4, 6, 16))
     assert not x.is_contiguous()
     assert_equal(train(ours, x, l), train(plain, x, l), 1e-5)
-
-
-def test_a_gradient_of_ones_from_sum_is_fine():
-    plain, ours = pair(2)
-    x = torch.randn(3, 16, requires_grad=True)
-    torch.testing.assert_close(
-        torch.autograd.grad(ours(x).sum(), x), torch.autograd.grad(plain(x).sum(), x), atol=1e-5, rtol=1e-5
-    )
 
 
 @pytest.mark.parametrize("level", EXACT)
@@ -179,49 +155,12 @@ def test_frozen_parts_get_no_gradient_and_the_others_the_right_one(level, needs)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_only_u_learns(level):
-    plain, ours = pair(level, 32, 96)
-    for name in "WV":
-        getattr(plain, name).weight.requires_grad_(False)
-        getattr(ours, name).requires_grad_(False)
-    x, l = torch.randn(20, 32), torch.randn(20, 32)
-    assert_equal(train(ours, x, l), train(plain, x, l), 1e-2 if level == 3 else 1e-5)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_backward_twice_through_a_retained_graph(level):
-    _, ours = pair(level)
-    x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
-    y = ours(x)
-    first = torch.autograd.grad(y, [x, *ours.parameters()], l, retain_graph=True)
-    second = torch.autograd.grad(y, [x, *ours.parameters()], l)
-    for a, b in zip(first, second, strict=True):
-        assert torch.equal(a, b)
-
-
-def test_gradients_accumulate():
-    _, ours = pair(2)
-    x = torch.randn(5, 16)
-    ours(x).sum().backward()
-    once = ours.U.grad.clone()
-    ours(x).sum().backward()
-    torch.testing.assert_close(ours.U.grad, 2 * once)
-
-
-@pytest.mark.parametrize("level", LEVELS)
 def test_double_backward_says_that_it_is_not_supported(level):
     _, ours = pair(level)
     x = torch.randn(5, 16, requires_grad=True)
     (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward isn't supported"):
         dx.pow(2).sum().backward()
-
-
-def test_create_graph_is_fine_as_long_as_nobody_differentiates_twice():
-    plain, ours = pair(2)
-    x = torch.randn(5, 16, requires_grad=True)
-    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
-    torch.testing.assert_close(dx, torch.autograd.grad(plain(x).sum(), x)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_works_inside_torchs_checkpoint_and_with_offloaded_activations():
@@ -242,7 +181,8 @@ def test_all_levels_share_one_state_dict():
         other = MemoryOptimizedSwigluMLP(16, 48, level)
         other.load_state_dict(source.state_dict())
         assert torch.equal(other(x), source(x))
-    source.checkpoint_level = 3
+    source.checkpoint_level = np.int64(3)
+    assert type(source.checkpoint_level) is int
     assert source(x).requires_grad
 
 
@@ -264,14 +204,6 @@ def test_weights_are_initialised_like_those_of_a_linear():
         assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.03)
 
 
-def test_a_layer_taken_from_a_plain_one_has_weights_of_its_own():
-    plain, ours = pair(2)
-    with torch.no_grad():
-        ours.W.zero_()
-    assert plain.W.weight.abs().sum() > 0
-    assert ours.W.is_contiguous()
-
-
 @pytest.mark.parametrize("level", [-1, 4, 1.5, 2.0, "2", None, True, [1]])
 def test_a_wrong_level_names_what_is_allowed(level):
     with pytest.raises(ValueError, match=r"checkpoint_level is .*; allowed: 0 keeps x, xW"):
@@ -289,30 +221,23 @@ def test_a_wrong_size_is_named(size):
         MemoryOptimizedSwigluMLP(16, size, 0)
 
 
-def test_a_wrong_width_names_both():
-    with pytest.raises(ValueError, match=r"x has shape \(2, 15\); its last dimension must be the hidden size, 16"):
-        MemoryOptimizedSwigluMLP(16, 48, 0)(torch.randn(2, 15))
-    with pytest.raises(ValueError, match=r"x has shape \(\)"):
-        MemoryOptimizedSwigluMLP(16, 48, 0)(torch.tensor(1.0))
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(2, 15), r"x has shape \(2, 15\); its last dimension must be the hidden size, 16"),
+        (torch.tensor(1.0), r"x has shape \(\)"),
+        ([1.0] * 16, "x is a list; it must be a tensor"),
+        (torch.randn(2, 16).bfloat16(), "mixed dtypes: x torch.bfloat16, W torch.float32"),
+        (torch.randn(2, 16, device="meta"), "mixed devices: x meta, W cpu"),
+        (torch.ones(2, 16, dtype=torch.int64), r"dtypes x torch.int64.*allowed: torch.float16"),
+    ],
+)
+def test_a_wrong_input_is_named(x, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryOptimizedSwigluMLP(16, 48, 0)(x)
 
 
 def test_weights_that_do_not_fit_are_named():
+    weights = (torch.randn(shape) for shape in ((4, 6), (4, 7), (6, 4)))
     with pytest.raises(ValueError, match=r"V \(4, 7\).*must be \(hidden, intermediate\)"):
-        MemoryOptimizedSwigluMLPFunction.apply(
-            torch.randn(2, 4), torch.randn(4, 6), torch.randn(4, 7), torch.randn(6, 4), 0
-        )
-
-
-def test_what_is_no_tensor_is_named():
-    with pytest.raises(ValueError, match="x is a list; it must be a tensor"):
-        MemoryOptimizedSwigluMLP(16, 48, 0)([1.0] * 16)
-
-
-def test_mixed_dtypes_and_devices_are_named():
-    layer = MemoryOptimizedSwigluMLP(16, 48, 0)
-    with pytest.raises(ValueError, match=r"mixed dtypes: x torch.bfloat16, W torch.float32"):
-        layer(torch.randn(2, 16, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="mixed devices: x meta, W cpu"):
-        layer(torch.randn(2, 16, device="meta"))
-    with pytest.raises(ValueError, match=r"dtypes x torch.int64.*allowed: torch.float16"):
-        layer(torch.ones(2, 16, dtype=torch.int64))
+        MemoryOptimizedSwigluMLPFunction.apply(torch.randn(2, 4), *weights, 0)

@@ -54,16 +54,10 @@ def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
     def broken(module):
         raise RuntimeError("ours")
 
-    monkeypatch.setitem(variants.VARIANTS, f"{variants.OURS}2", broken)
+    for name in (variants.COMPILED, variants.BUDGET, f"{variants.OURS}2"):
+        monkeypatch.setitem(variants.VARIANTS, name, broken)
     with pytest.raises(RuntimeError, match="ours"):
         experiments.peers.measure(**experiments.peers.configurations("small")[0])
-
-
-def test_8_bits_round_gradients_and_nothing_else():
-    table = experiments.accuracy("small").set_index("checkpoint_level")
-    assert table["output_error"].max() < 1e-5
-    assert table.loc[3, "grad_x_error"] > 1e-3
-    assert table.loc[[0, 1, 2], "grad_x_error"].max() < 1e-5
 
 
 def test_training_learns_at_every_level_alike():
