@@ -22,12 +22,12 @@ SHOWN_RANKS = (2, 4, 8, 64, 512)
 def ladder(rows: pd.DataFrame) -> SimpleNamespace:
     """Each rung against its baseline and against the rate of the matrix products alone."""
     _, left = LADDERS[_kind(rows)]
-    rungs = _rungs(rows)
-    kept, others = rungs[~rungs["rung"].isin(left)], rungs[rungs["rung"].isin(left)]
-    ranked = kept.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
-    best, start_loss = kept.loc[kept["tokens/s"].idxmax()], pick(rungs, "loss", decimals=3, rung=START)
-    losses = (rungs["loss"] - float(start_loss)).abs().fillna(0)
-    rate_low, rate_high = rungs.loc[~rungs["rung"].isin([START, "TF32"]), "product_tflops"].quantile([0.2, 0.8])
+    measured = _rungs(rows)
+    rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
+    ranked = rungs.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
+    best, start_loss = rungs.loc[rungs["tokens/s"].idxmax()], pick(measured, "loss", decimals=3, rung=START)
+    losses = (measured["loss"] - float(start_loss)).abs().fillna(0)
+    rate_low, rate_high = measured.loc[~measured["rung"].isin([START, "TF32"]), "product_tflops"].quantile([0.2, 0.8])
     heads = {"rung": "rung", "total": "total speedup", "step_ms": "step_ms", "p20_ms": "p20_ms", "p80_ms": "p80_ms"}
     heads |= {"matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
     heads |= {"peak_gib": "peak_gib", "loss": "loss"}
@@ -35,17 +35,20 @@ def ladder(rows: pd.DataFrame) -> SimpleNamespace:
     first = rows.iloc[0]
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
-        bars=kept,
-        labels=[f"{rate:,.0f}  {number(gain)}" for rate, gain in zip(kept["tokens/s"], kept["gain"], strict=True)],
-        kept=kept[list(heads)].rename(columns=heads),
+        bars=rungs,
+        labels=[
+            f"{rate:,.0f}" + (f"  ({number(gain)})" if gain.measured else "")
+            for rate, gain in zip(rungs["tokens/s"], rungs["gain"], strict=True)
+        ],
+        rungs=rungs[list(heads)].rename(columns=heads),
         left=others[[*change, "peak_gib", "loss"]].rename(columns=change).assign(reason=others["rung"].map(left)),
-        gains=dict(zip(rungs["rung"], rungs["gain"], strict=True)),
+        gains=dict(zip(measured["rung"], measured["gain"], strict=True)),
         **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
         mixed_to_first=over(_gain(ranked, "mixed precision"), _ranked(ranked, 0).gain),
         best=best["rung"],
         best_rate=Number(best["tokens/s"], "tokens/s", decimals=0),
         best_share=Number(best["matmul_share"], PERCENT, decimals=0),
-        start_share=pick(rungs, "matmul_share", PERCENT, 0, rung=START),
+        start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         total=best["total"],
         limit=_limits(rows).max(),
         rate_low=Number(rate_low, "TFLOP/s", decimals=2),
@@ -53,7 +56,7 @@ def ladder(rows: pd.DataFrame) -> SimpleNamespace:
         noise=Number(rate_high / rate_low - 1, PERCENT, decimals=0),
         start_loss=start_loss,
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
-        loss_rung=rungs.loc[losses.idxmax(), "rung"],
+        loss_rung=measured.loc[losses.idxmax(), "rung"],
     )
 
 
@@ -216,12 +219,12 @@ def _counted(setup: Setup, measured: float, kind: str) -> dict[str, float]:
 
 def distributed(rows: pd.DataFrame) -> SimpleNamespace:
     """What a rank holds by strategy, and how far the losses are from those of one process."""
-    held = {"parameter_bytes": "weights, MiB", "gradient_bytes": "gradients, MiB", "optimizer_bytes": "optimizer, MiB"}
-    table = rows[["ranks", "strategy", *held, "last_loss"]].replace({"strategy": STRATEGIES})
+    sizes = {"parameter_bytes": "weights, MiB", "gradient_bytes": "gradients, MiB", "optimizer_bytes": "optimizer, MiB"}
+    table = rows[["ranks", "strategy", *sizes, "last_loss"]].replace({"strategy": STRATEGIES})
     alone = pick(rows, "last_loss", strategy="single")
     apart = (rows["last_loss"] - float(alone)).abs().max()
     return SimpleNamespace(
-        strategies=table.assign(**{name: table[name] / MIB for name in held}).rename(columns=held),
+        strategies=table.assign(**{name: table[name] / MIB for name in sizes}).rename(columns=sizes),
         apart=Number(max(apart, 1e-6)) if alone.measured else alone,
     )
 

@@ -33,7 +33,7 @@ def test_a_rung_gains_over_its_baseline_and_the_start():
 
 def test_a_rung_that_was_not_kept_is_in_a_table_of_its_own():
     named = rush.ladder(rungs({**RATES, "SwiGLU level 2": 480.0, "max-autotune": 240.0}))
-    assert "max-autotune" not in set(named.kept["rung"])
+    assert "max-autotune" not in set(named.rungs["rung"])
     assert named.left[["change", "baseline"]].values.tolist() == [["max-autotune", "SwiGLU level 2"]]
     assert named.left["reason"].notna().all()
     assert float(named.left["speedup"].iloc[0]) == 0.5
@@ -48,7 +48,7 @@ def test_a_ladder_without_its_first_rung_has_no_total():
 
 def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
     rows = rungs()
-    share = rush.ladder(rows).kept["share of matmul rate"]
+    share = rush.ladder(rows).rungs["share of matmul rate"]
     assert share.iloc[0] / share.iloc[1] == pytest.approx(100 / 150 * 0.9 / 0.2)
     assert rush.ladder(rows).limit * share.iloc[-1] == pytest.approx(500)
 

@@ -21,10 +21,10 @@ def model(dtype=torch.float64, **changes):
     return GPT2LikeModel.from_name("tiny", VOCABULARY, **sizes).to(dtype)
 
 
-def assert_close(found, expected):
+def assert_close(actual, expected):
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], atol=1e-10, rtol=1e-7, msg=lambda text, n=name: n + text
+            actual[name], expected[name], atol=1e-10, rtol=1e-7, msg=lambda text, n=name: n + text
         )
 
 
