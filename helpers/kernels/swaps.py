@@ -39,7 +39,6 @@ class LayerNorm(nn.LayerNorm):
     variant = OURS
 
     def forward(self, x: Tensor) -> Tensor:
-        _one_dimension(self.normalized_shape)
         return NORMS["layer"][self.variant](x, self.weight, self.bias, self.eps)
 
 
@@ -49,7 +48,6 @@ class RMSNorm(nn.RMSNorm):
     variant = OURS
 
     def forward(self, x: Tensor) -> Tensor:
-        _one_dimension(self.normalized_shape)
         return NORMS["rms"][self.variant](x, self.weight, None, self.eps)
 
 
@@ -173,10 +171,3 @@ NORMS: dict[str, dict[str, Norm]] = {
 def _given(eps: float | None) -> float:
     """`eps`, or by default torch's RMSNorm epsilon for computation in fp32."""
     return torch.finfo(torch.float32).eps if eps is None else eps
-
-
-def _one_dimension(normalized_shape: tuple[int, ...]) -> None:
-    if len(normalized_shape) != 1:
-        raise ValueError(
-            f"normalized_shape must be one number, the width of the last dimension, not {normalized_shape}"
-        )

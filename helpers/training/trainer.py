@@ -141,7 +141,9 @@ class Trainer:
         self.model = task.model.half() if precision.name == "fp16" else task.model
         self.device = next(self.model.parameters()).device
         self.scaler = precision.scaler(self.device)
-        graphed = "cuda_graph" in fixes and self.device.type == "cuda"
+        # Under a loss scale only a fused optimizer skips a step without asking the host, which a graph can't do.
+        asks_host = self.scaler is not None and "fused_optimizer" in slow
+        graphed = "cuda_graph" in fixes and self.device.type == "cuda" and not asks_host
         # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
         kernels = {"foreach": False} if "fused_optimizer" in slow else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels

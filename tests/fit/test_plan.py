@@ -35,10 +35,6 @@ def test_the_largest_batch_fits_and_one_more_does_not(plan, room):
     assert peak(replace(plan, batch=largest + plan.ranks)).bytes > limit
 
 
-def test_nothing_fits_in_less_than_the_weights():
-    assert largest_batch(TINY, peak(TINY).parts["weights"]) == 0
-
-
 def trained_gib(plan: Plan) -> float:
     """The measured peak of a step on one device; that of a simulated rank is counted."""
     if plan.strategy != "single":

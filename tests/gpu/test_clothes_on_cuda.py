@@ -5,7 +5,7 @@ import torch
 from training_cases import plain_vit_state
 
 from helpers.lab import peak_memory
-from helpers.training import CLOTHES
+from helpers.training import CLOTHES, Precision
 from helpers.training.step import CapturedStep
 
 SPEED_ONLY = [switch.name for switch in CLOTHES.switches if switch.changes is None]
@@ -61,6 +61,12 @@ def test_recording_goes_with_every_other_fix():
     found = CLOTHES.run(CLOTHES.everything, epochs=2)
     assert found["steps"] == 8
     assert torch.isfinite(torch.tensor(found["train_loss"]))
+
+
+def test_a_scaled_step_that_asks_the_host_is_not_recorded():
+    trainer = CLOTHES.prepare(CLEAN - {"fused_optimizer"} | {"cuda_graph"}, precision=Precision("dynamic"))
+    batches = [batch for epoch in range(2) for batch in trainer.epoch(epoch)]
+    assert torch.isfinite(torch.stack([trainer.step(batch) for batch in batches])).all()
 
 
 def test_a_smaller_batch_after_recording_is_an_ordinary_step():

@@ -98,7 +98,7 @@ def test_modules_have_torchs_arguments():
     for ours, theirs in ((LayerNorm, nn.LayerNorm), (RMSNorm, nn.RMSNorm)):
         torch.testing.assert_close(ours(8)(x), theirs(8)(x))
         torch.testing.assert_close(ours(8, elementwise_affine=False)(x), theirs(8, elementwise_affine=False)(x))
-    with pytest.raises(ValueError, match="normalized_shape must be one number"):
+    with pytest.raises(ValueError, match=r"weight must have shape \(8,\)"):
         LayerNorm((3, 8))(x)
 
 
@@ -108,10 +108,6 @@ def test_norms_of_a_package_that_is_not_there_are_refused(to, package):
         pytest.skip("it is there")
     with pytest.raises(ValueError, match=NOT_INSTALLED + package):
         swap_norms(nn.LayerNorm(8), to)
-
-
-def test_the_floor_is_ten_bytes_an_element_in_half_precision():
-    assert sum(norms.least_bytes(1000, 2)) == 10 * 1000
 
 
 @pytest.mark.parametrize(
