@@ -200,6 +200,7 @@ def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
         second_gain=Number(second[1], TIMES, decimals=1),
         together=Number(all_together, TIMES, missing="the fixes one after another", decimals=1),
         alone={name: Number(value, TIMES) for name, value in alone["speedup"].items()},
+        decode_once=pick(alone.reset_index(), "speedup", TIMES, fix="decode_once"),
     )
 
 

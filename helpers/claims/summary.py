@@ -84,6 +84,15 @@ def _staircase(rows: pd.DataFrame, means: pd.DataFrame, deviation: pd.DataFrame,
     return table.reset_index(drop=True)
 
 
+def machines(known: pd.DataFrame, first: str) -> str:
+    """The machines that have records with their versions and dates, the one named `first` before the others."""
+    ordered = known.sort_values("gpu", key=lambda names: names != first)
+    dates = ordered["first_date"].where(
+        ordered["first_date"] == ordered["last_date"], ordered["first_date"] + " to " + ordered["last_date"]
+    )
+    return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
+
+
 def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
     """The machine's limits, and the layers of chapter 3's models by FLOP per byte."""
     bandwidth = ceilings["gb_per_s"].max()

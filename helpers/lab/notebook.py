@@ -130,14 +130,10 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     display(Markdown(f"*{as_markdown(caption)}*"), metadata=LEFT_OUT)
 
 
-def show_text(*sentences: str) -> None:
-    """Show sentences as text of the report. Write the figures in them with f-strings that read the records."""
-    display(Markdown(" ".join(sentences)))
-
-
 def show_list(sentences: Iterable[str]) -> None:
-    """Show sentences as a list."""
-    display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
+    """Show sentences as a list; each is checked as `say` does."""
+    if complete := _complete(sentences):
+        display(Markdown("\n".join(f"- {sentence}" for sentence in complete)))
 
 
 def say(*sentences: str) -> None:
@@ -146,14 +142,26 @@ def say(*sentences: str) -> None:
     A sentence whose number isn't measured is left out of the report. A factor, `2.4×`, must come from a `Number`, which
     knows its interval or its derivation or says "unpaired"; a typed one raises.
     """
+    if complete := _complete(sentences):
+        display(Markdown(" ".join(complete)))
+
+
+def show_text(*sentences: str) -> None:
+    """Show sentences as text of the report."""
+    display(Markdown(" ".join(sentences)))
+
+
+def _complete(sentences: Iterable[str]) -> list[str]:
+    """The sentences whose numbers are all measured. The others are shown in the notebook alone."""
+    complete = []
     for sentence in sentences:
         if typed := [factor for factor in FACTOR.findall(sentence) if factor not in quoted]:
             raise ValueError(f"{typed[0]} in a sentence comes from no Number: {sentence}")
-    missing = [sentence for sentence in sentences if f"[{NOT_MEASURED}: " in sentence]
-    if complete := [sentence for sentence in sentences if sentence not in missing]:
-        display(Markdown(" ".join(complete)))
-    for sentence in missing:
-        display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
+        if f"[{NOT_MEASURED}: " in sentence:
+            display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
+        else:
+            complete.append(sentence)
+    return complete
 
 
 def claim(statement: str, verdict: Verdict) -> None:
@@ -165,7 +173,9 @@ def claim(statement: str, verdict: Verdict) -> None:
 
 def readme(sentences: Iterable[str]) -> None:
     """A list that the report copies into README.md, at the project's root; links name notebooks of this folder."""
-    text = re.sub(r"\]\((\w+\.ipynb)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in sentences))
+    text = re.sub(
+        r"\]\((\w+\.ipynb)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in _complete(sentences))
+    )
     if text:
         display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})
 

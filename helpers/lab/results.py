@@ -16,7 +16,7 @@ import pandas as pd
 from . import records
 from .experiment import ColumnError, Experiment
 from .records import STATUS
-from .values import NOT_MEASURED
+from .values import NOT_MEASURED, lacking
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ class Results:
 
 
 class Named:
-    """The numbers of one or several tables, by name; computed when the first is asked for."""
+    """The numbers of one or several tables, by name; computed when the first is asked for.
+
+    Of tables that aren't measured, each name is a number that says so.
+    """
 
     def __init__(self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...]):
         self.claims, self.sources = claims, sources
@@ -84,6 +87,8 @@ class Named:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if not self.measured:
+            return lacking(", ".join(table.experiment.name for table in self.sources if not len(table.measured)))
         if name not in self._values:
             names = ", ".join(sorted(self._values))
             raise AttributeError(f"{self.claims.__qualname__} names no {name!r}; it names: {names}")
