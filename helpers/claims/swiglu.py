@@ -139,6 +139,7 @@ def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
         level2_slowest=Number(level2["ratio_to_compiled"].max(), "×", missing="level 2", decimals=2),
+        level2_bytes=derived(1 / level2["saved_ratio"].max(), "counted bytes", decimals=1),
         level2_stored=Number(level2["saved_ratio"].max(), PERCENT, missing="level 2", decimals=0),
         predicted=derived(11 / 9, "eleven products for nine"),
     )
