@@ -49,6 +49,16 @@ def ladder(rows: pd.DataFrame) -> SimpleNamespace:
         best_rate=Number(best["tokens/s"], "tokens/s", decimals=0),
         best_share=Number(best["matmul_share"], PERCENT, decimals=0),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
+        best_loss=Number(best["loss"], decimals=3),
+        start_rate=pick(rungs, "tokens/s", "tokens/s", 0, rung=START),
+        setups=derived(len(rungs), "counted", "", 0),
+        model=first["model"],
+        mixed=_gain(ranked, "mixed precision"),
+        compiled=_gain(ranked, "compile"),
+        pages=_gain(ranked, "allocator keeps pages"),
+        adamw=_gain(ranked, "fused AdamW"),
+        attention_bytes=over(_peak(rungs, stands_on("FlashAttention", _kind(rows))), _peak(rungs, "FlashAttention")),
+        matmul_share=Number(best["matmul_share"], PERCENT),
         total=best["total"],
         limit=_limits(rows).max(),
         rate_low=Number(rate_low, "TFLOP/s", decimals=2),
@@ -88,6 +98,10 @@ def _faster(rows: pd.DataFrame, step: str, baseline: str | None) -> Number:
         return lacking("a rung before the first", TIMES)
     rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
     return in_unit(over(rate, base), TIMES, 2)
+
+
+def _peak(rungs: pd.DataFrame, rung: str) -> Number:
+    return pick(rungs, "peak_gib", "GiB", rung=rung)
 
 
 def _gain(ranked: pd.DataFrame, rung: str) -> Number:
@@ -148,6 +162,7 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         variants=rows[list(heads)].rename(columns=heads),
         fastest=fastest["variant"],
+        over_compiled=Number(rows[rows["variant"].str.contains("compile")]["ratio"].min(), TIMES, missing="compiled"),
         speedup=paired(fastest) if measured else Number(fastest["ratio"], TIMES, decimals=2),
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),
