@@ -46,7 +46,6 @@ __all__ = [
     "results",
     "say",
     "show_list",
-    "show_text",
     "table",
     "when",
 ]
@@ -144,11 +143,6 @@ def say(*sentences: str) -> None:
     """
     if complete := _complete(sentences):
         display(Markdown(" ".join(complete)))
-
-
-def show_text(*sentences: str) -> None:
-    """Show sentences as text of the report."""
-    display(Markdown(" ".join(sentences)))
 
 
 def _complete(sentences: Iterable[str]) -> list[str]:
