@@ -1,10 +1,11 @@
-"""Chapter 1: which gradients underflow, how well each precision trains, and what scaling and casting cost."""
+"""Chapter 1: which gradients fp16 loses, how well each precision trains, and what loss scaling and autocast cost."""
 
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.amp import FP32_KERNELS, TORCHS_KERNELS
+from helpers.experiments.amp import TORCHS_KERNELS
+from helpers.lab.trials.estimate import students
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, over, pick
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}
@@ -17,100 +18,81 @@ RUNS = {
     "torch-scaler": "AMP, torch's scaler",
     "bf16": "AMP, bf16",
 }
-SUBNORMAL, ZERO = -14, -25  # binary exponents below which fp16 rounds to subnormals, and to zero
-SCORED = ("amp", "static", "dynamic", "bf16")
+OURS = "ours"
+LIMITS = {"below 2⁻¹⁴": -14, "below 2⁻²⁵": -25}  # fp16's smallest normal number; what it rounds to zero
+TIMED = ["variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch"]
 
 
 def exponents(rows: pd.DataFrame) -> SimpleNamespace:
-    """The distribution of gradients by task and kind, and the shares that fp16 loses."""
+    """Shares of nonzero gradients by exponent: task → kind → rows; and the shares below fp16's limits."""
+    tasks: dict[str, dict[str, pd.DataFrame]] = {}
     lost = []
-    for (task, kind), of_kind in rows.dropna(subset="exponent").groupby(["task", "kind"], sort=False):
-        shares = {
-            name: of_kind.loc[of_kind["exponent"] < limit, "share"].sum() / of_kind["share"].sum()
-            for name, limit in (("below 2⁻¹⁴", SUBNORMAL), ("below 2⁻²⁵", ZERO))
-        }
+    for (task, kind), part in rows.dropna(subset="exponent").groupby(["task", "kind"], sort=False):
+        tasks.setdefault(task, {})[kind] = part
+        below = {name: part["share"][part["exponent"] < limit].sum() for name, limit in LIMITS.items()}
+        shares = {name: share / part["share"].sum() for name, share in below.items()}
         lost.append({"task": TASKS[task], "gradients of": kind} | shares)
-    return SimpleNamespace(panels=_by_task(rows.dropna(subset="exponent")), lost=pd.DataFrame(lost))
-
-
-def _by_task(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {TASKS[task]: of_task for task, of_task in rows.groupby("task", sort=False)}
+    return SimpleNamespace(tasks=tasks, lost=pd.DataFrame(lost))
 
 
 def zeros(rows: pd.DataFrame) -> SimpleNamespace:
-    """The share of zero weight gradients by precision: of all weights, and the range over layers."""
-    wide = {name: {"training": RUNS[name]} for name in RUNS if name in set(rows["precision"])}
-    for (task, precision), of_run in rows.groupby(["task", "precision"], sort=False):
-        share, weights = of_run["zero_share"], of_run["weights"]
-        finite = share.notna().all()
-        wide[precision][f"{TASKS[task]}, all"] = (share * weights).sum() / weights.sum() if finite else None
-        wide[precision][f"{TASKS[task]}, by layer"] = f"{share.min():.2g} – {share.max():.2g}" if finite else None
-    return SimpleNamespace(
-        table=pd.DataFrame(list(wide.values())), step=derived(rows["step"].max(), "a setting", "", 0)
-    )
+    """The share of zero weight gradients by training, of all weights and over layers; none if some aren't finite."""
+    cells: dict[str, dict] = {name: {"training": RUNS[name]} for name in RUNS if name in set(rows["precision"])}
+    for (task, precision), layers in rows.groupby(["task", "precision"], sort=False):
+        share, weights = layers["zero_share"], layers["weights"]
+        finite = not share.isna().any()
+        cells[precision][f"{TASKS[task]}, all"] = (share * weights).sum() / weights.sum() if finite else None
+        cells[precision][f"{TASKS[task]}, by layer"] = f"{share.min():.2g} – {share.max():.2g}" if finite else None
+    return SimpleNamespace(table=pd.DataFrame(list(cells.values())), step=_count(rows["step"].max()))
 
 
 def quality(rows: pd.DataFrame) -> SimpleNamespace:
-    """Accuracy, loss and zero gradients of each precision, and its difference from fp32."""
+    """How each precision trains each task, and the scales that the scalers start with."""
     scales = rows.groupby("precision")["first_scale"].max()
-    divided = rows.groupby("task")["micro_batches"].first()
-    guess = rows[rows["task"] == "segmentation"]["constant_accuracy"].max()
-    accuracy = {name: _accuracy(rows, name) for name in ("fp32", *SCORED)}
     return SimpleNamespace(
-        tables={name: _scores(of_task) for name, of_task in _by_task(rows).items()},
-        jobs={name: _job(of_task) for name, of_task in _by_task(rows).items()},
-        segmentation=_against_fp32(rows, "segmentation"),
-        lm=_against_fp32(rows, "lm"),
-        segmentation_divided=derived(divided.get("segmentation", float("nan")), "a setting", "", 0),
-        lm_divided=derived(divided.get("lm", float("nan")), "a setting", "", 0),
-        static_scale=derived(scales.get("static", float("nan")), "a setting", "", 0),
-        dynamic_scale=derived(scales.get("dynamic", float("nan")), "a setting", "", 0),
-        growth_interval=derived(rows["growth_interval"].max(), "a setting", "", 0),
-        fp32=accuracy["fp32"],
-        unscaled=accuracy["amp"],
-        static=accuracy["static"],
-        dynamic=accuracy["dynamic"],
-        guess=Number(guess, PERCENT),
-        steps=derived(rows[rows["task"] == "segmentation"]["steps"].max(), "a setting", "steps", 0),
-        zero_gradients=_mean(rows, "zero_share", "amp"),
+        **{name: _task(name, rows[rows["task"] == name]) for name in TASKS},
+        static_scale=_count(scales.get("static")),
+        dynamic_scale=_count(scales.get("dynamic")),
+        growth_interval=_count(rows["growth_interval"].max()),
     )
 
 
-def _mean(rows: pd.DataFrame, column: str, precision: str, task: str = "segmentation") -> Number:
-    chosen = rows[(rows["task"] == task) & (rows["precision"] == precision)][column]
-    return Number(chosen.mean(), PERCENT, missing=f"{RUNS[precision]}, {TASKS[task]}")
+def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
+    """A task's table; by precision the accuracy, and its difference to fp32's in points."""
+    trained = rows[rows["diverged"] != "yes"]
+    accuracy = trained.pivot(index="seed", columns="precision", values="validation_accuracy").reindex(columns=RUNS)
+    guess = rows.groupby("seed")["constant_accuracy"].first()
+    first = rows.iloc[0] if len(rows) else pd.Series(index=rows.columns, dtype=object)
+    zero_share = trained.groupby("precision")["zero_share"].mean()
+    present = [run for run in RUNS if run in set(rows["precision"])]
+    return SimpleNamespace(
+        table=pd.DataFrame([_training(rows[rows["precision"] == run], accuracy) for run in present]),
+        steps=_count(first["steps"]),
+        seeds=_count(rows["seed"].nunique()),
+        micro_batches=_count(first["micro_batches"]),
+        source=first["source"],
+        guess=_mean(guess, TASKS[name]),
+        accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
+        points={run: _points(accuracy[run] - accuracy["fp32"], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
+        over_guess=_points(accuracy["amp"] - guess, f"{TASKS[name]}, {RUNS['amp']}"),
+        lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
+    )
 
 
-def _accuracy(rows: pd.DataFrame, precision: str) -> Number:
-    return _mean(rows, "validation_accuracy", precision)
-
-
-def _job(of_task: pd.DataFrame) -> str:
-    one = of_task.iloc[0]
-    seeds = of_task["seed"].nunique()
-    return f"{one['steps']:.0f} steps, {seeds} seeds, {one['source']}. Constant guess: {one['constant_accuracy']:.3f}"
-
-
-def _scores(of_task: pd.DataFrame) -> pd.DataFrame:
-    """A line a precision: means over the seeds that didn't diverge."""
-    trained = of_task[of_task["diverged"] != "yes"]
-    mean = trained.groupby("precision")["validation_accuracy"].mean()
-    lines = []
-    for precision in [name for name in RUNS if name in set(of_task["precision"])]:
-        finite, total = trained[trained["precision"] == precision], (of_task["precision"] == precision).sum()
-        points = 100 * (mean.get(precision, float("nan")) - mean.get("fp32", float("nan")))
-        lines.append(
-            {
-                "training": RUNS[precision],
-                "accuracy": _spread(finite["validation_accuracy"]),
-                "points against fp32": f"{points:+.2f}" if points == points else "–",
-                "loss": _spread(finite["validation_loss"]),
-                "zero gradients": finite["zero_share"].mean(),
-                "steps skipped": finite["skipped_steps"].mean(),
-                "diverged": f"{total - len(finite)} of {total}",
-            }
-        )
-    return pd.DataFrame(lines)
+def _training(rows: pd.DataFrame, accuracy: pd.DataFrame) -> dict:
+    """A row of a task's table: means over the seeds, of the trainings that did not diverge."""
+    run = rows["precision"].iloc[0]
+    trained = rows[rows["diverged"] != "yes"]
+    points = 100 * (accuracy[run].mean() - accuracy["fp32"].mean())
+    return {
+        "training": RUNS[run],
+        "accuracy": _spread(trained["validation_accuracy"]),
+        "points against fp32": f"{points:+.2f}" if points == points else "–",
+        "loss": _spread(trained["validation_loss"]),
+        "zero gradients": trained["zero_share"].mean(),
+        "steps skipped": trained["skipped_steps"].mean(),
+        "diverged": f"{len(rows) - len(trained)} of {len(rows)}",
+    }
 
 
 def _spread(values: pd.Series) -> str:
@@ -118,68 +100,87 @@ def _spread(values: pd.Series) -> str:
     return f"{values.mean():.4f}{deviation}" if len(values) else "–"
 
 
-def _against_fp32(rows: pd.DataFrame, task: str) -> SimpleNamespace:
-    """Points of accuracy from fp32, and the largest deviation over the seeds of one precision."""
-    by = rows[rows["task"] == task].pivot(index="seed", columns="precision", values="validation_accuracy")
-    by = by.reindex(columns=["fp32", *SCORED])
-    points = {name: Number(100 * (by[name].mean() - by["fp32"].mean()), "points", decimals=1) for name in SCORED}
-    points = {name: value if value.measured else lacking(RUNS[name], "points") for name, value in points.items()}
-    furthest = max((points[name] for name in ("static", "dynamic", "bf16")), key=lambda value: abs(float(value)))
-    noise = Number(100 * by[["fp32", "static", "dynamic"]].std().max(), "points", decimals=1, missing="seeds")
-    return SimpleNamespace(**points, noise=noise, furthest=Number(abs(float(furthest)), "points", decimals=1))
+def _mean(values: pd.Series, missing: str) -> Number:
+    return Number(values.mean(), decimals=3, missing=missing)
+
+
+def _points(by_seed: pd.Series, missing: str) -> Number:
+    """The mean of differences between trainings of the same seed, in points, with its interval by Student's t."""
+    differences = 100 * by_seed.dropna()
+    mean, seeds = differences.mean(), len(differences)
+    if seeds < 2:
+        return Number(mean, "points", decimals=2, missing=missing)
+    reach = students(0.95, seeds - 1) * differences.std() / seeds**0.5
+    return Number(mean, "points", mean - reach, mean + reach, seeds, decimals=2)
+
+
+def _count(value: float | None) -> Number:
+    missing = value is None or pd.isna(value)
+    return lacking("trainings") if missing else derived(value, "counted", "", 0)
 
 
 def curves(rows: pd.DataFrame) -> SimpleNamespace:
-    """Loss and scale by step of the runs that didn't diverge; the names of those that did."""
-    finite = rows.groupby("precision")["loss"].apply(lambda loss: loss.notna().mean())
-    diverged = [name for name in RUNS if finite.get(name, 1.0) < 0.5]
-    shown = rows[~rows["precision"].isin(diverged)]
-    return SimpleNamespace(panels=_by_task(shown), diverged=", ".join(RUNS[name] for name in diverged) or "none")
+    """Loss and scale by step: task → precision → rows, where the loss stays finite for half of the steps."""
+    tasks: dict[str, dict[str, pd.DataFrame]] = {}
+    for (task, precision), line in rows.groupby(["task", "precision"], sort=False):
+        if line["loss"].notna().mean() >= 0.5:
+            tasks.setdefault(task, {})[precision] = line
+    return SimpleNamespace(tasks=tasks)
 
 
 def gradient_time(rows: pd.DataFrame) -> SimpleNamespace:
-    """Forward and backward of one batch by precision, and what torch's own fp16 kernels cost."""
-    own = rows["kernels"].eq(TORCHS_KERNELS) & ~rows["precision"].isin(["fp32", "bf16"])
-    mixed = rows["kernels"].nunique() > 1
-    wide: dict[str, dict] = {}
-    for row in rows.assign(own=own & mixed).itertuples():
-        training, task = RUNS[row.precision] + (", torch's kernels" if row.own else ""), TASKS[row.task]
-        cells = wide.setdefault(training, {"training": training})
-        cells[f"{task}, ms"] = f"{number(row.median_ms)} ({number(row.p20_ms)} – {number(row.p80_ms)})"
-        cells[f"{task}, GiB"] = row.peak_gib
-    torchs = rows[(rows["kernels"] != FP32_KERNELS) & (rows["task"] == "segmentation")]
-
-    def ms(precision: str) -> Number:
-        return pick(torchs, "median_ms", "ms", precision=precision)
-
-    return SimpleNamespace(
-        table=pd.DataFrame(list(wide.values())), fp16=over(ms("dynamic"), ms("fp32")), bf16=over(ms("bf16"), ms("fp32"))
-    )
+    """Time and memory of a gradient by training; what 16 bits take by torch's own kernels, against fp32."""
+    fp16, by_torch = ~rows["precision"].isin(["fp32", "bf16"]), rows["kernels"] == TORCHS_KERNELS
+    named = fp16 & by_torch & (rows["kernels"].nunique() > 1)
+    cells: dict[str, dict] = {}
+    for row in rows.assign(named=named).itertuples():
+        training = RUNS[row.precision] + (", torch's kernels" if row.named else "")
+        columns = cells.setdefault(training, {"training": training})
+        columns[f"{TASKS[row.task]}, ms"] = f"{number(row.median_ms)} ({number(row.p20_ms)} – {number(row.p80_ms)})"
+        columns[f"{TASKS[row.task]}, GiB"] = row.peak_gib
+    pictures = rows[by_torch & (rows["task"] == "segmentation")]
+    fp32, dynamic, bf16 = (pick(pictures, "median_ms", "ms", precision=run) for run in ("fp32", "dynamic", "bf16"))
+    return SimpleNamespace(table=pd.DataFrame(list(cells.values())), fp16=over(dynamic, fp32), bf16=over(bf16, fp32))
 
 
 def scaler_step(rows: pd.DataFrame) -> SimpleNamespace:
-    """Unscale, clip and step: ours against torch's scaler and against a clipped step without scaling."""
-    largest = rows[rows["million_parameters"] == rows["million_parameters"].max()]
-    names = ["million_parameters", "variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch", "ratio_to_no_scaler"]
-    ours, torchs, none = (
-        pick(largest, "median_ms", "ms", 1, variant=name) for name in ("ours", "torch.amp.GradScaler", "no scaler")
-    )
+    """A scaled step of each variant, and ours against torch's scaler and against none, for most parameters."""
+    sizes = rows["million_parameters"].unique()
+    table = rows[["million_parameters", *TIMED, "ratio_to_no_scaler", "host_reads"]]
+    ours = rows[(rows["variant"] == OURS) & (rows["million_parameters"] == max(sizes))]
+    over_torch = _ratio(ours, "ratio_to_torch")
     return SimpleNamespace(
-        table=rows[[*names, "host_reads"]],
-        ours_ms=ours,
-        torch_ms=torchs,
-        speedup=over(torchs, ours),
-        over_torch=over(ours, torchs),
-        over_none=over(ours, none),
-        predicted_to_torch=derived(36 / 48, "36 bytes for 48"),
-        predicted_to_none=derived(36 / 40, "36 bytes for 40"),
+        table=table if len(sizes) > 1 else table.drop(columns="million_parameters"),
+        sizes=", ".join(map(str, sizes)),
+        over_torch=over_torch,
+        over_none=_ratio(ours, "ratio_to_no_scaler"),
+        speedup=_inverse(over_torch),
+        predicted_over_torch=derived(36 / 48, "bytes moved"),
+        predicted_over_none=derived(36 / 40, "bytes moved"),
     )
 
 
 def autocast_overhead(rows: pd.DataFrame) -> SimpleNamespace:
-    """A step under the library's autocast against torch's; `ratio` is the largest of the sizes."""
-    names = ["hidden", "layers", "batch", "variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch"]
-    ours = rows[rows["variant"] == "ours"]["ratio_to_torch"]
+    """A step under each autocast; the largest ratio of ours to torch's over the sizes."""
+    ours = rows[rows["variant"] == OURS]
     return SimpleNamespace(
-        table=rows[names], dtype=rows["dtype"].iloc[0], ratio=Number(ours.max(), TIMES, missing="ours", decimals=2)
+        table=rows[["hidden", "layers", "batch", *TIMED]],
+        dtype=rows["dtype"].iloc[0],
+        ratio=_ratio(ours.nlargest(1, "ratio_to_torch"), "ratio_to_torch"),
     )
+
+
+def _ratio(row: pd.DataFrame, column: str) -> Number:
+    """A ratio of the only row, with its interval where it was recorded."""
+    ratio, low, high, pairs = (pick(row, column + end) for end in ("", "_low", "_high", "_pairs"))
+    if not ratio.measured:
+        return lacking(column, TIMES)
+    if not low.measured:
+        return Number(ratio.value, TIMES)
+    return Number(ratio.value, TIMES, low.value, high.value, int(pairs.value))
+
+
+def _inverse(ratio: Number) -> Number:
+    if not ratio.measured or ratio.low is None:
+        return over(derived(1, "one"), ratio)
+    return Number(1 / ratio.value, TIMES, 1 / ratio.high, 1 / ratio.low, ratio.n)
