@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.lab.trials import FASTER, SLOWER, estimate
-from helpers.lab.trials.estimate import LUCK
+from helpers.lab.trials.estimate import LUCK, students
 from helpers.lab.trials.simulation import MACHINES, coverage, simulated
 
 
@@ -50,3 +50,8 @@ def test_more_starts_narrow_what_more_pairs_cannot():
     generator = np.random.default_rng(0)
     starts = [simulated(generator, 40, 1.0, luck=LUCK) for _ in range(4)]
     assert estimate(starts).half_width < 0.7 * estimate(starts[:1]).half_width
+
+
+@pytest.mark.parametrize(("freedom", "tabulated"), [(2, 4.303), (4, 2.776), (10, 2.228), (1000, 1.962)])
+def test_students_quantiles_are_those_of_the_tables(freedom, tabulated):
+    assert students(0.95, freedom) == pytest.approx(tabulated, rel=0.01)
