@@ -16,7 +16,7 @@ import pandas as pd
 from . import records
 from .experiment import ColumnError, Experiment
 from .records import STATUS
-from .values import NOT_MEASURED, lacking
+from .values import lacking
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,6 @@ class Results:
     def named(self, claims: Callable[..., SimpleNamespace], *others: "Results") -> "Named":
         """The numbers that `claims` makes of the measured rows of this table, and of the others."""
         return Named(claims, (self, *others))
-
-    @property
-    def with_missing(self) -> pd.DataFrame:
-        """The rows, and for each configuration without any, one that says that it is not measured."""
-        identity, configs = self.experiment.identity(self.preset), self.experiment.configurations(self.preset)
-        there = [records.key(row, identity) for row in self.rows.to_dict("records")]
-        absent = [config | {STATUS: NOT_MEASURED} for config in configs if records.key(config, identity) not in there]
-        both = pd.concat([self.rows, pd.DataFrame(absent)], ignore_index=True) if absent else self.rows
-        return _in_order(self.experiment, self.preset, both)
 
     @property
     def origin(self) -> str:

@@ -62,13 +62,6 @@ def test_rows_of_an_older_method_are_counted(record):
     assert results(SORTING).origin == "1 rows by an older method."
 
 
-def test_what_the_machines_class_should_have_and_lacks_is_a_row_that_says_so(record):
-    record("CPU Test", "cpu", 3)
-    shown = results(SORTING).with_missing
-    assert shown["size"].tolist() == [2, 3]
-    assert shown["status"].tolist() == ["not measured", "ok"]
-
-
 def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, monkeypatch):
     shown = []
     monkeypatch.setattr(notebook, "display", lambda what, metadata: shown.append((what.data, metadata["helpers"])))
