@@ -51,7 +51,7 @@ def ladder(rows: pd.DataFrame) -> SimpleNamespace:
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         best_loss=Number(best["loss"], decimals=3),
         start_rate=pick(rungs, "tokens/s", "tokens/s", 0, rung=START),
-        setups=derived(len(rungs), "counted", "", 0),
+        setups=derived(len(measured), "counted", "", 0),
         model=first["model"],
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
