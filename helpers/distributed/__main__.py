@@ -26,7 +26,6 @@ HELP = {
     "precision": "amp-bf16: fp32 parameters, bf16 compute",
     "checkpointing": "what blocks compute again in backward",
     "bucket_mib": "ddp: average gradients in pieces of so many MiB",
-    "sync_each": "average gradients after each micro-batch",
     "clip": "the gradient's norm at most",
     "save": "folder to write a checkpoint to",
     "resume": "folder to go on from",
@@ -48,11 +47,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         flag = "--" + field.name.replace("_", "-")
         choices = f"one of {', '.join(CHOICES[field.name])}" if field.name in CHOICES else ""
         text = "; ".join(filter(None, (HELP.get(field.name), choices)))
-        if isinstance(field.default, bool):
-            parser.add_argument(flag, action="store_true", help=text)
-        else:
-            kind = {"int | None": int, "str | None": str}.get(str(field.type), type(field.default))
-            parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
+        kind = {"int | None": int, "str | None": str}.get(str(field.type), type(field.default))
+        parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
     return parser
 
 

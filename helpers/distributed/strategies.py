@@ -77,7 +77,6 @@ class Job:
     precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
     checkpointing: str = "none"  # as in `helpers.training.checkpointing`
     bucket_mib: float = 25.0  # ddp: size of the gradient buckets
-    sync_each: bool = False  # average gradients after each micro-batch, not once a step
     learning_rate: float = 1e-3
     clip: float = 1.0  # maximal gradient norm
     seed: int = 0

@@ -64,8 +64,7 @@ def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batche
     loss_of = strategies.loss_of(job, model, batches[0][0].device)
     total = torch.zeros((), device=batches[0][0].device)
     for number, (tokens, targets) in enumerate(batches, 1):
-        now = job.sync_each or number == len(batches)
-        with strategies.synchronising(model, now), strategies.differentiating(job):
+        with strategies.synchronising(model, number == len(batches)), strategies.differentiating(job):
             loss = loss_of(tokens, targets) / len(batches)
             loss.backward()
         total += full(loss.detach())

@@ -1,24 +1,23 @@
 """Where a training step's memory goes, whether it fits, and what would make it fit: `fit`.
 
-    found = fit(Plan(model="llama-3.2-1b", batch=8, sequence=2048, strategy="zero3", ranks=8), memory_gib=24)
-    found["fits"], found["parts_gib"], found["largest_batch"], found["switches"]
-    print(text(found))
+    row = fit(Plan(model="llama-3.2-1b", batch=8, sequence=2048, strategy="zero3", ranks=8), memory_gib=24)
+    row["fits"], row["parts_gib"], row["largest_batch"], row["switches"]
+    print(text(row))
 
 Nothing is allocated or computed: it takes 5 to 20 s on any machine. The training code runs on fake tensors with two
-layers and with three, and its peaks are told for all layers by the difference; the peaks are those measured on the
+layers and with three; the peak of all layers follows from the difference. These peaks are those measured on the
 uncompiled steps of the ladder. Kernels' workspaces, fragmentation and the driver's memory (about 1 GiB on a GPU) aren't
 counted. A compiler saves fewer activations: compiled setups need less.
 """
 
 import functools
-import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from helpers.distributed import Job
-from helpers.lab import records
+from helpers.lab import cpu, records
 from helpers.lab.arguments import check_choice, check_positive
 from helpers.lab.machine import device, device_name, slug
 from helpers.lab.memory import GIB
@@ -31,9 +30,9 @@ from .ledger import Peak
 from .rank import rank_peak
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
-# By one device or by many; only what can be counted or derived
+# By one device or by many; only what can be counted
 PRECISIONS = {True: ("fp32", "amp-bf16", "bf16"), False: ("fp32", "amp-bf16")}
-CHECKPOINTING = {True: ("none", "selective", "full"), False: ("none", "full")}
+CHECKPOINTING = ("none", "selective", "full")
 HEADS = {True: ("full", "chunked"), False: ("full",)}
 
 
@@ -54,8 +53,9 @@ class Plan:
         """A `ValueError`, one line, for the first thing that is unknown or can't be counted."""
         one = self.strategy == "single"
         check_choice(STRATEGIES, strategy=self.strategy)
-        for valid, name in ((PRECISIONS, "precision"), (CHECKPOINTING, "checkpointing"), (HEADS, "head")):
-            check_choice(valid[one], **{name: getattr(self, name)})
+        check_choice(PRECISIONS[one], precision=self.precision)
+        check_choice(CHECKPOINTING, checkpointing=self.checkpointing)
+        check_choice(HEADS[one], head=self.head)
         check_positive(ranks=self.ranks)
         if one and self.ranks == 1:
             _ = self.setup  # checks itself
@@ -90,14 +90,14 @@ def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
     memory_gib = this_memory_gib() if memory_gib is None else memory_gib
     if not 0 < memory_gib <= 2**20:
         raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
-    limit, found = memory_gib * GIB, peak(plan)
+    limit, needed = memory_gib * GIB, peak(plan)
     largest = largest_batch(plan, limit)
     return asdict(plan) | {
         "memory_gib": memory_gib,
-        "parts_gib": {part: size / GIB for part, size in found.parts.items()},
-        "moment": found.moment,
-        "peak_gib": found.bytes / GIB,
-        "fits": found.bytes <= limit,
+        "parts_gib": {part: size / GIB for part, size in needed.parts.items()},
+        "moment": needed.moment,
+        "peak_gib": needed.bytes / GIB,
+        "fits": needed.bytes <= limit,
         "largest_batch": largest,
         "switches": [_switch(change, plan, limit) for change in changes(plan, largest)],
         "time": least_time(plan),
@@ -140,12 +140,8 @@ def changes(plan: Plan, largest: int) -> list[dict[str, Any]]:
         given += [{"strategy": "zero3"} | checkpointing]
         given += [{"ranks": 2 * plan.ranks}] if plan.batch % (2 * plan.ranks) == 0 else []
     given += [{"batch": largest}] if 0 < largest < plan.batch else []
-    told = []
-    for change in given:
-        change = {name: value for name, value in change.items() if value != getattr(plan, name)}
-        if change and change not in told:
-            told.append(change)
-    return told
+    new = [{name: value for name, value in change.items() if value != getattr(plan, name)} for change in given]
+    return [change for number, change in enumerate(new) if change and change not in new[:number]]
 
 
 def _switch(change: dict[str, Any], plan: Plan, limit: float) -> dict[str, Any]:
@@ -166,9 +162,8 @@ def least_time(plan: Plan) -> dict[str, Any] | None:
         if not len(rates):
             continue
         tokens = plan.batch * plan.sequence / plan.ranks
-        operations = (
-            tokens * flops_per_token(plan.model, plan.sequence) * (4 / 3 if plan.checkpointing == "full" else 1)
-        )
+        recomputed = 4 / 3 if plan.checkpointing == "full" else 1
+        operations = tokens * flops_per_token(plan.model, plan.sequence) * recomputed
         local = parameters(plan.model) / (plan.ranks if plan.strategy in ("zero2", "zero3") else 1)
         moved = LEAST_BYTES * local / (2 if plan.precision == "bf16" else 1)
         tflops, gb_s = float(rates.max()), float(rows["gb_per_s"].max())
@@ -181,29 +176,29 @@ def this_memory_gib() -> float:
     """The memory of this machine's device."""
     if device().type == "cuda":
         return torch.cuda.get_device_properties(device()).total_memory / GIB
-    if not hasattr(os, "sysconf"):
+    if (gib := cpu.memory_gib()) is None:
         raise ValueError("this system doesn't tell its memory; give it in GiB")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    return gib
 
 
-def text(found: dict[str, Any]) -> str:
-    """What `fit` found, in lines of at most 100 columns."""
-    ranks, memory = found["ranks"], found["memory_gib"]
-    many = f"{found['strategy']} over {ranks} ranks" if found["strategy"] != "single" else "one device"
-    each = f" ({found['batch'] / ranks:g} a rank)" if ranks > 1 else ""
+def text(row: dict[str, Any]) -> str:
+    """A row of `fit` in lines of at most 100 columns."""
+    ranks, memory = row["ranks"], row["memory_gib"]
+    many = f"{row['strategy']} over {ranks} ranks" if row["strategy"] != "single" else "one device"
+    each = f" ({row['batch'] / ranks:g} a rank)" if ranks > 1 else ""
     lines = [
-        f"{found['model']}, batch {found['batch']}{each} × {found['sequence']} tokens, {many}, {found['precision']}",
-        f"checkpointing {found['checkpointing']}, head {found['head']}; GiB a rank at the peak ({found['moment']}):",
-        *(f"  {part:<16}{size:9.2f}" for part, size in found["parts_gib"].items()),
-        f"  {'peak':<16}{found['peak_gib']:9.2f}  {'fits in' if found['fits'] else 'does not fit in'} {memory:.1f} GiB",
+        f"{row['model']}, batch {row['batch']}{each} × {row['sequence']} tokens, {many}, {row['precision']}",
+        f"checkpointing {row['checkpointing']}, head {row['head']}; GiB a rank at the peak ({row['moment']}):",
+        *(f"  {part:<16}{size:9.2f}" for part, size in row["parts_gib"].items()),
+        f"  {'peak':<16}{row['peak_gib']:9.2f}  {'fits in' if row['fits'] else 'does not fit in'} {memory:.1f} GiB",
         "uncompiled; without workspaces of kernels, fragmentation and the driver's memory",
-        f"largest batch that fits: {found['largest_batch'] or f'none; the least is {ranks}'}",
+        f"largest batch that fits: {row['largest_batch'] or f'none; the least is {ranks}'}",
         "switches:",
     ]
-    for switch in found["switches"]:
+    for switch in row["switches"]:
         change = ", ".join(f"{name} {value}" for name, value in switch["change"].items())
         lines.append(f"  {change:<62}{switch['peak_gib']:9.2f}  {'fits' if switch['fits'] else 'does not fit'}")
-    if time := found["time"]:
+    if time := row["time"]:
         rate = f"{time['tflops']:.3g} TFLOP/s in {time['dtype']} and {time['gb_per_s']:.3g} GB/s"
         lines += [f"a step takes at least {time['seconds']:.3g} s a rank at {rate},", f"measured on {time['machine']}"]
         lines[-1] += "; communication excluded" if ranks > 1 else ""

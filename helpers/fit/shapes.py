@@ -1,67 +1,53 @@
-"""Shapes of a Llama preset's weights."""
+"""Shapes of a Llama's weights."""
 
+import functools
 from dataclasses import dataclass
 
-from helpers.models.llama import preset
+import torch
+
+from helpers.models import Llama
 
 FP32 = 4  # bytes of a number
+
+Weights = list[tuple[int, int]]  # rows and columns of each; a norm's weight has one column
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Rows and columns of a model's weights. A norm's weight has one column."""
+    """Rows and columns of a model's weights: of the embedding (and the head), of a block, and of all."""
 
-    vocab: int
-    width: int
+    table: tuple[int, int]
+    block: Weights
     layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    max_length: int
     tied: bool
+    weights: Weights
 
     @classmethod
-    def of(cls, name: str) -> "Shapes":
-        sizes = preset(name)
-        return cls(
-            vocab=sizes["vocab_size"],
-            width=sizes["width"],
-            layers=sizes["layers"],
-            heads=sizes["heads"],
-            kv_heads=sizes["kv_heads"],
-            head_dim=sizes.get("head_dim", sizes["width"] // sizes["heads"]),
-            hidden=sizes["feedforward_size"],
-            max_length=sizes.get("max_length", 131072),
-            tied=sizes.get("tied", True),
+    @functools.cache
+    def of(cls, name: str, layers: int | None = None) -> "Shapes":
+        """The shapes of a preset, which is built without memory."""
+        with torch.device("meta"):
+            model = Llama.from_name(name, **({"layers": layers} if layers else {}))
+        block, weights = (
+            [(len(weight), weight[0].numel()) for weight in module.parameters()] for module in (model.layers[0], model)
         )
+        tied = model.head.weight is model.embedding.weight
+        return cls(tuple(model.embedding.weight.shape), block, len(model.layers), tied, weights)
 
     @property
-    def block(self) -> list[tuple[int, int]]:
-        """Two norms; q, k, v, out; gate, up, down."""
-        d, q, kv = self.width, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = [(q, d), (kv, d), (kv, d), (d, q)]
-        return [(d, 1), *attention, (d, 1), (self.hidden, d), (self.hidden, d), (d, self.hidden)]
+    def width(self) -> int:
+        return self.table[1]
 
     @property
-    def table(self) -> tuple[int, int]:
-        """The embedding, and the head."""
-        return self.vocab, self.width
-
-    @property
-    def outside(self) -> list[tuple[int, int]]:
-        """Weights outside the blocks."""
-        return [self.table, (self.width, 1), *([] if self.tied else [self.table])]
-
-    @property
-    def weights(self) -> list[tuple[int, int]]:
-        return self.block * self.layers + self.outside
+    def last(self) -> Weights:
+        """The final norm with the head, which are gathered together; a tied head is the embedding, too."""
+        return [self.table, (self.width, 1)]
 
 
-def elements(weights: list[tuple[int, int]]) -> int:
+def elements(weights: Weights) -> int:
     return sum(rows * columns for rows, columns in weights)
 
 
-def share(weights: list[tuple[int, int]], ranks: int) -> int:
+def share(weights: Weights, ranks: int) -> int:
     """Elements of a rank's shard when each weight's rows are divided over ranks, padded to equal shards."""
     return sum(-(-rows // ranks) * columns for rows, columns in weights)

@@ -40,21 +40,19 @@ def transfers(job: Job, ranks: int) -> list[Transfer]:
     job.check(ranks)
     if ranks == 1:
         return []
-    shapes = Shapes.of(job.model)
+    shapes = Shapes.of(job.model, job.layers)
     derived = {"ddp": _ddp, "zero2": _zero, "zero3": _zero, "tp": _tp}[job.strategy](job, shapes, ranks)
     return [transfer for transfer in derived if transfer.bytes]
 
 
 def _ddp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     size = FP32 * elements(shapes.weights)
-    times = job.accumulate if job.sync_each else 1
     buckets = max(1, math.ceil(size / (job.bucket_mib * 2**20)))
-    return [Transfer("gradients", REDUCE, times * size, times * buckets, BACKWARD, "all but the last")]
+    return [Transfer("gradients", REDUCE, size, buckets, BACKWARD, "all but the last")]
 
 
 def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
     table = [] if shapes.tied else [[shapes.table]]
-    last = shapes.outside if shapes.tied else [shapes.table, (shapes.width, 1)]
     body = table + [shapes.block] * shapes.layers
     itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
 
@@ -63,14 +61,13 @@ def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
 
     passes = job.accumulate
     again = passes if job.strategy == "zero3" else 0
-    sums = passes if job.sync_each else 1
-    every = [*body, last]
+    every = [*body, shapes.last]
     return [
         Transfer(
             "parameters", GATHER, passes * unsharded(every, itemsize), passes * len(every), FORWARD, "all but the first"
         ),
         Transfer("parameters again", GATHER, again * unsharded(body, itemsize), again * len(body), BACKWARD, "all"),
-        Transfer("gradients", SCATTER, sums * unsharded(every, FP32), sums * len(every), BACKWARD, "all but the last"),
+        Transfer("gradients", SCATTER, unsharded(every, FP32), len(every), BACKWARD, "all but the last"),
         Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
     ]
 

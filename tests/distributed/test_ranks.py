@@ -28,9 +28,7 @@ ON_TWO = {
     "zero2": JOB,
     "zero3": JOB,
     "zero3, 2 micro-batches, checkpointing": dataclasses.replace(JOB, accumulate=2, checkpointing="full"),
-    "zero2, each micro-batch averaged": dataclasses.replace(
-        JOB, accumulate=2, sync_each=True, checkpointing="selective"
-    ),
+    "zero2, 2 micro-batches, checkpointing": dataclasses.replace(JOB, accumulate=2, checkpointing="selective"),
     "tp": JOB,
     "tp, 2 micro-batches, checkpointing": dataclasses.replace(JOB, accumulate=2, checkpointing="full"),
 }
