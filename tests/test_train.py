@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.batching import StandardDataset
 from helpers.text import SyntheticText
 from helpers.train import DATA, PRECISIONS, Setup, build, build_task, train
+from helpers.training import Trainer
 from helpers.training.text_batches import packed_batches
 
 
@@ -38,8 +39,8 @@ def test_every_precision_trains_both_tasks(precision):
 
 def test_micro_batches_make_gradients_smaller_and_nothing_else():
     def gradients(count):
-        trainer = build(Setup(task="segmentation", precision="fp32"))
-        trainer.task = replace(trainer.task, micro_batches=count)
+        built = build(Setup(task="segmentation", precision="fp32"))
+        trainer = Trainer(replace(built.task, micro_batches=count), built.precision)
         grads = []
         loss = trainer.step(
             next(trainer.epoch(0)), lambda loss: grads.extend(p.grad.clone() for p in trainer.model.parameters())

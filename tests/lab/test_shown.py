@@ -40,7 +40,7 @@ def test_a_tables_cells_carry_their_alignment(outputs):
     assert "<caption>Times &lt; 30 ms</caption>" in html
 
 
-def test_a_long_table_is_folded_in_the_notebook_and_open_in_the_report(outputs, shown, text, typst):
+def test_a_long_table_is_folded_in_the_notebook_and_open_in_the_report(outputs, shown, text):
     long = pd.DataFrame({"variant": [f"name{n}" for n in range(20)], "time_ms": 1.5})
     for rows in (12, 20):
         notebook.table(long.head(rows), f"The first {rows}")
@@ -48,7 +48,6 @@ def test_a_long_table_is_folded_in_the_notebook_and_open_in_the_report(outputs, 
     pages = text(shown(*outputs))
     assert pages.text.count("The first 20") == 1
     assert "name19" in pages.text
-    assert "align: (left, right,)" in typst(shown(*outputs))
 
 
 def test_a_figure_is_svg_for_the_report_and_an_image_with_alternative_text(outputs, tmp_path, monkeypatch):

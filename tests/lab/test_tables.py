@@ -52,8 +52,8 @@ def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
 def test_findings_link_to_the_notebooks_from_the_readme(monkeypatch):
     shown = []
     monkeypatch.setattr(notebook, "display", lambda made, metadata: shown.append(made.data))
-    notebook.readme(["**[Padding](02_batching.ipynb).** 15×.", "See <https://pytorch.org>."])
-    assert shown == ["- **[Padding](notebooks/02_batching.ipynb).** 15×.\n- See <https://pytorch.org>."]
+    notebook.readme(["**[Padding](02_batching.ipynb).** Pack.", "See <https://pytorch.org>."])
+    assert shown == ["- **[Padding](notebooks/02_batching.ipynb).** Pack.\n- See <https://pytorch.org>."]
 
 
 def test_a_caption_that_names_a_machine_stays_text(monkeypatch, tmp_path):

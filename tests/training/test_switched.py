@@ -307,8 +307,8 @@ def test_cudnns_settings_are_put_back():
         ("clothes", {"steps": 0}, "steps is 0"),
         ("clothes", {"batch_size": 0}, "batch_size is 0; it must be an integer of at least 1"),
         ("language", {"workers": -1}, "workers is -1; it must be an integer of at least 0"),
-        ("language", {"colour": 1}, "the preset has no 'colour' to change; it has samples"),
-        ("clothes", {"colour": 1}, "the preset has no 'colour' to change; it has classes"),
+        ("language", {"colour": 1}, "the preset has no 'colour' to change; it has words"),
+        ("clothes", {"colour": 1}, "the preset has no 'colour' to change; it has"),
     ],
 )
 def test_wrong_arguments_are_named(name, arguments, said):
