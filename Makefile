@@ -16,6 +16,8 @@ report: $(VENV)/installed
 test: $(VENV)/installed-tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Executes the notebooks and keeps their outputs in them, too.

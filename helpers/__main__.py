@@ -1,4 +1,4 @@
-"""`dlspeed doctor | measure | train | profile | diagnose | fit | report`: a thin skin over functions to call.
+"""`dlspeed doctor | measure | train | profile | try | diagnose | fit | report`: a thin skin over functions to call.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -11,23 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helpers.command_line import parser
+
 if TYPE_CHECKING:
     from helpers.lab import Experiment
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
     try:
-        options, unknown = _parser().parse_known_args(arguments)
+        options, unknown = parser().parse_known_args(arguments)
     except KeyboardInterrupt:  # the parser's choices take a second, as torch is imported for them
         return _fail("stopped", 130)
     if unknown:
@@ -37,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except KeyboardInterrupt:
         ended = {
-            measure: "stopped; finished rows are kept, and the same command goes on there",
-            report: "stopped; nothing was written",
+            "measure": "stopped; finished rows are kept, and the same command goes on there",
+            "report": "stopped; nothing was written",
         }
-        return _fail(ended.get(options.run, "stopped"), 130)
+        return _fail(ended.get(options.command, "stopped"), 130)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -48,10 +43,10 @@ def _run(options: argparse.Namespace) -> int:
     from helpers.lab.machine import NO_ASSERTIONS, DeviceError
     from helpers.lab.records import RecordError
 
-    if not __debug__ and options.run in (measure, report):
+    if not __debug__ and options.command in ("measure", "report"):
         return _fail(NO_ASSERTIONS, 2)
     try:
-        return options.run(options)
+        return COMMANDS[options.command](options)
     except UnknownName as error:
         return _fail(error, 2)
     except (DeviceError, RecordError, OSError) as error:
@@ -127,7 +122,7 @@ def _train_by_stages(options: argparse.Namespace) -> dict:
     """The language model's training with stages switched on, which say what other options would."""
     from helpers.training.stages import STAGES, check_stages, environment, run, run_apart
 
-    free = ("preset", "epochs", "seed", "path", "stages", "run", "parser")
+    free = ("preset", "epochs", "seed", "path", "stages", "command", "parser")
     for name, value in vars(options).items():
         if name not in free and value != options.parser.get_default(name):
             raise ValueError(f"--stages switches {name} itself; with it go {', '.join(f'--{n}' for n in free[:4])}")
@@ -171,16 +166,52 @@ def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
     return diagnosis
 
 
+def _script(options: argparse.Namespace, command: str) -> tuple[str, list[str], str]:
+    """The script or module, its arguments, and what is wrong with them."""
+    script, *arguments = options.module or options.script or [""]
+    if not script:
+        return "", [], f"{command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]"
+    wrong = options.module is None and not Path(script).is_file()
+    return script, arguments, f"there is no script {script}" if wrong else ""
+
+
+def try_(options: argparse.Namespace) -> int:
+    from helpers.lab import files
+    from helpers.trying import edits, search, table
+
+    script, arguments, wrong = _script(options, "try")
+    if wrong:
+        return _fail(wrong, 2)
+    only = [name.strip() for name in options.only.split(",")] if options.only else []
+    try:
+        result = search.try_script(
+            script,
+            arguments,
+            module=options.module is not None,
+            seconds=options.seconds,
+            only=only,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except search.UnknownChange as error:
+        return _fail(error, 2)
+    except search.CannotTry as error:
+        return _fail(error, 1)
+    print(result.json() if options.json else table.text(result))
+    if options.write:
+        patch = edits.diff(result.edits, os.getcwd())
+        files.write(options.write, patch)
+        print(f"written to {options.write}", file=sys.stderr)
+    return 0
+
+
 def profile(options: argparse.Namespace) -> int:
     from helpers.profiling.run_script import script_frames
     from helpers.profiling.watch import NothingRecorded, watch
 
     is_module = options.module is not None
-    script, *arguments = options.module or options.script or [""]
-    if not script:
-        return _fail("profile what? SCRIPT [ARGS …] or -m MODULE [ARGS …]", 2)
-    if not is_module and not Path(script).is_file():
-        return _fail(f"there is no script {script}", 2)
+    script, arguments, wrong = _script(options, "profile")
+    if wrong:
+        return _fail(wrong, 2)
     try:
         recording = watch(
             script,
@@ -236,102 +267,16 @@ def doctor(options: argparse.Namespace) -> int:
     return 0 if sound else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    from helpers.lab.experiment import PRESETS
-
-    parser = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
-    commands = parser.add_subparsers(
-        required=True, metavar="doctor | measure | train | profile | diagnose | fit | report"
-    )
-
-    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=about, description=about)
-        added.set_defaults(run=run, parser=added)
-        if run not in (train, profile, diagnose, fit):
-            added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
-        return added
-
-    def formats(added: argparse.ArgumentParser) -> None:
-        added.add_argument("--json", action="store_true", help="print JSON instead of text")
-        added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
-        added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
-
-    command("doctor", doctor, "What this machine is, what is installed, and what has been recorded on it.")
-
-    added = command("measure", measure, "Measure what has no fresh record, and record each row when it is done.")
-    added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
-    added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
-    added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
-    added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
-    added.add_argument("--dry-run", action="store_true", help="only print what is missing, its minutes and memory")
-
-    added = command("train", train, "Train a task in a chosen precision; the last line is the result as JSON.")
-    added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")
-    added.add_argument("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
-    added.add_argument("--autocast", default="ours", help="ours or torch")
-    added.add_argument("--data", default="standard", help="base, standard, balanced or sequenced")
-    added.add_argument("--preset", default="small", choices=("small", "reduced", "full"))
-    added.add_argument("--epochs", type=int, default=5)
-    added.add_argument("--seed", type=int, default=0)
-    added.add_argument("--clip", type=float, help="the largest norm of the gradients")
-    added.add_argument("--growth-interval", type=int, default=50, help="good steps before the dynamic scale grows")
-    added.add_argument("--path", type=Path, help="WikiText or Carvana; generated data without")
-    added.add_argument(
-        "--stages", help='the whole training of chapter 0: "all", "none", or names such as "batching,compile"'
-    )
-    added.add_argument("--checkpoint", type=Path, help="where to keep the run; it goes on from there if it exists")
-
-    added = command("diagnose", diagnose, "What bounds a training loop, from its profile, and what to change first.")
-    added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
-    added.add_argument("after", type=Path, nargs="?", metavar="AFTER", help="one recorded after a change: compare")
-    formats(added)
-
-    added = command("profile", profile, "Run a training script as it is, profile a few iterations, and diagnose them.")
-    added.add_argument("--steps", type=_count, default=8, metavar="N", help="iterations to record (default: 8)")
-    added.add_argument(
-        "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, or as it needs)"
-    )
-    added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
-    added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
-    formats(added)
-    added.set_defaults(after=None)
-    added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
-    added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments: -m MODULE …")
-    added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
-
-    added = command("fit", fit, "Where a training step's memory goes, whether it fits, and what would make it fit.")
-    added.add_argument("--model", default="llama-3.2-1b", help="default: llama-3.2-1b")
-    added.add_argument("--batch", type=_count, default=8, help="sequences of a step, over all ranks (default: 8)")
-    added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")
-    added.add_argument("--strategy", default="single", help="single, ddp, zero2 or zero3 (default: single)")
-    added.add_argument("--ranks", type=_count, default=1, help="default: 1")
-    added.add_argument("--memory", type=float, metavar="GIB", help="of each device (default: this machine's)")
-    added.add_argument("--precision", default="amp-bf16", help="fp32, amp-bf16, or on one device bf16")
-    added.add_argument("--checkpointing", default="none", help="none, full, or on one device selective")
-    added.add_argument("--head", default="full", help="full, or on one device chunked")
-    added.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-    added = command("report", report, "Execute the notebooks, write figures/ and the PDF.")
-    added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
-    added.add_argument("--output", type=Path, help="default: report.pdf of the project")
-    added.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
-    return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "doctor": doctor,
+    "measure": measure,
+    "train": train,
+    "diagnose": diagnose,
+    "profile": profile,
+    "try": try_,
+    "fit": fit,
+    "report": report,
+}
 
 
 def _fail(reason: object, code: int) -> int:

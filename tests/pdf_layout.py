@@ -15,20 +15,20 @@ HANGING = 6  # points that a comma or a hyphen may hang over the edge of a line
 
 def beyond_margins(pdf: bytes | Path) -> list[tuple[int, str]]:
     """Lines of text and rules of tables that begin or end outside the margins, each with its page."""
-    found = []
+    result = []
     with pypdfium2.PdfDocument(pdf) as document:
         for number, page in enumerate(document, 1):
             left, right = SIDE, page.get_width() - SIDE
             text = page.get_textpage()
             for box in (text.get_rect(place) for place in range(text.count_rects())):
                 if box[0] < left - HANGING or box[2] > right + HANGING:
-                    found.append((number, text.get_text_bounded(*box)))
+                    result.append((number, text.get_text_bounded(*box)))
             # Only rules: a bar of a figure may begin far outside of what the figure shows of it.
             paths = (drawn.get_bounds() for drawn in page.get_objects([raw.FPDF_PAGEOBJ_PATH]))
             rules = [box for box in paths if box[3] - box[1] < 2]
             if any(box[0] < left - 1.5 or box[2] > right + 1.5 for box in rules):
-                found.append((number, "a rule"))
-    return found
+                result.append((number, "a rule"))
+    return result
 
 
 def parted_headings(pdf: bytes | Path) -> list[tuple[int, str]]:

@@ -14,20 +14,20 @@ def pages_of(pdf: bytes | Path) -> list[str]:
 
 def widths(pdf: bytes) -> list[tuple[float, float, float]]:
     """Where each piece of text begins and ends, and the width of its page."""
-    found = []
+    result = []
     with pypdfium2.PdfDocument(pdf) as document:
         for page in document:
             text = page.get_textpage()
             boxes = (text.get_rect(place) for place in range(text.count_rects()))
-            found += [(box[0], box[2], page.get_width()) for box in boxes]
-    return found
+            result += [(box[0], box[2], page.get_width()) for box in boxes]
+    return result
 
 
-def edges(pdf: bytes, said: str) -> tuple[float, float]:
+def edges(pdf: bytes, words: str) -> tuple[float, float]:
     """Where this text of the first page begins and ends."""
     with pypdfium2.PdfDocument(pdf) as document:
         text = document[0].get_textpage()
-        start, count = text.search(said).get_next()
+        start, count = text.search(words).get_next()
         return text.get_charbox(start)[0], text.get_charbox(start + count - 1)[2]
 
 

@@ -49,8 +49,8 @@ def naive(logits, targets, pad_id):
 def test_the_loss_is_the_mean_over_real_tokens(drawn):
     logits, targets = batch(*drawn)
     loss, _, real = naive(logits, targets, drawn[-1])
-    found = LMCrossEntropyLoss(pad_id=drawn[-1])(logits, targets).item()
-    assert found == pytest.approx(loss / max(real, 1), rel=1e-4, abs=1e-5)
+    result = LMCrossEntropyLoss(pad_id=drawn[-1])(logits, targets).item()
+    assert result == pytest.approx(loss / max(real, 1), rel=1e-4, abs=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,9 +96,9 @@ def test_half_logits_lose_nothing_but_their_own_rounding(dtype):
     torch.manual_seed(0)
     logits, targets = torch.randn(4, 8, 3000).to(dtype), torch.randint(1, 3000, (4, 8))
     logits[..., 0] = 30  # a target's probability is then below what fp16 can hold
-    found = LMCrossEntropyLoss()(logits, targets)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(LMCrossEntropyLoss()(logits.double(), targets).item(), rel=1e-5)
+    result = LMCrossEntropyLoss()(logits, targets)
+    assert result.dtype == torch.float32
+    assert result.item() == pytest.approx(LMCrossEntropyLoss()(logits.double(), targets).item(), rel=1e-5)
 
 
 def test_nothing_waits_for_the_device_before_compute():

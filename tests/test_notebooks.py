@@ -93,10 +93,10 @@ def hosted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
 
     def run(*missing: str, folder: Path = tmp_path / "notebooks") -> list[list[str]]:
-        found, ran = importlib.util.find_spec, []
+        find_spec, ran = importlib.util.find_spec, []
         with monkeypatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else found(name))
+            patch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
             patch.setattr(subprocess, "run", lambda command, check: ran.append(command))
             exec(cells_of(NOTEBOOKS[0])[0], {})
         return ran
@@ -140,7 +140,7 @@ def test_cells_are_short_and_have_no_guards(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_figure_of_a_measurement_is_typed_into_what_is_shown(path):
     """Digits in the strings that a cell shows come out of braces, but for names (level 2, bf16) and settings."""
-    assert [said for source in cells_of(path) for said in typed_figures(source)] == []
+    assert [typed for source in cells_of(path) for typed in typed_figures(source)] == []
 
 
 @pytest.mark.parametrize(
@@ -158,25 +158,25 @@ def test_a_typed_figure_is_found(cell, typed):
     assert typed_figures(cell) == typed
 
 
-SHOWING = ("show_list", "table", "figure", "readme")
+SHOWING = ("say", "show_list", "table", "figure", "readme")
 _FIGURE = re.compile(r"\d[\d.,]*\s?(?:×|%|ms\b|s\b|µs|[KMGT]iB|GB/s|TFLOP/s|MB\b|GB\b|times\b|tokens/s)")
 
 
 def typed_figures(source: str) -> list[str]:
     """Numbers with a unit in the strings handed to what shows text, captions included."""
-    shown = [
+    calls = [
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in SHOWING
     ]
     texts = [
         part.value
-        for call in shown
+        for call in calls
         for argument in call.args
         for part in ast.walk(argument)
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and not _is_key(argument, part)
     ]
-    return [found[0].strip() for text in texts for found in _FIGURE.finditer(text)]
+    return [match[0].strip() for text in texts for match in _FIGURE.finditer(text)]
 
 
 def _is_key(argument: ast.AST, part: ast.Constant) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.batching import StandardDataset
 from helpers.text import SyntheticText
-from helpers.train import DATA, PRECISIONS, Setup, build, build_task, train
+from helpers.train import DATA, PRECISIONS, Setup, build_task, build_trainer, train
 from helpers.training import Trainer
 from helpers.training.text_batches import packed_batches
 
@@ -39,7 +39,7 @@ def test_every_precision_trains_both_tasks(precision):
 
 def test_micro_batches_make_gradients_smaller_and_nothing_else():
     def gradients(count):
-        built = build(Setup(task="segmentation", precision="fp32"))
+        built = build_trainer(Setup(task="segmentation", precision="fp32"))
         trainer = Trainer(replace(built.task, micro_batches=count), built.precision)
         grads = []
         loss = trainer.step(
@@ -98,40 +98,6 @@ def test_each_way_of_batching_trains_on_the_same_tokens(data):
 def _targets_of_the_text():
     text = SyntheticText(64, 0, vocab_size=500)
     return np.bincount(np.concatenate([text[i][1:33] for i in range(64)])).tolist()
-
-
-@pytest.mark.parametrize("data", ["balanced", "sequenced"])
-def test_a_stopped_run_goes_on_within_an_epoch_of_any_data(data, tmp_path):
-    whole = run(data=data, epochs=2)
-    setup = Setup(data=data, epochs=2, checkpoint=tmp_path / "run.pt")
-    train(setup, progress=False, stop_after=2)
-    assert same(train(setup, progress=False), whole)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "dynamic", "torch-scaler"])
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(precision, tmp_path):
-    setup = Setup(precision=precision, epochs=2, clip=1.0, growth_interval=3, checkpoint=tmp_path / "run.pt")
-    whole = train(Setup(precision=precision, epochs=2, clip=1.0, growth_interval=3), progress=False)
-    stopped = train(setup, progress=False, stop_after=5)
-    assert stopped["steps"] == 5
-    assert same(train(setup, progress=False), whole)
-
-
-def test_a_checkpoint_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("helpers.train.build", lambda setup: pytest.fail("it was started"))
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        train(Setup(checkpoint=tmp_path / "file" / "run.pt"), progress=False)
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = tmp_path / "run.pt"
-    train(Setup(epochs=1, checkpoint=path), progress=False, stop_after=1)
-    with pytest.raises(ValueError, match="a checkpoint of another run; it differs in seed"):
-        train(Setup(epochs=1, seed=1, checkpoint=path), progress=False)
-    path.write_bytes(b"broken")
-    with pytest.raises(ValueError, match="not a checkpoint that can be read"):
-        train(Setup(epochs=1, checkpoint=path), progress=False)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +161,7 @@ def test_the_settings_come_back_when_a_run_is_broken_off(rounded):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_no_optimizer_steps_one_tensor_after_another(precision):
-    optimizer = build(Setup(precision=precision)).optimizer
+    optimizer = build_trainer(Setup(precision=precision)).optimizer
     assert optimizer.defaults["foreach" if precision == "fp16" else "fused"] is True
 
 
@@ -219,16 +185,7 @@ def test_a_step_on_pictures_copies_nothing_to_the_device():
 
 
 def test_the_command_ends_in_a_line_of_json(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "helpers",
-        "train",
-        "--epochs",
-        "1",
-        "--checkpoint",
-        str(tmp_path / "a" / "run.pt"),
-    ]
+    command = [sys.executable, "-m", "helpers", "train", "--epochs", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 4

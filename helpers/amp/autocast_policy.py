@@ -74,12 +74,12 @@ _NAMESPACES = (torch, Tensor, F, torch._C._nn, torch._C._VariableFunctions)
 @functools.cache
 def policies() -> dict[Callable, dict[str, str]]:
     """Function → policy by kind of device, "cpu" or "cuda". Takes some milliseconds, once a process."""
-    found: dict[Callable, dict[str, str]] = {}
+    by_function: dict[Callable, dict[str, str]] = {}
     for kind, lists in LISTS.items():
         for policy, names in lists.items():
             for function in _functions(names):
-                found.setdefault(function, {})[kind] = policy
-    return found
+                by_function.setdefault(function, {})[kind] = policy
+    return by_function
 
 
 def _functions(names: str) -> set[Callable]:
@@ -102,7 +102,7 @@ def bodies() -> dict[Callable, Callable]:
     running. The copy has the same code and globals, but there `has_torch_function` is always false, so it runs.
     """
     listed = {function.__name__ for function in policies()}
-    found = {}
+    copies = {}
     for namespace in (torch, torch.functional, F, Tensor):
         for function in vars(namespace).values():
             if not isinstance(function, types.FunctionType) or function in policies():
@@ -112,8 +112,8 @@ def bodies() -> dict[Callable, Callable]:
                 names = function.__globals__ | dict.fromkeys(asks, lambda *_: False)
                 body = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
                 body.__kwdefaults__ = function.__kwdefaults__
-                found[function] = body
-    return found
+                copies[function] = body
+    return copies
 
 
 _QUESTIONS = {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}

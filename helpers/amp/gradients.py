@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's gradients; for sparse ones their coalesced values. Empty ones are left out."""
     grads: list[Tensor] = []
-    found = False
+    any_gradient = False
     for parameter in parameters(optimizer):
         grad = parameter.grad
         if grad is None:
             continue
-        found = True
+        any_gradient = True
         if grad.dtype == torch.float16:
             raise ValueError(
                 "a gradient is in fp16: keep the parameters in fp32 and use Autocast; a model in pure fp16 has no "
@@ -32,7 +32,7 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
             grad = grad._values()
         if grad.numel() > 0:
             grads.append(grad)
-    if not found:
+    if not any_gradient:
         raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
     return grads
 

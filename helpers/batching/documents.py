@@ -17,14 +17,14 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None = None) -> Tensor:
+def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
     """Causal attention within each document; q, k, v (1, heads, T, head_dim), k and v may have fewer heads.
 
     Document i lies at `offsets[i]` to `offsets[i + 1]`, int32 on the CPU, and the last ends at T.
     """
     if groups := q.shape[1] // k.shape[1] - 1:
         k, v = (part.repeat_interleave(groups + 1, dim=1) for part in (k, v))
-    return _attend(q, k, v, offsets, scale)[0]
+    return _attend(q, k, v, offsets)[0]
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -47,19 +47,19 @@ def _like(q: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("helpers::documents_attention", mutates_args=(), device_types="cpu")
-def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of each softmax's denominator (1, T, heads), which backward needs."""
     dtype = _computed_in(q.dtype)
     out, denominators = _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
     for span in _spans(offsets):
         inputs = (part[:, :, span].to(dtype) for part in (q, k, v))
-        out[:, :, span], logsumexp = _forward(*inputs, 0.0, True, scale=scale)
+        out[:, :, span], logsumexp = _forward(*inputs, 0.0, True)
         denominators[:, span] = logsumexp.transpose(1, 2)
     return out, denominators
 
 
 @_attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     return _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
 
 
@@ -72,14 +72,13 @@ def _differentiate(
     out: Tensor,
     denominators: Tensor,
     offsets: Tensor,
-    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _computed_in(q.dtype)
     grads = _like(q), _like(k), _like(v)
     for span in _spans(offsets):
         inputs = (part[:, :, span].to(dtype) for part in (grad, q, k, v, out))
         saved = denominators[:, span].transpose(1, 2)
-        for whole, part in zip(grads, _backward(*inputs, saved, 0.0, True, scale=scale), strict=True):
+        for whole, part in zip(grads, _backward(*inputs, saved, 0.0, True), strict=True):
             whole[:, :, span] = part
     return grads
 
@@ -90,13 +89,12 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor
 
 
 def _save(ctx: object, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, offsets, scale = inputs
+    q, k, v, offsets = inputs
     ctx.save_for_backward(q, k, v, *output, offsets)
-    ctx.scale = scale
 
 
 def _gradients(ctx: object, grad: Tensor, _: object) -> tuple:
-    return *_differentiate(grad, *ctx.saved_tensors, ctx.scale), None, None
+    return *_differentiate(grad, *ctx.saved_tensors), None
 
 
 _attend.register_autograd(_gradients, setup_context=_save)

@@ -32,6 +32,7 @@ from helpers.lab.arguments import check_at_least
 from helpers.lab.ranks import Place, check_identity, rank_of
 
 from .datasets import LONGEST, Lengths, checked_lengths, checksum
+from .permutations import GOLDEN, mixed, permuted, uint
 
 MOST = 2**32  # samples: the permutations compute in 32 bits
 BLOCK = 4096  # samples computed at once, or one batch: numpy's fixed costs are shared by the batches of a block
@@ -179,13 +180,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
         rank, ranks = self._place.ranks
         # Steps are shuffled; in a step, the ranks get batches that are neighbours in order of length.
         groups = np.full(len(steps), len(windows) // ranks)
-        group = permuted(_uint(steps), _uint(groups), self._keys(epoch, np.zeros(len(steps)))).astype(np.int64)
+        group = permuted(uint(steps), uint(groups), self._keys(epoch, np.zeros(len(steps)))).astype(np.int64)
         window, begin, end = windows.bounds(group * ranks + rank)  # (batches,) each
         sizes = end - begin
         ends = np.cumsum(sizes)
         batch = np.repeat(np.arange(len(steps)), sizes)  # (samples,) the batch that each is in
         place = np.arange(ends[-1]) + (begin - ends + sizes)[batch]  # in its shuffled window
-        where = permuted(_uint(place), _uint(windows.counts[window])[batch], self._keys(epoch, window + 1)[batch])
+        where = permuted(uint(place), uint(windows.counts[window])[batch], self._keys(epoch, window + 1)[batch])
         where = where + windows.begins[window][batch]  # among the samples in order of length
         # Rotating each length's stretch by epoch changes which of its samples fall to which window.
         value = self._value[where]
@@ -197,7 +198,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def _keys(self, epoch: int, numbers: np.ndarray) -> np.ndarray:
         """The keys of an epoch's permutations of these numbers."""
         name = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
-        return _mixed(_mixed(_uint(numbers) * GOLDEN + name) + name)
+        return mixed(mixed(uint(numbers) * GOLDEN + name) + name)
 
 
 def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -285,91 +286,3 @@ def _add_for_ranks(batches: np.ndarray, counts: np.ndarray, ranks: int) -> np.nd
     raise ValueError(
         f"{total} batches of single samples can't be shared equally by {ranks} ranks; use another number of ranks"
     )
-
-
-# Random permutations that are computed, not stored. All arithmetic is in 32 bits and wraps, so that numpy works on 16
-# numbers at once.
-
-ROUNDS = 6
-SMALL = 32  # up to so many are ranked: that costs O(SMALL) an index
-GOLDEN, FIRST, SECOND = (np.uint32(x) for x in (0x9E3779B9, 0x7FEB352D, 0x846CA68B))  # odd numbers, bits well spread
-FIFTEEN, SIXTEEN = np.uint32(15), np.uint32(16)
-
-
-def permuted(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Where each index goes under the permutation of `range(size)` that `key` names, in O(1) and no memory.
-
-    All three are uint32 of one shape, so indices of different permutations can be mixed. About 40 ns an index.
-
-    A Feistel network over a grid of at least `size` cells moves the column by a hash of the row and the row by a hash
-    of the column, in turn; every such round can be undone, so the whole is a permutation. The few indices that land
-    outside go through it again (cycle walking). Of at most 32, where a grid is too narrow to mix well, each index goes
-    to the rank of its hash.
-    """
-    small = size <= SMALL
-    if not small.any():
-        return _walked(index, size, key)
-    moved = np.empty_like(index)
-    for chosen, move in ((small, _ranked), (~small, _walked)):
-        if chosen.any():
-            moved[chosen] = move(index[chosen], size[chosen], key[chosen])
-    return moved
-
-
-def _ranked(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    every = np.arange(SMALL, dtype=np.uint32)
-    hashes = _mixed(key[:, None] + (every + np.uint32(1)) * GOLDEN).astype(np.uint64)  # (m, SMALL)
-    hashes = hashes * np.uint64(SMALL) + every  # no two alike
-    hashes[every >= size[:, None]] = np.uint64(2**64 - 1)
-    own = np.take_along_axis(hashes, index[:, None].astype(np.intp), axis=1)
-    return (hashes < own).sum(axis=1).astype(np.uint32)
-
-
-def _walked(index: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    rows = np.ceil(np.sqrt(size)).astype(np.uint32)
-    columns = (size + rows - np.uint32(1)) // rows
-    moved = _rounds(index, rows, columns, key)
-    outside = np.flatnonzero(moved >= size)
-    while len(outside):
-        moved[outside] = _rounds(moved[outside], rows[outside], columns[outside], key[outside])
-        outside = outside[moved[outside] >= size[outside]]
-    return moved
-
-
-def _rounds(index: np.ndarray, rows: np.ndarray, columns: np.ndarray, key: np.ndarray) -> np.ndarray:
-    row = index // columns
-    column = index - row * columns
-    for number in range(ROUNDS):
-        round_key = key + np.uint32((number + 1) * int(GOLDEN) % 2**32)
-        if number % 2:
-            row = _shifted(row, column, rows, round_key)
-        else:
-            column = _shifted(column, row, columns, round_key)
-    return row * columns + column
-
-
-def _shifted(place: np.ndarray, other: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """(place + a random number below size that `other` and `key` name) mod size.
-
-    In place where it can be: this is where the time goes.
-    """
-    bits = other ^ key
-    bits *= FIRST
-    bits ^= bits >> FIFTEEN
-    bits *= SECOND
-    bits >>= SIXTEEN  # 16 random bits
-    bits *= size
-    bits >>= SIXTEEN  # below size
-    bits += place
-    return np.minimum(bits, bits - size)  # what would be negative wraps, and so is the larger of the two
-
-
-def _mixed(bits: np.ndarray) -> np.ndarray:
-    """A hash of 32-bit numbers: every bit of the input moves about half of the output's."""
-    bits = (bits ^ (bits >> SIXTEEN)) * FIRST
-    bits = (bits ^ (bits >> SIXTEEN)) * SECOND
-    return bits ^ (bits >> SIXTEEN)
-
-
-def _uint(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.uint32)

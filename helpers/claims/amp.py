@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from helpers.experiments.amp import TORCHS_KERNELS
-from helpers.lab.trials.estimate import students
+from helpers.lab.estimate import students
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, over, pick
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}

@@ -113,23 +113,6 @@ def _model(rows: pd.DataFrame) -> str:
     return f"{first['layers']} layers of width {first['width']}, {first['dtype']}"
 
 
-def collator(rows: pd.DataFrame) -> SimpleNamespace:
-    """A Llama fed by transformers' collator and by packs: each at its best, and what packs gain."""
-    names = ["batch_size", "variant", "median_ms", "p20_ms", "p80_ms", "n", "real_tokens_per_s", "ratio_to_collator"]
-    is_ours = rows["variant"].str.startswith("packs")
-    theirs, ours = (_fastest(rows[chosen], name) for chosen, name in ((~is_ours, "collator"), (is_ours, "packs")))
-    return SimpleNamespace(
-        table=rows[[*names, "error"]].rename(columns={"ratio_to_collator": "speedup"}),
-        model=_model(rows),
-        gain=over(ours, theirs),
-    )
-
-
-def _fastest(rows: pd.DataFrame, name: str) -> Number:
-    rates = rows["real_tokens_per_s"]
-    return Number(rates.max(), "real tokens/s", decimals=0) if len(rates) else lacking(f"real tokens/s of {name}")
-
-
 def training(rows: pd.DataFrame) -> SimpleNamespace:
     """Whole trainings on each kind of batches: means over the seeds, and by how much losses exceed random batches'."""
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]

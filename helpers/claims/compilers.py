@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 
 from helpers.compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
-from helpers.experiments.compilers.workloads import BERT_BASE, BERT_SHORT, RESNET_18
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, pick
+from helpers.experiments.compilers.workloads import BERT_BASE, RESNET_18
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, speedup
 
 HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 BY_HAND = ("by hand", "foreach", "fused", "one product")
@@ -44,7 +44,7 @@ def fusion(rows: pd.DataFrame) -> SimpleNamespace:
     fastest = large.loc[large.groupby(["case", "label"], sort=False)["median_ms"].idxmin()]
     fastest = fastest.assign(
         bytes=fastest["bytes_moved"] / fastest["bytes_least"],
-        speedup=[speedup(row) for _, row in fastest.iterrows()],
+        speedup=[speedup(row, 2) for _, row in fastest.iterrows()],
     )
     compiled = fastest[fastest["label"] == "torch.compile"].set_index("case").sort_values("ratio")
     eager_bytes = fastest[fastest["label"] == "eager"].set_index("case")["bytes_moved"]
@@ -78,7 +78,7 @@ def latency(rows: pd.DataFrame) -> SimpleNamespace:
     """Inference in fp32: a table for each model, and each backend's mean speedup over the batch sizes."""
     rows = _named(rows[(rows["precision"] == "fp32") & rows["batch"].isin([1, 8])])
     others = rows[rows["backend"] != "eager"]
-    by_backend = others.assign(number=[speedup(row) for _, row in others.iterrows()]).groupby(["model", "backend"])
+    by_backend = others.assign(number=[speedup(row, 2) for _, row in others.iterrows()]).groupby(["model", "backend"])
     means = by_backend["number"].agg(_mean)[by_backend.size() == by_backend.size().max()]
     best = max(means.items(), key=lambda mean: float(mean[1]), default=(("", ""), lacking("inference", TIMES)))
     served = [mean for (_, backend), mean in means.items() if backend in ("ONNX Runtime", "torch.compile")]
@@ -109,19 +109,6 @@ def _by_batch(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def flawed(rows: pd.DataFrame) -> SimpleNamespace:
-    """TorchScript's speedup by the lecture's timing and by warm runs in turn with eager."""
-    heads = {"model": "model", "backend": "backend", "flawed_eager_ms": "lecture: eager, ms"}
-    heads |= {"flawed_ms": "lecture: ms", "flawed_speedup": "lecture: speedup"}
-    heads |= {"baseline_ms": "eager, ms", "median_ms": "median, ms", "speedup": "speedup"}
-    bert = {"model": BERT_SHORT}
-    return SimpleNamespace(
-        timings=rows[list(heads)].rename(columns=heads),
-        bert_lecture=pick(rows, "flawed_speedup", TIMES, 2, **bert),
-        bert=pick(rows, "speedup", TIMES, 2, **bert),
-    )
-
-
 def training(rows: pd.DataFrame) -> SimpleNamespace:
     """Training steps against eager ones; a speedup below `SAME` has no break-even."""
     others = _named(rows[rows["backend"] != "eager"])
@@ -134,23 +121,17 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
     heads |= {"build_s": "build, s", "break_even_steps": "break-even steps"}
     compiled = others[others["backend"].str.startswith("torch.compile")].sort_values("speedup")
     absent = lacking("training by torch.compile", TIMES)
-    speedups = [speedup(row) for _, row in compiled.iterrows()] or [absent]
+    speedups = [speedup(row, 2) for _, row in compiled.iterrows()] or [absent]
     steps = compiled["break_even_steps"].iloc[-1] if len(compiled) else float("nan")
     return SimpleNamespace(
         steps=others[list(heads)].rename(columns=heads),
+        compiled=dict(zip(compiled["model"], speedups, strict=False)),
         least=speedups[0],
         most=speedups[-1],
         most_model=compiled["model"].iloc[-1].partition(",")[0] if len(compiled) else "",
         most_break_even=derived(steps, "build time over time gained", "", 0) if steps == steps else absent,
         no_difference=derived(SAME, "a setting"),
     )
-
-
-def speedup(row: pd.Series) -> Number:
-    """Eager's time over a row's; with the interval of the paired ratio, which older records lack."""
-    if "low" in row and row["low"] == row["low"]:
-        return Number(1 / row["ratio"], TIMES, 1 / row["high"], 1 / row["low"], int(row["pairs"]), decimals=2)
-    return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=2)
 
 
 def _mean(speedups: pd.Series) -> Number:

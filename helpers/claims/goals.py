@@ -67,7 +67,6 @@ GOALS = (
     Goal("amp/scaler_step", "over_none", "its time against a clipped step without scaling", at_most=0.95),
     Goal("amp/autocast_overhead", "ratio", "a step under Autocast against torch's autocast", at_most=1.02),
     Goal("batching/throughput", "packed", "throughput of packs against samples without padding", at_least=0.95),
-    Goal("batching/collator", "gain", "speedup of packs over transformers' padding-free collator", at_least=1.2),
     Goal("batching/sampler_scaling", "million_s", "time to build the sampler of a million samples", at_most=0.5),
     Goal("batching/sampler_scaling", "growth", "a batch of a million samples against ten thousand", at_most=1.5),
     Goal("profiling/whole_runs", "vit.speedup", "speedup of the ViT's epoch, faults fixed", at_least=5),

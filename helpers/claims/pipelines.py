@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from helpers.lab.trials.estimate import students
+from helpers.lab.estimate import students
 from helpers.lab.values import PERCENT, TIMES, Number, lacking, over, pick
 
 DATA = {"image": "JPEGs", "tokens": "tokens"}
 FORMATS = {"files": "small files", "webdataset by index": "tar by index", "mapped": "mapped file"}
-FORMATS |= {"tfrecord": "TFRecord", "ffcv": "FFCV"}
+FORMATS |= {"tfrecord": "TFRecord"}
 CASES = COLD, WARM, *_ = ["cold, in order", "warm, in order", "cold, random", "warm, random"]
-DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+STEP_MS = 10  # of the simulated device whose idle shares are quoted
+REMOVED = 0.3  # the share of samples whose removal is quoted
 PARTS = {"start": "interpreter start", "start, import random": "start and import", "demo": "the lecture's program"}
 PARTS |= {"demo, its loop": "its loop alone"}
 
@@ -96,31 +97,22 @@ def decoding(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(table=table, full_size_difference=full, half_size_difference=half)
 
 
-def decoder_faults(rows: pd.DataFrame) -> SimpleNamespace:
-    """The response of each decoder to each damaged file."""
-    responses = rows.pivot_table(index="fault", columns="variant", values="library", aggfunc="first", sort=False)
-    return SimpleNamespace(table=responses.reset_index())
-
-
 def loader(rows: pd.DataFrame) -> SimpleNamespace:
-    """Idle shares of the device, measured and predicted: of the simulated one by workers, and of all others."""
+    """Idle shares of the device, measured and predicted: by workers, and with other loaders."""
     rows = rows.assign(error=100 * (rows["idle_share"] - rows["predicted_idle_share"]))
-    plain = (rows["where"] == "simulated") & (rows["prefetch"] == 2) & (rows["decode"] == "Pillow")
-    headings = {"error": "error, points", "decode": "decoder", "where": "device"}
-    table = rows.assign(step_ms=rows["device_ms"], where=rows["where"].replace(DEVICES)).rename(columns=headings)
+    plain = (rows["prefetch"] == 2) & (rows["decode"] == "Pillow")
+    table = rows.rename(columns={"error": "error, points", "decode": "decoder"})
     table["idle"] = rows["idle_share"].map("{:.0%}".format)
     table["predicted idle"] = rows["predicted_idle_share"].map("{:.0%}".format)
     ends = ["idle", "predicted idle", "error, points"]
-    pinned = ["pinned"] if rows["pinned"].nunique() > 1 else []
 
     def idle(workers: int, prefetch: int = 2, decode: str = "Pillow") -> Number:
-        of = {"where": "simulated", "step_ms": 10, "workers": workers, "prefetch": prefetch, "decode": decode}
-        return pick(rows, "idle_share", PERCENT, 0, **of)
+        return pick(rows, "idle_share", PERCENT, 0, step_ms=STEP_MS, workers=workers, prefetch=prefetch, decode=decode)
 
     return SimpleNamespace(
         lines={f"step of {step:.0f} ms": of.sort_values("workers") for step, of in rows[plain].groupby("step_ms")},
         simulated=table.loc[plain, ["step_ms", "workers", "samples_per_s", *ends, "wait_ms", "startup_s"]],
-        others=table.loc[~plain, ["device", "decoder", "step_ms", "workers", "prefetch", *pinned, *ends]],
+        others=table.loc[~plain, ["decoder", "step_ms", "workers", "prefetch", *ends]],
         no_workers=idle(0),
         two_workers=idle(2),
         simplejpeg=idle(2, decode="simplejpeg"),
@@ -154,20 +146,19 @@ def _growth(line: pd.DataFrame) -> dict[str, float]:
 
 
 def forgetting(rows: pd.DataFrame) -> SimpleNamespace:
-    """Accuracy lost without a share of the samples, means over seeds; `least`, `random`, `most` at 30 % of digits."""
+    """Accuracy lost without a share of the samples, means over seeds; `least`, `random`, `most` at `REMOVED`."""
     removed = rows[rows["share"] > 0]
-    lost = removed.groupby(["data", "budget", "share", "variant"], sort=False)["lost_points"].agg(["mean", "sem"])
+    lost = removed.groupby(["budget", "share", "variant"], sort=False)["lost_points"].agg(["mean", "sem"])
     texts = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(lost["mean"], lost["sem"], strict=True)]
-    table = lost.assign(text=texts)["text"].unstack("variant").reset_index().sort_values(["data", "budget", "share"])
-    digits = removed[(removed["data"] == "digits") & (removed["budget"] == "epochs") & (removed["share"] == 0.3)]
-    points = {name: _mean(digits, name) for name in ("least forgotten", "random", "most forgotten")}
-    never = rows.loc[rows["data"] == "digits", "unforgettable_share"].mean()
+    table = lost.assign(text=texts)["text"].unstack("variant").reset_index().sort_values(["budget", "share"])
+    by_epochs = removed[(removed["budget"] == "epochs") & (removed["share"] == REMOVED)]
+    points = {name: _mean(by_epochs, name) for name in ("least forgotten", "random", "most forgotten")}
     return SimpleNamespace(
         table=table.assign(share=table["share"].map("{:.0%}".format)).rename(
             columns={"budget": "equal", "share": "removed"}
         ),
-        seeds=int(rows.groupby("data")["seed"].nunique().min()),
-        unforgettable=Number(never, PERCENT, missing="digits", decimals=0),
+        seeds=int(rows["seed"].nunique()),
+        unforgettable=Number(rows["unforgettable_share"].mean(), PERCENT, decimals=0),
         least=points["least forgotten"],
         random=points["random"],
         most=points["most forgotten"],

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from helpers.lab.trials import FASTER, SLOWER
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, pick
 from helpers.training import CLOTHES, LANGUAGE
 
@@ -261,4 +262,30 @@ def _training(table: pd.DataFrame, pipeline: str) -> SimpleNamespace:
         slow_accuracy=slow,
         fixed_accuracy=fixed,
         points=Number(100 * (fixed.value - slow.value), "points", decimals=1),
+    )
+
+
+def coverage(rows: pd.DataFrame) -> SimpleNamespace:
+    """Simulated trials of a program against itself: the share of intervals that hold 1, and of false verdicts."""
+    heads = {"machine": "machine", "starts": "starts", "rounds": "rounds", "covered": "holds 1"}
+    heads |= {"false_verdicts": "false verdicts"}
+    shares = rows.assign(**{name: [Number(x, PERCENT) for x in rows[name]] for name in ("covered", "false_verdicts")})
+    return SimpleNamespace(
+        table=shares[list(heads)].rename(columns=heads),
+        trials=derived(rows["trials"].iloc[0], "chosen", "", 0),
+        least=Number(rows["covered"].min(), PERCENT),
+        most=Number(rows["covered"].max(), PERCENT),
+        wrong=Number(rows["false_verdicts"].max(), PERCENT),
+    )
+
+
+def nulls(rows: pd.DataFrame) -> SimpleNamespace:
+    """Trials of a program against itself on this machine: verdicts, and intervals that leave 1 out."""
+    excluded = (rows["low"] > 1) | (rows["high"] < 1)
+    return SimpleNamespace(
+        trials=derived(len(rows), "counted", "", 0),
+        seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
+        wrong=derived(rows["verdict"].isin([FASTER, SLOWER]).sum(), "counted", "", 0),
+        excluded=derived(excluded.sum(), "counted", "", 0),
+        farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
     )

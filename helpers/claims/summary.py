@@ -1,12 +1,14 @@
 """Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.lab.values import PERCENT, Number, over
+from helpers.lab.values import PERCENT, TIMES, Number, derived, over
 from helpers.training.stages import COMPILED, STAGES
 
+SAME = 0.1  # two measurements apart of the same differ by up to that
 SCORES = ["train_s", "real_tokens_per_s", "step_ms", "peak_gib", "validation_loss", "validation_accuracy"]
 UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0), "step_ms": ("ms", 1)}
 UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
@@ -31,11 +33,12 @@ def stages(rows: pd.DataFrame) -> SimpleNamespace:
         last=last,
         all=over(first.train_s, last.train_s),
         all_steady=over(last.real_tokens_per_s, first.real_tokens_per_s),
+        gains={name: Number(gain, TIMES) for name, gain in gains.items()},
         largest=gains.idxmax(),
         largest_two=" and ".join(gains.nlargest(2).index),
-        largest_gain=Number(gains.max(), "×"),
+        largest_gain=Number(gains.max(), TIMES),
         smallest=gains.idxmin(),
-        smallest_gain=Number(gains.min(), "×"),
+        smallest_gain=Number(gains.min(), TIMES),
         loss_apart=Number(apart.mean(), decimals=3),
         loss_apart_std=Number(apart.std(), decimals=3),
         loss_std=Number(deviation["validation_loss"].iloc[0], decimals=3),
@@ -91,6 +94,28 @@ def machines(known: pd.DataFrame, first: str) -> str:
         ordered["first_date"] == ordered["last_date"], ordered["first_date"] + " to " + ordered["last_date"]
     )
     return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
+
+
+def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
+    """What each change gains in each setting, the largest first, and those of no visible effect."""
+    gains = {
+        f"{change.replace('_', ' ')} ({setting})": gain
+        for setting, all_of in settings.items()
+        for change, gain in all_of.items()
+    }
+    visible = {name: gain for name, gain in gains.items() if _visible(gain)}
+    return SimpleNamespace(
+        gains=dict(sorted(visible.items(), key=lambda item: -item[1].value)),
+        unseen=", ".join(name for name, gain in gains.items() if gain.measured and name not in visible),
+        below=derived(SAME, "a setting", PERCENT, 0),
+    )
+
+
+def _visible(gain: Number) -> bool:
+    """Whether the interval leaves 1 out; without one, whether the ratio is further from 1 than machines drift."""
+    if gain.low is None or gain.high is None:
+        return gain.measured and abs(gain.value - 1) > SAME
+    return not gain.low <= 1 <= gain.high
 
 
 def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:

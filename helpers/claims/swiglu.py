@@ -64,12 +64,6 @@ def ceilings(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": NAMES})[names])
 
 
-def timing(rows: pd.DataFrame) -> SimpleNamespace:
-    """One product by three clocks."""
-    names = ["size", "unsynchronised_ms", "synchronised_ms", "events_ms", "events_p20_ms", "events_p80_ms"]
-    return SimpleNamespace(table=rows[names])
-
-
 def shapes(rows: pd.DataFrame) -> SimpleNamespace:
     """Steps of stacks in fp32: each shape at each level, and how far the levels lie from level 0."""
     task = rows[rows["dtype"] == "float32"]

@@ -57,7 +57,6 @@ class Backend:
     prepare: Callable[[nn.Module, Example, Path], Run]
     tolerance: float
     needs: tuple[str, ...] = ()
-    needs_on_cuda: tuple[str, ...] = ()  # additional requirements on CUDA
     packages: tuple[str, ...] = ()  # required; imported before the build is timed, and the last one's version recorded
     by_inductor: bool = False
     pictures_only: bool = False
@@ -84,12 +83,7 @@ BACKENDS: dict[str, Backend] = {
     OVERHEAD: _inductor(lambda model, example, folder: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
     AUTOTUNE: _inductor(lambda model, example, folder: runtimes.compiled(model, "max-autotune")),
     AOT: _inductor(runtimes.ahead_of_time),
-    ONNX: Backend(
-        runtimes.onnx_session,
-        FOLDED,
-        needs_on_cuda=("onnxruntime-gpu",),
-        packages=("onnx", "onnxscript", "onnxruntime"),
-    ),
+    ONNX: Backend(runtimes.onnx_session, FOLDED, needs=("CPU",), packages=("onnx", "onnxscript", "onnxruntime")),
     OPENVINO: Backend(runtimes.openvino_request, FOLDED, needs=("CPU",), packages=("onnx", "onnxscript", "openvino")),
     TENSORRT: Backend(runtimes.tensorrt_engine, TACTICS, needs=("CUDA",), packages=("torch_tensorrt",)),
 }
@@ -97,9 +91,8 @@ BACKENDS: dict[str, Backend] = {
 
 def missing_because(backend: str, device: torch.device | None = None) -> str:
     """Why a backend can't run on a device (by default the machine's), as one line; "" if it can."""
-    chosen, device = _named(backend), device or machine.device()
-    needs = (*chosen.needs, *chosen.packages, *(chosen.needs_on_cuda if device.type == "cuda" else ()))
-    return machine.missing_because(*needs, device=device)
+    chosen = _named(backend)
+    return machine.missing_because(*chosen.needs, *chosen.packages, device=device or machine.device())
 
 
 def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:

@@ -36,12 +36,12 @@ TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_tr
 # Dynamo: torch.compile(backend="eager"), whose graphs are run by torch's own operations: only the capture can be wrong.
 DYNAMO, INDUCTOR = "Dynamo", "torch.compile"
 BY_DYNAMO = (DYNAMO, INDUCTOR)
-EXPORT, REPAIRED = "torch.export", "torch.export, repaired"
+EXPORT = "torch.export"
 
 
-def exported(fn: Function, example: Example, *, dynamic: tuple[Any, ...] | None = None) -> torch.export.ExportedProgram:
-    """torch.export of a function or a module; `dynamic` are its dynamic_shapes, one entry an argument."""
-    return torch.export.export(as_module(fn), example, dynamic_shapes=dynamic)
+def exported(fn: Function, example: Example) -> torch.export.ExportedProgram:
+    """torch.export of a function or a module."""
+    return torch.export.export(as_module(fn), example)
 
 
 def as_module(fn: Function) -> nn.Module:

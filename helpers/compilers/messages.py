@@ -1,7 +1,6 @@
 """Error messages of torch and the runtimes, shortened to one line that is the same on every run and machine.
 
-Each has its own format, mostly of many lines: the ONNX exporter names the `OpOverload` that it can't translate,
-Inductor the `target` that it can't lower, and ONNX runtimes the missing operator.
+Each has its own format, mostly of many lines; the innermost cause says what is wrong.
 """
 
 import contextlib
@@ -19,25 +18,15 @@ _NOISE = (
     (re.compile(r"(\w+\.py):\d+(?::\d+)?"), r"\1"),
     (re.compile(r"\bgraph_\d+_"), ""),  # process-wide number of the graph
 )
-# Patterns that name an operation in a message, the most specific first.
-_OPERATION = (
-    re.compile(r"OpOverload\(op='([\w.:]+)', overload='(\w+)'\)"),  # the ONNX exporter
-    re.compile(r"target: (\w+\.\w+\.\w+)"),  # Inductor's lowering
-    re.compile(r"CustomOpDef\(([\w:]+)\)"),  # an operation without a fake implementation
-    re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)"),
-    re.compile(r"([\w.:]+)\(-?\d+\) is not a registered function"),  # ONNX Runtime
-    re.compile(r"[Cc]ould not find an implementation for (\w+)\("),
-    re.compile(r"\b([a-z]\w*::\w+)\b(?!::|\()"),  # TorchScript, OpenVINO
-)
 
 
 class ExportFailed(Exception):
-    """A backend failed on a model; one line that names the operation."""
+    """A backend failed on a model; one line."""
 
 
 @contextlib.contextmanager
 def failures_named(step: str) -> Iterator[None]:
-    """A context that turns errors into `ExportFailed`: `export failed at mylib::odd: No ONNX function found for …`.
+    """A context that turns errors into `ExportFailed`: `export failed: No ONNX function found for …`.
 
     Out-of-memory errors are not converted.
     """
@@ -52,11 +41,10 @@ def failures_named(step: str) -> Iterator[None]:
 
 
 def failure_line(step: str, error: Exception) -> str:
-    """The step, the operation, and the first line of the innermost cause (outer ones are generic)."""
+    """The step, and the first line of the innermost cause (outer ones are generic)."""
     messages = [_COLOURS.sub("", str(each)).strip() for each in _causes(error)]
-    where = next(filter(None, map(_operation, messages)), None)
     reason = next((text.splitlines()[0].strip() for text in reversed(messages) if text), type(error).__name__)
-    return _shortened(f"{step} failed at {where}: {reason}" if where else f"{step} failed: {reason}")
+    return _shortened(f"{step} failed: {reason}")
 
 
 def clean(text: str) -> str:
@@ -82,16 +70,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _operation(message: str) -> str | None:
-    """The operation that a message is about, as `namespace::name` or `namespace::name.overload`."""
-    for pattern in _OPERATION:
-        if match := pattern.search(message):
-            name = ".".join(match.groups())
-            name = name if ":" in name else name.replace(".", "::", 1)
-            return name.removesuffix(".default")
-    return None
 
 
 def _shortened(line: str) -> str:

@@ -16,7 +16,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -145,22 +144,12 @@ def _without_notes() -> Iterator[None]:
 
 
 def onnx_session(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
-    """A session of ONNX Runtime with CUDA's provider for inputs on CUDA, else with the CPU's.
-
-    On the CPU tensors are passed as NumPy views, without a copy; on CUDA by their addresses, with outputs allocated by
-    torch, on torch's stream.
-    """
+    """A session of ONNX Runtime for this processor; tensors are passed as NumPy views, without a copy."""
     import onnxruntime
 
-    on_cuda = example[0].is_cuda
-    provider, options = ("CUDAExecutionProvider", _cuda_options()) if on_cuda else ("CPUExecutionProvider", {})
     file = to_onnx(model, example, folder)
     with failures_named("ONNX Runtime"):
-        session = onnxruntime.InferenceSession(str(file), session_options(), providers=[(provider, options)])
-        if provider not in session.get_providers():  # its fallback to another provider is only logged
-            raise RuntimeError(f"{provider} could not be loaded; it took {', '.join(session.get_providers())}")
-    if on_cuda:
-        return _bound(session, model, example)
+        session = onnxruntime.InferenceSession(str(file), session_options(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def run(*inputs: Tensor) -> Outputs:
@@ -178,44 +167,8 @@ def session_options():
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # errors only; it warns of operations that are on the CPU on purpose
+    options.log_severity_level = 3  # errors only
     return options
-
-
-def _cuda_options() -> dict[str, str]:
-    """Torch's stream, and no TF32, which is the default."""
-    stream = torch.cuda.current_stream().cuda_stream
-    return {"device_id": str(torch.cuda.current_device()), "user_compute_stream": str(stream), "use_tf32": "0"}
-
-
-def _bound(session: Any, model: nn.Module, example: Example) -> Callable[..., Outputs]:
-    """A run with inputs and outputs bound on the device; output shapes are taken from the model on the example."""
-    from onnx import TensorProto
-
-    kinds = {
-        torch.float32: TensorProto.FLOAT,
-        torch.float16: TensorProto.FLOAT16,
-        torch.bfloat16: TensorProto.BFLOAT16,
-        torch.int64: TensorProto.INT64,
-        torch.bool: TensorProto.BOOL,
-    }
-    with torch.no_grad():
-        like = model(*example)
-    like = like if isinstance(like, tuple) else (like,)
-    sources = [each.name for each in session.get_inputs()]
-    sinks = [each.name for each in session.get_outputs()]
-
-    def run(*inputs: Tensor) -> Outputs:
-        binding = session.io_binding()
-        inputs = [tensor.contiguous() for tensor in inputs]
-        outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
-        for bind, names, values in ((binding.bind_input, sources, inputs), (binding.bind_output, sinks, outputs)):
-            for name, x in zip(names, values, strict=True):
-                bind(name, "cuda", x.device.index or 0, kinds[x.dtype], tuple(x.shape), x.data_ptr())
-        session.run_with_iobinding(binding)
-        return _one_or_all(outputs)
-
-    return run
 
 
 def _one_or_all(outputs: list[Tensor]) -> Outputs:

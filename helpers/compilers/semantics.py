@@ -36,12 +36,6 @@ SEED = 20
 Observed = tuple[Any, ...]  # of a call: output, printed text, list items and arguments afterwards; () if it raised
 
 
-def variants(case: str) -> list[str]:
-    """The variants for a case; `capture.REPAIRED` only for cases with a repaired function."""
-    check_choice(CASES, case=case)
-    return list(capture.VARIANTS) + [capture.REPAIRED] * (CASES[case]().repaired is not None)
-
-
 def measure_semantics(case: str, variant: str) -> Row:
     """Capture a case by a variant, call it, and return one row about the result.
 
@@ -50,7 +44,8 @@ def measure_semantics(case: str, variant: str) -> Row:
     compiler. If inductor can't compile on this machine, the row has a `status` and no outcome.
     """
     check_assertions()  # the cases' and torch's
-    check_choice(variants(case), variant=variant)
+    check_choice(CASES, case=case)
+    check_choice(capture.VARIANTS, variant=variant)
     if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, torch.device("cpu"))):
         return {"case": case, "variant": variant, STATUS: reason}
     with torch.random.fork_rng(devices=[]):
@@ -59,12 +54,8 @@ def measure_semantics(case: str, variant: str) -> Row:
 
 def _measure(name: str, variant: str) -> Row:
     case = CASES[name]()
-
-    def repaired(fn: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
-        return capture.exported(case.repaired, example, dynamic=case.dynamic).module()
-
     with capture.isolated():
-        result, message = _outcome(CASES[name], capture.VARIANTS.get(variant, repaired))
+        result, message = _outcome(CASES[name], capture.VARIANTS[variant])
         breaks, guards = capture.dynamo_reasons(case.fn, case.example) if variant in capture.BY_DYNAMO else ([], [])
     if result == RIGHT and (breaks or guards):
         result, message = BREAKS if breaks else RECOMPILES, messages.first_line([*breaks, *guards][0])

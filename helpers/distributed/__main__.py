@@ -27,8 +27,6 @@ HELP = {
     "checkpointing": "what blocks compute again in backward",
     "bucket_mib": "ddp: average gradients in pieces of so many MiB",
     "clip": "the gradient's norm at most",
-    "save": "folder to write a checkpoint to",
-    "resume": "folder to go on from",
     "timeout_s": "how long a rank waits for one that is gone",
 }
 
@@ -47,7 +45,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         flag = "--" + field.name.replace("_", "-")
         choices = f"one of {', '.join(CHOICES[field.name])}" if field.name in CHOICES else ""
         text = "; ".join(filter(None, (HELP.get(field.name), choices)))
-        kind = {"int | None": int, "str | None": str}.get(str(field.type), type(field.default))
+        kind = {"int | None": int}.get(str(field.type), type(field.default))
         parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
     return parser
 
@@ -70,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         [row] = measure([job], ranks or 1)
     except RankFailed as error:
-        print(f"{error.details}helpers.distributed: {error}", file=sys.stderr)
+        print(f"helpers.distributed: {error}", file=sys.stderr)
         return 1
     print(json.dumps(row))
     return 0

@@ -6,33 +6,26 @@
 
 import contextlib
 import os
-import signal
+import pickle
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from torch.multiprocessing import ProcessExitedException, spawn
 
 # Timeout of collectives. It matters for ranks on other machines; on the same machine a failure ends all ranks at once.
 TIMEOUT_S = 50
-SETTLE_S = 2.0  # wait after the first reported failure for reports of earlier ones
 RENDEZVOUS = "RUSH_RENDEZVOUS"  # set by `launch`; torchrun sets MASTER_ADDR and MASTER_PORT
 
 
 class RankFailed(RuntimeError):
-    """A rank raised or died; the message names rank and reason. `details` is its traceback, if it raised."""
-
-    def __init__(self, rank: int, reason: str, details: str = "") -> None:
-        super().__init__(f"rank {rank}: {reason}")
-        self.rank, self.details = rank, details
+    """A rank raised or died; the message has the rank, and its traceback if it raised."""
 
 
 def under_torchrun() -> bool:
@@ -78,77 +71,27 @@ def launch(worker: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]
     The worker is imported by name in each process and finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in its
     environment. Raises `RankFailed` for the rank that failed first, after ending all others.
     """
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        rendezvous = (Path(folder) / "store").as_uri()
-        pipes, processes = [], []
         try:
-            for rank in range(ranks):
-                receiver, sender = context.Pipe(duplex=False)
-                inputs = (rank, ranks, rendezvous, sender, worker, arguments)
-                process = context.Process(target=_run_rank, args=inputs, daemon=True)
-                process.start()
-                sender.close()
-                pipes.append(receiver)
-                processes.append(process)
-            return _collect(processes, pipes)
-        finally:
-            _end(processes)
+            spawn(_run_rank, (ranks, folder, worker, arguments), nprocs=ranks)
+        except ProcessExitedException as error:
+            failed = sorted(Path(folder).glob("failed-*"), key=lambda file: file.stat().st_mtime_ns)
+            if error.signal_name or not failed:
+                how = f"was killed by {error.signal_name}" if error.signal_name else f"exited with {error.exit_code}"
+                raise RankFailed(f"rank {error.error_index} {how}") from None
+            raise RankFailed(f"rank {failed[0].name.removeprefix('failed-')}: {failed[0].read_text()}") from None
+        return [pickle.loads(Path(folder, f"done-{rank}").read_bytes()) for rank in range(ranks)]
 
 
-def _run_rank(rank: int, ranks: int, rendezvous: str, pipe: Connection, worker: Callable, arguments: tuple) -> None:
-    """The main function of a process: sends ("done", result) or ("failed", when, reason, traceback)."""
+def _run_rank(rank: int, ranks: int, folder: str, worker: Callable, arguments: tuple) -> None:
+    """The main function of a process: writes the worker's result into the folder, or its traceback."""
     numbers = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
-    os.environ.update({name: str(number) for name, number in numbers.items()} | {RENDEZVOUS: rendezvous})
+    store = {RENDEZVOUS: Path(folder, "store").as_uri()}
+    os.environ.update({name: str(number) for name, number in numbers.items()} | store)
     torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
     try:
-        pipe.send(("done", worker(*arguments)))
-    except BaseException as error:
-        pipe.send(("failed", time.time(), f"{type(error).__name__}: {error}", traceback.format_exc()))
+        Path(folder, f"done-{rank}").write_bytes(pickle.dumps(worker(*arguments)))
+    except BaseException:
+        Path(folder, f"failed-{rank}").write_text(traceback.format_exc())
         end(1)  # a regular shutdown would wait for peers that are about to be ended
     end(0)
-
-
-def _collect(processes: list, pipes: list[Connection]) -> list[Any]:
-    results: dict[int, Any] = {}
-    failures: list[tuple[float, int, str, str]] = []  # when, rank, reason, traceback
-    waiting = dict(zip(pipes, range(len(pipes)), strict=True))
-    deadline = None
-    while waiting:
-        ready = wait(list(waiting), None if deadline is None else max(deadline - time.time(), 0))
-        if not ready:
-            break
-        for pipe in ready:
-            rank = waiting.pop(pipe)
-            message = _received(pipe, processes[rank])
-            if message[0] == "done":
-                results[rank] = message[1]
-                continue
-            failures.append((message[1], rank, *message[2:]))
-            deadline = deadline or time.time() + SETTLE_S
-    if failures:
-        _, rank, reason, details = min(failures)
-        raise RankFailed(rank, reason, details)
-    return [results[rank] for rank in range(len(pipes))]
-
-
-def _received(pipe: Connection, process: Any) -> tuple:
-    """A rank's message. A death without one counts as the first failure (time 0), as others fail because of it."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        process.join()
-        code = process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return "failed", 0.0, how, ""
-
-
-def _end(processes: list) -> None:
-    """Terminate the processes that still run, then kill them."""
-    for method in ("terminate", "kill"):
-        for process in processes:
-            if process.is_alive():
-                getattr(process, method)()
-        deadline = time.time() + 5
-        for process in processes:
-            process.join(max(deadline - time.time(), 0.1))

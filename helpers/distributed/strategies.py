@@ -31,13 +31,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.files import check_writable
 from helpers.lab.machine import missing_because
 from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.training.checkpointing import checkpoint_with
-
-from . import checkpoints
 
 STRATEGIES = {
     "single": "one rank",
@@ -80,8 +77,6 @@ class Job:
     learning_rate: float = 1e-3
     clip: float = 1.0  # maximal gradient norm
     seed: int = 0
-    save: str | None = None  # a folder to write a checkpoint to, after the last step
-    resume: str | None = None  # a folder to read one from; `steps` more are done
     timeout_s: float = 50.0  # of collectives
 
     def check(self, ranks: int, ranks_here: int | None = None) -> None:
@@ -110,13 +105,6 @@ class Job:
                 if size % ranks:
                     needed = f"tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
                     raise ValueError(f"{name} is {size}; {needed}")
-        if self.resume:
-            checkpoints.check(self.resume)
-        if self.save:
-            try:
-                check_writable(self.save)
-            except OSError as error:
-                raise ValueError(f"no checkpoint can be written to {self.save}: {error}") from error
         if self.backend == "nccl":
             if reason := missing_because("CUDA"):
                 raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")
@@ -133,7 +121,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-def build(job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on: str | None = "meta") -> nn.Module:
+def build_model(
+    job: Job, device: torch.device, mesh: DeviceMesh | None, *, lay_out_on: str | None = "meta"
+) -> nn.Module:
     """The model of a job, distributed over the mesh. A rank allocates at most its shard plus one full weight.
 
     The model is created on the meta device, sharded, and only then initialised. Each rank draws every weight in full

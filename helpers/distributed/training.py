@@ -17,7 +17,6 @@ from helpers.models.llama import preset
 from helpers.training.step import advance
 
 from . import strategies
-from .checkpoints import load, save
 from .strategies import Job
 
 Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
@@ -30,20 +29,17 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
     """
     ranks = dist.get_world_size()
     mesh = None if job.strategy in ("single", "ddp") else init_device_mesh(device.type, (ranks,))
-    model = strategies.build(job, device, mesh)
+    model = strategies.build_model(job, device, mesh)
     optimizer = optimizer_of(job, model)
-    begin = load(job.resume, model, optimizer) if job.resume else 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     losses, norms, marks = [], [], [moment(device)]
-    for step in range(begin, begin + job.steps):
+    for step in range(job.steps):
         batches = micro_batches(job, step, dist.get_rank(), ranks, device)
         loss, norm = train_step(job, model, optimizer, batches)
         losses.append(loss)
         norms.append(norm)
         marks.append(moment(device))
-    if job.save:
-        save(job.save, model, optimizer, begin + job.steps)
     synchronize(device)
     step_ms = [between_ms(start, end) for start, end in itertools.pairwise(marks)]
     return _row(job, ranks, device, step_ms) | {

@@ -19,7 +19,6 @@ from helpers.lab.experiment import Experiment
 FIRST = (
     "swiglu/ceilings",
     "swiglu/peers",
-    "swiglu/timing",
     "amp/scaler_step",
     "amp/autocast_overhead",
     "rush/norms",

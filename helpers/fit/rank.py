@@ -139,7 +139,7 @@ def weightless(job: Job, ranks: int, watch: contextlib.AbstractContextManager) -
 
 
 def _rank(job: Job, ranks: int, device: torch.device, mesh: Any, lay_out_on: str | None) -> Rank:
-    model = strategies.build(job, device, mesh, lay_out_on=lay_out_on)
+    model = strategies.build_model(job, device, mesh, lay_out_on=lay_out_on)
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, _all_reduce)
     return model, optimizer_of(job, model), micro_batches(job, 0, 0, ranks, device)

@@ -4,20 +4,28 @@ The data are random: a GPU multiplies zeros faster.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from .machine import device, device_class
+from .precision import fp32_products
 from .timing import Timing, bench
 
 
-def matmul(size: int, dtype: torch.dtype) -> tuple[Timing, float]:
-    """Time of a square product and its rate in TFLOP/s, counting 2·size³ operations."""
+def matmul(size: int, dtype: torch.dtype, **repetitions: Any) -> tuple[Timing, float]:
+    """Time of a square product and its rate in TFLOP/s, counting 2·size³ operations; `repetitions` are `bench`'s."""
     left, right = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    timing = bench(lambda: torch.mm(left, right, out=out))
+    timing = bench(lambda: torch.mm(left, right, out=out), **repetitions)
     return timing, 2 * size**3 / timing.median_ms / 1e9
+
+
+def rate_beside() -> float:
+    """TFLOP/s of an fp32 product, within a tenth of a second: what the machine gives at this moment."""
+    return matmul(1024 if device().type == "cpu" else 4096, torch.float32, repeat=5, warmup=1, seconds=0.05)[1]
 
 
 def large_copy(on_cpu: int) -> int:
@@ -46,34 +54,24 @@ def best_matmul(size: int, dtype: torch.dtype) -> tuple[str, float]:
     return max(rates.items(), key=lambda rate: rate[1])
 
 
-def _libraries(dtype: torch.dtype) -> dict[str, contextlib.AbstractContextManager]:
+def _libraries(dtype: torch.dtype) -> Mapping[str, contextlib.AbstractContextManager]:
     if device().type == "cuda":
         return {"hipBLAS" if torch.version.hip else "cuBLAS": contextlib.nullcontext()}
     if dtype != torch.float32:
         return {"oneDNN": contextlib.nullcontext()}
-    libraries = {"MKL" if torch.backends.mkl.is_available() else "BLAS": fp32_precision("highest")}
-    return libraries | ({'oneDNN ("medium")': fp32_precision("medium")} if _medium_is_fp32() else {})
+    libraries = {"MKL" if torch.backends.mkl.is_available() else "BLAS": fp32_products("highest")}
+    return libraries | ({'oneDNN ("medium")': fp32_products("medium")} if medium_is_fp32() else {})
 
 
-def _medium_is_fp32() -> bool:
-    """Whether "medium" chooses another kernel, with the error of fp32."""
+@functools.cache
+def medium_is_fp32() -> bool:
+    """Whether "medium" chooses another kernel on this CPU, with the error of fp32."""
     left, right = torch.randn(2, 512, 512)
     exact = left.double() @ right.double()
-    with fp32_precision("highest"):
+    with fp32_products("highest"):
         highest = left @ right
-    with fp32_precision("medium"):
+    with fp32_products("medium"):
         medium = left @ right
     if torch.equal(highest, medium):  # the same kernel
         return False
     return bool((medium - exact).norm() < 4 * (highest - exact).norm())
-
-
-@contextlib.contextmanager
-def fp32_precision(precision: str) -> Iterator[None]:
-    """torch's precision of fp32 products, set and restored."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

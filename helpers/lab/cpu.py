@@ -26,8 +26,8 @@ GENERATIONS = {  # vendor and family -> the flag that a generation came with, th
         "avx2": "Haswell or Broadwell",
     },
 }
-INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
-INSTRUCTION_SETS += ("asimd", "sve", "sve2", "bf16", "i8mm")  # ARM's
+OF_ARM = ("asimd", "sve", "sve2", "bf16", "i8mm")
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", *OF_ARM)
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -48,7 +48,7 @@ def describe() -> str:
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     libraries = [blas[1] if blas else "no BLAS", *(["oneDNN"] if torch.backends.mkldnn.is_available() else [])]
     memory = [f"{memory_gib():.0f} GiB"] if memory_gib() else []
-    return ", ".join([_model(), f"{os.cpu_count()} cores", *memory, *sets, " and ".join(libraries)])
+    return ", ".join([model(), f"{os.cpu_count()} cores", *memory, *sets, " and ".join(libraries)])
 
 
 def name() -> str:
@@ -80,7 +80,7 @@ def keep_pages() -> str:
     return "" if accepted else "glibc refused"
 
 
-def _model() -> str:
+def model() -> str:
     """The name, with the generation where the name has no number of a model in it."""
     bare = re.sub(r"@.*|\d+-core", "", name(), flags=re.IGNORECASE)
     if re.search(r"\d", bare):

@@ -3,13 +3,17 @@
 import io
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
 from .machine import project_root
+from .values import Number
 
 # These remain distinct under red-green colour blindness.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777"
@@ -29,11 +33,33 @@ def style():
     return matplotlib.style.context(STYLE)
 
 
-def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tuple[Figure, object]:
+def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tuple[Figure, Any]:
     """A figure as wide as a page of the report, and its axes. It isn't registered with pyplot and needs no closing."""
     with style():
         figure = Figure(figsize=(6.3, height))
         return figure, figure.subplots(rows, columns, **options)
+
+
+def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
+    """Ratios with their intervals, one below the other; grey if the interval holds 1, hollow without an interval."""
+    drawn, axis = new(height=0.5 + height * len(numbers))
+    for place, ratio in enumerate(numbers.values()):
+        value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))
+        colour = GREY if low <= 1 <= high else BLUE
+        axis.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axis.plot(value, place, "o", color=colour, markersize=4, fillstyle="none" if ratio.low is None else "full")
+        reach = value if ratio.high is None else high
+        offset = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "size": 7}
+        axis.annotate(f"{value:.2f}×", (reach, place), **offset)
+    axis.axvline(1, color=GREY, linewidth=0.8)
+    axis.set_yticks(range(len(numbers)), list(numbers))
+    axis.invert_yaxis()
+    axis.set(xscale="log", xlabel="speedup with its 95 % interval (log scale)")
+    first, last = axis.get_xlim()
+    axis.set_xticks([tick for tick in (0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if first < tick < last])
+    axis.set_xticks([], minor=True)
+    axis.xaxis.set_major_formatter("{x:g}×")
+    return drawn, axis
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -67,7 +67,7 @@ def without_kernels() -> str:
     """
     capability, built = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
     parsed = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in built]
-    known = [(found[1], (int(found[2]), int(found[3]))) for found in parsed if found]
+    known = [(parts[1], (int(parts[2]), int(parts[3]))) for parts in parsed if parts]
     runs = any(at <= capability and (kind == "compute" or at[0] == capability[0]) for kind, at in known)
     if runs or not known:  # a ROCm build names its architectures in another way
         return ""
@@ -87,10 +87,10 @@ def half_dtype() -> torch.dtype:
 
 
 def device_name() -> str:
-    """`NVIDIA H200`, or the processor's name after `CPU `."""
+    """`NVIDIA H200`, or the processor's model after `CPU `."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return "CPU " + cpu.name()
+    return "CPU " + cpu.model()
 
 
 CLASSES = ("cpu", "gpu", "big-gpu")

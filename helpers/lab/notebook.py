@@ -96,8 +96,8 @@ def _measure(experiment: Experiment, preset: str, budget: float) -> None:
     if planned.missing:
         some = f"{planned.missing} of {planned.missing + planned.fresh} configurations ({preset}) on {device_name()}"
         takes = f"expected minutes: {minutes(planned)}; stops after {budget / 60:.1f}"
-        said = f"*Measuring {planned.name}: {some}; {takes}, when the last one begun is finished.*"
-        display(Markdown(said), metadata=LEFT_OUT)
+        notice = f"*Measuring {planned.name}: {some}; {takes}, when the last one begun is finished.*"
+        display(Markdown(notice), metadata=LEFT_OUT)
         measure([experiment], preset, budget=budget)
 
 
@@ -109,8 +109,8 @@ def table(frame: pd.DataFrame, caption: str) -> None:
     """
     if not len(frame) or (STATUS in frame and (frame[STATUS] == NOT_MEASURED).all()):
         return
-    shown = _shown(frame)
-    forms = {"text/html": _html(shown, caption), "text/plain": f"{caption}\n{shown.to_string(index=False)}"}
+    texts = _as_texts(frame)
+    forms = {"text/html": _html(texts, caption), "text/plain": f"{caption}\n{texts.to_string(index=False)}"}
     display(forms, raw=True, metadata={"helpers": {"caption": caption}})
 
 
@@ -194,32 +194,32 @@ def heading(name: str) -> str:
         return UNITS[name]
     if name.endswith(A_SECOND):
         return f"{name.removesuffix(A_SECOND).replace('_', ' ')}/s"
-    for unit, said in UNITS.items():
+    for unit, symbol in UNITS.items():
         if name.endswith("_" + unit):
-            return f"{name.removesuffix('_' + unit).replace('_', ' ')}, {said}"
+            return f"{name.removesuffix('_' + unit).replace('_', ' ')}, {symbol}"
     return name.replace("_", " ")
 
 
-def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     """As text, with plain headings, and the GPU's column only if there are several."""
     several = "gpu" in frame and frame["gpu"].nunique() > 1
-    shown = frame if several else frame.drop(columns="gpu", errors="ignore")
-    return pd.DataFrame({heading(str(name)): _texts(shown[name]) for name in shown.columns})
+    visible = frame if several else frame.drop(columns="gpu", errors="ignore")
+    return pd.DataFrame({heading(str(name)): _texts(visible[name]) for name in visible.columns})
 
 
-def _html(shown: pd.DataFrame, caption: str) -> str:
+def _html(texts: pd.DataFrame, caption: str) -> str:
     """A table of texts. Cells carry their alignment: a notebook that isn't trusted loses its style sheets."""
-    left = [bool(shown[name].map(_is_text).any()) for name in shown.columns]
+    left = [bool(texts[name].map(_is_text).any()) for name in texts.columns]
 
     def row(cells: Iterable[object], tag: str) -> str:
         styles = (f' style="text-align: {"left" if is_left else "right"}"' for is_left in left)
         return "".join(f"<{tag}{s}>{html.escape(str(c))}</{tag}>" for s, c in zip(styles, cells, strict=True))
 
-    body = "\n".join(f"<tr>{row(cells, 'td')}</tr>" for cells in shown.itertuples(index=False))
-    head, said = f"<thead><tr>{row(shown.columns, 'th')}</tr></thead>", html.escape(caption)
-    if len(shown) > LONG:
-        return f"<details><summary>{said}</summary><table>{head}<tbody>\n{body}\n</tbody></table></details>"
-    return f"<table><caption>{said}</caption>{head}<tbody>\n{body}\n</tbody></table>"
+    body = "\n".join(f"<tr>{row(cells, 'td')}</tr>" for cells in texts.itertuples(index=False))
+    head, title = f"<thead><tr>{row(texts.columns, 'th')}</tr></thead>", html.escape(caption)
+    if len(texts) > LONG:
+        return f"<details><summary>{title}</summary><table>{head}<tbody>\n{body}\n</tbody></table></details>"
+    return f"<table><caption>{title}</caption>{head}<tbody>\n{body}\n</tbody></table>"
 
 
 def _texts(column: pd.Series) -> list[str]:
@@ -229,5 +229,5 @@ def _texts(column: pd.Series) -> list[str]:
     return [number(value, whole) for value in column]
 
 
-def _is_text(shown: str) -> bool:
-    return re.search(r"[^\d\s.,+\-–±%×e]", shown) is not None
+def _is_text(cell: str) -> bool:
+    return re.search(r"[^\d\s.,+\-–±%×e]", cell) is not None

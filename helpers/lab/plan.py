@@ -61,12 +61,12 @@ def total(plans: Iterable[Plan]) -> str:
     """The sum of plans, as one line."""
     plans = list(plans)
     fresh, missing = sum(p.fresh for p in plans), sum(p.missing for p in plans)
-    said = f"{missing} configurations missing, {fresh} fresh"
+    line = f"{missing} configurations missing, {fresh} fresh"
     if left_out := sum(sum(p.left_out.values()) for p in plans):
-        said += f"; {left_out} of the missing can't run here"
+        line += f"; {left_out} of the missing can't run here"
     if not missing - left_out:
-        return said
-    return f"{said}; {_sum_of_minutes([p for p in plans if p.missing > sum(p.left_out.values())])}"
+        return line
+    return f"{line}; {_sum_of_minutes([p for p in plans if p.missing > sum(p.left_out.values())])}"
 
 
 def minutes(p: Plan) -> str:
@@ -88,16 +88,16 @@ def lines(plans: Iterable[Plan], memory_gib: float = float("inf")) -> list[str]:
     """
     plans = list(plans)
     width = max((len(p.name) for p in plans), default=0)
-    said = [f"{'table':<{width}}  {'preset':<8}{'missing':>8}{'fresh':>7}{'GiB':>8}  minutes"]
+    rows = [f"{'table':<{width}}  {'preset':<8}{'missing':>8}{'fresh':>7}{'GiB':>8}  minutes"]
     for p in plans:
         gib = f"{p.gib:.2f}" if p.gib is not None else "-"
         takes = "damaged" if p.damaged else minutes(p)
         takes += f"; more memory than the {memory_gib:.1f} GiB here" if (p.gib or 0) > memory_gib else ""
-        said.append(f"{p.name:<{width}}  {p.preset:<8}{p.missing:>8}{p.fresh:>7}{gib:>8}  {takes}")
-        said += [
+        rows.append(f"{p.name:<{width}}  {p.preset:<8}{p.missing:>8}{p.fresh:>7}{gib:>8}  {takes}")
+        rows += [
             f"  {count} can't run here: {reason.removeprefix('not here: ')}" for reason, count in p.left_out.items()
         ]
-    return [*said, total(plans)]
+    return [*rows, total(plans)]
 
 
 def _sum_of_minutes(plans: list[Plan]) -> str:
@@ -105,8 +105,8 @@ def _sum_of_minutes(plans: list[Plan]) -> str:
     unknown = len(plans) - len(known)
     if not known:
         return "minutes unknown: no machine has recorded how long these tables take"
-    said = f"{_in_minutes(sum(p.seconds for p in known))} minutes"
-    return said + (f" for {len(known)} tables, unknown for {unknown}" if unknown else "")
+    sum_of_known = f"{_in_minutes(sum(p.seconds for p in known))} minutes"
+    return sum_of_known + (f" for {len(known)} tables, unknown for {unknown}" if unknown else "")
 
 
 def _recorded(e: Experiment, results: Path | str | None) -> list[dict[str, str]]:
@@ -123,7 +123,8 @@ def _expected(
     if not configs:
         return 0.0, ""
     for basis in filter(e.presets.__contains__, _nearest(preset)):
-        identity, times = e.identity(basis), {}
+        identity = e.identity(basis)
+        times: dict[tuple[str, ...], list[float]] = {}
         for row in recorded:
             if row["preset"] == basis and row.get(records.SECONDS):
                 times.setdefault(records.key(row, identity), []).append(float(row[records.SECONDS]))

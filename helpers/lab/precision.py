@@ -39,14 +39,15 @@ def _dtype_for(kind: str) -> torch.dtype | None:
 
 
 @contextlib.contextmanager
-def fp32_products(tf32: bool = False) -> Iterator[None]:
-    """Compute fp32 products and convolutions on a GPU in fp32, or in TF32 if asked for.
+def fp32_products(precision: str = "highest") -> Iterator[None]:
+    """Compute fp32 products at torch's precision of that name, and a GPU's convolutions in TF32 if it is "high".
 
+    "highest" is fp32. "high" is TF32 on a GPU. "medium" is oneDNN's fp32 kernel on CPUs without bf16 instructions.
     torch's defaults differ: fp32 for products, TF32 for convolutions. Both settings are restored afterwards.
     """
     cudnn, before = torch.backends.cudnn, (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    cudnn.allow_tf32 = tf32
+    torch.set_float32_matmul_precision(precision)
+    cudnn.allow_tf32 = precision == "high"
     try:
         yield
     finally:

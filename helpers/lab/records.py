@@ -28,7 +28,7 @@ except ImportError:  # Windows: two measurements at once are not guarded against
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
 SECONDS = "seconds"  # that its configuration took, all attempts together
-RUN = [SECONDS, "load", "attempts", "noisy"]  # rows of older methods lack them
+RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages"]  # rows of older methods lack them
 CHECKSUM = "checksum"
 
 Row = dict[str, Any]
@@ -89,7 +89,8 @@ def read_rows(file: Path) -> list[dict[str, str]]:
         raise _damaged(file, 1, f"the header lacks {', '.join(missing)}")
     if not text.endswith("\n"):
         raise _damaged(file, len(lines), "the last line is cut off")
-    rows, first = [], {}
+    rows: list[dict[str, str]] = []
+    first: dict[tuple[str, ...], int] = {}
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) != len(header):
             raise _damaged(file, number, f"{len(cells)} cells where the header has {len(header)}")

@@ -1,6 +1,8 @@
 """Run experiments and record them, one configuration after another: resumable, within a time budget.
 
-A noisy configuration, or one measured while other processes used the CPU, is measured again, up to three times.
+A noisy configuration, or one measured while other processes used the CPU or while matrix products were slower or
+faster than beside the others, is measured again, up to three times. On a CPU the allocator keeps its pages
+(`lab.keep_pages`).
 """
 
 import contextlib
@@ -12,10 +14,12 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from tqdm import tqdm
 
-from . import files, records
+from . import ceilings, files, records
+from .cpu import keep_pages
 from .experiment import FAILED, Experiment
 from .machine import (
     NOT_INSTALLED,
@@ -40,6 +44,7 @@ STALE = " stale"
 LONGEST = 200  # characters of an error in a row
 ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
+DISTURBED = 0.1  # of the usual rate of products: a row beside one that is further off is noisy
 LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
 PATIENCE_S = 60.0  # a configuration that takes longer isn't measured again
 
@@ -99,6 +104,8 @@ def _measure(
         for e in experiments:
             stored[e.chapter, e.table] = _mark_stale(_file(gpu, e, results), preset)
     todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.chapter, e.table])]
+    pages = (keep_pages() or "kept") if device().type == "cpu" and preset != "small" else ""
+    attempts: tuple[int, list[float] | None] = (1, None) if preset == "small" else (ATTEMPTS, [])
     took: dict[tuple[str, str], float] = {}
     measured = failed = 0
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
@@ -108,10 +115,10 @@ def _measure(
                 continue
             bar.set_description(f"{e.chapter}/{e.table}")
             start = time.perf_counter()
-            rows = measured_rows(e, config, 1 if preset == "small" else ATTEMPTS)
+            rows = measured_rows(e, config, *attempts)
             failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
             took[e.chapter, e.table] = time.perf_counter() - start
-            more = {records.SECONDS: round(took[e.chapter, e.table], 3)} | provenance(e, preset)
+            more = {records.SECONDS: round(took[e.chapter, e.table], 3), "pages": pages} | provenance(e, preset)
             records.replace(_file(gpu, e, results), [row | more for row in rows], [*e.identity(preset), "preset"])
             measured += 1
             bar.update()
@@ -139,10 +146,13 @@ def _alone() -> Iterator[None]:
         os.close(handle)
 
 
-def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) -> list[records.Row]:
+def measured_rows(
+    e: Experiment, config: records.Row, attempts: int = ATTEMPTS, rates: list[float] | None = None
+) -> list[records.Row]:
     """One configuration's rows, each with the machine's load, the number of attempts and the reasons it is noisy.
 
-    The least noisy of several attempts counts.
+    The least noisy of several attempts counts. If `rates` are given, those of matrix products beside the rows measured
+    before, this row's is measured and added.
     """
     best: tuple[float, list[records.Row]] | None = None
     for attempt in range(1, attempts + 1):  # noqa: B007 (how many were made is told below)
@@ -153,10 +163,15 @@ def measured_rows(e: Experiment, config: records.Row, attempts: int = ATTEMPTS) 
             except Exception as error:
                 rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
         noise = _noise(rows, load.cores, e.same_work)
+        beside = {"load": load.cores}
+        if rates is not None:
+            beside["matmul_tflops"] = ceilings.rate_beside()
+            noise += _disturbed(beside["matmul_tflops"], rates)
+            rates.append(beside["matmul_tflops"])
         worst = max((value for _, value in noise), default=0.0)
         if best is None or worst < best[0]:
             reasons = ", ".join(reason for reason, _ in noise)
-            best = worst, [row | {"load": load.cores, "noisy": reasons} for row in rows]
+            best = worst, [row | beside | {"noisy": reasons} for row in rows]
         if not noise or time.perf_counter() - start > PATIENCE_S or rows[0][records.STATUS] != "ok":
             break
     return [row | {"attempts": attempt} for row in best[1]]
@@ -171,6 +186,14 @@ def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list
     if spread > SPREAD:
         noise.append((f"p80 is {spread:.2f} times p20", spread / SPREAD))
     return noise
+
+
+def _disturbed(rate: float, rates: list[float]) -> list[tuple[str, float]]:
+    if len(rates) < 3:
+        return []
+    share = rate / median(rates)
+    reason = f"matrix products ran at {share:.2f} of their usual rate"
+    return [(reason, abs(share - 1) / DISTURBED)] if abs(share - 1) > DISTURBED else []
 
 
 def _spread(row: records.Row) -> float:

@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 
 from .arguments import check_positive
+from .estimate import LUCK_HERE, Estimate, estimate
 from .machine import device
-from .trials.estimate import LUCK_HERE, Estimate, estimate
 
 # Gains of medians below this are within what two measurements of the same differ by.
 NO_DIFFERENCE = 0.03
@@ -217,9 +217,9 @@ def check_agreement(
     for name in names[1:]:
         before()
         outputs = _by_key(variants[name]())
-        got, wanted = ([(*key, tuple(t.shape)) for key, t in found] for found in (outputs, reference))
+        got, wanted = ([(*key, tuple(t.shape)) for key, t in returned] for returned in (outputs, reference))
         if got != wanted:
-            raise Disagreement(f"{name!r} returns {_told(got)}, the reference {names[0]!r} {_told(wanted)}")
+            raise Disagreement(f"{name!r} returns {_listed(got)}, the reference {names[0]!r} {_listed(wanted)}")
         worst = 0.0
         for (key, ours), (_, theirs) in zip(outputs, reference, strict=True):
             error = relative_error(ours, theirs)
@@ -234,14 +234,14 @@ def check_agreement(
     return errors
 
 
-def relative_error(found: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖found − reference‖ / ‖reference‖ in fp64; the plain norm of `found` if the reference is all zeros.
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """‖value − reference‖ / ‖reference‖ in fp64; the plain norm of `value` if the reference is all zeros.
 
     Equal infinities agree, and the norm is that of the finite elements.
     """
-    wide = torch.complex128 if reference.is_complex() or found.is_complex() else torch.float64
-    reference, found = reference.detach().to(wide), found.detach().to(wide)
-    difference = (found - reference).masked_fill(found == reference, 0)
+    wide = torch.complex128 if reference.is_complex() or value.is_complex() else torch.float64
+    reference, value = reference.detach().to(wide), value.detach().to(wide)
+    difference = (value - reference).masked_fill(value == reference, 0)
     norm = reference.masked_fill(~reference.isfinite(), 0).norm()
     return float(difference.norm() / (norm if norm > 0 else 1.0))
 
@@ -268,7 +268,7 @@ def _by_key(nested: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
     return sorted(_with_keys(nested, ()), key=lambda pair: pair[0])
 
 
-def _told(shapes: list[tuple]) -> str:
+def _listed(shapes: list[tuple]) -> str:
     """Shapes, each after its keys."""
     return "shapes " + ", ".join(" ".join(map(str, shape)) for shape in shapes)
 

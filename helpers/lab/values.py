@@ -11,7 +11,7 @@ A number that the records lack is still a `Number`: it says what is missing wher
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -136,6 +136,13 @@ def paired(row: Any, unit: str = TIMES) -> Number:
     return Number(float(row["ratio"]), unit, float(row["low"]), float(row["high"]), int(row["pairs"]))
 
 
+def speedup(row: Any, decimals: int | None = None) -> Number:
+    """How many times as fast as its baseline a row's variant is; with the interval of a trial, if it has one."""
+    if "low" in row and row["low"] == row["low"]:
+        return Number(1 / row["ratio"], TIMES, 1 / row["high"], 1 / row["low"], int(row["pairs"]), decimals=decimals)
+    return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=decimals)
+
+
 def over(value: Number, baseline: Number) -> Number:
     """Their ratio. Both were measured apart, so it has no interval; from two derived numbers it is derived."""
     if not (value.measured and baseline.measured):
@@ -146,7 +153,7 @@ def over(value: Number, baseline: Number) -> Number:
     )
 
 
-def derived(value: float, derivation: str, unit: str = TIMES, decimals: int | None = None) -> Number:
+def derived(value: SupportsFloat, derivation: str, unit: str = TIMES, decimals: int | None = None) -> Number:
     """A number from arithmetic or a count, which has no interval: `derivation` says which."""
     return Number(float(value), unit, derivation=derivation, decimals=decimals)
 
@@ -160,7 +167,7 @@ def in_unit(value: Number, unit: str, decimals: int | None = None) -> Number:
     return replace(value, unit=unit, decimals=decimals)
 
 
-def number(value: object, whole: bool = False) -> str:
+def number(value: Any, whole: bool = False) -> str:
     """Three significant digits (or an integer), yes or no for a bool, a dash for an empty cell.
 
     Thousands are separated from 10,000 on.
@@ -171,10 +178,11 @@ def number(value: object, whole: bool = False) -> str:
         return "–"
     if answer := YES_NO.get(str(value)):  # a bool, or its text in a record
         return answer
-    if not isinstance(value, (int, float, np.integer, np.floating)):
+    if not isinstance(value, int | float | np.integer | np.floating):
         return str(value)
+    size = abs(float(value))
     if whole or isinstance(value, (int, np.integer)):
-        return f"{int(value):d}" if abs(value) < 10_000 else f"{int(value):,d}"
-    if abs(value) >= 999.5:
-        return f"{value:.0f}" if abs(value) < 9999.5 else f"{value:,.0f}"
+        return f"{int(value):d}" if size < 10_000 else f"{int(value):,d}"
+    if size >= 999.5:
+        return f"{value:.0f}" if size < 9999.5 else f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".")

@@ -8,10 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.arguments import check_positive
-
-from .gpt import HIDDEN
-
 # Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"vocab_size": 128, "width": 32, "layers": 2, "heads": 2, "feedforward_size": 64, "max_length": 32},
@@ -19,6 +15,7 @@ PRESETS = {
 }
 
 INIT_STD = 0.02
+HIDDEN = -1e4  # added to a padded key's score: its weight is exactly 0 in every dtype, and a fully padded row isn't NaN
 
 
 class Bert(nn.Module):
@@ -46,12 +43,6 @@ class Bert(nn.Module):
         epsilon: float = 1e-12,
     ) -> None:
         super().__init__()
-        check_positive(vocab_size=vocab_size, width=width, layers=layers, heads=heads, segments=segments)
-        check_positive(feedforward_size=feedforward_size, max_length=max_length)
-        if width % heads:
-            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}")
-        if isinstance(dropout, bool) or not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout!r}; it must be at least 0 and below 1")
         self.max_length = max_length
         self.words = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(max_length, width)
@@ -135,7 +126,6 @@ class Classifier(nn.Module):
 
     def __init__(self, encoder: Bert, classes: int = 2) -> None:
         super().__init__()
-        check_positive(classes=classes)
         self.encoder = encoder
         self.head = nn.Linear(encoder.pooler.out_features, classes)
 

@@ -2,13 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from helpers.lab.arguments import check_positive
 
 # Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
@@ -19,7 +16,6 @@ PRESETS = {
 }
 
 INIT_STD = 0.02  # GPT-2's
-HIDDEN = -1e4  # added to a padded key's score: its weight is exactly 0 in every dtype, and a fully padded row isn't NaN
 
 
 class PositionalEncoding(nn.Module):
@@ -30,7 +26,6 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, d_model: int, max_length: int = 5000, dropout: float = 0.0) -> None:
         super().__init__()
-        check_positive(d_model=d_model, max_length=max_length)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("table", sinusoids(max_length, d_model), persistent=False)  # (max_length, C)
 
@@ -74,9 +69,8 @@ class GPT2LikeModel(nn.Module):
     with a GPT-2 block this costs 4·C² parameters and a second attention per layer.
 
     With padding on the right, the causal mask hides it from all real positions. No padding mask is needed, and
-    attention takes its fast causal path, which never forms the (T, T) scores. `padding="anywhere"` masks all keys that
-    are `pad_id`, at the price of the fast path and of B·heads·T² mask values a layer. Either way a row of only padding
-    gives finite logits, which the loss ignores.
+    attention takes its fast causal path, which never forms the (T, T) scores. A row of only padding gives finite
+    logits, which the loss ignores.
 
     Weights are initialised normal with deviation 0.02, those that end a residual branch smaller by √(branches), biases
     with 0. The embedding is multiplied by √C, so that words and positions start with comparable sizes. `tied` shares
@@ -98,20 +92,12 @@ class GPT2LikeModel(nn.Module):
         dropout: float = 0.1,
         pad_id: int = 0,
         *,
-        padding: Literal["right", "anywhere"] = "right",
         tied: bool = True,
         attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         feedforward_size = 4 * d_model if feedforward_size is None else feedforward_size
-        check_positive(
-            vocab_size=vocab_size, num_heads=num_heads, num_layers=num_layers, feedforward_size=feedforward_size
-        )
-        if d_model % num_heads:
-            raise ValueError(f"d_model is {d_model}; it must be a multiple of num_heads, {num_heads}")
-        if padding not in ("right", "anywhere"):
-            raise ValueError(f"padding is {padding!r}; allowed: 'right', 'anywhere'")
-        self.pad_id, self.padding, self.num_heads = pad_id, padding, num_heads
+        self.pad_id, self.num_heads = pad_id, num_heads
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = PositionalEncoding(d_model, max_length, dropout)
         layer = nn.TransformerDecoderLayer(
@@ -166,9 +152,8 @@ class GPT2LikeModel(nn.Module):
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex():
             raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
         length, limit = tokens.shape[1], len(self.causal)
-        if attend is not None and (mask is not None or self.padding == "anywhere"):
-            given = "a mask" if mask is not None else "padding='anywhere'"
-            raise ValueError(f"attend and {given} are given; the mask is attend's to know, and padding is on the right")
+        if attend is not None and mask is not None:
+            raise ValueError("attend and a mask are given; the mask is attend's to know")
         if length > limit and mask is None and attend is None:
             raise ValueError(f"the sequence has {length} positions, and max_length is {limit}")
         x = _look_up(self.embedding.weight, tokens, "tokens") * math.sqrt(self.embedding.embedding_dim)
@@ -176,17 +161,12 @@ class GPT2LikeModel(nn.Module):
         if attend is not None:
             return self.head(self._decode(x, attend))
         scores = self.causal[:length, :length] if mask is None else self._scores(mask, x)
-        keys = None
-        if self.padding == "anywhere":
-            keys = torch.zeros_like(tokens, dtype=x.dtype).masked_fill(tokens == self.pad_id, HIDDEN)  # (B, T)
         causal = mask is None
         x = self.decoder(
             x,
             memory=x,
             tgt_mask=scores,
             memory_mask=scores,
-            tgt_key_padding_mask=keys,
-            memory_key_padding_mask=keys,
             tgt_is_causal=causal,
             memory_is_causal=causal,
         )

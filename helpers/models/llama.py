@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.arguments import check_positive
-
 from .weights import attention_weights, copy_weights, mlp_weights
 
 
@@ -236,16 +234,11 @@ class Llama(nn.Module):
         residual: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_positive(vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=kv_heads)
-        check_positive(feedforward_size=feedforward_size, max_length=max_length)
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}; it must be a multiple of kv_heads, {kv_heads}")
         if head_dim is None and width % heads:
             raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}, or head_dim must be given")
         head_dim = width // heads if head_dim is None else head_dim
-        check_positive(head_dim=head_dim)
-        if head_dim % 2:
-            raise ValueError(f"head_dim is {head_dim}; it must be even, for channels are turned in pairs")
         self.residual, self.checkpoint = residual, None
         self.masked = attend is eager_attention  # it needs a mask, made once a pass instead of in every layer
         self.embedding = nn.Embedding(vocab_size, width)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from helpers.lab.arguments import check_positive
-
 # Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"blocks": (1, 1), "width": 8, "classes": 10},
@@ -33,8 +31,6 @@ class ResNet(nn.Module):
         self, blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 1000, channels: int = 3
     ) -> None:
         super().__init__()
-        check_positive(width=width, classes=classes, channels=channels, stages=len(blocks))
-        check_positive(**{f"blocks[{i}]": count for i, count in enumerate(blocks)})
         self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()

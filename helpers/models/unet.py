@@ -1,13 +1,10 @@
 """The classic U-Net, which the segmentation task trains."""
 
 import itertools
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from helpers.lab.arguments import check_at_least, check_positive
 
 
 class UNet(nn.Module):
@@ -16,8 +13,6 @@ class UNet(nn.Module):
     Max-pooled `depth` times and up-sampled again, with `width`·2^level channels at each level and skip connections from
     encoder to decoder. Where a size is odd, up-sampling gives one pixel less, and the last row or column is repeated.
     At 64 channels and depth 4: 31 M parameters, 96 GFLOP forward for a 256×256 image.
-
-    `upsampling` is by a transposed convolution, or by a 1×1 convolution that halves the channels and interpolation.
     """
 
     def __init__(
@@ -26,18 +21,13 @@ class UNet(nn.Module):
         out_channels: int = 1,
         width: int = 64,
         depth: int = 4,
-        upsampling: Literal["transposed", "bilinear"] = "transposed",
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, width=width)
-        check_at_least(0, depth=depth)
-        if upsampling not in ("transposed", "bilinear"):
-            raise ValueError(f"upsampling is {upsampling!r}; allowed: 'transposed', 'bilinear'")
         self.in_channels, self.depth = in_channels, depth
         widths = [width * 2**level for level in range(depth + 1)]
         self.first = _double_convolution(in_channels, width)
         self.down = nn.ModuleList(_double_convolution(a, b) for a, b in itertools.pairwise(widths))
-        self.up = nn.ModuleList(_doubling(2 * a, a, upsampling) for a in reversed(widths[:-1]))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * a, a, 2, stride=2) for a in reversed(widths[:-1]))
         self.merge = nn.ModuleList(_double_convolution(2 * a, a) for a in reversed(widths[:-1]))
         self.head = nn.Conv2d(width, out_channels, 1)
         self.reset_parameters()
@@ -78,15 +68,6 @@ def _double_convolution(in_channels: int, out_channels: int) -> nn.Sequential:
         layers += [nn.Conv2d(channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels)]
         layers.append(nn.ReLU(inplace=True))
     return nn.Sequential(*layers)
-
-
-def _doubling(in_channels: int, out_channels: int, upsampling: str) -> nn.Module:
-    if upsampling == "transposed":
-        return nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
-    # The convolution commutes with interpolation, and before it there are a quarter of the pixels.
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
-    )
 
 
 def _grow(x: Tensor, height: int, width: int) -> Tensor:

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.arguments import check_positive
-
 # Sizes by name; other arguments have the constructor's defaults.
 PRESETS = {
     "tiny": {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "heads": 2},  # trains on a CPU
@@ -51,17 +49,12 @@ class ViT(nn.Module):
         channels: int = 3,
     ) -> None:
         super().__init__()
-        check_positive(classes=classes, image_size=image_size, patch_size=patch_size, width=width, channels=channels)
-        check_positive(depth=depth, heads=heads)
         if image_size % patch_size:
             raise ValueError(f"image_size is {image_size}; it must be a multiple of patch_size, {patch_size}")
         if head_dim is None and width % heads:
             raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}, or head_dim must be given")
         head_dim = width // heads if head_dim is None else head_dim
         mlp_size = 4 * width if mlp_size is None else mlp_size
-        check_positive(head_dim=head_dim, mlp_size=mlp_size)
-        if isinstance(dropout, bool) or not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout!r}; it must be at least 0 and below 1")
         self.image_size, self.channels = image_size, channels
         self.patches = ConvPatches(channels, patch_size, width)
         self.positions = nn.Parameter(torch.empty((image_size // patch_size) ** 2, width))  # (T, C)

@@ -2,8 +2,8 @@
 
     pixels = decode("simplejpeg", data)         # (H, W, 3) uint8, RGB, as it is stored: no EXIF rotation
 
-A JPEG takes 5 to 10 ms a megapixel on one core, most of it in libjpeg-turbo, which all of these libraries but nvJPEG
-use; they differ in their overhead. Decoding at half size skips most of the inverse transform, so it pays if a photo is
+A JPEG takes 5 to 10 ms a megapixel on one core, most of it in libjpeg-turbo, which all of these libraries use; they
+differ in their overhead. Decoding at half size skips most of the inverse transform, so it pays if a photo is
 resized to a smaller one afterwards.
 
 For a broken file some libraries return None, or grey pixels where data is missing. `decode` checks the first and last
@@ -13,15 +13,12 @@ middle: simplejpeg raises, Pillow and OpenCV return pixels.
 
 import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from helpers.lab.arguments import check_choice
-from helpers.lab.experiment import is_out_of_memory
 from helpers.lab.machine import missing_because
 
 REFERENCE = "Pillow"
@@ -34,37 +31,28 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class Decoder:
-    """A function from JPEGs to arrays (H, W, 3), or tensors (3, H, W) on the GPU; its requirements and scale."""
+    """A function from a JPEG to an array (H, W, 3), None if it can't be decoded; its package and scale."""
 
-    decode: Callable[[Sequence[bytes]], Sequence[np.ndarray | Tensor]]
+    decode: Callable[[bytes], np.ndarray | None]
     needs: tuple[str, ...]  # see `lab.machine.missing_because`
     scale: int = 1  # sides are this many times smaller
 
 
 def decode(variant: str, data: bytes) -> np.ndarray:
-    """The pixels of a JPEG, (H, W, 3) uint8 RGB on the host; at half size (⌈H/2⌉, ⌈W/2⌉, 3)."""
-    (pixels,) = decode_all(variant, [data])
-    return pixels.permute(1, 2, 0).cpu().numpy() if isinstance(pixels, Tensor) else pixels
-
-
-def decode_all(variant: str, images: Sequence[bytes]) -> Sequence[np.ndarray | Tensor]:
-    """Pixels of many JPEGs; nvJPEG's are tensors (3, H, W) on the GPU. One broken image raises for all of them."""
+    """The pixels of a JPEG, (H, W, 3) uint8 RGB; at half size (⌈H/2⌉, ⌈W/2⌉, 3)."""
     check_choice(VARIANTS, variant=variant)
     decoder = VARIANTS[variant]
-    for data in images:
-        if fault := visible_fault(data):
-            raise ImageError(f"{variant}: {fault}")
+    if fault := visible_fault(data):
+        raise ImageError(f"{variant}: {fault}")
     try:
-        decoded = decoder.decode(images)
+        pixels = decoder.decode(data)
     except ImportError as error:
         raise ImageError(f"{variant}: {missing_because(*decoder.needs) or _line(error)}") from None
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
         raise ImageError(f"{variant}: not a readable JPEG ({_line(error)})") from error
-    if any(pixels is None for pixels in decoded):
+    if pixels is None:
         raise ImageError(f"{variant}: not a readable JPEG (the library returns None)")
-    return decoded
+    return pixels
 
 
 def visible_fault(data: bytes) -> str:
@@ -113,27 +101,11 @@ def _simplejpeg(data: bytes) -> np.ndarray:
     return simplejpeg.decode_jpeg(data, colorspace="RGB")  # strict, so that a warning of libjpeg's is an error
 
 
-def _torchvision(images: Sequence[bytes], where: str) -> list[Tensor]:
-    """Tensors (3, H, W). On CUDA all images go to nvJPEG at once, which is what it is fast at."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    files = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in images]
-    if where == "cuda":
-        return decode_jpeg(files, mode=ImageReadMode.RGB, device=where)
-    return [decode_jpeg(file, mode=ImageReadMode.RGB) for file in files]
-
-
-def _each(decode_one: Callable[[bytes], np.ndarray | None]) -> Callable[[Sequence[bytes]], list]:
-    return lambda images: [decode_one(data) for data in images]
-
-
 VARIANTS: dict[str, Decoder] = {
-    REFERENCE: Decoder(_each(_pillow), ("pillow",)),
-    "Pillow, draft at half size": Decoder(_each(functools.partial(_pillow, scale=2)), ("pillow",), scale=2),
-    "OpenCV": Decoder(_each(_opencv), ("opencv-python-headless",)),
-    "simplejpeg": Decoder(_each(_simplejpeg), ("simplejpeg",)),
-    "torchvision": Decoder(functools.partial(_torchvision, where="cpu"), ("torchvision",)),
-    "nvJPEG": Decoder(functools.partial(_torchvision, where="cuda"), ("CUDA", "torchvision")),
+    REFERENCE: Decoder(_pillow, ("pillow",)),
+    "Pillow, draft at half size": Decoder(functools.partial(_pillow, scale=2), ("pillow",), scale=2),
+    "OpenCV": Decoder(_opencv, ("opencv-python-headless",)),
+    "simplejpeg": Decoder(_simplejpeg, ("simplejpeg",)),
 }
 
 

@@ -193,8 +193,8 @@ def device_windows(trace: Trace) -> Spans:
             firsts.setdefault(step, event.begin)
     if len(firsts) > 1:
         return list(pairwise(firsts[step] for step in sorted(firsts)))
-    step = trace.steps[0]
-    return [(step.begin, max([step.end, *(e.end for e in trace.device if e.kind == KERNEL)]))] if firsts else []
+    only = trace.steps[0]
+    return [(only.begin, max([only.end, *(e.end for e in trace.device if e.kind == KERNEL)]))] if firsts else []
 
 
 def step_windows(trace: Trace) -> Spans:

@@ -21,7 +21,7 @@ def call_sites(results: Any, base_ns: int) -> Callable[[str, float], str | None]
     now and fail to decode.
     """
     sites: dict[tuple[str, int], str] = {}
-    waiting = [(event, None) for event in results.experimental_event_tree()]
+    waiting: list[tuple[Any, str | None]] = [(event, None) for event in results.experimental_event_tree()]
     while waiting:
         event, site = waiting.pop()
         caller = getattr(event.extra_fields, "caller", None)

@@ -80,10 +80,11 @@ def read_and_diagnose(
     profile: Source, *, places: Source | None = None, least: float = LEAST
 ) -> tuple[Diagnosis, Trace]:
     """The diagnosis of one profile or folder, and the trace that it is of."""
-    source, trace, about_ranks = Path(profile) if isinstance(profile, str | Path) else None, profile, []
+    source = Path(profile) if isinstance(profile, str | Path) else None
+    about_ranks: list[Note] = []
     if source and source.is_dir():
-        source, trace, about_ranks, places = _in_folder(source)
-    trace = read_trace(trace)
+        source, profile, about_ranks, places = _in_folder(source)
+    trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
     if places is not None:
         detailed, located = _diagnosed(read_trace(places), 0.0)  # stacks slow the host: a share may be below `least`

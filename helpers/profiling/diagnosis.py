@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def idle_reasons(diagnosis: Diagnosis) -> dict[str, float]:
     return diagnosis.idle | ({"unexplained": rest} if diagnosis.idle and rest > 0.001 else {})
 
 
-def divided(shares: Sequence[float], units: int) -> list[int]:
+def divided(shares: Iterable[float], units: int) -> list[int]:
     """Whole units in proportion to the shares; they add up to `units` (largest remainders are rounded up)."""
     shares = list(shares)
     total = sum(shares)

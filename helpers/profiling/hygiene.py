@@ -1,6 +1,6 @@
 """What makes a profile mislead: start-up inside it, lost events, stacks, one slow step; and other notes."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
@@ -9,7 +9,7 @@ from .diagnosis import Finding, milliseconds
 from .findings import host_work, products
 from .intervals import Spans, covered, intersect, length, of, subtract, union
 from .places import source_lines
-from .scene import Scene
+from .scene import Scene, totals
 from .trace import KERNEL, OP, PYTHON, RUNTIME, Event, Note
 
 NOT_EXPLAINED = "no finding explains"
@@ -42,12 +42,10 @@ def _start_up(scene: Scene) -> Iterator[str]:
     spent = scene.account.idle_shares.get(START_UP, 0.0) if scene.account else length(of(calls)) / scene.us
     if spent < LEAST:
         return
-    by_name: Counter = Counter()
-    for call in calls:
-        by_name[call.name] += call.us
-    names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name.most_common(3))
+    by_name = totals((call.name, call.us) for call in calls)
+    names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name[:3])
     idle = f" ({scene.account.idle_shares.get(START_UP, 0):.0%} of the time)" if scene.account else ""
-    total = milliseconds(sum(by_name.values()) / 1e3)
+    total = milliseconds(sum(us for _, us in by_name) / 1e3)
     yield (
         f"start-up is inside the profile{idle}: calls of over 1 ms take {total} ({names}; "
         f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
@@ -150,24 +148,24 @@ def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[Note]:
     for part, spans in scene.parts.items():
         rest = subtract(spans, union([span for f in findings if f.part == part for span in f.spans]))
         if scene.share(rest) >= UNEXPLAINED:
-            inside = [f"{name} {us / scene.us:.0%}" for name, us in _spent(scene, part, rest).most_common(3)]
+            spent = totals(_spent(scene, part, rest))[:3]
+            inside = [f"{name} {us / scene.us:.0%}" for name, us in spent if us > 0]
             parts.append(f"{part} {scene.share(rest):.0%}" + (f" ({', '.join(inside)})" if inside else ""))
     if parts:
         yield Note(NOT_EXPLAINED, f"{NOT_EXPLAINED}: {'; '.join(parts)}")
 
 
-def _spent(scene: Scene, part: str, spans: Spans) -> Counter:
+def _spent(scene: Scene, part: str, spans: Spans) -> Iterator[tuple[str, float]]:
     """The kinds of kernels, the reasons of idleness or the ops that the spans are spent on, in µs."""
-    spent: Counter = Counter()
     if part == IDLE and scene.account:
-        spent.update({reason: length(intersect(spans, idle)) for reason, idle in scene.account.idle.items()})
+        yield from ((reason, length(intersect(spans, idle))) for reason, idle in scene.account.idle.items())
     elif scene.account:
         for kind in dict.fromkeys(products.kind_of(e.name) for e in scene.trace.device if e.kind == KERNEL):
             kernels = of(products.kernels_that(scene.trace, kind))
-            spent[kind], spans = length(intersect(kernels, spans)), subtract(spans, kernels)
+            yield kind, length(intersect(kernels, spans))
+            spans = subtract(spans, kernels)
     else:
         for op in scene.trace.ops:
             if op.track == scene.trace.thread:
                 inner = sum(covered(spans, e.begin, e.end) for e in op.children if e.kind == OP)
-                spent[op.name] += covered(spans, op.begin, op.end) - inner
-    return +spent
+                yield op.name, covered(spans, op.begin, op.end) - inner

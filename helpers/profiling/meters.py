@@ -7,11 +7,14 @@ the device has passed it, so marks are read when a step is known to be done. Rec
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+_autograd: Any = torch._C._autograd  # whose stubs lack what is asked of it here
 
 
 class HostClock:
@@ -107,7 +110,7 @@ class SavedBytes:
     def open(self, stack: Sequence[int]) -> None:
         """Begin to count; the caller keeps in `stack` the indices of the modules that are running."""
         # A private query: hooks can't be entered where torch.autograd.graph.disable_saved_tensors_hooks is in force.
-        if self._hooks is None and torch._C._autograd._saved_tensors_hooks_is_enabled():
+        if self._hooks is None and _autograd._saved_tensors_hooks_is_enabled():
             self._stack = stack
             self._hooks = saved_tensors_hooks(self._pack, _unpack)
             self._hooks.__enter__()

@@ -245,7 +245,7 @@ def _device(name: str, tensors: list[Tensor]) -> torch.device:
 def _track_names(title: str) -> list[dict[str, Any]]:
     events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
     for track, name in TRACK_NAMES.items():
-        common = {"ph": "M", "pid": PROCESS, "tid": track}
+        common: dict[str, Any] = {"ph": "M", "pid": PROCESS, "tid": track}
         events.append(common | {"name": "thread_name", "args": {"name": name}})
         events.append(common | {"name": "thread_sort_index", "args": {"sort_index": track}})
     return events
@@ -253,15 +253,15 @@ def _track_names(title: str) -> list[dict[str, Any]]:
 
 def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[str, Any]]:
     events = []
+    args: dict[str, Any]
     for span in step.spans:
         begin, end = int(step.times_ns[span.begin]), int(step.times_ns[span.end])
         if span.kind == STEP:
-            name, args = f"step {step.number}", {"step": step.number, "recorded": step.saved is None}
+            name, args = f"step {step.number}", {"recorded": step.saved is None}
         else:
-            name = paths[span.module]
-            args = {"step": step.number, "module": name, "type": types[span.module]}
-        event = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind], "args": args}
-        events.append(event | {"ts": _us(begin), "dur": _us(end - begin)})
+            name, args = paths[span.module], {"module": paths[span.module], "type": types[span.module]}
+        event = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind]}
+        events.append(event | {"ts": _us(begin), "dur": _us(end - begin), "args": {"step": step.number} | args})
     return events
 
 

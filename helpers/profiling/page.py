@@ -6,6 +6,7 @@ from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding, divided, idle_r
 from .step_picture import colours_of, picture
 from .trace import Trace
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 # The policy forbids every script and every request, should markup ever get past the escaping.
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -51,7 +52,8 @@ def page(diagnosis: Diagnosis, trace: Trace) -> str:
         f"{''.join(findings) or f'<p>No finding could bring {LEAST:.0%} or more.</p>'}"
         f"<ul>{notes}</ul>\n</body>\n</html>\n"
     )
-    return html.encode("utf-8", "replace").decode()  # names in a trace may hold halves of characters
+    # Names in a trace may hold control characters, and halves of others.
+    return html.translate(_CONTROLS).encode("utf-8", "replace").decode()
 
 
 def _account(diagnosis: Diagnosis) -> str:

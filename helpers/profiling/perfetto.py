@@ -39,13 +39,13 @@ def marked(source: str | Path, diagnosis: Diagnosis, trace: Trace, path: str | P
 def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
     """The diagnosis as events of Chrome's trace format, in the order of their beginnings."""
     track, parts = states(trace)
-    threads = [(track, [(*span, part, {}) for part, spans in parts.items() for span in spans])]
+    threads: list[tuple[str, list]] = [(track, [(*span, part, {}) for part, spans in parts.items() for span in spans])]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
         args = {name: str(getattr(finding, name)) for name in ("gain", "where", "evidence", "advice")}
         threads.append((f"{number}. {finding.finding}", [(*span, finding.finding, args) for span in finding.spans]))
     names = [_named("process_name", 0, "diagnosis")]
     names.append({"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_sort_index", "args": {"sort_index": -1}})
-    slices = []
+    slices: list[dict[str, Any]] = []
     for thread, (name, spans) in enumerate(threads, PROCESS + 1):
         names += [_named("thread_name", thread, name)] * bool(spans)
         slices += [

@@ -59,11 +59,6 @@ def others(lines: int) -> str:
     return f", and {lines - 1} more line{'s' * (lines > 2)}" if lines > 1 else ""
 
 
-def frames(event: Event) -> list[tuple[str, int, str]]:
-    """(path, first line, function) of the Python frames around an event, innermost first."""
-    return [parsed for e in event.outer() if e.kind == PYTHON and (parsed := _parse(e.name))]
-
-
 def _source(trace: Trace, event: Event) -> tuple[str, str]:
     """The source line, and " (backward)" if the event is the backward pass of that line."""
     forward = _forward(trace, event)

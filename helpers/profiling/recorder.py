@@ -77,7 +77,8 @@ class Run:
 
     def sort_numbers(self, entries: list[Entry]) -> None:
         """Set `starts` and `owners`: which call made which numbers."""
-        self.starts, self.owners, stack = [], [], []
+        stack: list[Call] = []
+        self.starts, self.owners = [], []
         for entry in entries:
             module = entry[0]
             if module >= SWITCH:

@@ -14,8 +14,8 @@ from typing import Any
 PACKAGE = __name__.partition(".")[0]
 ASIDE = "_dlspeed"  # the name of our package while the script runs
 ROOT = Path(__file__).resolve().parents[2]  # the folder of our package
-OWN_FILES = (__file__, str(Path(__file__).with_name("watch.py")), str(ROOT / PACKAGE / "__main__.py"))
-OWN_FILES += (runpy.__file__, "<frozen runpy>")
+OWN_FILES = {__file__, str(Path(__file__).with_name("watch.py")), str(ROOT / PACKAGE / "__main__.py")}
+OWN_FILES |= {runpy.__file__, "<frozen runpy>"}
 
 
 class Stop(BaseException):
@@ -27,15 +27,14 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
 
     Processes that it spawns import it from `sys.modules["__main__"]`.
     """
-    is_module = isinstance(program, str)
-    home = Path.cwd() if is_module else Path(program.co_filename).resolve().parent
+    home = Path.cwd() if isinstance(program, str) else Path(program.co_filename).resolve().parent
     before, path, main, folder = sys.argv, list(sys.path), sys.modules["__main__"], Path.cwd()
     sys.argv = list(argv)
     if not sys.flags.safe_path:
         sys.path[0] = str(home)
     try:
         with _name_left_free():
-            if is_module:
+            if isinstance(program, str):
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
                 sys.modules["__main__"] = running = types.ModuleType("__main__")

@@ -147,6 +147,14 @@ class Scene:
         return source_lines(self.trace, first) + others(len(groups))
 
 
+def totals(times: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The sum for each name, the largest first."""
+    sums: dict[str, float] = {}
+    for name, us in times:
+        sums[name] = sums.get(name, 0.0) + us
+    return sorted(sums.items(), key=lambda total: -total[1])
+
+
 def larger(choices: dict[str, Spans]) -> tuple[str, Spans]:
     """The part in which more time goes, and that time."""
     return max(choices.items(), key=lambda choice: length(choice[1]))

@@ -211,12 +211,12 @@ def summary(
         return np.mean([of(step) for step in middle], axis=0)
 
     table = pd.DataFrame({"module": paths, "type": types, "calls": mean(lambda step: step.calls)})
-    for kind in KINDS:
-        table[f"{kind}_ms"] = mean(lambda step, kind=kind: step.total_ms[kind])
+    names = [f"{kind}_ms" for kind in KINDS]
+    table[names] = mean(lambda step: [step.total_ms[kind] for kind in KINDS]).T
     table["total_ms"] = mean(lambda step: sum(step.total_ms.values()))
     table["self_ms"] = mean(lambda step: sum(step.self_ms.values()))
     step_ms, outside_ms = float(mean(lambda step: step.step_ms)), float(mean(lambda step: step.outside_ms))
-    inside = {f"{kind}_ms": float(mean(lambda step, kind=kind: step.self_ms[kind].sum())) for kind in KINDS}
+    inside = dict(zip(names, mean(lambda step: [step.self_ms[kind].sum() for kind in KINDS]), strict=True))
     sums = [
         {"module": "outside", "type": "", "total_ms": outside_ms, "self_ms": outside_ms},
         {"module": "step", "type": "", **inside, "total_ms": step_ms, "self_ms": step_ms},

@@ -34,6 +34,7 @@ _KINDS = {
 EVENT_BEGINS = re.compile(r'\{\s*"(?:ph|name|cat)"\s*:')
 _BETWEEN = re.compile(r"[\s,]*")
 LARGEST = 2**30  # bytes, unpacked: reading takes about four times as much memory
+TOO_DEEP = "its JSON is nested too deeply"
 
 
 def load(path: str | Path) -> tuple[list[Event], dict[str, Any], list[str]]:
@@ -47,9 +48,8 @@ def load(path: str | Path) -> tuple[list[Event], dict[str, Any], list[str]]:
         raise ValueError(f"{path} is empty; a Chrome trace of torch.profiler (.json or .json.gz) is needed")
     events, about, read = _decode(text, faults)
     if not read:
-        raise ValueError(
-            f"{path} is no trace: it holds no trace events (torch.profiler's export_chrome_trace writes them)"
-        )
+        why = TOO_DEEP if TOO_DEEP in faults else "it holds no trace events"
+        raise ValueError(f"{path} is no trace: {why} (torch.profiler's export_chrome_trace writes them)")
     return events, about, faults
 
 
@@ -61,22 +61,27 @@ def content(path: str | Path, faults: list[str]) -> str:
         raise ValueError(f"{path} can't be read as a trace: {error.strerror}") from None
     if data[:2] == b"\x1f\x8b":
         data = _unzip(data, faults)
-    if len(data) > LARGEST:
+    if data is None or len(data) > LARGEST:
         raise ValueError(f"{path} is larger than {LARGEST >> 30} GiB: record fewer steps, or without stacks")
     return data.decode("utf-8", errors="replace")
 
 
-def _unzip(data: bytes, faults: list[str]) -> bytes:
-    """The data as far as it can be unpacked, a kilobyte at a time so that little is lost where it breaks."""
+def _unzip(data: bytes, faults: list[str]) -> bytes | None:
+    """The data as far as it can be unpacked, a kilobyte at a time so that little is lost where it breaks.
+
+    None if it is more than `LARGEST`.
+    """
     parts, position, size = [], 0, 0
     member = zlib.decompressobj(wbits=31)
     try:
-        while position < len(data) and size <= LARGEST:
+        while position < len(data):
             if member.eof:  # gzip files may follow each other in one file
                 member = zlib.decompressobj(wbits=31)
             chunk = data[position : position + 1024]
             parts.append(member.decompress(chunk))
             size += len(parts[-1])
+            if size > LARGEST:
+                return None
             position += len(chunk) - len(member.unused_data)
         if not member.eof:
             faults.append("the gzip data is cut off: read as far as it goes")
@@ -100,7 +105,9 @@ def _decode(text: str, faults: list[str]) -> tuple[list[Event], dict[str, Any], 
             break
         try:
             raw, position = decode(text, position)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError) as error:  # a ValueError also by a number of thousands of digits
+            if isinstance(error, RecursionError) and TOO_DEEP not in faults:
+                faults.append(TOO_DEEP)
             following = EVENT_BEGINS.search(text, position + 1)
             unreadable += 1
             if following is None:
@@ -131,7 +138,7 @@ def _around(head: str, tail: str) -> dict[str, Any] | None:
     """The file's other contents: the device, the profiler's settings, the user's metadata; None if it is cut off."""
     try:
         about = json.loads(f"{head}[]{tail}", strict=False)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return {key: value for key, value in about.items() if key != "traceEvents"} if isinstance(about, dict) else {}
 
@@ -143,7 +150,7 @@ def _event(raw: dict[str, Any], kind: str) -> Event | None:
         end = begin + max(float(raw.get("dur", 0)), 0.0)
         name, track = sys.intern(str(raw["name"])), (raw.get("pid"), raw.get("tid"))
         hash(track)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     if not isfinite(end):
         return None

@@ -97,7 +97,7 @@ def watch(
         script if module else compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
     )
     try:
-        with _counted_steps(stepped), _told_of_other_profilers(windows, go_on):
+        with _counted_steps(stepped), _noting_other_profilers(windows, go_on):
             code = run_script(program, [script, *map(str, arguments)])
     finally:
         windows.close()
@@ -145,7 +145,9 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
     torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut. A step
     in the backward pass counts when that is over: a profiler that starts or stops inside of one crashes.
     """
-    inside, originals, hook, backward = threading.local(), {}, Optimizer.profile_hook_step, torch.autograd.backward
+    optimizers: Any = Optimizer  # both are patched
+    autograd: Any = torch.autograd
+    inside, originals, hook, backward = threading.local(), {}, optimizers.profile_hook_step, autograd.backward
     waiting: list[Optimizer] = []
 
     def tell(optimizer: Optimizer) -> None:
@@ -160,9 +162,9 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
         while waiting and torch._C._current_graph_task_id() == -1:
             ended(waiting.pop(0))
 
-    def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(step: Any) -> Callable[..., Any]:
         tell_outside = torch.compiler.disable(tell)
-        step.hooked = True  # type: ignore[attr-defined]
+        step.hooked = True
 
         @functools.wraps(step)
         def outermost(*args: Any, **kwargs: Any) -> Any:
@@ -182,30 +184,31 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
         originals[outermost] = step
         return outermost
 
-    def kinds(base: type) -> Iterator[type]:
+    def kinds(base: Any) -> Iterator[Any]:
         for kind in base.__subclasses__():
             yield kind
             yield from kinds(kind)
 
-    for kind in set(kinds(Optimizer)):  # those that had an instance before
+    before = set(kinds(Optimizer))
+    for kind in before:  # those that had an instance
         if getattr(vars(kind).get("step"), "hooked", False):
             kind.step = counted(kind.step)
-    Optimizer.profile_hook_step = staticmethod(lambda step: counted(hook(step)))
-    torch.autograd.backward = whole_backward
+    optimizers.profile_hook_step = staticmethod(lambda step: counted(hook(step)))
+    autograd.backward = whole_backward
     try:
         yield
     finally:
-        torch.autograd.backward = backward
-        Optimizer.profile_hook_step = staticmethod(hook)
+        autograd.backward = backward
+        optimizers.profile_hook_step = staticmethod(hook)
         for kind in kinds(Optimizer):
             if vars(kind).get("step") in originals:
                 kind.step = originals[kind.step]
 
 
 @contextlib.contextmanager
-def _told_of_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
+def _noting_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
     """Let the windows wait for a profiler that the script starts, and end where one starts during them."""
-    kind = torch.autograd.profiler.profile
+    kind: Any = torch.autograd.profiler.profile
     prepare, leave = kind._prepare_trace, kind.__exit__
 
     @functools.wraps(prepare)

@@ -58,7 +58,7 @@ class Window:
         self.events = 0.0  # in an iteration
         self._profiler: torch.profiler.profile | None = None
 
-    def start(self, number: int, warm: int, **options: bool) -> None:
+    def start(self, number: int, warm: int, **options: Any) -> None:
         """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
         first = OFFSET + number
         if not torch.cuda.is_available():
@@ -133,7 +133,8 @@ class Windows:
         self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
         self._ends_iteration = end_of_iteration()
-        self._process, self._thread = os.getpid(), None
+        self._process = os.getpid()
+        self._thread: int | None = None
         self._plan = self._record()
 
     def stepped(self, optimizer: Optimizer) -> bool:
@@ -147,9 +148,9 @@ class Windows:
         if not self._ends_iteration(optimizer):
             return False
         self.iterations += 1
-        next(self._plan, None)
+        ended = next(self._plan, True) is True
         together = self.warm + self.steps + 1 + WITH_STACKS
-        self._over = self._plan.gi_frame is None if self.ranks == 1 else self.iterations >= together
+        self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
     def close(self) -> None:

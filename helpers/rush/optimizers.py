@@ -24,7 +24,7 @@ FLAGS = {FOR_LOOP: {"foreach": False, "fused": False}, FOREACH: {"foreach": True
 LEAST_BYTES = 28  # a parameter, in fp32: read and write the parameter and two moments, read the gradient
 
 
-def build(
+def build_optimizer(
     variant: str,
     params: Iterable[Tensor],
     *,

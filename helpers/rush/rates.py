@@ -6,10 +6,11 @@ Recomputed activations don't count: MFU is about the model's operations, not the
 """
 
 import functools
+from operator import itemgetter
 
 import torch
 
-from helpers.lab.ceilings import matmul
+from helpers.lab.ceilings import best_matmul
 from helpers.lab.machine import device_class, device_name
 from helpers.lab.precision import fp32_products
 from helpers.models import Llama
@@ -46,18 +47,24 @@ def flops_per_token(model: str, sequence: int) -> int:
 
 
 @functools.cache
-def matmul_rate(precision: str = "amp-bf16") -> float:
-    """Measured operations a second of a large matrix product, in the type that a setup of this precision multiplies."""
+def matmul_rate(precision: str = "amp-bf16") -> tuple[str, float]:
+    """The library whose large matrix products are the fastest in the type that a setup multiplies in, and its rate.
+
+    The rate is in operations a second.
+    """
     dtype = AUTOCAST.get(precision, torch.bfloat16 if precision == "bf16" else torch.float32)
     size = {"cpu": 2048, "gpu": 4096, "big-gpu": 8192}[device_class()]
-    with fp32_products(tf32=precision == "tf32"):
-        return max(matmul(size, dtype)[1] for _ in range(3)) * 1e12  # a limit: the best of three medians
+    with fp32_products("high" if precision == "tf32" else "highest"):
+        medians = [best_matmul(size, dtype) for _ in range(3)]
+    library, tflops = max(medians, key=itemgetter(1))  # a limit
+    return library, tflops * 1e12
 
 
-def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | None]:
+def shares(setup: Setup, tokens_per_s: float) -> dict[str, float | str | None]:
     """`mfu` against the vendor's bf16 peak, and `matmul_share` against the measured product in the type computed in."""
     rate = flops_per_token(setup.model, setup.sequence) * tokens_per_s
     name = device_name()
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
-    product = matmul_rate(setup.precision)
-    return {"mfu": rate / peak if peak else None, "product_tflops": product / 1e12, "matmul_share": rate / product}
+    library, product = matmul_rate(setup.precision)
+    matmul = {"product_library": library, "product_tflops": product / 1e12, "matmul_share": rate / product}
+    return {"mfu": rate / peak if peak else None, **matmul}

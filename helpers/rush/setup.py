@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.ceilings import medium_is_fp32
 from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.machine import missing_because
 from helpers.models.llama import PRESETS
@@ -16,11 +17,11 @@ from helpers.models.llama import PRESETS
 # field -> valid values
 CHOICES = {
     "model": tuple(PRESETS),
-    # fp32 and tf32: how products of fp32 numbers are computed. amp-bf16: weights, gradients and optimizer in fp32,
-    # products and attention in bf16. amp-fp16: the same in fp16, with our dynamic loss scale. bf16: weights and
-    # gradients in bf16, without an fp32 copy; torch's optimizers then lose updates below half a unit in the last
-    # place, the 8-bit one rounds stochastically, which is exact on average.
-    "precision": ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16"),
+    # fp32, fp32-onednn (on a CPU, by that library) and tf32: how products of fp32 numbers are computed. amp-bf16:
+    # weights, gradients and optimizer in fp32, products and attention in bf16. amp-fp16: the same in fp16, with our
+    # dynamic loss scale. bf16: weights and gradients in bf16, without an fp32 copy; torch's optimizers then lose
+    # updates below half a unit in the last place, the 8-bit one rounds stochastically, which is exact on average.
+    "precision": ("fp32", "fp32-onednn", "tf32", "amp-bf16", "amp-fp16", "bf16"),
     "residual": ("weights", "bf16"),  # the type of the residual stream: that of the weights, or bf16
     "attention": ("eager", "math", "flash", "cudnn", "blocked"),  # blocked: ours, for CPUs
     "norm": ("eager", "torch", "triton"),
@@ -34,6 +35,8 @@ CHOICES = {
     "checkpointing": ("none", "full", "selective", "memory budget"),
 }
 
+# precision -> torch's name of how fp32 products are computed; of the others, those that remain in fp32
+FP32_PRODUCTS = {"fp32": "highest", "fp32-onednn": "medium"}
 AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision -> the type of products
 
 # Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
@@ -61,7 +64,7 @@ NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
 
 # Fallbacks for values that a machine doesn't support: field -> value -> the next best value.
 NEXT_BEST: dict[str, dict[Any, Any]] = {
-    "precision": {"tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
+    "precision": {"fp32-onednn": "fp32", "tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
     "norm": {"triton": "torch"},
     "head": {"torch": "chunked"},
@@ -161,6 +164,8 @@ class Setup:
             needs = NEEDS.get((name, value), ()) + NEEDS_ON.get(device.type, {}).get((name, value), ())
             if reason := missing_because(*needs, device=device):
                 reasons[name] = f"{name} {value!r}: {reason}"
+        if self.precision == "fp32-onednn" and not (device.type == "cpu" and medium_is_fp32()):
+            reasons["precision"] = "precision 'fp32-onednn': oneDNN has no other kernel of fp32 products here"
         if self.head == "torch" and not hasattr(F, "linear_cross_entropy"):
             reasons["head"] = f"F.linear_cross_entropy isn't in torch {torch.__version__}"
         in_fp32 = device.type == "cuda" and self.precision in ("fp32", "tf32")
@@ -244,7 +249,9 @@ CPU_LEFT = {
     "max-autotune": "tuning the products of each shape takes seconds in every run",
     "bf16 weights": "it changes what is computed",
 }
-LADDERS = {"cuda": (STEPS, LEFT), "cpu": (CPU_STEPS, CPU_LEFT)}  # device type -> steps, and those that are left
+# Device type -> steps, and those that are left
+LADDERS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, str]]]
+LADDERS = {"cuda": (STEPS, LEFT), "cpu": (CPU_STEPS, CPU_LEFT)}
 
 
 def stands_on(name: str, kind: str = "cuda") -> str:

@@ -22,7 +22,7 @@ from helpers.training.checkpointing import checkpoint_with
 from helpers.training.step import TrainingStep
 
 from . import optimizers
-from .setup import AUTOCAST, Setup
+from .setup import AUTOCAST, FP32_PRODUCTS, Setup
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # torch's reference: products and a softmax, with all scores in memory
@@ -39,7 +39,7 @@ class Trainer:
         if reason := setup.missing_because(self.device):
             raise ValueError(reason)
         self.model = build_model(setup, self.device)
-        self.optimizer = optimizers.build(
+        self.optimizer = optimizers.build_optimizer(
             setup.optimizer,
             self.model.parameters(),
             lr=setup.learning_rate,
@@ -70,7 +70,7 @@ class Trainer:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)}; this setup's are (batch, sequence + 1), {expected}"
             )
-        with fp32_products(tf32=self.setup.precision != "fp32"), compiler_budget(self.setup):
+        with fp32_products(FP32_PRODUCTS.get(self.setup.precision, "high")), compiler_budget(self.setup):
             return self._step(tokens)[0]
 
     def loss(self, tokens: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ Level 1 adds two products, to compute g and u again. What nobody asks a gradient
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import elementwise
@@ -94,13 +93,9 @@ def backward(
     if not (need_x or need_W or need_V):
         return [None, None, None, _weight_gradient(_hidden(saved, level, l.dtype), l, transposed)]
     dz = l @ U.t()  # (T, I)
-    batched = _is_batched(l)
-    if batched:
-        dg, du, z = _elementwise_batched(dz, saved, level)
-    else:
-        dg, du, z = _elementwise(dz, saved, level, overwrite)
+    dg, du, z = _elementwise(dz, saved, level, overwrite)
     del dz  # z may be written over it
-    if overwrite and not batched and level != KEEP_INPUT:
+    if overwrite and level != KEEP_INPUT:
         torch.autograd.graph.increment_version(saved)  # whoever still holds them and needs them is told
     del saved
     if need_U:
@@ -112,8 +107,7 @@ def backward(
         dV = _weight_gradient(rows, du, transposed)
     if need_x:
         dx = dg @ W.t()
-        dx = dx + du @ V.t() if batched else torch.addmm(dx, du, V.t(), out=dx)
-        dx = dx.view(x_shape)
+        dx = torch.addmm(dx, du, V.t(), out=dx).view(x_shape)
     return [dx, dW, dV, dU]
 
 
@@ -130,28 +124,11 @@ def _elementwise(dz: Tensor, saved: list[Tensor], level: int, overwrite: bool) -
     return kernels.differentiate(dz, *saved, overwrite)
 
 
-def _is_batched(tensor: Tensor) -> bool:
-    """Whether it is a batch under vmap, which can't be written into tensors that aren't."""
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-
-
-def _elementwise_batched(dz: Tensor, saved: list[Tensor], level: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by operations that write nothing in place."""
-    g, u = _products(saved, level, dz.dtype)
-    sigma, s = torch.sigmoid(g), F.silu(g)
-    return dz * (u * sigma * (1 + g * (1 - sigma))), dz * s, s * u
-
-
 def _hidden(saved: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
     """z alone, for a layer of which only U learns."""
-    g, u = _products(saved, level, dtype)
-    return kernels_for(g).activate(g, u)
-
-
-def _products(saved: list[Tensor], level: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """g and u."""
     if level == KEEP_8BIT:
         packed_g, packed_u, scale_g, scale_u = saved
-        return elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)
-    return saved[0], saved[-1]
+        g, u = elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)
+    else:
+        g, u = saved[0], saved[-1]
+    return kernels_for(g).activate(g, u)

@@ -95,9 +95,9 @@ def tokenise_lines(lines: Iterable[str], most: int | None = None) -> TokenisedTe
     return TokenisedText([words[number] for number in order], rank[ids], np.array(ends, np.int64))
 
 
-def cache_key(checksums: Iterable[str], member: str, most: int | None) -> str:
-    """A hash of what was tokenised: the files' contents, the member of a zip, the number of lines, the tokeniser."""
-    return hashlib.sha256("\n".join([LAYOUT, TOKENIZER, *checksums, member, str(most)]).encode()).hexdigest()[:32]
+def cache_key(checksums: Iterable[str], most: int | None) -> str:
+    """A hash of what was tokenised: the files' contents, the number of lines, the tokeniser."""
+    return hashlib.sha256("\n".join([LAYOUT, TOKENIZER, *checksums, "", str(most)]).encode()).hexdigest()[:32]
 
 
 def save_tokens(tokens: TokenisedText, file: Path) -> None:

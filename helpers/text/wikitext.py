@@ -18,7 +18,7 @@ SEEDS = {"train": 0, "validation": 1, "test": 2}  # of synthetic text
 class WikiText(Samples):
     """One sample for each non-empty line of a split, paragraphs and headings (` = Title = `), in order.
 
-    `path` is a folder, a zip or a file of WikiText: `wiki.*.raw` or `.tokens`, or the hub's parquet files. If it is a
+    `path` is a folder or a file of WikiText: `wiki.*.raw` or `.tokens`, or the hub's parquet files. If it is a
     file, it is read for any `split`, and `source` says which it is. Without `path`, the hub's files are taken from the
     cache; `download=True` fetches missing ones (0.7 MB a split, 314 MB for `train`).
 
@@ -99,7 +99,7 @@ def _folder(cache: Path | str | bool | None) -> Path:
 def _tokens(source: files.Source, most: int | None, cache: Path | str | bool | None) -> TokenisedText:
     if cache is False:
         return _made(source, most)
-    name = cache_key([files.sha256(file) for file in source.files], source.member, most)
+    name = cache_key([files.sha256(file) for file in source.files], most)
     file = _folder(cache) / "tokens" / f"{name}.npz"
     text = load_tokens(file)
     if text is None:

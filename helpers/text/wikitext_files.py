@@ -1,7 +1,7 @@
-"""WikiText's files: text, zips of text, or parquet files, which can be downloaded from the Hugging Face hub.
+"""WikiText's files: text, or parquet files, which can be downloaded from the Hugging Face hub.
 
 The old layout is `wiki.train.raw` (or `.tokens`, whose rare words are `<unk>`), `wiki.valid.*`, `wiki.test.*`, in a
-folder or a zip; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Downloads are of one
+folder; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Downloads are of one
 revision, and sizes and checksums are those of its LFS objects. `$HF_ENDPOINT` names a mirror.
 """
 
@@ -12,9 +12,7 @@ import os
 import re
 import socket
 import urllib.error
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +44,15 @@ SECONDS = 60  # of silence, after which a download fails
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one text, in order; `member` is its name within a zip."""
+    """The files of one text, in order."""
 
     files: tuple[Path, ...]
-    member: str = ""
 
     @property
     def name(self) -> str:
         """The name for captions: which WikiText this is, as far as the names of its files tell."""
-        within = Path(self.member) if self.member else self.files[0]
-        folder = within.parent.name or (self.files[0].stem if self.member else self.files[0].resolve().parent.name)
+        within = self.files[0]
+        folder = within.resolve().parent.name
         match = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", within.name)
         if not match:
             return within.name
@@ -67,13 +64,15 @@ class Source:
 
 
 def find(path: Path | str, split: str) -> Source:
-    """The split's text in a folder (or a folder in it) or a zip; a file of another kind is the text itself."""
+    """The split's text in a folder, or a folder in it; a file is the text itself."""
     path = Path(path)
     if path.is_dir():
         return _in_folder(path, split)
     if not path.exists():
-        raise TextError(f"{path}: is not there; give a folder, a zip or a file of WikiText ({TO_GET_IT})")
-    return _in_zip(path, split) if path.suffix == ".zip" else Source((path,))
+        raise TextError(f"{path}: is not there; give a folder or a file of WikiText ({TO_GET_IT})")
+    if path.suffix == ".zip":
+        raise TextError(f"{path}: a zip; unpack it and give the folder")
+    return Source((path,))
 
 
 def lines(source: Source) -> Iterator[str]:
@@ -81,8 +80,6 @@ def lines(source: Source) -> Iterator[str]:
     for file in source.files:
         if file.suffix == ".parquet":
             yield from _parquet_lines(file)
-        elif source.member:
-            yield from _zip_lines(file, source.member)
         else:
             yield from _file_lines(file)
 
@@ -106,9 +103,6 @@ def _in_folder(folder: Path, split: str) -> Source:
             parts = sorted(p for p in candidate.glob("*.parquet") if _is_part(p, split))
             if parts:
                 return Source(_complete(parts, split))
-        zips = [file for file in sorted(folder.glob("*.zip"), key=_order) if _members(file, split)]
-    if zips:
-        return _in_zip(zips[0], split)
     sought = ", ".join([*_text_names(split)[:2], f"{split}-*.parquet"])
     raise TextError(f"{folder}: has no {split} split ({sought}; {TO_GET_IT}); to use another text, name its file")
 
@@ -136,46 +130,17 @@ def _complete(parts: list[Path], split: str) -> tuple[Path, ...]:
     return tuple(parts)
 
 
-def _members(file: Path, split: str) -> list[str]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = {Path(name).name: name for name in archive.namelist()}
-    except zipfile.BadZipFile as error:
-        raise TextError(f"{file}: not a whole zip file ({error}); get it again") from error
-    return [names[name] for name in _text_names(split) if name in names]
-
-
-def _in_zip(file: Path, split: str) -> Source:
-    with reading(file):
-        members = _members(file, split)
-    if not members:
-        raise TextError(f"{file}: has no {split} split in it ({', '.join(_text_names(split)[:2])})")
-    return Source((file,), members[0])
-
-
 def _file_lines(file: Path) -> Iterator[str]:
-    with reading(file), open(file, "rb") as stream:
-        yield from _decoded(stream, str(file))
-
-
-def _zip_lines(file: Path, member: str) -> Iterator[str]:
-    try:
-        with reading(file), zipfile.ZipFile(file) as archive, archive.open(member) as stream:
-            yield from _decoded(stream, f"{file}, {member}")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TextError(f"{file}: {member} cannot be unpacked ({error}); get the zip again") from error
-
-
-def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Lines of UTF-8; each must end in a line feed."""
-    for number, line in enumerate(stream, start=1):
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        if not line.endswith(b"\n"):
-            raise TextError(f"{name}, line {number}: cut off in mid-line; get the whole file, or end its last line")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise TextError(f"{name}, line {number}: not UTF-8 ({error.reason}); get the file again") from error
+    with reading(file), open(file, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.endswith(b"\n"):
+                raise TextError(f"{file}, line {number}: cut off in mid-line; get the whole file, or end its last line")
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                raise TextError(f"{file}, line {number}: not UTF-8 ({error.reason}); get the file again") from error
 
 
 def _parquet_lines(file: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 step, trainer, loop    the step and its capture; training and validation in a precision; epochs, timing, a profiler
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
-switches, slow_parts, switched    inefficiencies and their fixes; slow modules; trainings with any subset of fixes
+faults, slow_parts, switches, switched    what is slow on purpose; its modules; the fixes; trainings with any of them
 stages             chapter 0: the language model's training with the fixes of one chapter after another
 """
 

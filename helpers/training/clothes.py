@@ -31,11 +31,12 @@ from helpers.pictures.transforms import (
     random_boxes,
 )
 
+from .faults import NO_FAULTS, Faults
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .trainer import Batch, Task
 
 # `small` is for a CPU and for tests, `gpu` for a GPU of 8 GB. `classes` and the three below describe generated photos.
-# An epoch goes over all photos `passes` times. `width`: slow, fixed. `decoded_side`: of photos kept in memory.
+# An epoch goes over all photos `passes` times. `width`: odd, fixed. `decoded_side`: of photos kept in memory.
 FULL: dict[str, Any] = {
     "classes": 10,
     "samples": 5120,
@@ -74,27 +75,27 @@ def switched_clothes_task(
     device: torch.device,
     seed: int,
     dtype: torch.dtype,
-    slow: frozenset[str],
+    faults: Faults,
 ) -> Task:
-    """The ViT and its photos, with the inefficiencies that `slow` names; see `switches.CLOTHES`.
+    """The ViT and its photos, with the `faults` of `switches.CLOTHES`.
 
-    `path` is the folder of the clothing dataset; without it the photos are generated. Unless "decode_once" is slow, all
-    photos are decoded here.
+    `path` is the folder of the clothing dataset; without it the photos are generated. Unless they are decoded again in
+    each epoch, all photos are decoded here.
     """
     counts = {name: sizes[name] for name in ("classes", "samples", "validation_samples")}
     splits = photo_files(path, **counts, size=sizes["photo_size"], seed=seed)
     classes = len(splits[0].classes)
     constants = functools.partial(channel_constants, device)
     weights = functools.partial(class_weights, splits[0].labels, classes, device)
-    if "constants_once" not in slow:
+    if not faults.constants_recomputed:
         constants, weights = functools.cache(constants), functools.cache(weights)
     feed = Feed(sizes, seed, device, constants, weights)
-    kind = LoadedBatches if "photos_on_device" in slow else PreloadedBatches
-    batches = kind(feed, splits, slow)
-    metric = CollectedMetrics if "streaming_metrics" in slow else StreamingMetrics
+    kind = LoadedBatches if faults.photos_copied else PreloadedBatches
+    batches = kind(feed, splits, faults)
+    metric = CollectedMetrics if faults.metrics_collected else StreamingMetrics
     return Task(
         source=splits[0].source,
-        model=build_model(sizes, classes, seed, slow).to(device),
+        model=build_vit(sizes, classes, seed, faults).to(device),
         loss=lambda logits, batch: F.cross_entropy(logits.float(), batch.targets, batch.weights),
         metric=metric(classes),
         validation_metric=metric(classes),
@@ -108,11 +109,11 @@ def switched_clothes_task(
     )
 
 
-def build_model(sizes: dict[str, Any], classes: int, seed: int, slow: frozenset[str] = frozenset()) -> ViT:
+def build_vit(sizes: dict[str, Any], classes: int, seed: int, faults: Faults = NO_FAULTS) -> ViT:
     """The ViT of these sizes; its weights follow from the seed."""
     torch.manual_seed(seed)
-    width = sizes["width"]["width_256" not in slow]
-    return with_slow_vit_parts(ViT(classes, width=width, dropout=sizes["dropout"], **sizes["model"]), slow)
+    width = sizes["width"][not faults.odd_width]
+    return with_slow_vit_parts(ViT(classes, width=width, dropout=sizes["dropout"], **sizes["model"]), faults)
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ class Feed:
 class LoadedBatches:
     """Photos are cropped on the CPU, by this process or by workers, and copied to the device batch by batch."""
 
-    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
+    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], faults: Faults) -> None:
         self.feed, sizes = feed, feed.sizes
-        decode_once = "decode_once" not in slow
+        decode_once = not faults.photos_decoded_again
         decoded = [decode_photos(split, sizes["decoded_side"]) if decode_once else None for split in splits]
         self.prepare_s = sum(split.seconds for split in decoded if split is not None)
         self.skipped = dict(fault for split in decoded if split is not None for fault in split.skipped)
@@ -143,8 +144,8 @@ class LoadedBatches:
         self.order = EpochOrder(len(train), feed.seed, decoded[0].usable if decode_once else None, sizes["passes"])
         self.batch_size = min(sizes["batch_size"], len(self.order))
         validation_order = decoded[1].usable if decode_once else np.arange(len(validation))
-        self.pinned = "pinned" not in slow and feed.device.type == "cuda"
-        workers = 0 if "workers" in slow else sizes["workers"]
+        self.pinned = not faults.pageable_batches and feed.device.type == "cuda"
+        workers = 0 if faults.no_workers else sizes["workers"]
         options = {
             "batch_size": self.batch_size,
             "collate_fn": collate,
@@ -154,8 +155,8 @@ class LoadedBatches:
             "prefetch_factor": 2 if workers else None,
             "generator": torch.Generator(),  # else each epoch would advance the generator that dropout uses
         }
-        as_float = "uint8_transfer" in slow
-        photos = Photos(train, feed.side, decoded=decoded[0], middle_first="single_cut" in slow, as_float=as_float)
+        as_float = faults.photos_as_floats
+        photos = Photos(train, feed.side, decoded=decoded[0], middle_first=faults.photos_cut_twice, as_float=as_float)
         self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
         photos = Photos(validation, feed.side, decoded=decoded[1], as_float=as_float)
         self._validation = DataLoader(photos, sampler=[(int(index), None) for index in validation_order], **options)
@@ -188,9 +189,9 @@ class PreloadedBatches:
     An epoch's order and crops are drawn as with a loader, and copied once an epoch.
     """
 
-    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], slow: frozenset[str]) -> None:
+    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], faults: Faults) -> None:
         self.feed, sizes = feed, feed.sizes
-        self.middle_first = "single_cut" in slow
+        self.middle_first = faults.photos_cut_twice
         decoded = [decode_photos(split, sizes["decoded_side"]) for split in splits]
         self.prepare_s = sum(split.seconds for split in decoded)
         self.skipped = dict(fault for split in decoded for fault in split.skipped)

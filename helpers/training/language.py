@@ -16,6 +16,7 @@ from helpers.models import GPT2LikeModel
 from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
 from helpers.text.vocab import SPECIALS
 
+from .faults import NO_FAULTS, Faults
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 from .trainer import Batch, Task
@@ -114,7 +115,7 @@ def text_task(
 ) -> Task:
     """The language model of these sizes, trained on the first text and evaluated on the second."""
     pad_id, batch_size = texts[0].vocab.pad_id, sizes["batch_size"]
-    model = build_model(sizes, len(texts[0].vocab), pad_id, seed).to(device)
+    model = build_gpt(sizes, len(texts[0].vocab), pad_id, seed).to(device)
     trained, evaluated = (StandardDataset(text, sizes["max_length"] + 1, pad_id=pad_id) for text in texts)
     batches, steps = FEEDS[data](trained, batch_size, device, dtype, seed)
     return Task(
@@ -136,38 +137,38 @@ def switched_language_task(
     device: torch.device,
     seed: int,
     dtype: torch.dtype,
-    slow: frozenset[str],
+    faults: Faults,
 ) -> Task:
-    """The language model and lines of text, with the inefficiencies that `slow` names; see `switches.LANGUAGE`."""
+    """The language model and lines of text, with the `faults` of `switches.LANGUAGE`."""
     texts = open_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
     if sizes["words"]:
         texts = frequent_words(texts, sizes["words"])
     pad_id, longest, batch_size = texts[0].vocab.pad_id, sizes["max_length"] + 1, sizes["batch_size"]
     lines: list[Any] = [Lines(text) for text in texts]
     began = time.perf_counter()
-    if "token_cache" not in slow:
+    if not faults.text_split_again:
         lines = [list(split) for split in lines]
-    prepare_s = 0.0 if "token_cache" in slow else time.perf_counter() - began
-    words = len(texts[0].vocab) if "vocabulary_64" in slow else -(-len(texts[0].vocab) // 64) * 64
-    model = with_slow_gpt_parts(build_model(sizes, words, pad_id, seed, slow), slow).to(device)
-    loading = {"workers": 0 if "workers" in slow else sizes["workers"], "pinned": "pinned" not in slow}
-    loading["materialised"] = "fused_attention" in slow
+    prepare_s = 0.0 if faults.text_split_again else time.perf_counter() - began
+    words = len(texts[0].vocab) if faults.odd_vocabulary else -(-len(texts[0].vocab) // 64) * 64
+    model = with_slow_gpt_parts(build_gpt(sizes, words, pad_id, seed, faults), faults).to(device)
+    loading = {"workers": 0 if faults.no_workers else sizes["workers"], "pinned": not faults.pageable_batches}
+    loading["materialised"] = faults.materialised_attention
     trained, evaluated = (StandardDataset(split, longest, pad_id=pad_id) for split in lines)
-    to_maximum = "short_padding" in slow
-    if "packed" in slow:
+    to_maximum = faults.padded_to_maximum
+    if faults.unpacked:
         batches, steps = random_batches(trained, batch_size, device, dtype, seed, to_maximum, **loading)
     else:
         # A GPU's FlashAttention needs 16-bit types and heads of a multiple of 8 channels; a dense mask works with any.
-        shape = sizes["shape"]["width_1024" not in slow]
+        shape = sizes["shape"][not faults.odd_width]
         flash = dtype != torch.float32 and shape["d_model"] // shape["num_heads"] % 8 == 0
         variant = packed_variant(device, dtype) if flash or device.type == "cpu" else "dense"
         packing = {"multiple": MULTIPLE[device.type], "strategy": sizes["strategy"]}
         batches, steps = packed_batches(trained, batch_size, device, dtype, seed, variant, **packing, **loading)
-    metric = HostAccuracy if "streaming_accuracy" in slow else LMAccuracy
+    metric = HostAccuracy if faults.accuracy_on_host else LMAccuracy
     return Task(
         source=texts[0].source,
         model=model,
-        loss=_ignoring_padding(SpelledOutLoss(pad_id) if "fused_loss" in slow else LMCrossEntropyLoss(pad_id)),
+        loss=_ignoring_padding(SpelledOutLoss(pad_id) if faults.loss_spelled_out else LMCrossEntropyLoss(pad_id)),
         metric=metric(pad_id),
         validation_metric=metric(pad_id),
         batches=batches,
@@ -187,14 +188,12 @@ def guess_scores(task: Task) -> dict[str, float]:
     return {"guess_accuracy": float(shares.max()), "guess_loss": float(-(shares * shares.log()).sum())}
 
 
-def build_model(
-    sizes: dict[str, Any], words: int, pad_id: int, seed: int, slow: frozenset[str] = frozenset()
-) -> GPT2LikeModel:
+def build_gpt(sizes: dict[str, Any], words: int, pad_id: int, seed: int, faults: Faults = NO_FAULTS) -> GPT2LikeModel:
     """The model of these sizes; its weights follow from the seed."""
     torch.manual_seed(seed)
     return GPT2LikeModel(
         words,
-        **sizes["shape"]["width_1024" not in slow],
+        **sizes["shape"][not faults.odd_width],
         num_layers=sizes["layers"],
         max_length=sizes["max_length"] + 1,  # a packed sample keeps its last token, which has no target
         dropout=sizes["dropout"],
@@ -240,10 +239,10 @@ def frequent_words(texts: tuple[Samples, Samples], words: int) -> tuple[Samples,
     source = f"{{}}, its {words:,} most frequent words"
     short = []
     for text in texts:
-        kept = [sample[(sample != vocab.unk_id) & (sample < len(vocab))] for sample in text]
-        kept = [sample for sample in kept if len(sample) > 1]
-        offsets = np.cumsum([0, *map(len, kept)])
-        short.append(Samples(np.concatenate(kept), offsets, vocab, source.format(text.source)))
+        frequent = [sample[(sample != vocab.unk_id) & (sample < len(vocab))] for sample in text]
+        frequent = [sample for sample in frequent if len(sample) > 1]
+        offsets = np.cumsum([0, *map(len, frequent)])
+        short.append(Samples(np.concatenate(frequent), offsets, vocab, source.format(text.source)))
     return short[0], short[1]
 
 

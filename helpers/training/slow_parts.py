@@ -1,6 +1,6 @@
 """Slow equivalents of the models' parts, losses and metrics, for trainings that are slow on purpose.
 
-model = with_slow_gpt_parts(GPT2LikeModel(vocab_size), frozenset({"fused_qkv"}))    # same weights and function
+model = with_slow_gpt_parts(GPT2LikeModel(vocab_size), Faults(separate_qkv=True))    # same weights and function
 """
 
 import math
@@ -15,6 +15,8 @@ from helpers.metrics import LMAccuracy, class_scores
 from helpers.models import GPT2LikeModel, PositionalEncoding
 from helpers.models.gpt import sinusoids
 from helpers.models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
+
+from .faults import Faults
 
 # The language model's
 
@@ -90,14 +92,14 @@ class HostAccuracy(LMAccuracy):
         super().update(output.argmax(dim=-1).cpu(), targets.cpu())
 
 
-def with_slow_gpt_parts(model: GPT2LikeModel, slow: frozenset[str]) -> GPT2LikeModel:
-    """The model, with the slow equivalents of the parts that `slow` names. They take over the weights."""
-    if "positions_once" in slow:
+def with_slow_gpt_parts(model: GPT2LikeModel, faults: Faults) -> GPT2LikeModel:
+    """The model, with the slow equivalents of the parts that have `faults`. They take over the weights."""
+    if faults.positions_recomputed:
         length, width = model.positions.table.shape
         model.positions = RecomputedPositions(width, length, model.positions.dropout.p)
-    if "fused_qkv" in slow:
+    if faults.separate_qkv:
         model.project = project_separately
-    if "no_dead_projection" in slow:
+    if faults.dead_projection:
         for layer in model.decoder.layers:
             layer.linear1 = DeadProjection(layer.linear1)
     return model
@@ -157,14 +159,14 @@ class MaterialisedMixing(nn.Module):
         return torch.matmul(self.dropout(self.softmax(scores)), v)
 
 
-def with_slow_vit_parts(model: ViT, slow: frozenset[str]) -> ViT:
-    """The model, with the slow equivalents of the parts that `slow` names. They take over the weights."""
-    if "conv_patches" in slow:
+def with_slow_vit_parts(model: ViT, faults: Faults) -> ViT:
+    """The model, with the slow equivalents of the parts that have `faults`. They take over the weights."""
+    if faults.patches_gathered:
         model.patches = ReshapedPatches(model.patches)
     for block in model.blocks:
-        if "fused_qkv" in slow:
+        if faults.separate_qkv:
             block.attention.qkv = SeparateProjections(block.attention.qkv)
-        if "fused_attention" in slow:
+        if faults.materialised_attention:
             block.attention.mix = MaterialisedMixing(block.attention.mix)
     return model
 

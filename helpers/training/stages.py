@@ -108,10 +108,10 @@ def run(
     check_positive(epochs=epochs)
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")
-    held = _most_held()
+    before = _peak_bytes()
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
-        trainer = build(chosen, preset=preset, path=path, seed=seed, **changes)
+        trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
             timed = fit(
                 trainer, epochs=epochs, excerpt=Excerpt(None, settling=SETTLING), on_step=_schedule(trainer, epochs)
@@ -125,7 +125,7 @@ def run(
         "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3 if mean_ms else None,
         "real_tokens": counts.real * epochs,
         "padding_share": 1 - counts.real / counts.positions,
-        "peak_gib": (_most_held() - held) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
+        "peak_gib": (_peak_bytes() - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
         "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],
@@ -151,7 +151,7 @@ def environment(stages: Iterable[str]) -> dict[str, str]:
     return {name: value for stage in stages for name, value in STAGES[stage].environment.items()}
 
 
-def build(stages: frozenset[str], *, preset: str = "small", **options: Any) -> Trainer:
+def build_trainer(stages: frozenset[str], *, preset: str = "small", **options: Any) -> Trainer:
     """The trainer of these stages, before its first step. Our fused norms need CUDA; a CPU keeps torch's."""
     fixes = frozenset().union(*(STAGES[name].fixes for name in stages))
     precision = mixed_precision() if MIXED in stages else Precision()
@@ -173,7 +173,7 @@ def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:
     return set_rate
 
 
-def _most_held() -> int:
+def _peak_bytes() -> int:
     """The most bytes of memory that this process has held so far; 0 where the system doesn't say."""
     try:
         status = Path("/proc/self/status").read_text()

@@ -22,6 +22,7 @@ from helpers.lab.arguments import check_at_least, check_positive
 from helpers.pictures import cores
 
 from . import clothes, language, switches
+from .faults import Faults
 from .loop import Excerpt, OnStep, Profile, fit
 from .switches import Fixes, Switch
 from .trainer import Precision, Task, Trainer, mixed_precision
@@ -46,6 +47,10 @@ class Switched:
         """The names of all fixes, the optional included."""
         return frozenset(switch.name for switch in self.switches)
 
+    def faults(self, fixes: Iterable[str]) -> Faults:
+        """Those that are left with these fixes."""
+        return Faults(**{switch.fault: switch.name not in fixes for switch in self.switches if switch.fault})
+
     def prepare(
         self,
         fixes: Iterable[str] | None = None,
@@ -63,11 +68,11 @@ class Switched:
         """
         fixes = self.fixed if fixes is None else switches.check_fixes(fixes, self.switches)
         precision = precision or (mixed_precision() if "bf16" in fixes else Precision())
-        slow = self.fixed - fixes
         chosen = choose(self.sizes, preset, changes)
         chosen["workers"] = min(chosen["workers"], cores())
-        task = self.open(chosen, path, device(), seed, precision.dtype, slow)
-        return Trainer(task, precision, fixes=fixes, slow=slow)
+        faults = self.faults(fixes)
+        task = self.open(chosen, path, device(), seed, precision.dtype, faults)
+        return Trainer(task, precision, faults=faults, compiles="compile" in fixes, captures="cuda_graph" in fixes)
 
     def run(
         self,

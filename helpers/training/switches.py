@@ -15,6 +15,7 @@ class Switch:
     """One inefficiency: what is slow, what the fix does, and what else it changes."""
 
     name: str
+    fault: str = ""  # the field of `Faults` that the fix clears; "" if the precision or an option of the trainer does
     slow: str
     fixed: str
     changes: str | None = None  # of the function or the data; None: the same numbers up to rounding
@@ -39,6 +40,7 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
 
 PINNED = Switch(
     name="pinned",
+    fault="pageable_batches",
     on_cpu=False,
     slow="batches are copied from pageable memory, and the host waits for each copy",
     fixed="from page-locked memory, while the host goes on",
@@ -51,23 +53,27 @@ BF16 = Switch(
 )
 INFERENCE_MODE = Switch(
     name="inference_mode",
+    fault="validation_keeps_graph",
     on_cpu=False,
     slow="validation keeps a graph for a backward that never comes",
     fixed="torch.inference_mode keeps nothing",
 )
 NO_ITEM = Switch(
     name="no_item",
+    fault="loss_read",
     on_cpu=False,
     slow="loss.item() in each step, before backward: the host waits for the device",
     fixed="the loss is summed up on the device and read once an epoch",
 )
 FUSED_OPTIMIZER = Switch(
     name="fused_optimizer",
+    fault="unfused_optimizer",
     slow="AdamW updates one parameter after another, in a dozen kernels each",
     fixed="fused: all parameters in a few kernels",
 )
 SET_TO_NONE = Switch(
     name="set_to_none",
+    fault="gradients_zeroed",
     slow="zero_grad(set_to_none=False) writes zeros that backward then reads and adds to",
     fixed="gradients are dropped, and backward writes them",
 )
@@ -82,22 +88,26 @@ COMPILE = Switch(
 LANGUAGE = (
     Switch(
         name="token_cache",
+        fault="text_split_again",
         slow="every line is split into words, and each word looked up, again in each epoch",
         fixed="all lines become token ids once, before training",
     ),
     Switch(
         name="workers",
+        fault="no_workers",
         slow="the training process makes each batch itself while the device waits",
         fixed="worker processes do, some batches ahead, and live on between epochs",
     ),
     PINNED,
     Switch(
         name="short_padding",
+        fault="padded_to_maximum",
         slow="every sample is padded to the longest that there may be",
         fixed="to the longest of its batch",
     ),
     Switch(
         name="packed",
+        fault="unpacked",
         slow="short samples stand beside long ones, and the difference is padding",
         fixed="samples stand one after another in one sequence, always as long; attention keeps them apart",
         changes="the data: the same samples, but others meet in a step, as many as fill it",
@@ -105,38 +115,45 @@ LANGUAGE = (
     BF16,
     Switch(
         name="width_1024",
+        fault="odd_width",
         slow="the width is 1023, 11 heads of 93: rows begin at odd addresses, which keeps products from fast kernels",
         fixed="the width is 1024, 16 heads of 64",
         changes="the model: one channel more, and the heads are more and narrower",
     ),
     Switch(
         name="vocabulary_64",
+        fault="odd_vocabulary",
         slow="the logits are as many as there are words, whatever number that is: 24,725 of made-up text",
         fixed="a multiple of 64: the last few are of words that never occur",
         changes="the model: up to 63 words more for the loss to rule out",
     ),
     Switch(
         name="fused_qkv",
+        fault="separate_qkv",
         slow="queries, keys and values are three products",
         fixed="what has the same input is one product",
     ),
     Switch(
         name="fused_attention",
+        fault="materialised_attention",
         slow="attention is a product, a mask that is built again in each step, a softmax and a product",
         fixed="one kernel that knows what causal means and never writes the weights",
     ),
     Switch(
         name="no_dead_projection",
+        fault="dead_projection",
         slow="in each layer a projection is computed that nobody reads",
         fixed="it isn't",
     ),
     Switch(
         name="positions_once",
+        fault="positions_recomputed",
         slow="the table of sines and cosines is computed in each step",
         fixed="once, when the model is made",
     ),
     Switch(
         name="fused_loss",
+        fault="loss_spelled_out",
         slow="cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more backward",
         fixed="log-softmax keeps one",
     ),
@@ -144,6 +161,7 @@ LANGUAGE = (
     NO_ITEM,
     Switch(
         name="streaming_accuracy",
+        fault="accuracy_on_host",
         slow="predictions and targets are copied to the CPU in each step and compared there",
         fixed="right answers are counted on the device and read once an epoch",
     ),
@@ -151,6 +169,7 @@ LANGUAGE = (
     SET_TO_NONE,
     Switch(
         name="any_algorithm",
+        fault="deterministic",
         slow="torch.use_deterministic_algorithms: slower kernels, and new memory is filled before it is written",
         fixed="whatever kernel is fastest",
     ),
@@ -160,45 +179,53 @@ LANGUAGE = (
 CLOTHES = (
     Switch(
         name="workers",
+        fault="no_workers",
         slow="the training process decodes and cuts each photo itself while the device waits",
         fixed="worker processes do, some batches ahead, and live on between epochs",
     ),
     PINNED,
     Switch(
         name="uint8_transfer",
+        fault="photos_as_floats",
         slow="photos become fp32 and are normalised on the CPU: four times the bytes to pass on and to copy",
         fixed="they travel as uint8 and are normalised on the device",
     ),
     Switch(
         name="single_cut",
+        fault="photos_cut_twice",
         slow="the whole photo is resized and its middle cut out before a random part of that is cut and resized again",
         fixed="the random part is cut from the photo itself: one resampling",
         changes="the data: parts come from the whole photo, not only from its middle, and are resampled once",
     ),
     Switch(
         name="decode_once",
+        fault="photos_decoded_again",
         slow="every JPEG is decoded at its full size again in each epoch",
         fixed="all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares",
         changes="the data: small parts are blurrier, for what is kept is smaller than the photo",
     ),
     Switch(
         name="width_256",
+        fault="odd_width",
         slow="the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels",
         fixed="the width is 256",
         changes="the model: one channel more",
     ),
     Switch(
         name="fused_qkv",
+        fault="separate_qkv",
         slow="queries, keys and values are three small products",
         fixed="they are one",
     ),
     Switch(
         name="fused_attention",
+        fault="materialised_attention",
         slow="attention is a product, nn.Softmax and a product, with its weights in memory between them",
         fixed="F.scaled_dot_product_attention never writes the weights",
     ),
     Switch(
         name="conv_patches",
+        fault="patches_gathered",
         slow="patches are copied together and go through a linear layer",
         fixed="a convolution whose stride is its size reads the image as it lies",
     ),
@@ -206,6 +233,7 @@ CLOTHES = (
     NO_ITEM,
     Switch(
         name="streaming_metrics",
+        fault="metrics_collected",
         slow="in each step all outputs of the epoch so far, copied to the CPU, make its accuracy and F1 anew",
         fixed="a confusion matrix on the device is added to and read once an epoch",
     ),
@@ -213,17 +241,20 @@ CLOTHES = (
     SET_TO_NONE,
     Switch(
         name="cudnn_benchmark",
+        fault="cudnn_deterministic",
         on_cpu=False,
         slow="cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed",
         fixed="cuDNN tries its kernels once and takes the fastest",
     ),
     Switch(
         name="constants_once",
+        fault="constants_recomputed",
         slow="in each step all labels are counted for class weights, which are copied over, as are mean and deviation",
         fixed="both are made before training",
     ),
     Switch(
         name="keep_memory",
+        fault="memory_returned",
         on_cpu=False,
         slow="torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again",
         fixed="the allocator keeps what it has",
@@ -231,6 +262,7 @@ CLOTHES = (
     BF16,
     Switch(
         name="photos_on_device",
+        fault="photos_copied",
         slow="each batch is cut on the CPU and copied to the device",
         fixed="all photos lie on the device, decoded once, and are cut there: no work for workers, no copies",
         changes="the data: as decode_once, and parts are interpolated without rounding to uint8",

@@ -25,6 +25,7 @@ from helpers.batching.attention import without_cudnn_attention
 from helpers.lab import device, half_dtype
 from helpers.lab.precision import fp32_products
 
+from .faults import NO_FAULTS, Faults
 from .step import TrainingStep
 
 # `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
@@ -123,8 +124,8 @@ class Counts:
 class Trainer:
     """Trains and validates a task.
 
-    `fixes` and `slow` are names of `switches`: what is fixed, and what is slow on purpose. Without either it is a plain
-    training. `clip` is the maximum norm of the gradients.
+    `faults` are those that it has on purpose. `compiles` compiles the model for training, not for validation.
+    `captures` records the step as a CUDA graph, on a GPU. `clip` is the maximum norm of the gradients.
     """
 
     def __init__(
@@ -132,31 +133,32 @@ class Trainer:
         task: Task,
         precision: Precision | None = None,
         *,
-        fixes: frozenset[str] = frozenset(),
-        slow: frozenset[str] = frozenset(),
+        faults: Faults = NO_FAULTS,
+        compiles: bool = False,
+        captures: bool = False,
         clip: float | None = None,
     ) -> None:
-        self.task, self.fixes, self.slow = task, fixes, slow
+        self.task, self.faults = task, faults
         self.precision = precision = precision or Precision()
         self.model = task.model.half() if precision.name == "fp16" else task.model
         self.device = next(self.model.parameters()).device
         self.scaler = precision.scaler(self.device)
         # Under a loss scale only a fused optimizer skips a step without asking the host, which a graph can't do.
-        asks_host = self.scaler is not None and "fused_optimizer" in slow
-        graphed = "cuda_graph" in fixes and self.device.type == "cuda" and not asks_host
+        asks_host = self.scaler is not None and faults.unfused_optimizer
+        graphed = captures and self.device.type == "cuda" and not asks_host
         # Fused; for a model in pure fp16 foreach, which computes in fp16 as the rest of its training does.
-        kernels = {"foreach": False} if "fused_optimizer" in slow else {"fused": True}
+        kernels = {"foreach": False} if faults.unfused_optimizer else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels
         options = {"lr": task.learning_rate, "weight_decay": task.weight_decay, "capturable": graphed, **kernels}
         self.optimizer = (task.optimizer or partial(torch.optim.AdamW, **options))(self.model.parameters())
-        self._in_training = torch.compile(self.model) if "compile" in fixes else self.model  # validation stays eager
+        self._in_training = torch.compile(self.model) if compiles else self.model  # validation stays eager
         self._step = TrainingStep(
             self._loss_of,
             self.optimizer,
             scaler=self.scaler,
             clip=clip,
             divide=task.micro_batches,
-            zeros="set_to_none" in slow,
+            zeros=faults.gradients_zeroed,
             captures=graphed,
         )
         self._start_sums()
@@ -181,12 +183,12 @@ class Trainer:
         with record_function("metrics"):
             if self.task.metric is not None:
                 self.task.metric.update(output, batch.targets)
-                if "streaming_metrics" in self.slow:
+                if self.faults.metrics_collected:
                     self.task.metric.compute()
             self.counts.steps += 1
             self.counts.real += batch.real
             self.counts.positions += batch.targets.numel()
-        if "keep_memory" in self.slow and self.device.type == "cuda":
+        if self.faults.memory_returned and self.device.type == "cuda":
             torch.cuda.empty_cache()
         return loss
 
@@ -206,7 +208,7 @@ class Trainer:
         self.model.eval()
         self.task.validation_metric.reset()
         total, real = 0.0, 0
-        with contextlib.nullcontext() if "inference_mode" in self.slow else torch.inference_mode():
+        with contextlib.nullcontext() if self.faults.validation_keeps_graph else torch.inference_mode():
             for batch in self.task.validation():
                 total = total + self._judge(batch).float() * batch.real
                 real += batch.real
@@ -225,12 +227,11 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cudnn_attention())
             stack.enter_context(self.precision.kernels())
-            if "cudnn_benchmark" in self.fixes | self.slow:
-                fast = "cudnn_benchmark" in self.fixes
-                flags = {"benchmark": fast, "deterministic": not fast, "allow_tf32": cudnn.allow_tf32}
+            if (fault := self.faults.cudnn_deterministic) is not None:
+                flags = {"benchmark": not fault, "deterministic": fault, "allow_tf32": cudnn.allow_tf32}
                 stack.enter_context(cudnn.flags(enabled=True, **flags))
-            if "any_algorithm" in self.fixes | self.slow:
-                stack.enter_context(_deterministic("any_algorithm" in self.slow))
+            if self.faults.deterministic is not None:
+                stack.enter_context(_deterministic(self.faults.deterministic))
             yield
 
     def _loss_of(self, batch: Batch | Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,9 +244,9 @@ class Trainer:
         return self.forward(Batch(batch, targets, weights=weights), self._in_training)
 
     def _add_loss(self, loss: Tensor) -> None:
-        """Add to the running loss, on the device; "no_item" reads it here, which waits."""
+        """Add to the running loss, on the device; the fault `loss_read` reads it here, which waits."""
         with record_function("metrics"):
-            self._loss = self._loss + (loss.item() if "no_item" in self.slow else loss)
+            self._loss = self._loss + (loss.item() if self.faults.loss_read else loss)
 
     def _judge(self, batch: Batch) -> Tensor:
         """The loss of a validation batch, detached: otherwise two graphs would be alive at once."""

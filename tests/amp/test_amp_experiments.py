@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from helpers.amp import Autocast
 from helpers.experiments import amp as experiments
 from helpers.experiments import tables_of
 from helpers.experiments.amp import gradients, overheads, setups, trainings
-from helpers.lab import Disagreement
 from helpers.lab.memory import GIB, Memory
 
 
@@ -119,51 +117,6 @@ def test_gradients_of_the_stack_are_in_the_range_of_fp16():
     for config in experiments.autocast_overhead.configurations("big-gpu"):
         gradient = overheads.LOSS_SCALE * 2 / (config["batch"] * config["hidden"])
         assert torch.finfo(torch.float16).tiny < gradient < 1
-
-
-@pytest.fixture
-def stack():
-    layers = [torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.GELU()) for _ in range(2)]
-    model, x = torch.nn.Sequential(*layers), torch.randn(8, 16)
-
-    def run(region):
-        model.zero_grad()
-        with region() as entered:
-            loss = (model(x) * getattr(entered, "factor", 1.0)).square().mean()
-        loss.backward()
-
-    return model, run
-
-
-def test_casting_as_torch_does_is_found_to_be_the_same(stack):
-    regions = overheads.autocast_regions(torch.bfloat16)
-    overheads.check_same_casts(*stack, regions[overheads.OURS], regions[overheads.TORCHS_AUTOCAST])
-
-
-def test_an_autocast_that_casts_nothing_is_found_out(stack):
-    theirs = overheads.autocast_regions(torch.bfloat16)[overheads.TORCHS_AUTOCAST]
-    with pytest.raises(Disagreement, match=r"layer 0 returns torch.float32 .* torch.bfloat16 under torch's"):
-        overheads.check_same_casts(*stack, lambda: Autocast(torch.bfloat16, enabled=False), theirs)
-
-
-def test_an_autocast_with_other_gradients_is_found_out(stack):
-    class Other(Autocast):
-        factor = 1.1
-
-    theirs = overheads.autocast_regions(torch.bfloat16)[overheads.TORCHS_AUTOCAST]
-    with pytest.raises(Disagreement, match="'ours' differs"):
-        overheads.check_same_casts(*stack, lambda: Other(torch.bfloat16), theirs)
-
-
-def test_the_overhead_of_autocast_is_not_timed_where_it_does_something_else(monkeypatch):
-    class Nothing(Autocast):
-        def __enter__(self):
-            self.enabled = False
-            return super().__enter__()
-
-    monkeypatch.setattr(overheads, "Autocast", Nothing)
-    with pytest.raises(Disagreement):
-        experiments.autocast_overhead.measure(hidden=32, layers=2, batch=8)
 
 
 def test_the_memory_of_a_gradient_leaves_out_what_else_lies_there(monkeypatch):

@@ -38,7 +38,7 @@ MODELS = {
     "mlp": (block, torch.randn(3, 6, WIDTH)),
     "attention": (Attention, torch.randn(3, 6, WIDTH)),
     "encoder": (encoder, torch.randn(3, 6, WIDTH)),
-    "unet": (lambda: UNet(width=4, depth=2, upsampling="bilinear"), torch.randn(2, 3, 32, 32)),
+    "unet": (lambda: UNet(width=4, depth=2), torch.randn(2, 3, 32, 32)),
     "vit": (lambda: ViT(image_size=32, patch_size=8, width=32, depth=2), torch.randn(2, 3, 32, 32)),
     "gpt2": (lambda: GPT2LikeModel(97, 32, 2, 2, max_length=24), tokens()),
     "llama": (lambda: Llama(97, 32, 2, 4, 2, 64), tokens()),

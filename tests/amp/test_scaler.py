@@ -205,9 +205,9 @@ def test_missing_and_sparse_gradients():
 def test_nested_outputs_are_scaled_where_they_stand():
     scaler = StaticGradScaler(4.0)
     one = torch.ones(())
-    found = scaler.scale([one, (one, {"loss": one}), (t for t in [one])])
-    assert found[0] == found[1][0] == found[1][1]["loss"] == 4
-    assert list(found[2]) == [torch.tensor(4.0)]
+    result = scaler.scale([one, (one, {"loss": one}), (t for t in [one])])
+    assert result[0] == result[1][0] == result[1][1]["loss"] == 4
+    assert list(result[2]) == [torch.tensor(4.0)]
     with pytest.raises(ValueError, match="not int"):
         scaler.scale(3)
 
@@ -234,15 +234,15 @@ def test_the_scale_grows_and_shrinks_within_its_bounds():
 def test_overflow_at_the_smallest_scale_is_said_once():
     scaler = DynamicGradScaler(init_scale=2.0, min_scale=1.0)
     parameters, stepper = model_with("fused sgd")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(10):
             stepper.zero_grad()
             backward(scaler, parameters, [torch.full((3,), math.nan), torch.ones(2)])
             scaler.step(stepper)
             scaler.update()
-    assert [str(warning.message) for warning in said if "smallest scale, 1" in str(warning.message)] != []
-    assert len(said) == 1
+    assert [str(warning.message) for warning in caught if "smallest scale, 1" in str(warning.message)] != []
+    assert len(caught) == 1
     assert scaler.get_scale() == 1.0
 
 
@@ -379,8 +379,8 @@ def test_calls_out_of_order_say_what_to_do(optimizer):
     with pytest.raises(RuntimeError, match="unscale_ after unscale_"):
         scaler.unscale_(stepper)
     scaler.step(stepper)
-    for call, said in ((scaler.step, "step after step"), (scaler.unscale_, "unscale_ after step")):
-        with pytest.raises(RuntimeError, match=said):
+    for call, message in ((scaler.step, "step after step"), (scaler.unscale_, "unscale_ after step")):
+        with pytest.raises(RuntimeError, match=message):
             call(stepper)
     scaler.update()
 

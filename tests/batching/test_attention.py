@@ -75,9 +75,9 @@ def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
     for side in ("kv", "full_kv", "q", "full_q"):
         for table in (f"{side}_num_blocks", f"{side}_indices"):
-            found, expected = getattr(ours, table), getattr(theirs, table)
-            assert found.dtype == expected.dtype
-            assert torch.equal(found, expected), table
+            result, expected = getattr(ours, table), getattr(theirs, table)
+            assert result.dtype == expected.dtype
+            assert torch.equal(result, expected), table
 
 
 def test_a_block_mask_takes_no_memory_for_pairs():
@@ -95,8 +95,8 @@ def test_flex_is_not_compiled_again_for_other_documents():
     packed_attention(layout_of([150]), "flex", "cpu")(*inputs)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for lengths in ([1, 149], [50, 50, 50], [1] * 150):
-            found = packed_attention(layout_of(lengths), "flex", "cpu")(*inputs)
-            torch.testing.assert_close(found, one_by_one(*inputs, lengths))
+            result = packed_attention(layout_of(lengths), "flex", "cpu")(*inputs)
+            torch.testing.assert_close(result, one_by_one(*inputs, lengths))
 
 
 @pytest.mark.parametrize("length", [40, 37])
@@ -114,10 +114,10 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
     with torch.inference_mode():
         attend = packed_attention(layout, "dense", "cpu")
         attend(*inputs)
-    found = [attend(*inputs) for _ in range(3)]
-    found[-1].sum().backward()  # the mask of a call without gradients serves one with them
+    result = [attend(*inputs) for _ in range(3)]
+    result[-1].sum().backward()  # the mask of a call without gradients serves one with them
     seen = causal_mask(torch.from_numpy(layout.documents))
-    assert torch.equal(found[0], product(*inputs, attn_mask=seen))
+    assert torch.equal(result[0], product(*inputs, attn_mask=seen))
     assert len({mask.untyped_storage().data_ptr() for mask in handed}) == 1
     assert {mask.dtype for mask in handed} == {dtype}
     assert handed[0].stride(0) % ALIGNED_NUMBERS == 0 and handed[0].stride(1) == 1
@@ -150,10 +150,10 @@ def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compile
         for lengths in ([20, 17], [1, 36], [12, 12, 13]):
             layout = layout_of(lengths)
             tokens, positions = torch.randint(3, 50, (1, 37)), torch.from_numpy(layout.positions)
-            found = compiled(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
+            result = compiled(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
             expected = network(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
-            torch.testing.assert_close(found, expected)
-            found.sum().backward()
+            torch.testing.assert_close(result, expected)
+            result.sum().backward()
     forward = graphs[0]
     assert len(graphs) == 2  # forward and backward
     assert sum("scaled_dot_product" in name for name in forward) == 6
@@ -197,8 +197,8 @@ def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
     lengths = [3, 0, 17, 1]
     q, k, v = qkv(21, 4, kv_heads, torch.bfloat16)
     layout = layout_of(lengths)
-    found = attention._flash(layout, torch.from_numpy(layout.offsets.copy()))(q, k, v, 0.0)
-    torch.testing.assert_close(found, one_by_one(q, k, v, lengths))
+    result = attention._flash(layout, torch.from_numpy(layout.offsets.copy()))(q, k, v, 0.0)
+    torch.testing.assert_close(result, one_by_one(q, k, v, lengths))
 
 
 def test_causal_attention_is_a_packed_layout_of_one_document_for_each_row():
@@ -215,21 +215,21 @@ def test_under_autocast_it_computes_in_the_regions_type(variant, region, gradien
     inputs = [x.requires_grad_(gradients) for x in qkv(30, dtype=torch.float32)]
     attend = packed_attention(layout_of([10, 20]), variant, "cpu")
     with region:
-        found = attend(*inputs)
+        result = attend(*inputs)
         assert (inputs[0] @ inputs[1].mT).dtype == torch.bfloat16  # the region is as it was
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), one_by_one(*inputs, [10, 20]), atol=0.05, rtol=0.05)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), one_by_one(*inputs, [10, 20]), atol=0.05, rtol=0.05)
     if gradients:
-        assert [x.dtype for x in torch.autograd.grad(found.sum(), inputs)] == [torch.float32] * 3
+        assert [x.dtype for x in torch.autograd.grad(result.sum(), inputs)] == [torch.float32] * 3
 
 
 def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
     arrays = [np.arange(size, dtype=np.int32).reshape(shape) for size, shape in [(3, (3,)), (4, (2, 2)), (5, (5, 1))]]
-    found = to_device(arrays, "cpu")
-    for tensor, array in zip(found, arrays, strict=True):
+    result = to_device(arrays, "cpu")
+    for tensor, array in zip(result, arrays, strict=True):
         assert np.array_equal(tensor.numpy(), array)
         assert tensor.storage_offset() % 4 == 0
-    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in result}) == 1
 
 
 def test_a_table_can_say_which_variants_run_and_why_others_do_not():
@@ -249,8 +249,8 @@ def test_documents_are_compiled_once_and_computed_as_they_are_eagerly():
     call = torch.compile(documents_attention, backend=backend, fullgraph=True, dynamic=True)
     for lengths in ([7, 1, 4], [2, 10], [3, 3, 3, 3]):
         q, k, v = qkv(12, dtype=torch.float32)
-        found = call(q, k, v, torch.from_numpy(layout_of(lengths).offsets.copy()))
-        torch.testing.assert_close(found, one_by_one(q, k, v, lengths))
+        result = call(q, k, v, torch.from_numpy(layout_of(lengths).offsets.copy()))
+        torch.testing.assert_close(result, one_by_one(q, k, v, lengths))
     assert len(graphs) == 1
 
 
@@ -260,8 +260,8 @@ def test_a_packed_batch_gives_its_layout(variant):
     layout = batch.layout()
     assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
     inputs = qkv(40)
-    found = packed_attention(layout, variant, "cpu")(*inputs)
-    torch.testing.assert_close(found, one_by_one(*inputs, [20, 1, 9, 10]))
+    result = packed_attention(layout, variant, "cpu")(*inputs)
+    torch.testing.assert_close(result, one_by_one(*inputs, [20, 1, 9, 10]))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def text():
 @example([0, 0, 0], 0, 1, False)
 def test_every_sample_comes_whole_and_once_over_all_ranks(choice, lengths, epoch, ranks, fixed):
     ranks = min(ranks, len(lengths))
-    found, counts = [], []
+    result, counts = [], []
     for rank in range(ranks):
         dataset = SequencedDataset(
             numbered(lengths), None, MAX_LENGTH, **choice, fixed=fixed, rank=rank, world_size=ranks, pad_id=-7
@@ -58,8 +58,8 @@ def test_every_sample_comes_whole_and_once_over_all_ranks(choice, lengths, epoch
         counts.append(len(sequences))
         for packed in sequences:
             check(packed, MAX_LENGTH if fixed else None)
-            found += parts(packed)
-    assert sorted(map(tuple, found)) == sorted(tuple(sample.tolist()) for sample in numbered(lengths))
+            result += parts(packed)
+    assert sorted(map(tuple, result)) == sorted(tuple(sample.tolist()) for sample in numbered(lengths))
     assert max(counts) - min(counts) <= 1
     counted = dataset.statistics()
     assert (counted["sequences"], counted["lost_tokens"], counted["lost_samples"]) == (sum(counts), 0, 0)
@@ -83,15 +83,15 @@ def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
     if last == "crop":
         lengths = [2 * length for length in lengths]  # some are longer than a sequence
     dataset = SequencedDataset(numbered(lengths), batch_size, MAX_LENGTH, last=last)
-    found = [part for packed in dataset for part in parts(packed)]
+    result = [part for packed in dataset for part in parts(packed)]
     counted = dataset.statistics()
-    assert counted["samples"] == len(found) == len(lengths) - counted["lost_samples"]
-    assert counted["tokens"] == sum(map(len, found)) == sum(lengths) - counted["lost_tokens"]
+    assert counted["samples"] == len(result) == len(lengths) - counted["lost_samples"]
+    assert counted["tokens"] == sum(map(len, result)) == sum(lengths) - counted["lost_tokens"]
     assert counted["lost_share"] == counted["lost_tokens"] / max(sum(lengths), 1)
     assert counted["fill"] == pytest.approx(counted["tokens"] / (len(dataset) * MAX_LENGTH))
-    parents = [part[0] // 1000 for part in found if part]
+    parents = [part[0] // 1000 for part in result if part]
     assert len(set(parents)) == len(parents)
-    for part in filter(None, found):
+    for part in filter(None, result):
         sample = numbered(lengths)[part[0] // 1000].tolist()
         assert part == (sample if last == "drop" else sample[: len(part)])
 
@@ -124,9 +124,9 @@ def test_workers_change_neither_the_sequences_nor_their_order(text, choice):
     dataset = SequencedDataset(text, None, 512, **choice, fixed=True, rank=1, world_size=2)
     expected = list(dataset)
     for workers in (1, 2):
-        found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
-        assert len(found) == len(expected) == len(dataset)
-        for ours, theirs in zip(found, expected, strict=True):
+        result = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+        assert len(result) == len(expected) == len(dataset)
+        for ours, theirs in zip(result, expected, strict=True):
             assert type(ours) is type(theirs)
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

@@ -48,14 +48,13 @@ def test_decoders_are_compared_at_each_size():
     assert worse.full_size_difference.at_most(0).outcome == "does not hold"
 
 
-def test_idle_shares_are_of_the_simulated_device_or_of_others():
-    row = {"where": "simulated", "step_ms": 10.0, "prefetch": 2, "decode": "Pillow", "pinned": False, "workers": 0}
-    row |= {"idle_share": 0.6, "predicted_idle_share": 0.5, "device_ms": 10.0, "samples_per_s": 1.0}
-    row |= {"wait_ms": 1.0, "startup_s": 1.0}
-    cpu = row | {"where": "cpu", "step_ms": None, "workers": 2, "idle_share": 0.1}
-    numbers = pipelines.loader(pd.DataFrame([row, row | {"workers": 2, "idle_share": 0.5}, cpu]))
-    assert (f"{numbers.no_workers}", f"{numbers.two_workers}") == ("60%", "50%")
-    assert len(numbers.simulated) == 2 and list(numbers.others["device"]) == ["CPU"]
+def test_idle_shares_are_of_plain_loaders_or_of_others():
+    row = {"step_ms": 10.0, "prefetch": 2, "decode": "Pillow", "workers": 0}
+    row |= {"idle_share": 0.6, "predicted_idle_share": 0.5, "samples_per_s": 1.0, "wait_ms": 1.0, "startup_s": 1.0}
+    deep = row | {"prefetch": 8, "workers": 2, "idle_share": 0.1}
+    numbers = pipelines.loader(pd.DataFrame([row, row | {"workers": 2, "idle_share": 0.5}, deep]))
+    assert (f"{numbers.no_workers}", f"{numbers.two_workers}", f"{numbers.prefetched}") == ("60%", "50%", "10%")
+    assert len(numbers.simulated) == 2 and list(numbers.others["prefetch"]) == [8]
     assert float(numbers.median_error) == pytest.approx(10) and float(numbers.largest_error) == pytest.approx(40)
     assert not numbers.simplejpeg.measured
 
@@ -68,7 +67,7 @@ def test_a_metrics_growth_is_from_the_first_to_the_last_tenth():
 
 
 def test_lost_points_have_the_interval_of_their_seeds():
-    row = {"data": "digits", "budget": "epochs", "share": 0.3, "unforgettable_share": 0.9}
+    row = {"budget": "epochs", "share": 0.3, "unforgettable_share": 0.9}
     points = {"least forgotten": [0.0, 0.2, 0.4], "random": [0.4, 0.5, 0.6]}
     rows = [row | {"variant": v, "seed": at, "lost_points": p} for v, ps in points.items() for at, p in enumerate(ps)]
     numbers = pipelines.forgetting(pd.DataFrame(rows))

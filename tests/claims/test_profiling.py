@@ -54,10 +54,10 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
             "evidence": ["waits", "slow", None, "pads"],
         }
     )
-    found = profiling.diagnose(rows)
-    assert [float(found.vit.slow), float(found.vit.fixed), float(found.gpt.slow)] == [2, 0, 1]
-    assert not found.gpt.fixed.measured
-    assert found.largest["source line"].tolist() == ["b.py:3", "", ""]
+    result = profiling.diagnose(rows)
+    assert [float(result.vit.slow), float(result.vit.fixed), float(result.gpt.slow)] == [2, 0, 1]
+    assert not result.gpt.fixed.measured
+    assert result.largest["source line"].tolist() == ["b.py:3", "", ""]
 
 
 def fix(variant, name, us, baseline=100.0):
@@ -89,3 +89,24 @@ def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
     runs = profiling.whole_runs(rows)
     assert runs.vit.speedup.at_least(3).outcome == "holds"
     assert runs.gpt.speedup.at_least(3).outcome == "not measured"
+
+
+def test_trials_of_a_program_against_itself_are_counted():
+    rows = pd.DataFrame(
+        [
+            {"trial_s": 20.0, "ratio": 1.01, "low": 0.99, "high": 1.03, "verdict": "no difference above 4 %"},
+            {"trial_s": 20.0, "ratio": 1.02, "low": 1.01, "high": 1.03, "verdict": "no difference above 4 %"},
+            {"trial_s": 20.0, "ratio": 0.94, "low": 0.92, "high": 0.96, "verdict": "faster"},
+        ]
+    )
+    nulls = profiling.nulls(rows)
+    assert (f"{nulls.trials}", f"{nulls.wrong}", f"{nulls.excluded}", f"{nulls.farthest}") == ("3", "1", "2", "6.0%")
+    assert nulls.wrong.at_most(1).outcome == "holds"
+
+
+def test_coverage_is_that_of_the_worst_kind():
+    row = {"machine": "quiet", "starts": 1, "rounds": 8, "trials": 1000, "covered": 0.94, "false_verdicts": 0.01}
+    rows = pd.DataFrame([row, row | {"machine": "drift", "covered": 0.97, "false_verdicts": 0.021}])
+    covered = profiling.coverage(rows)
+    assert (f"{covered.least}", f"{covered.most}") == ("94.0%", "97.0%")
+    assert covered.wrong.at_most(0.02).outcome == "does not hold"

@@ -88,19 +88,6 @@ def test_messages_are_cleaned_of_what_differs_between_runs():
     assert len(first_line("a" * 1000)) == 200
 
 
-@pytest.mark.parametrize(
-    ("message", "operation"),
-    [
-        ("LoweringException: KeyError\n  target: aten.lu_solve.default\n  args[0]: x", "aten::lu_solve"),
-        ("Fatal error: com.custom:Odd(-1) is not a registered function/op", "com.custom:Odd"),
-        ("Could not find an implementation for Erf(13) node with name 'n'", "Erf"),
-        ("Unknown builtin op: mylib::odd.\nCould not find any similar ops", "mylib::odd"),
-    ],
-)
-def test_a_failure_names_the_operation_in_each_runtimes_words(message, operation):
-    assert failure_line("export", RuntimeError(message)).startswith(f"export failed at {operation}: ")
-
-
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_any_error_becomes_one_line(outer, inner):
     error = RuntimeError(outer)

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from helpers.compilers import semantics
-from helpers.compilers.capture import DYNAMO, EXPORT, FX, INDUCTOR, REPAIRED, SCRIPT, TRACE
+from helpers.compilers.capture import DYNAMO, EXPORT, FX, INDUCTOR, SCRIPT, TRACE
 from helpers.compilers.capture_cases import CASES
 from helpers.compilers.semantics import BREAKS, RECOMPILES, REFUSES, RIGHT, SILENT, WARNED, measure_semantics, same
 from helpers.experiments import compilers as experiments
 from helpers.lab import machine
 
 EXPECTED = {
-    "branch on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},
-    "branch on shape": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},
+    "branch on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES},
+    "branch on shape": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES},
     "branch on dtype": {TRACE: SILENT, SCRIPT: RIGHT, FX: REFUSES, EXPORT: SILENT},
-    "loop on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES, REPAIRED: RIGHT},
+    "loop on data": {TRACE: WARNED, SCRIPT: RIGHT, FX: REFUSES, EXPORT: REFUSES},
     "item": {TRACE: WARNED, SCRIPT: RIGHT, FX: RIGHT, EXPORT: RIGHT},
     "printing": {TRACE: SILENT, SCRIPT: RIGHT, FX: SILENT, EXPORT: SILENT},
     "appending to a list": {TRACE: SILENT, SCRIPT: REFUSES, FX: SILENT, EXPORT: SILENT},
-    "counting in an attribute": {TRACE: REFUSES, SCRIPT: RIGHT, FX: SILENT, EXPORT: SILENT, REPAIRED: RIGHT},
+    "counting in an attribute": {TRACE: REFUSES, SCRIPT: RIGHT, FX: SILENT, EXPORT: SILENT},
     "reading a setting": {TRACE: SILENT, SCRIPT: REFUSES, FX: SILENT, EXPORT: SILENT},
     "changing its input": {TRACE: RIGHT, SCRIPT: RIGHT, FX: RIGHT, EXPORT: RIGHT},
     "numpy call": {TRACE: WARNED, SCRIPT: REFUSES, FX: REFUSES, EXPORT: REFUSES},
@@ -84,14 +84,11 @@ def test_measuring_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_cases_second_call_differs_from_its_first_and_its_repaired_version_from_neither(name):
+def test_a_cases_second_call_differs_from_its_first(name):
     """A case whose calls were the same could not tell a frozen example from the function."""
     case = CASES[name]()
     calls = semantics._calls(case, case.fn)
     assert same(*calls) == (name == "random numbers")  # which are the same after the same seed
-    if case.repaired:
-        case = CASES[name]()
-        assert same(semantics._calls(case, case.repaired), calls)
 
 
 def test_sameness_asks_for_kind_and_values():
@@ -112,5 +109,3 @@ def test_the_unknown_is_named():
         measure_semantics("nothing", TRACE)
     with pytest.raises(ValueError, match=r"variant is 'torch.jit'; valid: 'torch.jit.trace'"):
         measure_semantics("item", "torch.jit")
-    assert REPAIRED not in semantics.variants("item")
-    assert REPAIRED in semantics.variants("loop on data")

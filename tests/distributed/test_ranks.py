@@ -1,9 +1,8 @@
-"""Every strategy on several processes against one process; checkpoints across numbers of ranks; ranks that fail."""
+"""Every strategy on several processes against one process; ranks that fail."""
 
 import dataclasses
 import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -13,9 +12,8 @@ from pathlib import Path
 import distributed_cases
 import pytest
 import torch
-import torch.distributed.checkpoint as storage
 
-from helpers.distributed import Job, RankFailed, __main__, checkpoints, launch, measure, strategies
+from helpers.distributed import Job, RankFailed, __main__, launch, measure, strategies
 from helpers.models import Llama
 
 ROOT = Path(__file__).parents[2]
@@ -37,23 +35,13 @@ ON_FOUR = {name: dataclasses.replace(JOB, strategy=name) for name in ("ddp", "ze
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """All rows, by ranks and name. Two ranks save by zero3 and by tp; four ranks and one go on from there."""
-    folders = {name: str(tmp_path_factory.mktemp("checkpoint") / name) for name in ("zero3", "tp")}
-    saving = {name: dataclasses.replace(job, save=folders.get(name)) for name, job in ON_TWO.items()}
-    two = dict(zip(saving, measure(list(saving.values()), 2), strict=True))
-    going_on = {f"{name} goes on": dataclasses.replace(JOB, resume=folder) for name, folder in folders.items()}
+def runs():
+    """All rows, by ranks and name."""
     mixed = {
         f"{name}, bf16": dataclasses.replace(JOB, strategy=name, precision="amp-bf16") for name in ("single", "zero3")
     }
-    alone = {"straight on": dataclasses.replace(JOB, steps=2 * STEPS)} | going_on | mixed
-    one = dict(zip(alone, measure(list(alone.values()), 1), strict=True))
-    more = ON_FOUR | {
-        "zero2 goes on": dataclasses.replace(JOB, strategy="zero2", resume=folders["zero3"]),
-        "ddp goes on": dataclasses.replace(JOB, strategy="ddp", resume=folders["tp"]),
-    }
-    four = dict(zip(more, measure(list(more.values()), 4), strict=True))
-    return {1: one, 2: two, 4: four}
+    jobs = {1: {"alone": JOB} | mixed, 2: ON_TWO, 4: ON_FOUR}
+    return {n: dict(zip(of, measure(list(of.values()), n), strict=True)) for n, of in jobs.items()}
 
 
 def curves(row):
@@ -62,17 +50,9 @@ def curves(row):
 
 @pytest.mark.parametrize(("ranks", "name"), [(2, name) for name in ON_TWO] + [(4, name) for name in ON_FOUR])
 def test_a_strategy_gives_the_losses_and_gradients_of_one_process(runs, ranks, name):
-    alone = curves(runs[1]["straight on"])[:, :STEPS]
+    alone = curves(runs[1]["alone"])
     assert (alone[0].diff().abs() > 1e-3).all()  # training changes the loss by far more than is allowed below
     assert (curves(runs[ranks][name]) - alone).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("ranks", "name"), [(1, "zero3 goes on"), (1, "tp goes on"), (4, "zero2 goes on"), (4, "ddp goes on")]
-)
-def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(runs, ranks, name):
-    straight_on = curves(runs[1]["straight on"])[:, STEPS:]
-    assert (curves(runs[ranks][name]) - straight_on).abs().max() < 1e-5
 
 
 def test_ranks_hold_their_share_of_parameters_gradients_and_state(runs):
@@ -93,12 +73,12 @@ def test_ranks_hold_their_share_of_parameters_gradients_and_state(runs):
 
 @pytest.mark.parametrize("name", ["single, bf16", "zero3, bf16"])
 def test_bf16_compute_is_near_fp32(runs, name):
-    difference = (curves(runs[1][name]) - curves(runs[1]["straight on"])[:, :STEPS]).abs().max()
+    difference = (curves(runs[1][name]) - curves(runs[1]["alone"])).abs().max()
     assert 1e-5 < difference < 2e-2
 
 
 def test_weights_are_those_of_the_plain_model():
-    built = strategies.build(JOB, torch.device("cpu"), None)
+    built = strategies.build_model(JOB, torch.device("cpu"), None)
     plain = Llama.from_name("tiny")
     plain.reset_parameters(torch.Generator().manual_seed(JOB.seed))
     for name, weight in plain.state_dict().items():
@@ -109,15 +89,14 @@ def test_weights_are_those_of_the_plain_model():
 @pytest.mark.parametrize(
     ("worker", "message"),
     [
-        (distributed_cases.one_raises, "rank 1: RuntimeError: planted"),
-        (distributed_cases.one_is_killed, "rank 1: was killed by SIGKILL"),
+        (distributed_cases.one_raises, "rank 1: .*RuntimeError: planted"),
+        (distributed_cases.one_is_killed, "rank 1 was killed by SIGKILL"),
     ],
 )
 def test_a_rank_that_fails_ends_all_with_its_error(worker, message):
     began = time.monotonic()
-    with pytest.raises(RankFailed) as raised:
+    with pytest.raises(RankFailed, match=f"(?s)^{message}"):
         launch(worker, 2)
-    assert str(raised.value) == message
     assert time.monotonic() - began < 60
 
 
@@ -163,10 +142,8 @@ def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeyp
         (["--ranks", "2", "--strategy", "tp", "--sequence", "63"], "sequence is 63; tensor parallelism"),
         (["--sequence", "4097"], "sequence is 4097; tiny has 4096 positions"),
         (["--clip", "0"], "clip is 0.0; it must be above 0"),
-        (["--resume", "nowhere"], "there is no checkpoint in nowhere"),
         (["--batch", "many"], "invalid int value: 'many'"),
         (["--backend", "nccl", "--ranks", "99", "--batch", "99"], "backend 'nccl' needs"),
-        (["--save", "/dev/null/folder"], "no checkpoint can be written to /dev/null/folder"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, message):
@@ -177,25 +154,9 @@ def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments,
     assert printed.err.count("\n") == 1 and not printed.out
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_before_it_does(capsys, monkeypatch, tmp_path):
-    class Hostile:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    monkeypatch.setattr(__main__, "measure", lambda *_: pytest.fail("it was started"))
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Hostile()))
-    assert __main__.main(["--resume", str(tmp_path)]) == 2
-    assert "not a checkpoint's metadata (it names posix.mkdir); nothing of it is loaded" in capsys.readouterr().err
-    storage.save({"step": Hostile()}, checkpoint_id=tmp_path / "numbers", no_dist=True)
-    checkpoints.check(tmp_path / "numbers")
-    with pytest.raises(storage.CheckpointException, match=r"posix\.mkdir"):
-        storage.load({"step": 0}, checkpoint_id=tmp_path / "numbers", planner=checkpoints._Planner(), no_dist=True)
-    assert not (tmp_path / "ran").exists()
-
-
 def test_a_failed_rank_is_exit_code_1_and_its_error(capsys, monkeypatch):
     def fails(*_):
-        raise RankFailed(1, "ValueError: no memory", "Traceback …\n")
+        raise RankFailed("rank 1: ValueError: no memory")
 
     monkeypatch.setattr(__main__, "measure", fails)
     assert __main__.main(["--ranks", "2"]) == 1

@@ -21,9 +21,9 @@ MANY = replace(TINY, strategy="zero3", ranks=4)
 
 @pytest.mark.parametrize("plan", [TINY, replace(TINY, head="chunked", precision="bf16"), MANY])
 def test_the_parts_add_up_to_the_peak(plan):
-    found = peak(plan)
-    assert sum(found.parts.values()) == found.bytes
-    assert all(found.parts[part] > 0 for part in ("weights", "optimizer", "activations"))
+    result = peak(plan)
+    assert sum(result.parts.values()) == result.bytes
+    assert all(result.parts[part] > 0 for part in ("weights", "optimizer", "activations"))
 
 
 @pytest.mark.parametrize("plan", [TINY, MANY, replace(MANY, strategy="ddp")])
@@ -49,9 +49,9 @@ def trained_gib(plan: Plan) -> float:
 @pytest.mark.parametrize("plan", [replace(TINY, precision="fp32"), replace(MANY, strategy="ddp")])
 def test_a_switch_that_is_said_to_make_a_step_fit_does(plan):
     limit = 0.8 * peak(plan).bytes / GIB
-    found = fit(plan, limit)
-    fitting = [replace(plan, **switch["change"]) for switch in found["switches"] if switch["fits"]]
-    assert trained_gib(plan) > limit and not found["fits"] and fitting
+    result = fit(plan, limit)
+    fitting = [replace(plan, **switch["change"]) for switch in result["switches"] if switch["fits"]]
+    assert trained_gib(plan) > limit and not result["fits"] and fitting
     for switched in fitting:
         assert trained_gib(switched) <= 1.01 * limit
 
@@ -96,8 +96,8 @@ def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(ma
 def test_the_command_prints_at_most_100_columns_and_json(capsys):
     command = ["fit", "--model", "tiny", "--sequence", "64", "--strategy", "zero3", "--ranks", "4", "--memory", "1"]
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "fits in 1.0 GiB" in said and max(map(len, said.splitlines())) <= 100
+    message = capsys.readouterr().out
+    assert "fits in 1.0 GiB" in message and max(map(len, message.splitlines())) <= 100
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
 

@@ -32,9 +32,9 @@ def gradients(model, x, region):
 
 
 def check_gradients(model, x, dtype, ours=None):
-    found = gradients(ours or model, x, Autocast(dtype))
+    result = gradients(ours or model, x, Autocast(dtype))
     expected = gradients(model, x, torch.autocast("cuda", dtype))
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(result, expected, strict=True):
         assert mine.dtype == theirs.dtype
         assert relative_error(mine, theirs) < TOLERANCE[dtype]
 

@@ -108,9 +108,9 @@ def test_a_compiled_model_takes_other_documents_without_compiling_again(variant)
         tokens, _, positions, layout = packed(documents(lengths))
         arguments = tokens.cuda(), positions.cuda(), None, packed_attention(layout, variant, "cuda")
         with torch._dynamo.config.patch(error_on_recompile=number > 1):  # varlen's sizes are dynamic from the second on
-            found = compiled(*arguments)
-        assert relative_error(found, network(*arguments)) < TOLERANCE[torch.bfloat16]
-        found.float().square().mean().backward()
+            result = compiled(*arguments)
+        assert relative_error(result, network(*arguments)) < TOLERANCE[torch.bfloat16]
+        result.float().square().mean().backward()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -58,9 +58,9 @@ def test_a_step_that_is_recorded_and_replayed_is_the_step(clean):
 
 
 def test_recording_goes_with_every_other_fix():
-    found = CLOTHES.run(CLOTHES.everything, epochs=2)
-    assert found["steps"] == 8
-    assert torch.isfinite(torch.tensor(found["train_loss"]))
+    result = CLOTHES.run(CLOTHES.everything, epochs=2)
+    assert result["steps"] == 8
+    assert torch.isfinite(torch.tensor(result["train_loss"]))
 
 
 def test_a_scaled_step_that_asks_the_host_is_not_recorded():

@@ -19,17 +19,17 @@ def clean():
 
 
 def test_a_clean_loop_has_no_findings(clean):
-    told = diagnose(clean)
-    assert not told.findings, str(told)
+    diagnosis = diagnose(clean)
+    assert not diagnosis.findings, str(diagnosis)
 
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_is_found_alone_by_its_name(plant):
-    told = diagnose(loops.run(plant, device="cuda", steps=5), least=0.0)
+    diagnosis = diagnose(loops.run(plant, device="cuda", steps=5), least=0.0)
     # Emptying the cache waits for the device too; heads of 255 may leave attention no fused kernel.
     allowed = {"empty cache": {finding.HOST_WAITS}, "width 255": {finding.ATTENTION}}.get(plant, set())
-    noted = {name for name in (finding.KEPT_GRAPH,) for note in told.notes if note.kind == name}
-    assert PLANTS[plant] in set(told.table["finding"]) | noted <= {PLANTS[plant]} | allowed, str(told)
+    noted = {name for name in (finding.KEPT_GRAPH,) for note in diagnosis.notes if note.kind == name}
+    assert PLANTS[plant] in set(diagnosis.table["finding"]) | noted <= {PLANTS[plant]} | allowed, str(diagnosis)
 
 
 def kernel_ms(trace):
@@ -66,6 +66,6 @@ def test_a_wait_for_a_busy_device_costs_nothing():
     with torch.profiler.profile() as prof:
         step()
     trace = read_trace(prof)
-    told = diagnose(trace, least=0.0)
-    assert told.account[COMPUTE] > 0.8
-    assert told.table.query("finding == @finding.HOST_WAITS")["gain_share"].sum() < 0.1
+    diagnosis = diagnose(trace, least=0.0)
+    assert diagnosis.account[COMPUTE] > 0.8
+    assert diagnosis.table.query("finding == @finding.HOST_WAITS")["gain_share"].sum() < 0.1

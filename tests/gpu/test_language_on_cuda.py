@@ -67,9 +67,9 @@ NAMES = [switch.name for switch in LANGUAGE.switches]
 
 @pytest.mark.parametrize("fixes", [NAMES[:count] for count in range(len(NAMES))], ids=len)
 def test_every_stage_of_the_repair_runs(fixes):
-    found = LANGUAGE.run(fixes, steps=2)
-    assert found["train_loss"] == pytest.approx(math.log(499), rel=0.1)
-    assert found["peak_gib"] > 0
+    result = LANGUAGE.run(fixes, steps=2)
+    assert result["train_loss"] == pytest.approx(math.log(499), rel=0.1)
+    assert result["peak_gib"] > 0
 
 
 @pytest.mark.parametrize("fixes", [{"packed", "bf16", "fused_attention"}, LANGUAGE.fixed - {"width_1024"}], ids=len)

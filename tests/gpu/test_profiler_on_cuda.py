@@ -127,9 +127,9 @@ def test_numbers_do_not_change_by_a_bit_under_autocast(dtype):
             loss = model(x).float().square().sum()
         return torch.autograd.grad(loss, list(model.parameters()))
 
-    expected, found = gradients(), []
-    profiled(model, lambda: found.append(gradients()), plan(0, 1, 2), 3)
-    assert all(torch.equal(a, b) for step in found for a, b in zip(step, expected, strict=True))
+    expected, result = gradients(), []
+    profiled(model, lambda: result.append(gradients()), plan(0, 1, 2), 3)
+    assert all(torch.equal(a, b) for step in result for a, b in zip(step, expected, strict=True))
 
 
 def test_the_trace_has_real_times_that_nest(tmp_path):

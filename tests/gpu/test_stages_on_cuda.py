@@ -7,7 +7,7 @@ from torch import nn
 
 from helpers.experiments.summary import CUMULATIVE, ON_GPU, ONE_STEP, chosen
 from helpers.kernels import LayerNorm
-from helpers.training.stages import FUSED, MIXED, STAGES, build, run
+from helpers.training.stages import FUSED, MIXED, STAGES, build_trainer, run
 
 pytest.importorskip("torchtext", reason="the text is tokenised by torchtext, which isn't here", exc_type=ImportError)
 
@@ -23,7 +23,7 @@ def test_a_training_with_any_stage_ends_near_the_plain_one(names):
 
 
 def test_norms_are_ours_where_they_are_fused():
-    model = build(frozenset({MIXED, FUSED}), preset="small", **FAST).model
+    model = build_trainer(frozenset({MIXED, FUSED}), preset="small", **FAST).model
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     assert norms and all(isinstance(norm, LayerNorm) for norm in norms)
 

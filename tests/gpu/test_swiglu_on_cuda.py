@@ -20,8 +20,8 @@ def kernels():
     return triton_kernels
 
 
-def close(found, expected, dtype):
-    for ours, theirs in zip(found, expected, strict=True):
+def close(result, expected, dtype):
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert relative_error(ours, theirs) <= KERNEL_TOLERANCE[dtype]
 

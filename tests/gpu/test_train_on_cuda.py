@@ -35,7 +35,7 @@ def test_taking_a_batch_of_pictures_waits_for_nothing():
     for batches in (task.batches(0, 0), task.validation()):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = list(batches)
+            result = list(batches)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert len(found) > 1
+        assert len(result) > 1

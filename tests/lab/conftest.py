@@ -56,7 +56,7 @@ def typst(tmp_path):
     """The Typst source of a notebook."""
 
     def source(notebook):
-        return ReportExporter().document([chapter(notebook, "Notebook", tmp_path, tmp_path)])
+        return ReportExporter().document([chapter(notebook, "Notebook", tmp_path)])
 
     return source
 

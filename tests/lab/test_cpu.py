@@ -47,17 +47,17 @@ def test_another_allocator_is_left_alone(monkeypatch):
 def test_a_bare_name_gets_its_generation(facts, model, monkeypatch):
     names = ("vendor_id", "cpu family", "model name", "flags")
     monkeypatch.setattr(cpu, "_facts", lambda: dict(zip(names, map(str, facts), strict=True)))
-    told = cpu.describe()
-    assert model in told
-    assert " cores, " in told and " GiB, " in told and "avx" in told
+    description = cpu.describe()
+    assert model in description
+    assert " cores, " in description and " GiB, " in description and "avx" in description
 
 
 def test_the_best_rate_is_named_and_the_precision_restored(monkeypatch):
     rates = {"highest": 0.2, "medium": 0.4}
     monkeypatch.setattr(ceilings, "matmul", lambda *_: (None, rates[torch.get_float32_matmul_precision()]))
-    monkeypatch.setattr(ceilings, "_medium_is_fp32", lambda: True)
+    monkeypatch.setattr(ceilings, "medium_is_fp32", lambda: True)
     assert ceilings.best_matmul(8, torch.float32) == ('oneDNN ("medium")', 0.4)
-    monkeypatch.setattr(ceilings, "_medium_is_fp32", lambda: False)
+    monkeypatch.setattr(ceilings, "medium_is_fp32", lambda: False)
     assert ceilings.best_matmul(8, torch.float32)[1] == 0.2
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -71,4 +71,4 @@ def test_products_in_bf16_are_no_fp32_products(monkeypatch):
         return exact(left, right)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
-    assert not ceilings._medium_is_fp32()
+    assert not ceilings.medium_is_fp32.__wrapped__()

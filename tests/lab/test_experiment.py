@@ -262,6 +262,18 @@ def test_other_errors_are_not_taken_for_out_of_memory():
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
+def test_a_row_beside_slow_products_is_measured_again(monkeypatch):
+    rates = iter([0.2, 0.12, 0.205])
+    monkeypatch.setattr(runner.ceilings, "rate_beside", lambda: next(rates))
+    e = Experiment("chapter", "rates", lambda: {"status": "ok"}, {"small": [{}]}, version=1)
+    before = [0.2, 0.21, 0.2]
+    (row,) = runner.measured_rows(e, {}, rates=before)
+    assert (row["attempts"], row["matmul_tflops"], row["noisy"]) == (1, 0.2, "")
+    (row,) = runner.measured_rows(e, {}, rates=before)
+    assert (row["attempts"], row["matmul_tflops"], row["noisy"]) == (2, 0.205, "")
+    assert before == [0.2, 0.21, 0.2, 0.2, 0.12, 0.205]
+
+
 def test_a_noisy_row_is_measured_again_and_the_quietest_attempt_counts():
     spreads = iter([2.0, 1.5, 1.6])
 

@@ -2,6 +2,7 @@ import matplotlib
 import pytest
 
 from helpers.lab import figures
+from helpers.lab.values import Number
 
 
 def draw():
@@ -62,3 +63,16 @@ def test_a_png_is_small_and_the_same_bytes_each_time():
     assert pictures[0] == pictures[1] == pictures[2]
     assert pictures[0].startswith(b"\x89PNG") and len(pictures[0]) < 30_000
     assert b"tEXt" not in pictures[0]
+
+
+def test_a_forest_is_grey_where_the_interval_holds_1_and_hollow_without_one():
+    numbers = {
+        "sure": Number(2.0, "×", 1.8, 2.2, 9),
+        "unsure": Number(1.1, "×", 0.9, 1.3, 9),
+        "apart": Number(1.5, "×"),
+    }
+    _, axis = figures.forest(numbers)
+    points = [line for line in axis.lines if line.get_marker() == "o"]
+    assert [point.get_color() for point in points] == [figures.BLUE, figures.GREY, figures.BLUE]
+    assert [point.get_fillstyle() for point in points] == ["full", "full", "none"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == list(numbers)

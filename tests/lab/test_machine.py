@@ -114,7 +114,7 @@ from helpers.experiments import chapters, tables_of
 assert all(tables_of(chapter) for chapter in chapters())
 assert not torch.cuda.is_initialized()
 assert not {"sklearn", "numba", "onnx", "webdataset", "transformers", "torch._dynamo"} & set(sys.modules)
-assert main(["measure", "swiglu/timing", "amp/zeros", "--preset", "small", "--results", sys.argv[1]]) == 0
+assert main(["measure", "batching/padding", "amp/zeros", "--preset", "small", "--results", sys.argv[1]]) == 0
 """
     done = subprocess.run([sys.executable, "-c", program, tmp_path, *not_here], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

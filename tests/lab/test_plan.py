@@ -84,11 +84,11 @@ def test_what_is_simulated_tells_no_memory(record):
 
 
 def test_a_dry_run_measures_nothing(tmp_path, capsys):
-    command = ["measure", "swiglu/timing", "swiglu/accuracy", "--preset", "small", "--results", str(tmp_path)]
+    command = ["measure", "batching/padding", "swiglu/accuracy", "--preset", "small", "--results", str(tmp_path)]
     assert main([*command, "--dry-run"]) == 0
     head, *tables, said = capsys.readouterr().out.splitlines()
     assert head.split() == ["table", "preset", "missing", "fresh", "GiB", "minutes"]
-    assert next(line.split() for line in tables) == ["swiglu/timing", "small", "1", "0", "-", "unknown"]
+    assert next(line.split() for line in tables) == ["batching/padding", "small", "1", "0", "-", "unknown"]
     assert "configurations missing, 0 fresh; minutes unknown" in said
     assert not list(tmp_path.iterdir())
 
@@ -109,12 +109,12 @@ def test_a_table_that_took_more_memory_than_there_is_says_so(results, capsys, mo
 
 
 def test_a_dry_run_names_a_damaged_table_and_goes_on(tmp_path, capsys):
-    file = records.path(slug(device_name()), "swiglu", "timing", tmp_path)
+    file = records.path(slug(device_name()), "batching", "padding", tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text("garbage")
-    assert main(["measure", "swiglu", "--preset", "small", "--results", str(tmp_path), "--dry-run"]) == 1
+    assert main(["measure", "batching", "--preset", "small", "--results", str(tmp_path), "--dry-run"]) == 1
     out, err = capsys.readouterr()
-    assert "damaged" in out and "swiglu/accuracy" in out
+    assert "damaged" in out and "batching/packing" in out
     assert f"{file}, line 1" in err
 
 

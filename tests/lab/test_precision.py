@@ -40,8 +40,8 @@ def test_fp16_products_are_the_same_by_fp32_kernels(name, inference):
 
     expected = run()
     with fp16_by_fp32():
-        found = run()
-    for ours, theirs in zip(found, expected, strict=True):
+        result = run()
+    for ours, theirs in zip(result, expected, strict=True):
         if theirs is not None:
             assert ours.dtype == theirs.dtype
             assert relative_error(ours, theirs) < 2e-3

@@ -95,12 +95,12 @@ def test_a_damaged_file_is_named_with_its_row_and_never_overwritten(file, change
 def test_a_byte_order_mark_is_read(file):
     records.replace(file, [row(size=1), row(size=2)])
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert [found["size"] for found in records.read_rows(file)] == ["1", "2"]
+    assert [result["size"] for result in records.read_rows(file)] == ["1", "2"]
 
 
 def test_equal_rows_are_written_once(file):
     records.replace(file, [row(size=1), row(size=1), row(size=2)])
-    assert [found["size"] for found in records.read_rows(file)] == ["1", "2"]
+    assert [result["size"] for result in records.read_rows(file)] == ["1", "2"]
 
 
 def test_bytes_that_are_no_text_are_an_error_too(file):
@@ -150,10 +150,10 @@ def test_two_processes_lose_none_of_each_others_rows(file):
 def test_any_cell_survives_a_round_trip(file, text, number, count):
     file.unlink(missing_ok=True)
     records.replace(file, [row(text=text, number=number, count=count)])
-    (found,) = records.read_rows(file)
-    assert found["text"] == " ".join(text.split())
-    assert float(found["number"]) == pytest.approx(number, rel=1e-5)
-    assert int(found["count"]) == count
+    (result,) = records.read_rows(file)
+    assert result["text"] == " ".join(text.split())
+    assert float(result["number"]) == pytest.approx(number, rel=1e-5)
+    assert int(result["count"]) == count
 
 
 def test_the_summary_says_what_was_recorded_on_each_machine(tmp_path):

@@ -63,12 +63,12 @@ def test_rows_of_an_older_method_are_counted(record):
 
 
 def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, monkeypatch):
-    shown = []
-    monkeypatch.setattr(notebook, "display", lambda what, metadata: shown.append((what.data, metadata["helpers"])))
+    rendered = []
+    monkeypatch.setattr(notebook, "display", lambda what, metadata: rendered.append((what.data, metadata["helpers"])))
     record("CPU Test", "small", 1)
     waiting = results(SORTING)
     notebook.when(waiting)(lambda waiting: table(waiting.rows, "a caption"))
-    ((text, metadata),) = shown
+    ((text, metadata),) = rendered
     assert "dlspeed measure chapter/sorting" in text
     assert metadata == {"report": False, "waiting": "chapter/sorting", "about": "Sorts."}
 
@@ -101,8 +101,8 @@ def lines(monkeypatch):
 
 
 def test_with_a_budget_what_is_missing_is_measured_and_said_before(results, lines):
-    found = notebook.results(DOUBLING, preset="cpu", budget=90)
-    assert found.measured["double"].tolist() == [4, 6]
+    result = notebook.results(DOUBLING, preset="cpu", budget=90)
+    assert result.measured["double"].tolist() == [4, 6]
     assert lines == [
         f"*Measuring chapter/doubling: 2 of 2 configurations (cpu) on {device_name()}; expected minutes: unknown; "
         "stops after 1.5, when the last one begun is finished.*"

@@ -50,17 +50,17 @@ def test_a_cell_holds_three_digits_a_word_or_a_dash(value, said):
 
 
 def test_findings_link_to_the_notebooks_from_the_readme(monkeypatch):
-    shown = []
-    monkeypatch.setattr(notebook, "display", lambda made, metadata: shown.append(made.data))
+    displays = []
+    monkeypatch.setattr(notebook, "display", lambda made, metadata: displays.append(made.data))
     notebook.readme(["**[Padding](02_batching.ipynb).** Pack.", "See <https://pytorch.org>."])
-    assert shown == ["- **[Padding](notebooks/02_batching.ipynb).** Pack.\n- See <https://pytorch.org>."]
+    assert displays == ["- **[Padding](notebooks/02_batching.ipynb).** Pack.\n- See <https://pytorch.org>."]
 
 
 def test_a_caption_that_names_a_machine_stays_text(monkeypatch, tmp_path):
-    shown = []
+    displays = []
     monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
-    monkeypatch.setattr(notebook, "display", lambda made, metadata, raw=False: shown.append(made))
+    monkeypatch.setattr(notebook, "display", lambda made, metadata, raw=False: displays.append(made))
     drawn, axis = notebook.figures.new(height=1)
     axis.plot([1])
     notebook.figure(drawn, "line", "Measured on CPU_1 *<b>*.")
-    assert shown[-1].data == r"*Measured on CPU\_1 \*\<b\>\*.*"
+    assert displays[-1].data == r"*Measured on CPU\_1 \*\<b\>\*.*"

@@ -48,14 +48,14 @@ def test_variants_take_turns_to_and_fro():
 
 def test_a_turn_of_short_calls_has_many():
     calls = []
-    found = compare({"short": lambda: calls.append(1)}, rounds=2, warmup=1, check=False)
+    result = compare({"short": lambda: calls.append(1)}, rounds=2, warmup=1, check=False)
     assert len(calls) > 20
-    assert found.timing("short").n == 2
+    assert result.timing("short").n == 2
 
 
 def test_what_runs_before_is_not_timed():
-    found = compare({"a": sleeping(1)}, rounds=5, warmup=1, check=False, before=sleeping(50))
-    assert found.timing("a").median_ms < 50
+    result = compare({"a": sleeping(1)}, rounds=5, warmup=1, check=False, before=sleeping(50))
+    assert result.timing("a").median_ms < 50
 
 
 def test_what_runs_before_also_runs_before_the_check():
@@ -86,8 +86,8 @@ def test_the_ratio_of_turns_has_an_interval_and_a_verdict():
 
 
 def test_compare_can_take_any_way_as_the_reference():
-    found = compare({"slow": sleeping(20), "fast": sleeping(1)}, rounds=8, warmup=1, check=False)
-    assert found.table(to="fast")["verdict"].tolist() == ["slower", "baseline"]
+    result = compare({"slow": sleeping(20), "fast": sleeping(1)}, rounds=8, warmup=1, check=False)
+    assert result.table(to="fast")["verdict"].tolist() == ["slower", "baseline"]
 
 
 def test_a_way_that_computes_something_else_is_named_and_not_timed():

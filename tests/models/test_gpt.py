@@ -45,12 +45,11 @@ def test_a_sequence_that_is_too_long_names_both_lengths():
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("padding", ["right", "anywhere"])
 @settings(max_examples=8, deadline=None)
 @given(length=st.integers(2, 40), data=st.data())
-def test_a_token_changes_nothing_before_it_and_something_from_it_on(training, padding, length, data):
+def test_a_token_changes_nothing_before_it_and_something_from_it_on(training, length, data):
     at = data.draw(st.integers(0, length - 1))
-    network = model(padding=padding).train(training)
+    network = model().train(training)
     before = tokens(2, length, seed=length)
     before[0, data.draw(st.integers(1, length)) :] = 0
     after = before.clone()
@@ -84,20 +83,9 @@ def test_what_stands_in_the_padding_gets_no_gradient_from_real_tokens():
     assert network.embedding.weight.grad[1:].abs().max() > 0
 
 
-def test_padding_on_the_left_is_masked_where_it_is_asked_for():
-    network, real = model(padding="anywhere", tied=False), tokens(1, 7)
-    batch = torch.cat([torch.zeros(1, 3, dtype=torch.long), real], dim=1)
-    positions = torch.tensor([0, 0, 0, *range(7)])
-    logits = network(batch, positions)
-    torch.testing.assert_close(logits[:, 3:], network(real), atol=1e-5, rtol=1e-4)
-    logits[:, 3:].square().sum().backward()
-    assert network.embedding.weight.grad[0].abs().max() == 0
-
-
-@pytest.mark.parametrize("padding", ["right", "anywhere"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rows_of_nothing_but_padding_stay_finite(padding, dtype):
-    network = model(padding=padding).to(dtype)
+def test_rows_of_nothing_but_padding_stay_finite(dtype):
+    network = model().to(dtype)
     batch = tokens(3, 12)
     batch[0], batch[1, :4] = 0, 0
     logits = network(batch)

@@ -134,5 +134,3 @@ def test_a_second_mask_beside_attend_is_refused():
     attend = packed_attention(layout, "dense", "cpu")
     with pytest.raises(ValueError, match="attend and a mask are given"):
         model()(tokens, positions, torch.ones(7, 7, dtype=torch.bool), attend)
-    with pytest.raises(ValueError, match="attend and padding='anywhere' are given"):
-        model(padding="anywhere")(tokens, positions, attend=attend)

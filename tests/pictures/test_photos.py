@@ -247,10 +247,10 @@ def test_the_device_cuts_what_pil_cuts(seed):
     boxes, mirrored = random_boxes(cuts, np.ones((4, 2))), cuts[:, 4] > 0
     images = torch.from_numpy(photo).permute(2, 0, 1).expand(4, -1, -1, -1)
     there = cut_on_device(images, torch.from_numpy(boxes).float(), torch.from_numpy(mirrored), 32)
-    for box, flip, found in zip(boxes, mirrored, there, strict=True):
+    for box, flip, result in zip(boxes, mirrored, there, strict=True):
         expected = to_tensor(cut_image(Image.fromarray(photo), box, 32)).float()
         inside = (slice(None), slice(1, -1), slice(1, -1))  # at the rim PIL looks beyond the box
-        torch.testing.assert_close(found[inside], (expected.flip(2) if flip else expected)[inside], atol=1.5, rtol=0)
+        torch.testing.assert_close(result[inside], (expected.flip(2) if flip else expected)[inside], atol=1.5, rtol=0)
 
 
 def test_chance_differs_by_photo_epoch_and_seed_and_half_is_mirrored():
@@ -357,10 +357,10 @@ def test_a_large_photo_is_decoded_no_finer_than_asked(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_broken_files_are_left_out_of_their_batch_and_named(small_dataset, workers):
     train, _ = photo_files(small_dataset)
-    found = batches(Photos(train, 16), workers=workers)
-    assert sum(len(batch.labels) for batch in found) == 8
-    assert all(len(batch.images) == len(batch.labels) for batch in found)
-    named = dict(fault for batch in found for fault in batch.skipped)
+    result = batches(Photos(train, 16), workers=workers)
+    assert sum(len(batch.labels) for batch in result) == 8
+    assert all(len(batch.images) == len(batch.labels) for batch in result)
+    named = dict(fault for batch in result for fault in batch.skipped)
     assert sorted(named) == [str(small_dataset / "train" / part) for part in ("hat/2.jpg", "skirt/3.jpg")]
     assert all(f"{file}: not a readable image" in fault for file, fault in named.items())
 

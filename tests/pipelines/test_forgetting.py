@@ -51,9 +51,7 @@ def same(a, b):
 def test_equals_a_loop_over_presentations_with_repeats_in_their_order(parts):
     tracker, seen = tracked(parts), histories(*parts)
     assert tracker.counts().tolist() == [forgotten(history) for history in seen]
-    assert tracker.presentations().tolist() == [len(history) for history in seen]
     assert tracker.learned().tolist() == [any(history) for history in seen]
-    assert tracker.first_learned().tolist() == [history.index(True) + 1 if any(history) else 0 for history in seen]
     unforgettable = [i for i, history in enumerate(seen) if any(history) and not forgotten(history)]
     assert tracker.unforgettable().tolist() == unforgettable
 
@@ -90,48 +88,15 @@ def test_among_equals_chance_decides_by_seed():
 
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 100))
-def test_what_is_kept_and_what_is_dropped_are_everything(samples, percent):
+def test_a_share_is_kept_of_the_most_forgotten(samples, percent):
     tracker = ForgettingTracker(samples)
     indices = torch.arange(samples)
     for step in range(3):
         tracker.update(indices, (indices * 7 + step) % 3 > 0)
     share = percent / 100
-    dropped, kept = tracker.drop(share, seed=1), tracker.keep(1 - share, seed=1)
-    assert torch.equal(torch.cat([dropped, kept]), tracker.ranking(seed=1))
-    assert abs(len(dropped) - share * samples) <= 0.5 + 1e-6
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.permutations(range(SAMPLES)), st.lists(st.booleans(), min_size=SAMPLES)), max_size=5))
-def test_merged_after_each_epoch_is_exact_though_samples_move_between_trackers(epochs):
-    parts, trackers = [], [ForgettingTracker(SAMPLES) for _ in range(2)]
-    for order, correct in epochs:
-        presented = [(index, correct[index]) for index in order]
-        parts.append(presented)
-        for rank, tracker in enumerate(trackers):
-            present(tracker, presented[rank::2])
-        assert trackers[0].merge(trackers[1]) == 0
-        trackers[1].load_state_dict(trackers[0].state_dict())
-    assert same(trackers[0], tracked(parts))
-
-
-def test_merged_once_at_the_end_misses_what_happened_between_trackers():
-    a, b = ForgettingTracker(1), ForgettingTracker(1)
-    for tracker, correct in ((a, True), (b, False), (a, True), (b, False)):  # forgotten twice
-        present(tracker, [(0, correct)])
-    assert a.merge(b) == 1  # and says that it doesn't know the order of one sample
-    assert a.counts().tolist() == [0]
-
-
-def test_a_sample_on_two_trackers_at_once_was_right_if_it_was_so_on_both():
-    for right_on_both in (True, False):
-        a, b = ForgettingTracker(2), ForgettingTracker(2)
-        present(a, [(0, True), (1, True)])
-        present(b, [(0, right_on_both)])
-        assert a.merge(b) == 1
-        assert a.presentations().tolist() == [2, 1]
-        present(a, [(0, False), (1, True)])
-        assert a.counts().tolist() == [int(right_on_both), 0]
+    kept = tracker.keep(share, seed=1)
+    assert torch.equal(kept, tracker.ranking(seed=1)[samples - len(kept) :])
+    assert abs(len(kept) - share * samples) <= 0.5 + 1e-6
 
 
 def test_ranks_together_count_what_one_process_counts():
@@ -139,9 +104,8 @@ def test_ranks_together_count_what_one_process_counts():
     for order, correct in forgetting_cases.epochs():
         alone.update(order, correct[order])
     assert alone.counts().sum() > 10
-    for state, unordered in launch(forgetting_cases.counted_by_ranks, forgetting_cases.RANKS):
+    for state in launch(forgetting_cases.counted_by_ranks, forgetting_cases.RANKS):
         assert state == alone.state_dict()["state"].tolist()
-        assert unordered == 0
 
 
 def test_one_rank_without_a_process_group_needs_no_other_loop():
@@ -149,7 +113,7 @@ def test_one_rank_without_a_process_group_needs_no_other_loop():
     tracker = ForgettingTracker(SAMPLES)
     for part in parts:
         present(tracker, part)
-        assert tracker.all_reduce() == 0
+        tracker.all_reduce()
     assert same(tracker, tracked(parts))
 
 
@@ -179,7 +143,7 @@ def test_logits_are_right_where_the_largest_is_the_labels_and_none_is_nan():
     assert same(by_logits, by_correct)
 
 
-def test_holds_16_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batch():
+def test_holds_few_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batch():
     class Counted(TorchDispatchMode):
         operations = 0
 
@@ -188,7 +152,7 @@ def test_holds_16_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batch
             return function(*args, **(kwargs or {}))
 
     tracker = ForgettingTracker(1000)
-    assert tracker.state_dict()["state"].nbytes == 16 * 1001
+    assert tracker.state_dict()["state"].nbytes == 16 * 1000
     steps = []
     for size in (2, 500):
         with Counted() as counted:
@@ -200,22 +164,10 @@ def test_holds_16_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batch
 INDICES, CORRECT = torch.tensor([0, 1]), torch.tensor([True, False])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.tensor([0, 5]), CORRECT), "index 5 is out of range; it must be from 0 to 4"),
-        ((torch.tensor([-1, 0]), CORRECT), "index -1 is out of range"),
-        ((INDICES.float(), CORRECT), r"indices are float32 of shape \(2,\); they must be integers of shape \(B,\)"),
-        ((INDICES[None], CORRECT[None]), r"indices are int64 of shape \(1, 2\)"),
-        ((CORRECT, CORRECT), "indices are bool"),
-        ((INDICES, CORRECT[:1]), r"correct is bool of shape \(1,\); it must be bool of shape \(2,\)"),
-        ((INDICES, CORRECT.float()), "correct is float32"),
-        ((INDICES,), "either correct, or logits and labels"),
-    ],
-)
-def test_bad_input_is_refused_and_counts_nothing(arguments, message):
+@pytest.mark.parametrize("arguments", [(INDICES[None], CORRECT[None]), (INDICES, CORRECT[:1]), (INDICES, INDICES)])
+def test_bad_input_is_refused_and_counts_nothing(arguments):
     tracker = ForgettingTracker(SAMPLES)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"both are \(B,\), and correct is bool"):
         tracker.update(*arguments)
     assert same(tracker, ForgettingTracker(SAMPLES))
 
@@ -226,8 +178,6 @@ def test_bad_input_is_refused_and_counts_nothing(arguments, message):
         ({"logits": torch.zeros(2, 3)}, "either correct, or logits and labels"),
         ({"logits": torch.zeros(2, 3), "labels": INDICES, "correct": CORRECT}, "either correct"),
         ({"correct": CORRECT, "labels": INDICES}, "either correct"),
-        ({"logits": torch.zeros(2), "labels": INDICES}, r"logits are float32 of shape \(2,\)"),
-        ({"logits": torch.zeros(2, 3), "labels": INDICES[:1]}, r"labels int64 of shape \(1,\)"),
     ],
 )
 def test_logits_and_labels_go_together(arguments, message):
@@ -235,27 +185,12 @@ def test_logits_and_labels_go_together(arguments, message):
         ForgettingTracker(SAMPLES).update(INDICES, **arguments)
 
 
-def test_trackers_that_do_not_belong_together_are_refused():
-    tracker = tracked([[(0, True)]])
-    with pytest.raises(ValueError, match="a tracker of 4 samples can't be merged into one of 5"):
-        tracker.merge(ForgettingTracker(4))
-    tracker.merge()
-    with pytest.raises(ValueError, match="went on from the same state"):
-        tracker.merge(ForgettingTracker(SAMPLES))
+def test_a_state_of_other_samples_is_refused():
     with pytest.raises(ValueError, match="the state is of 4 samples; this tracker has 5"):
-        tracker.load_state_dict(ForgettingTracker(4).state_dict())
-    with pytest.raises(ValueError, match="no 'base'"):
-        tracker.load_state_dict({"state": tracker.state_dict()["state"]})
-
-
-@pytest.mark.parametrize("samples", [0, -1, 2.0, True, 2**31])
-def test_a_number_of_samples_is_a_whole_number(samples):
-    with pytest.raises(ValueError, match="samples is"):
-        ForgettingTracker(samples)
+        ForgettingTracker(SAMPLES).load_state_dict(ForgettingTracker(4).state_dict())
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_is_from_0_to_1(share):
-    for method in (ForgettingTracker(SAMPLES).keep, ForgettingTracker(SAMPLES).drop):
-        with pytest.raises(ValueError, match="share is"):
-            method(share)
+    with pytest.raises(ValueError, match="share is"):
+        ForgettingTracker(SAMPLES).keep(share)

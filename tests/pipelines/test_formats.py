@@ -1,6 +1,5 @@
 """Every format gives back exactly what was written, in any order, split over any number of readers."""
 
-import itertools
 import pickle
 import tempfile
 from collections import Counter
@@ -186,26 +185,6 @@ def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(o
         orders.append([key for batch in loader for key in batch.keys])
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("done", [0, 1, 17, 100])
-def test_every_worker_of_a_stream_resumes_where_it_was(order, done, folders, monkeypatch):
-    reader = FORMATS["webdataset"].open_(folders["webdataset"])
-    first, resumed = (Stream(reader, order, buffer=7, seed=1, rank=1, world_size=2) for _ in range(2))
-    monkeypatch.setattr(ranks_module, "get_worker_info", lambda: SimpleNamespace(id=1, num_workers=2))
-    first.set_epoch(2)
-    whole = [sample.key for sample in first]
-    begun = [sample.key for sample in itertools.islice(iter(first), done)]
-    resumed.load_state_dict(state := first.state_dict())
-    assert begun + [sample.key for sample in resumed] == whole
-    resumed.set_epoch(2)
-    assert [sample.key for sample in resumed] == whole
-    with pytest.raises(ValueError, match="the state is of another stream; it differs in seed"):
-        Stream(reader, order, buffer=7, seed=2, rank=1, world_size=2).load_state_dict(state)
-    monkeypatch.setattr(ranks_module, "get_worker_info", lambda: None)
-    with pytest.raises(ValueError, match="the state is of worker 1 of 2"):
-        resumed.load_state_dict(state)
 
 
 def test_a_shuffled_stream_takes_shards_in_another_order(folders):

@@ -1,6 +1,7 @@
 """What is broken is named, and refused or skipped as the user chose; nothing is lost silently."""
 
 import io
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -18,7 +19,6 @@ from helpers.pipelines.formats.table import read
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
-INDEXED = [name for name in HERE if name in ("files", "webdataset", "tfrecord")]
 INDEX = {"files": "labels.csv", "webdataset": "00001.index", "tfrecord": "00001.tfindex"}
 COUNT = 12
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so(name, s
     try:
         reader = FORMATS[name].open_(folder, faults="skip")
     except FormatError as error:
-        assert name in ("mapped", "ffcv") and error.fault.file == str(file)  # without its tables nothing can be read
+        assert name == "mapped" and error.fault.file == str(file)  # without its tables nothing can be read
         return
     items = settled(reader)
     assert len(items) == COUNT
@@ -118,22 +118,20 @@ def test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so(name, s
     assert name == "files" or reader.faults[0].file == str(file)  # even if it was only padding that is gone
 
 
-@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("name", SHARDED)
 def test_a_missing_index_is_refused_skipped_or_built_as_asked(name, copy, originals):
     folder = copy(name)
     (folder / INDEX[name]).unlink()
     with pytest.raises(FormatError, match=f'{INDEX[name]}: no such .*index="build" makes one'):
         FORMATS[name].open_(folder)
-    if name in SHARDED:
-        reader = FORMATS[name].open_(folder, faults="skip")
-        assert [fault.file for fault in reader.faults] == [str(folder / INDEX[name])]
-        assert [sample.key for sample in reader.stream()] == [sample.key for sample in SAMPLES[:4] + SAMPLES[8:]]
+    reader = FORMATS[name].open_(folder, faults="skip")
+    assert [fault.file for fault in reader.faults] == [str(folder / INDEX[name])]
+    assert [sample.key for sample in reader.stream()] == [sample.key for sample in SAMPLES[:4] + SAMPLES[8:]]
     built = FORMATS[name].open_(folder, index="build")
     assert [sample.data.tobytes() for sample in built.stream()] == [sample.data.tobytes() for sample in SAMPLES]
     assert built.labels.tolist() == [sample.label for sample in SAMPLES]
-    if name in SHARDED:
-        assert list(built.keys) == [sample.key for sample in SAMPLES]
-        assert (folder / INDEX[name]).read_bytes() == (originals / name / INDEX[name]).read_bytes()
+    assert list(built.keys) == [sample.key for sample in SAMPLES]
+    assert (folder / INDEX[name]).read_bytes() == (originals / name / INDEX[name]).read_bytes()
     assert len(FORMATS[name].open_(folder)) == COUNT  # it is kept
 
 
@@ -151,6 +149,15 @@ def test_an_index_that_is_built_of_a_cut_shard_says_what_is_lost_and_is_not_kept
     assert [fault.file for fault in reader.faults] == [str(folder / shard)]
     assert [item.key for item in settled(reader)] == [sample.key for sample in SAMPLES[:last] + SAMPLES[8:]]
     assert not (folder / INDEX[name]).exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_pipe_among_the_shards_is_named_and_not_read(name, copy):
+    folder = copy(name)
+    os.mkfifo(folder / f"00003{file_with(folder, name, 0).suffix}")
+    with pytest.raises(FormatError, match=r"00003\.\w+: not a regular file"):
+        FORMATS[name].open_(folder)
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -310,12 +317,3 @@ def test_a_small_file_that_has_grown_is_not_read_whole(tmp_path):
         stream.truncate(6_300_000_000)  # all of it a hole
     write_table(tmp_path, ("0/a.jpg", 0, "a", 5, 0))
     assert small_files.open_(tmp_path, faults="skip")[0].what == "has 6300000000 bytes; the table says 5"
-
-
-def test_a_table_is_rebuilt_of_files_of_any_names(tmp_path):
-    (tmp_path / "3").mkdir()
-    for name in ('a"b.jpg', "c,d.JPEG", "e.png"):
-        (tmp_path / "3" / name).write_bytes(b"data")
-    small_files.open_(tmp_path, index="build")
-    samples = list(small_files.open_(tmp_path).stream())
-    assert [(sample.key, sample.label) for sample in samples] == [('a"b', 3), ("c,d", 3), ("e", 3)]

@@ -5,15 +5,12 @@ A hostile file takes no memory, runs nothing and reads nothing else.
 
 import errno
 import io
-import json
 import struct
 import tarfile
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.pipelines.formats import Fault, FormatError, Sample, small_files, table, tfrecord, webdataset
@@ -62,10 +59,10 @@ def content(reader):
     ("members", "expected"),
     [
         ({"v1.0/a.jpg": JPEGS[1], "v1.0/a.cls": b"1", "p.JPEG": JPEGS[3], "p.cls": b"3\n"}, {"v1.0/a": 1, "p": 3}),
-        ({"a.png": PNGS[1], "a.cls": b"1", "b.jpg": JPEGS[2], "b.png": PNGS[0], "b.cls": b"2"}, {"a": 1, "b": 2}),
+        ({"a.png": PNGS[1], "a.cls": b"1", "b.jpg": JPEGS[2], "b.cls": b"2"}, {"a": 1, "b": 2}),
         ({"a.jpg": JPEGS[0], "README": b"none", "._a.jpg": b"none", "a.cls": b"0"}, {"a": 0}),
     ],
-    ids=["folders and capitals", "a PNG, and a mask", "other files"],
+    ids=["folders and capitals", "a PNG", "other files"],
 )
 def test_shards_of_any_names_are_read(members, expected, library, tmp_path):
     if library:
@@ -114,37 +111,23 @@ def test_a_folder_of_compressed_shards_alone_says_so(module, name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label_from", "label"), [(None, 1), ("cls", 1), ("class.txt", 2), ("json", 3), ("json.label", 3), ("json.id", 4)]
-)
-def test_the_label_is_read_from_where_it_is_said_to_be(label_from, label, tmp_path):
-    about = json.dumps({"label": 3, "id": 4}).encode()
-    write_tar(tmp_path / "x.tar", **{"a.jpg": JPEGS[0], "a.cls": b"1", "a.class.txt": b" 2\n", "a.json": about})
-    assert build(tmp_path, label_from=label_from)[0].label == label
-    with pytest.raises(FormatError, match=r"labels are from .*delete it"):
-        webdataset.open_(tmp_path, label_from="other")
-    assert webdataset.open_(tmp_path)[0].label == label
-
-
-@pytest.mark.parametrize(
-    ("members", "label_from", "reason"),
+    ("members", "reason"),
     [
-        ({}, None, r"has no label: no \.cls or \.json; label_from= names another"),
-        ({"txt": b"a dog"}, "cls", r"has no label: no \.cls"),
-        ({"txt": b"a dog"}, "txt", r"has no label in \.txt \(ValueError"),
-        ({"json": b"{}"}, None, r"has no label in \.json \(KeyError: 'label'\); label_from= names another"),
-        ({"json": b"[1, 2]"}, None, r"has no label in \.json \(TypeError"),
-        ({"json": b'{"a": ' + b"[" * 200_000}, None, r"has no label in \.json \(RecursionError"),
-        ({"json": b'{"label": 1.5}'}, None, "no 64-bit integer"),
-        ({"cls": b"9" * 30}, None, "no 64-bit integer"),
-        ({"jpeg": JPEGS[1], "cls": b"1"}, None, "has 2 members of .jpg, .jpeg, .npy, .png"),
+        ({}, r"has no label: no \.cls or \.json"),
+        ({"cls": b"a dog"}, r"has no label in \.cls \(JSONDecodeError"),
+        ({"json": b"{}"}, r"has no label in \.json \(KeyError: 'label'\)"),
+        ({"json": b"[1, 2]"}, r"has no label in \.json \(TypeError"),
+        ({"json": b'{"label": 1.5}'}, "no 64-bit integer"),
+        ({"cls": b"9" * 30}, "no 64-bit integer"),
+        ({"jpeg": JPEGS[1], "cls": b"1"}, "has 2 members of .jpg, .jpeg, .npy, .png"),
     ],
 )
-def test_a_sample_without_a_label_is_named_and_the_others_are_read(members, label_from, reason, tmp_path):
+def test_a_sample_without_a_label_is_named_and_the_others_are_read(members, reason, tmp_path):
     bad = {"a.jpg": JPEGS[0], **{f"a.{suffix}": data for suffix, data in members.items()}}
-    write_tar(tmp_path / "x.tar", **bad, **GOOD | {"ok.txt": b"5"})
+    write_tar(tmp_path / "x.tar", **bad, **GOOD)
     with pytest.raises(FormatError, match=rf"x\.tar: sample 'a' .*{reason}"):
-        build(tmp_path, label_from=label_from)
-    reader = build(tmp_path, label_from=label_from, faults="skip")
+        build(tmp_path)
+    reader = build(tmp_path, faults="skip")
     assert [fault.file for fault in reader.faults] == [str(tmp_path / "x.tar")]
     assert [sample.key for sample in reader.stream()] == ["ok"]
     assert not list(tmp_path.glob("*.index"))  # of a shard with faults none is saved
@@ -168,86 +151,24 @@ def test_shards_of_pictures_and_of_tokens_are_no_data_set(tmp_path):
         build(tmp_path)
 
 
-def claiming(name, size, kind=tarfile.REGTYPE):
-    """A member whose header claims a size, in the notation of sizes that eight octal digits cannot hold."""
-    header = bytearray(member(name, type=kind)[0].tobuf(tarfile.GNU_FORMAT))
-    digits = (size + (256**11 if size < 0 else 0)).to_bytes(11, "big")
-    header[124:136] = digits.rjust(12, b"\xff" if size < 0 else b"\x80")
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
-
-
-SPARSE = {
-    "GNU.sparse.major": "1",
-    "GNU.sparse.minor": "0",
-    "GNU.sparse.name": "a.jpg",
-    "GNU.sparse.realsize": f"{HUGE}",
-}
-HOSTILE = {
-    "hard link to itself": ([member("a.jpg", type=tarfile.LNKTYPE, linkname="a.jpg")], "is a link"),
-    "symbolic link": ([member("a.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "is a link"),
-    "sparse": ([member("a.jpg", b"0\n".ljust(512, b"\0"), pax_headers=SPARSE)], "or a sparse file"),
-    "twice": ([member("a.jpg", b"data"), member("a.jpg", b"data")], "is there twice"),
-    "name that is no text": ([member("\udcff.jpg", b"data"), member("\udcff.cls", b"1")], "sample"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_member_of_a_tar_is_named_and_costs_only_its_sample(name, tmp_path):
-    members, reason = HOSTILE[name]
-    write_tar(tmp_path / "x.tar", *members, member("a.cls", b"1"), format=tarfile.PAX_FORMAT, **GOOD)
-    tracemalloc.start()
-    with pytest.raises(FormatError, match=rf"x\.tar: .*{reason}"):
-        build(tmp_path)
-    reader = build(tmp_path, faults="skip")
-    assert tracemalloc.get_traced_memory()[1] < 20e6
-    tracemalloc.stop()
-    assert [(sample.key, sample.label) for sample in reader.stream()] == [("ok", 5)]
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        (claiming("a.jpg", HUGE), f"{HUGE} bytes, beyond the end"),
-        (claiming("a.jpg", -512), "has -512 bytes"),
-        (claiming("././@LongLink", HUGE, tarfile.GNUTYPE_LONGNAME), "a header of"),
-        (tarfile.TarInfo.create_pax_global_header({"a": "b"}) * 2000, "recursion"),
-        (b"x" * 512, "no end mark"),
-    ],
-)
-def test_a_header_that_claims_any_size_is_a_fault_of_its_file_at_once(header, reason, tmp_path):
+def test_a_member_that_claims_more_bytes_than_the_file_has_is_a_fault_of_its_file(tmp_path):
+    claiming = member("a.jpg")[0]
+    claiming.size = 6_300_000_000
     write_tar(tmp_path / "x.tar", **GOOD)
     end = (tmp_path / "x.tar").read_bytes().rstrip(b"\0")
     end = end.ljust(-(-len(end) // 512) * 512, b"\0")
-    (tmp_path / "x.tar").write_bytes(end + header + b"data".ljust(512, b"\0") + bytes(1024))
-    with pytest.raises(FormatError, match=rf"x\.tar: truncated or damaged \(.*{reason}"):
+    (tmp_path / "x.tar").write_bytes(end + claiming.tobuf(tarfile.GNU_FORMAT) + bytes(1536))
+    with pytest.raises(FormatError, match=r"x\.tar: truncated or damaged \(.*beyond the end"):
         build(tmp_path)
     reader = build(tmp_path, faults="skip")
     assert len(reader.faults) == 1 and [sample.key for sample in reader.stream()] == ["ok"]
 
 
-changes = st.tuples(
-    st.integers(0, 3071), st.binary(min_size=1, max_size=12) | st.sampled_from([b"\xff" * 12, b"L", b"x"])
-)
-
-
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=st.lists(changes, min_size=1, max_size=3))
-def test_a_tar_with_any_bytes_is_read_or_named(changes, tmp_path):
-    write_tar(tmp_path / "x.tar", format=tarfile.PAX_FORMAT, **GOOD)
-    raw = bytearray((tmp_path / "x.tar").read_bytes())
-    for at, written in changes:
-        raw[at : at + len(written)] = written
-    for at in range(0, 3072, 512):  # headers with right checksums
-        raw[at + 148 : at + 156] = b" " * 8
-        raw[at + 148 : at + 156] = b"%06o\0 " % sum(raw[at : at + 512])
-    (tmp_path / "x.tar").write_bytes(raw)
-    (tmp_path / "x.index").unlink(missing_ok=True)
-    try:
-        assert [type(item) for item in build(tmp_path, faults="skip").stream()] == [Sample]
-    except FormatError as error:
-        assert "x.tar" in str(error)
+def test_a_link_in_a_tar_is_not_read(tmp_path):
+    link = member("a.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+    write_tar(tmp_path / "x.tar", link, member("a.cls", b"1"), **GOOD)
+    with pytest.raises(FormatError, match=r"sample 'a' has no members of"):
+        build(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,10 @@ def test_the_command_draws_and_marks_a_profile_that_it_parses_once(name, tmp_pat
     ours = json.loads(written[1].read_bytes())["traceEvents"][: -len(theirs)]
     check_slices(ours)
     assert {e["args"]["name"] for e in ours if e["name"] == "process_name"} == {"diagnosis"}
+
+
+def test_control_characters_of_a_name_are_not_in_the_page():
+    trace = parse(steps("\x1b[31mred\x07\x9b").events)
+    html = page(diagnosis(), trace)
+    assert "[31mred" in html
+    assert not set(html) & {"\x1b", "\x07", "\x9b"}

@@ -10,7 +10,7 @@ from profiling.synthetic import Synthetic, parse
 from torch import nn
 from torch.profiler import profile, record_function, schedule
 
-from helpers.profiling import diagnose
+from helpers.profiling import diagnose, trace_file
 from helpers.profiling import trace as kinds
 from helpers.profiling.account import device_account, timeline
 from helpers.profiling.call_sites import call_sites
@@ -290,3 +290,25 @@ class Frame:
 def test_names_of_code_that_is_gone_are_left_out():
     tree = SimpleNamespace(experimental_event_tree=lambda: [Frame(), Frame("step")])
     assert call_sites(tree, 0)("step", 2.0) == "loop.py(3): train"
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000], ids=["above floats", "thousands of digits"])
+def test_an_event_with_a_number_beyond_reason_is_left_out_and_counted(number, tmp_path):
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": %s, "dur": 2, "pid": 1, "tid": 1}'
+    (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event % 1}, {event % number}]}}')
+    trace = read_trace(tmp_path / "trace.json")
+    assert len(names(trace)) == 1
+    assert any("left out" in note.text for note in trace.notes)
+
+
+def test_json_that_is_nested_without_end_is_named_so(tmp_path):
+    (tmp_path / "deep.json").write_text('{"traceEvents": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match="is no trace: its JSON is nested too deeply"):
+        read_trace(tmp_path / "deep.json")
+
+
+def test_a_file_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_file, "LARGEST", 10_000)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 20_000))
+    with pytest.raises(ValueError, match="is larger than"):
+        read_trace(tmp_path / "bomb.json.gz")

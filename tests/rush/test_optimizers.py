@@ -11,7 +11,7 @@ from helpers.rush import optimizers
 def weights(variant, steps=2, **options):
     torch.manual_seed(0)
     weight = torch.randn(16, 256, requires_grad=True)  # torchao's state is in 8 bits from 4,096 numbers on
-    optimizer = optimizers.build(variant, [weight], lr=0.1, weight_decay=0.3, **options)
+    optimizer = optimizers.build_optimizer(variant, [weight], lr=0.1, weight_decay=0.3, **options)
     for _ in range(steps):
         weight.grad = torch.randn_like(weight)
         optimizer.step()
@@ -33,4 +33,4 @@ def test_with_8_bits_of_state_the_first_step_is_adamws_and_the_state_is_small(mo
 
 def test_an_unknown_variant_is_refused():
     with pytest.raises(ValueError, match="variant is 'adam'; valid: 'for-loop', "):
-        optimizers.build("adam", [])
+        optimizers.build_optimizer("adam", [])

@@ -19,7 +19,7 @@ from helpers.rush.setup import LADDERS
 CPU = torch.device("cpu")
 TINY = Setup(model="tiny", sequence=16)
 TIMES = ["tokens_per_s", "step_ms", "p20_ms", "p80_ms", "n"]
-ROW = [*TIMES, "peak_gib", "mfu", "product_tflops", "matmul_share", "compile_s", "loss", "text"]
+ROW = [*TIMES, "peak_gib", "mfu", "product_library", "product_tflops", "matmul_share", "compile_s", "loss", "text"]
 
 
 def tiny(**changes):
@@ -212,7 +212,7 @@ def test_operations_are_counted_by_the_convention():
 
 def test_mfu_is_against_the_vendors_peak(monkeypatch):
     monkeypatch.setattr("helpers.rush.rates.device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: 780e12)
+    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: ("BLAS", 780e12))
     actual = shares(Setup(precision="bf16"), 72_200)
     assert actual["mfu"] == pytest.approx(0.600, abs=1e-3)
     assert actual["matmul_share"] == pytest.approx(actual["mfu"] * 989 / 780)
@@ -225,7 +225,7 @@ def test_mfu_is_against_the_vendors_peak(monkeypatch):
 def test_a_peer_walks_our_curve_or_says_why_not(variant, reference):
     if reason := missing_because(*peers.needs(variant)):
         with pytest.raises(ValueError, match=reason):
-            peers.build(variant, TINY)
+            peers.training_step(variant, TINY)
     elif "compile" not in variant:
-        step, tokens = peers.build(variant, TINY), fixed_tokens(TINY)
+        step, tokens = peers.training_step(variant, TINY), fixed_tokens(TINY)
         assert [float(step(next(tokens))) for _ in range(6)] == pytest.approx(reference, abs=1e-4)

@@ -27,9 +27,9 @@ def test_a_compiled_graph_gives_the_same_and_keeps_the_same(level, frozen):
     learning = [p for p in layer.parameters() if p.requires_grad]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x, l = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16)
-    found = torch.autograd.grad(compiled(x), [x, *learning], l)
+    result = torch.autograd.grad(compiled(x), [x, *learning], l)
     expected = torch.autograd.grad(layer(x), [x, *learning], l)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(result, expected, strict=True):
         assert relative_error(a, b) < 1e-6
     if not frozen:
         counted = saved_bytes(lambda: compiled(x), without=layer.parameters())
@@ -41,9 +41,9 @@ def test_the_default_backend_with_operations_around_it():
     layer = MemoryOptimizedSwigluMLP(16, 48, 1)
     compiled = torch.compile(lambda x: layer(x.sin()).cos() * 2, fullgraph=True)
     x, l = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
-    found = gradients(compiled, layer, x, l)
+    result = gradients(compiled, layer, x, l)
     expected = gradients(lambda x: layer(x.sin()).cos() * 2, layer, x, l)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(result, expected, strict=True):
         assert relative_error(a, b) < 1e-5
 
 
@@ -53,6 +53,6 @@ def test_autocast_and_changing_shapes_inside_compile():
     for tokens in (3, 8, 20):
         x = torch.randn(tokens, 16, requires_grad=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found, expected = compiled(x), layer(x)
-        assert found.dtype == torch.bfloat16
-        assert relative_error(found, expected) < 1e-2
+            result, expected = compiled(x), layer(x)
+        assert result.dtype == torch.bfloat16
+        assert relative_error(result, expected) < 1e-2

@@ -28,8 +28,8 @@ def tensors(elements, dtype, count):
     return [torch.randn(elements).mul(2).to(dtype) for _ in range(count)]
 
 
-def assert_same(found, expected, tolerance):
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_same(result, expected, tolerance):
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape
         assert relative_error(ours, theirs) <= tolerance
@@ -44,9 +44,9 @@ def test_forward(dtype, elements):
     assert_same([triton_kernels.activate(g, u)], [z], DTYPES[dtype])
     assert_same(triton_kernels.activate_keeping(g, u), elementwise.activate_keeping(g, u), DTYPES[dtype])
     over = g.clone()
-    found = triton_kernels.activate(over, u, overwrite=True)
-    assert found is over
-    assert_same([found], [z], DTYPES[dtype])
+    result = triton_kernels.activate(over, u, overwrite=True)
+    assert result is over
+    assert_same([result], [z], DTYPES[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,9 +59,9 @@ def test_backward(dtype, overwrite, elements):
     for name, saved in (("differentiate", (g, u)), ("differentiate_saved", (g, s, u))):
         expected = getattr(elementwise, name)(dz.clone(), *saved)
         copies = [tensor.clone() for tensor in saved]
-        found = getattr(triton_kernels, name)(dz.clone(), *copies, overwrite)
-        assert_same(found, expected, DTYPES[dtype])
-        assert (found[0] is copies[0] and found[1] is copies[-1]) == overwrite
+        result = getattr(triton_kernels, name)(dz.clone(), *copies, overwrite)
+        assert_same(result, expected, DTYPES[dtype])
+        assert (result[0] is copies[0] and result[1] is copies[-1]) == overwrite
         assert overwrite or all(map(torch.equal, copies, saved))
 
 
@@ -77,8 +77,8 @@ def test_8_bits(dtype, elements):
     assert_same([found_z, triton_kernels.activate_packing(g, u)[0]], [z, z], DTYPES[dtype])
     for ours, theirs in zip(found_kept, kept, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1 if ours.dtype == torch.int8 else 0, rtol=1e-6)
-    found = triton_kernels.differentiate_packed(dz.clone(), kept)
-    assert_same(found, elementwise.differentiate_packed(dz.clone(), kept), DTYPES[dtype])
+    result = triton_kernels.differentiate_packed(dz.clone(), kept)
+    assert_same(result, elementwise.differentiate_packed(dz.clone(), kept), DTYPES[dtype])
 
 
 @settings(max_examples=50, deadline=None)
@@ -87,9 +87,9 @@ def test_packing_is_off_by_half_a_step_at_most(elements, scale, seed):
     values = torch.randn(elements, generator=torch.Generator().manual_seed(seed)) * scale
     packed, steps_of = pack(values)
     assert packed.dtype == torch.int8
-    found = unpack(packed, steps_of, torch.float32)
+    result = unpack(packed, steps_of, torch.float32)
     allowed = steps_of.repeat_interleave(GROUP)[:elements] * 0.5001
-    assert bool(((found - values).abs() <= allowed).all())
+    assert bool(((result - values).abs() <= allowed).all())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy, on these very values
@@ -145,21 +145,21 @@ def test_selective_checkpointing_that_holds_products_gets_them_unchanged(interpr
     y = checkpoint(
         layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, keep_products)
     )
-    found = torch.autograd.grad(y, [x, layer.W, layer.V, layer.U], l)
+    result = torch.autograd.grad(y, [x, layer.W, layer.V, layer.U], l)
     expected = torch.autograd.grad(layer(x), [x, layer.W, layer.V, layer.U], l)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert relative_error(ours, theirs) < 1e-5
 
 
 @pytest.mark.parametrize("level", [0, 2])
 def test_whoever_still_needs_what_backward_wrote_over_is_told(interpreted, level):
     layer = MemoryOptimizedSwigluMLP(24, 80, level)
-    held = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+    bytes_held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: bytes_held.append(t) or t, lambda t: t):
         y = layer(torch.randn(7, 24, requires_grad=True))
-    versions = [t._version for t in held]
+    versions = [t._version for t in bytes_held]
     y.sum().backward()
-    assert sum(t._version > before for t, before in zip(held, versions, strict=True)) >= 2
+    assert sum(t._version > before for t, before in zip(bytes_held, versions, strict=True)) >= 2
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -226,10 +226,8 @@ def test_a_wrong_size_is_named(size):
     [
         (torch.randn(2, 15), r"x has shape \(2, 15\); its last dimension must be the hidden size, 16"),
         (torch.tensor(1.0), r"x has shape \(\)"),
-        ([1.0] * 16, "x is a list; it must be a tensor"),
-        (torch.randn(2, 16).bfloat16(), "mixed dtypes: x torch.bfloat16, W torch.float32"),
-        (torch.randn(2, 16, device="meta"), "mixed devices: x meta, W cpu"),
-        (torch.ones(2, 16, dtype=torch.int64), r"dtypes x torch.int64.*allowed: torch.float16"),
+        (torch.randn(2, 16).bfloat16(), "dtypes torch.bfloat16, torch.float32; x and the weights must have one of"),
+        (torch.ones(2, 16, dtype=torch.int64), "dtypes torch.float32, torch.int64; x and the weights"),
     ],
 )
 def test_a_wrong_input_is_named(x, message):

@@ -80,23 +80,3 @@ def test_onnx_runs_it(tmp_path):
     session = runtime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), layer(x).detach(), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("frozen", ["", "WV", "WVU"])
-def test_batched_gradients_are_those_of_one_after_the_other(level, frozen):
-    layer = MemoryOptimizedSwigluMLP(16, 48, level)
-    for name in frozen:
-        getattr(layer, name).requires_grad_(False)
-    x = torch.randn(3, 5, 16, requires_grad=True)
-    wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
-    many = torch.randn(4, 3, 5, 16)
-    y = layer(x)
-    one_by_one = [torch.autograd.grad(y, wanted, l, retain_graph=True) for l in many]
-    mapped = torch.func.vmap(lambda l: torch.autograd.grad(y, wanted, l, retain_graph=True))(many)
-    batched = torch.autograd.grad(y, wanted, many, is_grads_batched=True)
-    for found in (batched, mapped):
-        for place, gradient in enumerate(found):
-            torch.testing.assert_close(
-                gradient, torch.stack([each[place] for each in one_by_one]), atol=1e-5, rtol=1e-4
-            )

@@ -2,7 +2,6 @@ import codecs
 import shutil
 import sys
 import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +64,8 @@ def test_the_flat_array_holds_what_a_list_of_samples_holds(lines, file):
         assert all((vocab.encode(tokens) == sample).all() for tokens, sample in zip(expected, text, strict=True))
 
 
-def test_a_folder_a_folder_in_it_and_a_zip_hold_the_same_text(file, tmp_path):
-    packed = tmp_path / "packed" / "wikitext-103-raw-v1.zip"
-    packed.parent.mkdir()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.write(file, "wikitext-103-raw/wiki.valid.raw")
-    for path in (file.parent, tmp_path, packed, packed.parent):
+def test_a_folder_and_a_folder_in_it_hold_the_same_text(file, tmp_path):
+    for path in (file.parent, tmp_path):
         text = WikiText("validation", path)
         assert words(text) == SAMPLES
         assert text.source == "WikiText-103 raw, validation split"
@@ -165,19 +160,10 @@ def test_a_damaged_text_is_named_and_nothing_is_cached(content, message, file, c
     assert not cache.exists()
 
 
-def test_a_damaged_zip_is_named(file, tmp_path):
-    packed = tmp_path / "a.zip"
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.write(file, "wiki.valid.raw")
-    with pytest.raises(TextError, match=r"a.zip: has no train split"):
-        WikiText("train", packed)
-    good = packed.read_bytes()
-    packed.write_bytes(good.replace(b"cat", b"rat"))
-    with pytest.raises(TextError, match=r"wiki\.valid\.raw cannot be unpacked"):
-        WikiText("validation", packed)
-    packed.write_bytes(good[:-30])
-    with pytest.raises(TextError, match="not a whole zip file"):
-        WikiText("validation", packed)
+def test_a_zip_is_to_be_unpacked_first(tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    with pytest.raises(TextError, match=r"a\.zip: a zip; unpack it"):
+        WikiText("validation", tmp_path / "a.zip")
 
 
 def test_what_is_not_there_is_named(file, tmp_path):

@@ -27,15 +27,15 @@ def cache(tmp_path_factory):
 
 @pytest.mark.parametrize("fixes", [SLOW, CLOTHES.fixed], ids=["slow", "fixed"])
 def test_a_run_says_what_it_took_and_what_was_learned(fixes):
-    found = CLOTHES.run(fixes, epochs=2)
-    assert (found["steps"], found["n"], found["skipped_files"]) == (8, 4, 0)
-    assert found["source"] == "generated garments 100×133, 4 classes, seed 0"
-    assert found["images_per_s"] == pytest.approx(16e3 / found["iteration_mean_ms"])
-    assert found["validation_accuracy"] * 32 == pytest.approx(round(found["validation_accuracy"] * 32))
+    result = CLOTHES.run(fixes, epochs=2)
+    assert (result["steps"], result["n"], result["skipped_files"]) == (8, 4, 0)
+    assert result["source"] == "generated garments 100×133, 4 classes, seed 0"
+    assert result["images_per_s"] == pytest.approx(16e3 / result["iteration_mean_ms"])
+    assert result["validation_accuracy"] * 32 == pytest.approx(round(result["validation_accuracy"] * 32))
 
 
 def test_a_photo_teaches_the_model_what_garment_it_shows():
-    found = CLOTHES.run(
+    result = CLOTHES.run(
         CLOTHES.fixed - {"bf16"},
         classes=3,
         samples=180,
@@ -44,7 +44,7 @@ def test_a_photo_teaches_the_model_what_garment_it_shows():
         learning_rate=2e-3,
         dropout=0.0,
     )
-    assert found["validation_accuracy"] > 0.5  # by chance 0.33
+    assert result["validation_accuracy"] > 0.5  # by chance 0.33
 
 
 # Broken files
@@ -70,11 +70,11 @@ def damaged(tmp_path):
 def test_broken_files_are_skipped_named_and_counted_at_the_end(fixes, damaged):
     folder, names = damaged
     with pytest.warns(UserWarning, match=r"4 image files could not be read and were skipped: .*\.jpg, …") as caught:
-        found = CLOTHES.run(fixes, path=folder, epochs=2, batch_size=4)
-    assert found["skipped_files"] == 4
+        result = CLOTHES.run(fixes, path=folder, epochs=2, batch_size=4)
+    assert result["skipped_files"] == 4
     assert any(str(name) in str(caught[0].message) for name in names)
-    assert found["steps"] == (6 if "decode_once" in fixes or "photos_on_device" in fixes else 8)
-    assert found["validation_accuracy"] * 7 == pytest.approx(round(found["validation_accuracy"] * 7))
+    assert result["steps"] == (6 if "decode_once" in fixes or "photos_on_device" in fixes else 8)
+    assert result["validation_accuracy"] * 7 == pytest.approx(round(result["validation_accuracy"] * 7))
 
 
 def test_a_folder_of_nothing_but_broken_files_is_an_error(damaged):
@@ -115,8 +115,8 @@ def test_the_collected_metric_grows_and_the_streaming_one_does_not():
         for step in range(10):
             metrics.update(torch.randn(8, 4), torch.randint(4, (8,)))
             if step in (0, 9):
-                held = [value for value in vars(metrics).values() if not isinstance(value, int)]
-                arrays = [array for value in held for array in (value if isinstance(value, list) else [value])]
+                bytes_held = [value for value in vars(metrics).values() if not isinstance(value, int)]
+                arrays = [array for value in bytes_held for array in (value if isinstance(value, list) else [value])]
                 sizes.setdefault(type(metrics).__name__, []).append(sum(array.nbytes for array in arrays))
     assert sizes["CollectedMetrics"][1] == 10 * sizes["CollectedMetrics"][0]
     assert sizes["StreamingMetrics"][1] == sizes["StreamingMetrics"][0] == 8 * 16

@@ -39,15 +39,15 @@ def capacity():
 
 @pytest.mark.parametrize("fixes", [SLOW, LANGUAGE.fixed], ids=["slow", "fixed"])
 def test_a_run_counts_real_tokens_and_padding(fixes):
-    found = LANGUAGE.run(fixes, epochs=2)
-    steps = found["steps"] // 2
+    result = LANGUAGE.run(fixes, epochs=2)
+    steps = result["steps"] // 2
     assert steps == (6 if fixes == SLOW else math.ceil(real_tokens(all_of_it=True) / capacity()))
-    assert found["source"] == "synthetic text, seed 0"
-    assert found["real_tokens_per_s"] == pytest.approx(real_tokens() / steps / found["iteration_mean_ms"] * 1e3)
+    assert result["source"] == "synthetic text, seed 0"
+    assert result["real_tokens_per_s"] == pytest.approx(real_tokens() / steps / result["iteration_mean_ms"] * 1e3)
     positions = steps * (4 * 192 if fixes == SLOW else capacity())
-    assert found["padding_share"] == pytest.approx(1 - real_tokens() / positions)
-    assert 0 <= found["validation_accuracy"] <= 1
-    assert found["validation_loss"] < math.log(512)
+    assert result["padding_share"] == pytest.approx(1 - real_tokens() / positions)
+    assert 0 <= result["validation_accuracy"] <= 1
+    assert result["validation_loss"] < math.log(512)
 
 
 def test_a_packed_batch_has_the_loss_of_its_samples_alone():
@@ -80,8 +80,8 @@ def test_a_batch_larger_than_the_data_is_packed_as_long_as_the_data():
 
 def test_a_text_teaches_the_model_what_follows_what():
     size = {"samples": 320, "validation_samples": 60, "vocab_size": 99, "max_length": 32, "layers": 1, "batch_size": 8}
-    found = LANGUAGE.run(CLEAN, epochs=4, dropout=0.0, learning_rate=2e-2, **size)
-    assert found["validation_loss"] < 3.72 - 1  # nats: the entropy of the words' frequencies
+    result = LANGUAGE.run(CLEAN, epochs=4, dropout=0.0, learning_rate=2e-2, **size)
+    assert result["validation_loss"] < 3.72 - 1  # nats: the entropy of the words' frequencies
 
 
 @settings(max_examples=20, deadline=None)
@@ -105,10 +105,10 @@ def test_wikitext_is_learned_from_where_it_is_given(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HELPERS_CACHE", str(tmp_path / "cache"))
         train, validation = open_texts(tmp_path, 10, 5, 99)
-        found = LANGUAGE.run(LANGUAGE.fixed - {"workers"}, path=tmp_path, samples=10)
+        result = LANGUAGE.run(LANGUAGE.fixed - {"workers"}, path=tmp_path, samples=10)
     assert (len(train), len(validation)) == (10, 1)
     assert train.vocab == validation.vocab
-    assert found["source"] == train.source
+    assert result["source"] == train.source
     for text in (train, validation):
         for line, sample in zip(Lines(text), text, strict=True):
             np.testing.assert_array_equal(line, sample)

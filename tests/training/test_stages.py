@@ -21,7 +21,7 @@ from helpers.training.stages import (
     PRECISION,
     PROFILED,
     STAGES,
-    build,
+    build_trainer,
     environment,
     run,
 )
@@ -35,9 +35,9 @@ def test_each_fix_of_the_pipeline_is_in_exactly_one_stage_but_bf16_which_mixed_p
 
 
 def test_stages_switch_on_what_they_say():
-    plain = build(frozenset(), preset="small", **FAST)
-    assert plain.scaler is None and plain.precision.name == "fp32" and not plain.fixes
-    mixed = build(frozenset({MIXED, FUSED}), preset="small", **FAST)
+    plain = build_trainer(frozenset(), preset="small", **FAST)
+    assert plain.scaler is None and plain.precision.name == "fp32" and plain.faults == LANGUAGE.faults([])
+    mixed = build_trainer(frozenset({MIXED, FUSED}), preset="small", **FAST)
     assert mixed.scaler is None and mixed.precision.dtype == torch.bfloat16
     assert mixed.optimizer.defaults["fused"] and not plain.optimizer.defaults["fused"]
 
@@ -56,14 +56,14 @@ def test_the_allocators_stage_is_an_environment_that_a_process_starts_with():
 
 
 def test_the_constant_guess_is_the_most_frequent_target_of_validation():
-    trainer = build(frozenset(), preset="small", **FAST)
+    trainer = build_trainer(frozenset(), preset="small", **FAST)
     targets = [token for batch in trainer.task.validation() for token in batch.targets.flatten().tolist() if token]
     most = max(targets.count(token) for token in set(targets))
     assert guess_scores(trainer.task)["guess_accuracy"] == pytest.approx(most / len(targets))
 
 
 def test_the_learning_rate_rises_and_falls():
-    trainer, rates = build(frozenset(), preset="small", **FAST), []
+    trainer, rates = build_trainer(frozenset(), preset="small", **FAST), []
     schedule = staircase._schedule(trainer, 10)
     for number in range(20):
         schedule(loop.Step(number, None, None, None))
@@ -180,9 +180,9 @@ def test_without_torchtext_a_row_says_so(no_torchtext, tmp_path, capsys):
 
     assert main(["measure", "summary/stages", "--preset", "small", "--results", str(tmp_path)]) == 1
     (file,) = tmp_path.rglob("stages.csv")
-    found = records.read_rows(file)
-    assert len(found) == len(stages.configurations("small"))
-    assert all("tokenising needs torchtext: pip install torchtext==0.6.0" in row["status"] for row in found)
+    result = records.read_rows(file)
+    assert len(result) == len(stages.configurations("small"))
+    assert all("tokenising needs torchtext: pip install torchtext==0.6.0" in row["status"] for row in result)
     assert "configurations failed: the status column says why" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -205,7 +205,9 @@ def test_norms_stay_torchs_where_ours_would_not_run():
     if torch.cuda.is_available():
         pytest.skip("ours run here")
     norms = [
-        m for m in build(frozenset({FUSED}), preset="small", **FAST).model.modules() if isinstance(m, nn.LayerNorm)
+        m
+        for m in build_trainer(frozenset({FUSED}), preset="small", **FAST).model.modules()
+        if isinstance(m, nn.LayerNorm)
     ]
     assert norms and all(type(norm) is nn.LayerNorm for norm in norms)
 

@@ -82,9 +82,9 @@ def test_a_speed_only_fault_in_a_clean_loop_changes_no_number_either(name, fix):
 
 @pytest.mark.parametrize(("name", "fix"), [(name, fix) for name, fix in EAGER if BY_NAME[name][fix].changes])
 def test_a_fix_that_is_said_to_change_something_does(name, fix):
-    (found, seen), (slow, slow_seen) = observe(name, frozenset({fix})), observe(name, SLOW)
-    assert found["steps"] == 3
-    assert found["train_loss"] == pytest.approx(slow["train_loss"], rel=0.1)
+    (result, seen), (slow, slow_seen) = observe(name, frozenset({fix})), observe(name, SLOW)
+    assert result["steps"] == 3
+    assert result["train_loss"] == pytest.approx(slow["train_loss"], rel=0.1)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(seen, slow_seen, atol=1e-6, rtol=1e-4)
 
@@ -101,9 +101,9 @@ def test_compile_leaves_loss_and_gradients_as_they_are(name, monkeypatch):
 @settings(max_examples=8, deadline=None)
 @given(fixes=st.sets(st.sampled_from(sorted(LANGUAGE.fixed - {"workers"}))))
 def test_any_subset_of_the_fixes_runs(fixes):
-    found = LANGUAGE.run(fixes, steps=1)
-    assert found["steps"] == 1
-    assert found["train_loss"] == pytest.approx(math.log(499), rel=0.1)  # nothing is learned yet
+    result = LANGUAGE.run(fixes, steps=1)
+    assert result["steps"] == 1
+    assert result["train_loss"] == pytest.approx(math.log(499), rel=0.1)  # nothing is learned yet
 
 
 def profiled(subject, fixes, schedule, **options):
@@ -128,9 +128,9 @@ def test_a_diagnosis_finds_what_is_planted_and_nothing_else(fixes, planted):
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
     profilers, profile = profiled(LANGUAGE, fixes, schedule, record_shapes=True, with_stack=True)
     LANGUAGE.run(fixes, steps=5, samples=48, profile=profile)
-    told = diagnose(profilers[0], least=0.0)
-    noted = {HOST_WAITS} if any(note.kind == HOST_WAITS for note in told.notes) else set()
-    assert set(told.table["finding"]) | noted == planted
+    diagnosis = diagnose(profilers[0], least=0.0)
+    noted = {HOST_WAITS} if any(note.kind == HOST_WAITS for note in diagnosis.notes) else set()
+    assert set(diagnosis.table["finding"]) | noted == planted
 
 
 @subjects
@@ -155,9 +155,9 @@ def test_the_same_run_twice_gives_the_same_numbers(name):
 
 @subjects
 def test_a_run_of_some_steps_ends_after_them_and_has_no_epoch(name):
-    found = BOTH[name].run(steps=2, epochs=5)
-    assert (found["steps"], found["epoch_s"]) == (2, None)
-    assert found["validation_accuracy"] >= 0
+    result = BOTH[name].run(steps=2, epochs=5)
+    assert (result["steps"], result["epoch_s"]) == (2, None)
+    assert result["validation_accuracy"] >= 0
 
 
 def test_an_excerpt_is_not_validated_and_ends_when_its_time_is_up():
@@ -170,12 +170,12 @@ def test_an_excerpt_is_not_validated_and_ends_when_its_time_is_up():
 
 @subjects
 def test_a_rate_is_of_what_counts_and_values_are_plain(name):
-    found = BOTH[name].run(CLEAN[name], epochs=2)
-    assert 0 < found["iteration_p20_ms"] <= found["iteration_ms"] <= found["iteration_p80_ms"]
-    assert found["epoch_s"] > found["steps"] / 2 * found["iteration_p20_ms"] / 1e3
-    assert found[BOTH[name].rate] > 0
-    assert found["prepare_s"] > 0 == BOTH[name].run(SLOW, steps=1)["prepare_s"]
-    assert {type(value) for value in found.values()} <= {int, float, str, type(None)}  # plain, to be recorded
+    result = BOTH[name].run(CLEAN[name], epochs=2)
+    assert 0 < result["iteration_p20_ms"] <= result["iteration_ms"] <= result["iteration_p80_ms"]
+    assert result["epoch_s"] > result["steps"] / 2 * result["iteration_p20_ms"] / 1e3
+    assert result[BOTH[name].rate] > 0
+    assert result["prepare_s"] > 0 == BOTH[name].run(SLOW, steps=1)["prepare_s"]
+    assert {type(value) for value in result.values()} <= {int, float, str, type(None)}  # plain, to be recorded
 
 
 @subjects
@@ -184,6 +184,7 @@ def test_every_switch_says_what_is_slow_what_mends_it_and_what_else_changes(name
     assert len({switch.name for switch in table}) == len(table) >= 12
     assert {switch.kind.partition(" the ")[0] for switch in table} == {"speed only", "changes"}
     assert all(switch.slow and switch.fixed for switch in table)
+    assert {switch.name for switch in table if not switch.fault} == {"bf16"} | {s.name for s in table if s.optional}
     assert (
         changing
         == {
@@ -209,7 +210,7 @@ def test_a_language_models_weights_go_from_any_variant_to_the_plain_one(fix):
 def test_a_vits_weights_go_from_any_variant_to_the_plain_one(fix):
     chosen = CLOTHES.sizes["small"] | {"dropout": 0.0}
     images = torch.randn(2, 3, 32, 32)
-    model = clothes.build_model(chosen, 4, 0, CLOTHES.fixed - {fix})
+    model = clothes.build_vit(chosen, 4, 0, CLOTHES.faults({fix}))
     plain = ViT(4, width=model.head.in_features, dropout=0.0, **chosen["model"])
     plain.load_state_dict(plain_vit_state(model.state_dict()))
     torch.testing.assert_close(plain(images), model(images), atol=1e-6, rtol=1e-5)

@@ -40,7 +40,7 @@ def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     those of fp32 with the results rounded. Its memory is that of weights and batch, and what the computation adds at
     its peak, gradients among it; not the pictures that lie on the device for other batches.
     """
-    trainer = training.build(training_setup(task, precision, size))
+    trainer = training.build_trainer(training_setup(task, precision, size))
     model, scaler = trainer.model, trainer.scaler
     batch = next(trainer.epoch(0))
 

@@ -6,14 +6,12 @@ cuDNN's attention is left out of all that is timed on a device, see `without_cud
 from .attention_variants import attention
 from .model_times import STEPS, batch_time, throughput, training
 from .samplers_and_packers import OURS, packing, padding, sampler_scaling
-from .transformers_collator import collator
 
 __all__ = [
     "OURS",
     "STEPS",
     "attention",
     "batch_time",
-    "collator",
     "packing",
     "padding",
     "sampler_scaling",

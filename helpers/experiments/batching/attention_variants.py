@@ -25,7 +25,7 @@ from helpers.lab.timing import check_agreement
 
 from .inputs import compute_dtype, dtype_name, packed_offsets
 
-LEAKING, PER_DOCUMENT, NESTED = "causal, leaking", "SDPA per document", "nested tensors"
+LEAKING, PER_DOCUMENT = "causal, leaking", "SDPA per document"
 
 
 @experiment(
@@ -44,8 +44,8 @@ LEAKING, PER_DOCUMENT, NESTED = "causal, leaking", "SDPA per document", "nested 
 def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     """Attention within documents by each variant, forward and backward, and what is made once a batch, apart.
 
-    The documents are samples of WikiText's lengths. `SDPA per document` and `nested tensors` are what is written with
-    torch alone; what fails there, says how. One more row is attention that is causal over the whole sequence, and so
+    The documents are samples of WikiText's lengths. `SDPA per document` is what is written with torch alone.
+    One more row is attention that is causal over the whole sequence, and so
     leaks from one document to the next. `peak_gib` is of a call and of what is made for it.
     """
     torch._dynamo.reset()  # `flex` is compiled for this length alone, as in a process of its own
@@ -54,7 +54,7 @@ def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:
     grad = torch.randn_like(q)
     inputs = [part.requires_grad_() for part in (q, k, v)]
     makers = {variant: partial(_ours, variant) for variant in VARIANTS}
-    makers |= {PER_DOCUMENT: _per_document, NESTED: _nested, LEAKING: lambda layout: causal_attention}
+    makers |= {PER_DOCUMENT: _per_document, LEAKING: lambda layout: causal_attention}
 
     def whole(attend: Attend) -> list[Tensor]:
         out = attend(q, k, v)
@@ -98,20 +98,5 @@ def _per_document(layout: PackedLayout) -> Attend:
     def attend(*inputs: Tensor) -> Tensor:
         parts = zip(*(part.split(sizes, dim=2) for part in inputs), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
-
-    return attend
-
-
-def _nested(layout: PackedLayout) -> Attend:
-    """SDPA over nested tensors, torch's own type for rows of different lengths."""
-    offsets = torch.tensor(layout.offsets, device=device())
-
-    def attend(*inputs: Tensor) -> Tensor:
-        q, k, v = (
-            torch.nested.nested_tensor_from_jagged(part[0].transpose(0, 1).contiguous(), offsets).transpose(1, 2)
-            for part in inputs
-        )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return out.transpose(1, 2).values().transpose(0, 1)[None]
 
     return attend

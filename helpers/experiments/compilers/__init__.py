@@ -6,15 +6,15 @@ Tables come in the order of worth, as a measurement may be cut short.
 
 from collections.abc import Iterable
 
-from helpers.compilers import measure_semantics, missing_because
-from helpers.compilers.backends import COMPILE, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers import measure_semantics
+from helpers.compilers.backends import COMPILE, OVERHEAD, TRACE
+from helpers.compilers.capture import VARIANTS
 from helpers.compilers.capture_cases import CASES
-from helpers.compilers.semantics import variants
 from helpers.lab import experiment
 from helpers.lab.records import Row
 
 from . import fusing, inference, training_steps
-from .workloads import BERT_BASE, BERT_SHORT, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
+from .workloads import BERT_BASE, LLAMA, RESNET_18, TINY_BERT, TINY_RESNET
 
 BOTH = (RESNET_18, BERT_BASE)
 TIMES = (
@@ -76,16 +76,4 @@ def fusion(case: str, size: int) -> list[Row]:
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""
-    return [measure_semantics(case, variant) for variant in variants(case)]
-
-
-@experiment(
-    small=[{"model": TINY_RESNET, "backend": TRACE}],
-    cpu=[{"model": model, "backend": SCRIPT} for model in (RESNET_18, BERT_SHORT)],
-    version=3,
-    missing=lambda backend, **_: missing_because(backend),
-    columns=SPEEDS + "version error tolerance flawed_ms flawed_eager_ms flawed_speedup",
-)
-def flawed(model: str, backend: str) -> Row:
-    """The lecture's timing and the correct one, of the same models in the same process."""
-    return inference.measure_flawed(model, backend, seconds=1.0 if model == TINY_RESNET else 5.0)
+    return [measure_semantics(case, variant) for variant in VARIANTS]

@@ -1,4 +1,4 @@
-"""Inference latency of a model by each backend, and the lecture's flawed timing of the same, for comparison.
+"""Inference latency of a model by each backend.
 
 A latency is the time from the call until the result is complete. The inputs are on the device already.
 """
@@ -14,18 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from helpers.compilers import backends
-from helpers.compilers.messages import ExportFailed, failures_named
 from helpers.lab import device
 from helpers.lab.arguments import check_choice
 from helpers.lab.precision import fp32_products
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, synchronize
+from helpers.lab.records import Row
+from helpers.lab.timing import check_agreement
 
 from . import workloads
-from .side_by_side import Runs, side_by_side, status_of, waited
+from .side_by_side import Runs, side_by_side, waited
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-FLAWED_EAGER_RUNS, FLAWED_RUNS = 10, 100  # the lecture's numbers of runs
 
 
 def backends_for(model: str, batch: int) -> list[str]:
@@ -49,7 +47,7 @@ def measure_latency(
     """
     check_choice(PRECISIONS, precision=precision)
     net, data = _on_device(model, batch, precision)
-    with fp32_products(tf32=False), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with fp32_products(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
         def built(backend: str, runs: Runs) -> tuple[Callable[[], Any], Row]:
             place = Path(folder, str(len(runs)))
@@ -64,40 +62,6 @@ def measure_latency(
             return run, facts | {"error": errors[backend], "tolerance": tolerance}
 
         return side_by_side(chosen or backends_for(model, batch), built, batch, seconds)
-
-
-def measure_flawed(model: str, backend: str, *, seconds: float = 5.0) -> Row:
-    """The lecture's flawed timing of a backend and of eager at batch 1, and `measure_latency`'s row of the same.
-
-    `flawed_ms` and `flawed_eager_ms` are means that include the first runs, without synchronizing, and only the
-    backend's includes the input's copy to the device: 10 runs of eager, 100 of the backend. `flawed_speedup` is their
-    ratio. On the CPU the copy is free and nothing is asynchronous; only the first runs' compilation distorts.
-    """
-    if reason := backends.missing_because(backend):
-        return {STATUS: reason}
-    net, data = _on_device(model, 1, "fp32")
-    on_host = tuple(tensor.cpu() for tensor in data)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, fp32_products(tf32=False):
-        eager = backends.prepare(backends.EAGER, net, data, folder)
-        eager_ms = flawed_mean(lambda: eager(*data), FLAWED_EAGER_RUNS)
-        try:
-            backends.start(backend)
-            with backends.empty_cache(backend, folder), failures_named("first runs"):
-                run = backends.prepare(backend, copy.deepcopy(net), data, folder)
-                ms = flawed_mean(lambda: run(*(tensor.to(data[0].device) for tensor in on_host)), FLAWED_RUNS)
-                synchronize()
-        except ExportFailed as error:
-            return {STATUS: status_of(error)}
-    flawed = {"flawed_ms": ms, "flawed_eager_ms": eager_ms, "flawed_speedup": eager_ms / ms}
-    return measure_latency(model, 1, [backend], seconds=seconds)[-1] | flawed
-
-
-def flawed_mean(fn: Callable[[], Any], runs: int) -> float:
-    """Mean milliseconds of the first runs by the host's clock, without waiting for the device."""
-    began = time.perf_counter()
-    for _ in range(runs):
-        fn()
-    return 1e3 * (time.perf_counter() - began) / runs
 
 
 def _on_device(model: str, batch: int, precision: str) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -62,7 +62,7 @@ def measure_training(
     for backend in (chosen := list(chosen)):
         check_choice(BACKENDS, backend=backend)
     check_choice(PRECISIONS, precision=precision)
-    with fp32_products(tf32=False), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with fp32_products(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         data = (*workloads.example(model, batch), workloads.targets(model, batch))
         data = tuple(tensor.to(device()) for tensor in data)
         net = workloads.trainable(model).to(device())

@@ -14,7 +14,6 @@ from helpers.models.resnet import PRESETS as RESNETS
 
 TINY_RESNET, TINY_BERT = "tiny ResNet", "tiny BERT"
 RESNET_18, BERT_BASE, LLAMA = "ResNet-18, 224 px", "BERT-base, 128 tokens", "Llama 32M, 256 tokens"
-BERT_SHORT = "BERT-base, 14 tokens"  # the lecture's sentence
 
 # name -> class, preset, side of a picture or length of a sequence
 MODELS: dict[str, tuple[type[nn.Module], str, int]] = {
@@ -22,10 +21,9 @@ MODELS: dict[str, tuple[type[nn.Module], str, int]] = {
     TINY_BERT: (Bert, "tiny", 16),
     RESNET_18: (ResNet, "resnet-18", 224),
     BERT_BASE: (Bert, "bert-base", 128),
-    BERT_SHORT: (Bert, "bert-base", 14),
     LLAMA: (Llama, "llama-60m", 256),
 }
-CHANGES = {name: {"dropout": 0.0} for name in (TINY_BERT, BERT_BASE, BERT_SHORT)}
+CHANGES = {name: {"dropout": 0.0} for name in (TINY_BERT, BERT_BASE)}
 CHANGES |= {LLAMA: {"layers": 4}}  # half of the preset's, so that it compiles in half the time
 RESNET_MODELS = (TINY_RESNET, RESNET_18)
 

@@ -18,32 +18,25 @@ def _columns(names: str) -> list[str]:
     return names.split()
 
 
-PLAIN = {"where": "simulated", "step_ms": 10.0, "prefetch": 2, "decode": decoders.REFERENCE, "pinned": False}
+PLAIN = {"step_ms": 10.0, "prefetch": 2, "decode": decoders.REFERENCE}
 SIMULATED = [PLAIN | {"step_ms": step, "workers": workers} for step in (10.0, 30.0) for workers in (0, 1, 2, 4)]
 SIMULATED += [PLAIN | {"workers": 2, "prefetch": 8}]
 SIMULATED += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
-TRAINED = [PLAIN | {"where": "cpu", "step_ms": None, "workers": workers} for workers in (0, 2)]
-ON_GPU = [
-    PLAIN | {"where": "cuda", "step_ms": None, "workers": workers, "pinned": pinned}
-    for workers in (0, 2, 8)
-    for pinned in (False, True)
-]
 
 
 @experiment(
     small=[PLAIN | {"step_ms": 1.0, "workers": 0}],
-    cpu=SIMULATED + TRAINED,
-    gpu=ON_GPU + SIMULATED,
+    cpu=SIMULATED,
     same_work=False,  # several workers' batches come in bursts
-    missing=lambda where, decode, pinned, **_: missing_because(*idle_device.needs(where, decode, pinned)),
+    missing=lambda decode, **_: missing_because(*decoders.VARIANTS[decode].needs),
     columns=_columns(
-        "sample_ms device_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s"
+        "sample_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s"
     ),
 )
-def loader(where: str, step_ms: float | None, workers: int, prefetch: int, decode: str, pinned: bool) -> Row:
-    """A training loop fed by a `DataLoader`: the share of time in which the device waits for data."""
+def loader(step_ms: float, workers: int, prefetch: int, decode: str) -> Row:
+    """A loop of steps fed by a `DataLoader`: the share of time in which a simulated device waits for data."""
     few = {"steps": 4, "batch": 4} if step_ms == 1.0 else {}
-    return idle_device.measure_loader(workers, where, step_ms, pinned=pinned, prefetch=prefetch, decode=decode, **few)
+    return idle_device.measure_loader(workers, step_ms, prefetch=prefetch, decode=decode, **few)
 
 
 @experiment(
@@ -55,12 +48,6 @@ def decoding(width: int, height: int) -> list[Row]:
     """JPEG decoders in turn in one thread, on the same images; pixels against Pillow's."""
     images = samples.example_jpegs(4 if width < 100 else 16, (width, height))
     return decoder_speed.measure_decoders(images, rounds=5 if width < 100 else 20)
-
-
-@experiment(small=[{"pixels": 48}], cpu=[{"pixels": 160}], columns=("variant", "fault", "library", "decode"))
-def decoder_faults(pixels: int) -> list[Row]:
-    """The behaviour of each library on broken files, and `decode`'s message."""
-    return decoder_speed.measure_faults(samples.example_jpegs(1, (pixels, pixels))[0])
 
 
 GROUPS = 40  # of an epoch's steps: a row for each
@@ -128,74 +115,60 @@ SELECTED = _columns(
 )
 
 
-def _selections(data: str, seeds: int, shares: tuple[float, ...]) -> list[Row]:
+def _selections(seeds: int) -> list[Row]:
     """Each variant at each share, and at 0.3 with as many steps as for all samples."""
-    config = {"data": data, "budget": "epochs"}
     return [
-        config | {"variant": variant, "share": share, "seed": seed} | change
+        {"budget": "epochs", "variant": variant, "share": share, "seed": seed} | change
         for seed in range(seeds)
         for variant in selection.VARIANTS
-        for share in shares
+        for share in SHARES
         if share or variant == selection.RANDOM
         for change in ({}, {"budget": "steps"})
         if not change or (share == 0.3 and variant != selection.MOST)
     ]
 
 
-def _without_packages(data: str, **_: object) -> str:
-    return missing_because(*selection.needs(data))
+def _without_scikit_learn(**_: object) -> str:
+    return missing_because("scikit-learn")
 
 
 @experiment(
     small=[
-        {"data": "digits", "variant": variant, "share": 0.3, "budget": "epochs", "seed": 0}
+        {"variant": variant, "share": 0.3, "budget": "epochs", "seed": 0}
         for variant in (selection.LEAST, selection.RANDOM)
     ],
-    cpu=_selections("digits", 5, SHARES),
-    gpu=_selections("digits", 10, SHARES) + _selections(selection.GARMENTS, 3, (0.0, 0.3)),
-    missing=_without_packages,
+    cpu=_selections(5),
+    gpu=_selections(10),
+    missing=_without_scikit_learn,
     columns=SELECTED,
 )
-def forgetting(data: str, variant: str, share: float, budget: str, seed: int) -> Row:
+def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Accuracy after leaving out a share of the samples: the least forgotten, random ones, or the most forgotten."""
-    return selection.measure_selection(data, variant, share, seed, budget=budget)
+    return selection.measure_selection(variant, share, seed, budget=budget)
 
 
 @experiment(
-    small=[{"data": "digits", "seed": 0}],
-    cpu=[{"data": "digits", "seed": seed} for seed in range(3)],
-    missing=_without_packages,
-    columns=("forgotten", "samples", "share"),
-)
-def forgotten(data: str, seed: int) -> list[Row]:
-    """Histogram of forgetting counts."""
-    return selection.distribution(data, seed)
-
-
-@experiment(
-    small=[{"data": "digits", "variant": selection.MOST, "wrong": 0.1, "seed": 0}],
+    small=[{"variant": selection.MOST, "wrong": 0.1, "seed": 0}],
     cpu=[
-        {"data": "digits", "variant": variant, "wrong": 0.1, "seed": seed}
+        {"variant": variant, "wrong": 0.1, "seed": seed}
         for seed in range(3)
         for variant in (selection.MOST, selection.RANDOM)
     ],
     version=2,
-    missing=_without_packages,
+    missing=_without_scikit_learn,
     columns=SELECTED,
 )
-def wrong_labels(data: str, variant: str, wrong: float, seed: int) -> Row:
+def wrong_labels(variant: str, wrong: float, seed: int) -> Row:
     """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
-    return selection.measure_selection(data, variant, wrong, seed, wrong=wrong)
+    return selection.measure_selection(variant, wrong, seed, wrong=wrong)
 
 
 # Compilers copy the text of `strings` at each turn: 10⁵ turns take numba a second.
-LOOP_SIZES = {
-    name: (10**2, 10**4, 10**6) if name != "strings" else (10**2, 10**3, 10**4) for name in python_loops.LOOPS
-}
+LOOP_SIZES = {"strings": (10**2, 10**3, 10**4), "integers": (10**2, 10**4, 10**6)}
 
 
 @experiment(
-    small=[{"program": "forgetting", "size": 1000}],
+    small=[{"program": "integers", "size": 1000}],
     cpu=[{"program": program, "size": size} for program, sizes in LOOP_SIZES.items() for size in sizes],
     version=2,
     columns=("variant", *TIMES, "compile_s?", "speedup?", "turns?"),

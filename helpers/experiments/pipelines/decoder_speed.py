@@ -1,7 +1,5 @@
-"""JPEG decoders compared: speed, differences between their pixels, and behaviour on broken files."""
+"""JPEG decoders compared: speed, and differences between their pixels."""
 
-import functools
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +8,11 @@ from helpers.lab.experiment import FAILED
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import Disagreement, Timing, compare
-from helpers.pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode, decode_all
+from helpers.pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
 
 # Mean difference from Pillow's pixels over an image, in levels of 256. Builds of libjpeg-turbo differ by 0 or 1;
-# another chroma upsampling (nvJPEG) or averaging before it (half size) shows at edges, where single pixels are far
-# off. Swapped red and blue would be tens of levels.
+# averaging before chroma upsampling (half size) shows at edges, where single pixels are far off. Swapped red and blue
+# would be tens of levels.
 MEAN_TOLERANCE = 2.0
 
 
@@ -33,7 +31,7 @@ def measure_decoders(images: Sequence[bytes], variants: Sequence[str] = tuple(VA
                 differences[variant] = difference(variant, images)
             except (Disagreement, ImageError) as error:
                 status[variant] = f"{FAILED}{error}"
-    calls = {variant: functools.partial(decode_all, variant, images) for variant in differences}
+    calls = {name: lambda name=name: [decode(name, data) for data in images] for name in differences}
     timed = compare(calls, rounds=rounds, warmup=1, check=False) if calls else None
     rows = []
     for variant in variants:
@@ -66,48 +64,3 @@ def difference(variant: str, images: Sequence[bytes]) -> Row:
                 f"at most {MEAN_TOLERANCE:g} are allowed"
             )
     return {"max_difference": largest, "mean_difference": float(np.mean(means))}
-
-
-def broken_files(image: bytes) -> dict[str, bytes]:
-    """A JPEG, broken in several ways."""
-    from PIL import Image
-
-    middle, png = len(image) // 2, io.BytesIO()
-    Image.new("RGB", (8, 8), (200, 100, 50)).save(png, "PNG")
-    return {
-        "empty": b"",
-        "text": b"<html><body>404: not found</body></html>",
-        "another format": png.getvalue(),
-        "header only": image[: image.find(b"\xff\xda")],
-        "truncated": image[:middle],
-        "a hole": image[:middle] + image[middle + max(64, len(image) // 50) :],
-    }
-
-
-def measure_faults(image: bytes) -> list[Row]:
-    """What each library does with broken files, and `decode`'s message; a row for each variant and fault.
-
-    `library` is "raises", "returns None" or "returns pixels"; the last silently corrupts training data.
-    """
-    return [
-        {"variant": variant, "fault": fault, "library": _by_itself(variant, data), "decode": _refusal(variant, data)}
-        for variant, decoder in VARIANTS.items()
-        if not missing_because(*decoder.needs)
-        for fault, data in broken_files(image).items()
-    ]
-
-
-def _by_itself(variant: str, data: bytes) -> str:
-    try:
-        (pixels,) = VARIANTS[variant].decode([data])
-    except Exception:
-        return "raises"
-    return "returns None" if pixels is None else "returns pixels"
-
-
-def _refusal(variant: str, data: bytes) -> str:
-    try:
-        decode(variant, data)
-    except ImageError as error:
-        return str(error)
-    return "returns pixels"

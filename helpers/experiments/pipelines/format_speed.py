@@ -40,7 +40,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     BY_INDEX: ("webdataset", {}),
     "mapped": ("mapped", {}),
     "tfrecord": ("tfrecord", {}),
-    "ffcv": ("ffcv", {}),
 }
 SHARDS = 16  # so that each worker has full shards
 SHARE = 0.01  # of all samples: the subset that is fetched

@@ -6,8 +6,7 @@ variants return the same, and the first call separately; `process_start` times t
 
 The lecture's loop (`strings`) appends to a string. CPython does that in place if there is no other reference to the
 string, an optimisation that the language doesn't guarantee; numba and PyPy copy it, O(n²) over the loop. This is why
-the lecture's PyPy loses, 0.897 s to 0.044 s: without the string (`integers`) it wins. The other two loops are from
-training: counting forgotten samples, and `packing`, which is inherently sequential.
+the lecture's PyPy loses, 0.897 s to 0.044 s: without the string (`integers`) it wins.
 
 numba compiles a function for its argument types at the first call, 0.1 to 1 s here. `torch.compile` isn't measured: it
 unrolls a loop over numbers into a graph with a node for each turn, compiled again for each length.
@@ -30,7 +29,6 @@ from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing, compare
 
 INTERPRETER, NUMBA, NUMPY, PYPY = "CPython", "numba", "numpy", "PyPy"
-EPOCHS, WINDOW = 20, 2048
 DEMO = """
 import random, sys, time
 
@@ -77,53 +75,15 @@ def integers(numbers):
     return small, large
 
 
-def forgetting(right):
-    """Number of times that a sample was right and an epoch later wrong; input (epochs, samples), right or not."""
-    events = 0
-    for epoch in range(1, len(right)):
-        before = right[epoch - 1]
-        now = right[epoch]
-        for sample in range(len(now)):
-            if before[sample] and not now[sample]:
-                events += 1
-    return events
-
-
-def packing(lengths):
-    """Documents are packed in order into windows of 2,048 tokens; returns the windows and the empty tokens."""
-    windows = 1
-    left = WINDOW
-    empty = 0
-    for length in lengths:
-        if length > left:
-            empty += left
-            windows += 1
-            left = WINDOW
-        left -= length
-    return windows, empty + left
-
-
 def _counted(of_large: Callable[[int], Any], numbers: np.ndarray) -> tuple[int, Any]:
     large = int(np.count_nonzero(numbers > 0.5))
     return 2 * (len(numbers) - large), of_large(large)
 
 
-def _packed(lengths: np.ndarray) -> tuple[int, int]:
-    """One binary search a window instead of one turn a document; windows are still filled one after another."""
-    ends = np.cumsum(lengths)
-    windows, start, filled = 0, 0, 0
-    while start < len(lengths):
-        start = int(np.searchsorted(ends, filled + WINDOW, side="right"))
-        filled, windows = int(ends[start - 1]), windows + 1
-    return windows, windows * WINDOW - filled
-
-
-LOOPS = {"strings": strings, "integers": integers, "forgetting": forgetting, "packing": packing}
+LOOPS = {"strings": strings, "integers": integers}
 VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
     "strings": functools.partial(_counted, lambda large: "ab" * large),
     "integers": functools.partial(_counted, lambda large: 3 * large),
-    "forgetting": lambda right: int(np.count_nonzero(right[:-1] & ~right[1:])),
-    "packing": _packed,
 }
 
 
@@ -134,7 +94,7 @@ def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[Row]:
     the interpreter, and `turns` the number of loop turns after which compiling has paid, if it does. Another result
     than the interpreter's raises a `Disagreement`. With 10⁵ turns of `strings` a call takes numba a second.
     """
-    numbers, first_s = draw(program, size), 0.0
+    numbers, first_s = np.random.default_rng([0, size]).random(size), 0.0
     calls = {
         INTERPRETER: functools.partial(LOOPS[program], numbers.tolist()),
         NUMPY: functools.partial(VECTORISED[program], numbers),
@@ -194,23 +154,13 @@ def process_start(exponent: int = 5, *, repeat: int = 20) -> list[Row]:
     return rows + ([{"variant": PYPY, STATUS: pypy_missing}] if pypy_missing else [])
 
 
-def draw(program: str, size: int, seed: int = 0) -> np.ndarray:
-    """Random input of a program, for about `size` turns of its innermost loop."""
-    rng = np.random.default_rng([seed, size])
-    if program == "forgetting":
-        return rng.random((EPOCHS, max(size // (EPOCHS - 1), 1))) < 0.7  # (epochs, samples)
-    if program == "packing":
-        return rng.integers(1, 1025, size)  # (documents,)
-    return rng.random(size)
-
-
 def jitted(program: str) -> Callable[[Any], Any]:
     """The loop for numba, which compiles it at its first call; `add` is compiled, too."""
     import numba
 
     _start_numba()
     loop = LOOPS[program]
-    return numba.njit(types.FunctionType(loop.__code__, {"add": numba.njit(add), "WINDOW": WINDOW}, loop.__name__))
+    return numba.njit(types.FunctionType(loop.__code__, {"add": numba.njit(add)}, loop.__name__))
 
 
 @functools.cache

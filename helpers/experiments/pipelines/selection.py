@@ -5,11 +5,9 @@ network, from another seed, is trained on the rest; its lost accuracy is against
 samples. The same number of epochs on fewer samples has fewer steps; with `budget="steps"` the number of steps is that
 for all samples.
 
-The data are scikit-learn's digits or drawn garments. They are pooled and split by seed, so that
-results can be averaged over seeds, as a test set has only a few hundred samples. All data is on the device: 0.3 MB of
-digits, 94 MB of 8,000 garments. A training on digits has 570 steps, about a second of one core; on garments 1,250
-steps, about 20 s. Results are reproducible on a machine by the seed: orders are drawn on the CPU, and cuDNN uses
-deterministic kernels.
+The data are scikit-learn's digits. They are pooled and split by seed, so that results can be averaged over seeds, as a
+test set has only a few hundred samples. All data is on the device, 0.3 MB. A training has 570 steps, about a second of
+one core. Results are reproducible on a machine by the seed: orders are drawn on the CPU.
 """
 
 import dataclasses
@@ -29,10 +27,7 @@ from helpers.pipelines.forgetting import ForgettingTracker
 from helpers.training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
-DIGITS, GARMENTS = "digits", "garments"
 TEST_EVERY = 3  # every third sample of each class is for the test
-SIDE = 32  # photos are resized to squares of this side
-GARMENT_COUNTS = {"samples": 8000, "validation_samples": 4000}  # pooled and split again: 8,000 for training, 4,000 test
 WARM_UP = 0.1  # share of the steps
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 
@@ -46,7 +41,7 @@ class Recipe:
 
 
 ON_DIGITS = Recipe(epochs=30, batch=64, learning_rate=0.1, width=128)
-ON_PHOTOS = Recipe(epochs=10, batch=64, learning_rate=0.05, width=16)
+SOURCE = "digits of scikit-learn, 8×8"
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,6 @@ class Split:
     test_images: Tensor
     test_labels: Tensor
     classes: int
-    source: str
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -78,13 +72,7 @@ class Picked(Batch):
     indices: Tensor | None = None
 
 
-def needs(data: str) -> tuple[str, ...]:
-    """The packages that this data needs."""
-    return ("scikit-learn",) if data == DIGITS else ("pillow",)
-
-
 def measure_selection(
-    data: str,
     variant: str,
     share: float,
     seed: int = 0,
@@ -97,13 +85,13 @@ def measure_selection(
 
     `seed` determines the split, both trainings and the random selection. `lost_points` is against the same network
     trained on all samples; negative if leaving out helped. A share `wrong` of the training labels is changed first, and
-    `wrong_share` is the share of wrong labels among the samples left out. The first call for (data, seed) costs two
+    `wrong_share` is the share of wrong labels among the samples left out. The first call for a seed costs two
     more trainings, which later calls reuse.
     """
-    recipe = _recipe(data, epochs)
-    parts, mask = _parts(data, seed, wrong)
-    tracker = _tracked(data, seed, recipe, wrong)
-    baseline = _on_everything(data, seed, recipe, wrong)
+    recipe = dataclasses.replace(ON_DIGITS, epochs=epochs or ON_DIGITS.epochs)
+    parts, mask = _parts(seed, wrong)
+    tracker = _tracked(seed, recipe, wrong)
+    baseline = _on_everything(seed, recipe, wrong)
     remaining = selected(tracker, variant, share, seed)
     steps = baseline.steps if budget == "steps" else None
     trained = (
@@ -120,18 +108,8 @@ def measure_selection(
         "train_s": trained.seconds,
         "epochs": recipe.epochs,
         "steps": trained.steps,
-        "source": parts.source,
+        "source": SOURCE,
     }
-
-
-def distribution(data: str, seed: int = 0, *, epochs: int | None = None) -> list[Row]:
-    """Histogram of forgetting: a row for each count, and one for samples that were never learned."""
-    tracker = _tracked(data, seed, _recipe(data, epochs))
-    learned = tracker.learned()
-    sizes = torch.bincount(tracker.counts()[learned]).tolist()
-    rows = [{"forgotten": str(times), "samples": size} for times, size in enumerate(sizes)]
-    rows.append({"forgotten": "never learned", "samples": int((~learned).sum())})
-    return [row | {"share": row["samples"] / len(learned)} for row in rows]
 
 
 def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) -> Tensor:
@@ -157,9 +135,12 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(derived(seed, purpose))
 
 
-def split(data: str, seed: int, device: torch.device) -> Split:
-    """Training and test data; `seed` determines the split. Garments are drawn once into the cache, 4 ms each."""
-    images, labels, source = _pool(data)
+def split(seed: int, device: torch.device) -> Split:
+    """Training and test data; `seed` determines the split."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images, labels = torch.from_numpy(digits.images)[:, None], torch.from_numpy(digits.target).long()
     shuffled = torch.randperm(len(labels), generator=generator(seed, "split"))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     for_test = torch.zeros(len(labels), dtype=torch.bool)
@@ -172,7 +153,6 @@ def split(data: str, seed: int, device: torch.device) -> Split:
         ((test - mean) / deviation).to(device),
         labels[for_test].to(device),
         int(labels.max()) + 1,
-        source,
     )
 
 
@@ -214,7 +194,7 @@ def train(
         trainer.optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
 
     task = Task(
-        source=parts.source,
+        source=SOURCE,
         model=network(parts, recipe.width, seed).to(where),
         loss=loss,
         validation_metric=LMAccuracy(pad_id=-1),  # of classes, none of which is padding
@@ -225,24 +205,17 @@ def train(
         optimizer=functools.partial(torch.optim.SGD, lr=0.0, fused=True, **momentum),
     )
     trainer = Trainer(task)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        run = fit(trainer, epochs=1, on_step=set_rate)
+    run = fit(trainer, epochs=1, on_step=set_rate)
     return Trained(run["validation_accuracy"], run["epoch_s"], steps)
 
 
 def network(parts: Split, width: int, seed: int) -> nn.Module:
-    """An MLP with two hidden layers for digits; three convolutions, each halving the sides, for photos."""
-    channels, side = parts.images.shape[1:3]
+    """An MLP with two hidden layers."""
+    sizes = [parts.images[0].numel(), width, width]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if side == 8:
-            sizes = [channels * side * side, width, width]
-            layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-            return nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, parts.classes))
-        sizes = [channels, width, 2 * width, 4 * width]
-        pairs = itertools.pairwise(sizes)
-        layers = [layer for a, b in pairs for layer in (nn.Conv2d(a, b, 4, stride=2, padding=1), nn.ReLU())]
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * width * (side // 8) ** 2, parts.classes))
+        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, parts.classes))
 
 
 def _batches(remaining: Tensor, size: int, steps: int, seed: int, where: torch.device) -> Iterator[Tensor]:
@@ -257,49 +230,26 @@ def _batches(remaining: Tensor, size: int, steps: int, seed: int, where: torch.d
 
 
 @functools.lru_cache(maxsize=256)
-def _tracked(data: str, seed: int, recipe: Recipe, noise: float = 0.0) -> ForgettingTracker:
+def _tracked(seed: int, recipe: Recipe, noise: float = 0.0) -> ForgettingTracker:
     """The forgetting counts of a first training."""
-    parts, _ = _parts(data, seed, noise)
+    parts, _ = _parts(seed, noise)
     tracker = ForgettingTracker(len(parts), parts.images.device)
     train(parts, recipe, derived(seed, "first training"), tracker=tracker)
     return tracker
 
 
 @functools.lru_cache(maxsize=256)
-def _on_everything(data: str, seed: int, recipe: Recipe, noise: float = 0.0) -> Trained:
-    return train(_parts(data, seed, noise)[0], recipe, derived(seed, "second training"))
+def _on_everything(seed: int, recipe: Recipe, noise: float = 0.0) -> Trained:
+    return train(_parts(seed, noise)[0], recipe, derived(seed, "second training"))
 
 
 @functools.lru_cache(maxsize=2)
-def _parts(data: str, seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
+def _parts(seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
     """The data, with a share `noise` of the training labels changed to a random other class; and their mask (N,)."""
-    parts = split(data, seed, device())
+    parts = split(seed, device())
     label_generator = generator(seed, "wrong labels")
     wrong = torch.zeros(len(parts), dtype=torch.bool)
     wrong[torch.randperm(len(parts), generator=label_generator)[: round(noise * len(parts))]] = True
     offsets = torch.randint(1, parts.classes, (len(parts),), generator=label_generator) * wrong
     labels = (parts.labels + offsets.to(parts.labels.device)) % parts.classes
     return dataclasses.replace(parts, labels=labels), wrong
-
-
-@functools.lru_cache(maxsize=2)
-def _pool(data: str) -> tuple[Tensor, Tensor, str]:
-    """All images (N, C, H, W) uint8 and labels (N,) on the CPU, and a description."""
-    if data == DIGITS:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        images = torch.from_numpy(digits.images).to(torch.uint8)[:, None]
-        return images, torch.from_numpy(digits.target).long(), "digits of scikit-learn, 8×8"
-    from helpers.pictures import decode_photos, photo_files
-
-    parts = photo_files(size=(48, 48), **GARMENT_COUNTS)  # drawn larger than SIDE and resized, as photos are
-    decoded = [decode_photos(part, SIDE) for part in parts]
-    images = [each.pixels[each.usable].permute(0, 3, 1, 2) for each in decoded]  # (n, H, W, C) -> (n, C, H, W)
-    labels = [torch.from_numpy(part.labels[each.usable]) for part, each in zip(parts, decoded, strict=True)]
-    return torch.cat(images), torch.cat(labels), f"{parts[0].source}, as {SIDE}×{SIDE}"
-
-
-def _recipe(data: str, epochs: int | None) -> Recipe:
-    recipe = ON_DIGITS if data == DIGITS else ON_PHOTOS
-    return dataclasses.replace(recipe, epochs=epochs or recipe.epochs)

@@ -10,7 +10,9 @@ from helpers.lab.process import in_fresh_process
 from helpers.lab.records import Row
 from helpers.lab.timing import between_ms, moment, synchronize
 from helpers.profiling.account import IDLE, device_account
-from helpers.training.planted import (
+
+from .loops import SIZES
+from .planted_faults import (
     FIXED,
     NOT_ON_CPU,
     PIPELINES,
@@ -21,8 +23,6 @@ from helpers.training.planted import (
     within_an_epoch,
     workers,
 )
-
-from .loops import SIZES
 
 ALONE, CUMULATIVE = "alone", "cumulative"
 # A fix that isn't in the loop: glibc returns large freed blocks to the system, which zeroes their pages once more when

@@ -16,7 +16,9 @@ from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.diagnosis import LEAST
 from helpers.profiling.module_profiler import ModuleProfiler
 from helpers.training import Excerpt
-from helpers.training.planted import (
+
+from .layer_costs import CalledLayers
+from .planted_faults import (
     FAULTS,
     FIXED,
     PIPELINES,
@@ -31,8 +33,6 @@ from helpers.training.planted import (
     trace_of,
     within_an_epoch,
 )
-
-from .layer_costs import CalledLayers
 
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
 BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
@@ -84,8 +84,8 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
         step = _with_parts(read_timeline(trace_of(switched, fixes, size)))
         parts = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
         ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
-        shown = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
-        rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in shown.to_dict("records")]
+        drawn = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
+        rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in drawn.to_dict("records")]
     return rows
 
 
@@ -149,17 +149,17 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     loops = {name: planted(pipeline, [other for other in names if other != name], size) for name in names}
     loops[SLOW] = planted(pipeline, names, size)
     costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
-    told = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
+    findings = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
     times = side_by_side(pipeline, loops, size)
     step_ms = statistics.median(ms for ms, _ in times[SLOW]) / ROUNDS[size][1]
     gains = {name: gains_of(times[SLOW], times[name]) for name in names}
     medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
     for name in names:
         expected = FAULTS[pipeline][name]
-        promised_ms, promised_share = told.loc[expected] if expected in told.index else (0.0, 0.0)
+        promised_ms, promised_share = findings.loc[expected] if expected in findings.index else (0.0, 0.0)
         low, high = np.percentile(gains[name], [20, 80])
         row = {"fix": name, "finding": expected, "step_ms": step_ms}
         row |= {"promised_ms": promised_ms, "promised_share": promised_share}
         row |= {"gained_ms": medians[name] * step_ms, "gained_share": medians[name], "noise_share": (high - low) / 4}
-        rows.append(row | {"first_finding": next(iter(told.index), None)})
+        rows.append(row | {"first_finding": next(iter(findings.index), None)})
     return rows

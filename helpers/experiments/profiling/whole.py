@@ -11,16 +11,16 @@ from helpers.lab.machine import device_class
 from helpers.lab.records import Row
 from helpers.lab.timing import synchronize
 from helpers.training import CLOTHES, Batch, Trainer
-from helpers.training.planted import (
+from helpers.training.slow_parts import CollectedMetrics
+
+from .loops import sized
+from .planted_faults import (
     FIXED,
     PIPELINES,
     SLOW,
     fixes_of,
     options,
 )
-from helpers.training.slow_parts import CollectedMetrics
-
-from .loops import sized
 
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
 TINY = {  # so small that the metric's time shows on a CPU, too
@@ -87,9 +87,11 @@ def metrics_cost(steps: int) -> list[Row]:
     changes = TINY if preset == "small" else {}
     fixed = CLOTHES.prepare(preset=preset, **changes | {"samples": 32, "validation_samples": 1})
     batch = _repeated(next(fixed.epoch(0)), (CLOTHES.sizes[preset] | changes)["batch_size"])
-    slow = frozenset({"streaming_metrics"})
     collected = replace(fixed.task, metric=CollectedMetrics(fixed.task.metric.classes))
-    trainers = {COLLECTED: Trainer(collected, fixed.precision, fixes=fixed.fixes - slow, slow=slow), STREAMING: fixed}
+    trainers = {
+        COLLECTED: Trainer(collected, fixed.precision, faults=replace(fixed.faults, metrics_collected=True)),
+        STREAMING: fixed,
+    }
     every, rows = max(steps // 50, 1), []
     for first in range(-every, steps, every):  # a block to warm up
         for variant, trainer in trainers.items():

@@ -6,6 +6,7 @@ compilation.
 
 from .kernels import norms, adam, lecture  # isort: skip
 from .ranks import memory_alone  # isort: skip
+from .pairs import pairs  # isort: skip
 from .steps import ladder, peers, loading, batch, checkpointing  # isort: skip
 from .ranks import distributed, memory_plan, scaling  # isort: skip
 
@@ -20,6 +21,7 @@ __all__ = [
     "memory_alone",
     "memory_plan",
     "norms",
+    "pairs",
     "peers",
     "scaling",
 ]

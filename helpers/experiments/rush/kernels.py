@@ -83,7 +83,7 @@ def adam(million_parameters: int) -> list[Row]:
     for param in params:
         param.grad = torch.randn_like(param)
     missing = {v: missing_because(*optimizers.NEEDS.get(v, ())) for v in optimizers.VARIANTS}
-    steps = {v: optimizers.build(v, params).step for v, reason in missing.items() if not reason}
+    steps = {v: optimizers.build_optimizer(v, params).step for v, reason in missing.items() if not reason}
     timed = compare(steps, check=False, before=queue_ahead)
     moved = optimizers.LEAST_BYTES * 64 * elements
     return _kernel_rows(missing, timed, optimizers.FUSED, moved)
@@ -156,7 +156,7 @@ def decoder_step(x: Tensor, layers: int, dtype: torch.dtype | None, norm: str, o
     blocks = [nn.TransformerDecoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(layers)]
     model = nn.ModuleList(blocks).to(device())
     swaps.swap_norms(model, norm)
-    adamw = optimizers.build(optimizer, list(model.parameters()))
+    adamw = optimizers.build_optimizer(optimizer, list(model.parameters()))
 
     def step() -> Tensor:
         with torch.autocast(device().type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):

@@ -26,7 +26,7 @@ WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile a
 
 
 SPREAD = "p20_ms p80_ms n"
-RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_tflops matmul_share compile_s? loss text"
+RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
 PEERS += "tokens_per_s ours_tokens_per_s step_gib ours_step_gib loss ours_loss"
 

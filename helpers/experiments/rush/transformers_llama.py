@@ -52,7 +52,7 @@ def against(variant: str, setup: Setup, *, steps: int = ON_CPU_LOSS_STEPS, round
     those of our Llama. Rows of slow machines have fewer rounds: a minute's, but at least 5.
     """
     ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
-    both = {variant: build(variant, setup), OURS: ours}
+    both = {variant: training_step(variant, setup), OURS: ours}
     for name, step in both.items():
         curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
         losses[name] = statistics.fmean(curve[-SEQUENCES:])
@@ -77,7 +77,7 @@ def against(variant: str, setup: Setup, *, steps: int = ON_CPU_LOSS_STEPS, round
     }
 
 
-def build(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
+def training_step(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
     """`step(tokens)`: one training step of a variant on tokens (B, T + 1); returns the loss without a sync."""
     if reason := missing_because(*needs(variant)):
         raise ValueError(reason)

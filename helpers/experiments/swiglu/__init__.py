@@ -1,18 +1,17 @@
 """What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each variant."""
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import Timing, bench, compare, device, experiment, peak_memory, phases, saved_bytes
+from helpers.lab import bench, compare, device, experiment, peak_memory, phases, saved_bytes
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import relative_error, synchronize
+from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 
 from .layer_variants import COMPILED, LIGER, NEEDS, OURS, PLAIN, VARIANTS, version
@@ -274,45 +273,6 @@ def sweep(
         "before_gib": memory.before_bytes / GIB,  # 0 on a CPU, whose peak counts what the step adds
         "saved_gib": saved / GIB,
     }
-
-
-@experiment(
-    small=[{"size": 256}],
-    big_gpu=[{"size": 4096}, {"size": 8192}],
-    columns=("unsynchronised_ms", "synchronised_ms", "events_ms", "events_p20_ms", "events_p80_ms", "n"),
-)
-def timing(size: int) -> Row:
-    """A matrix product by a host clock without synchronising, with it, and by CUDA events: a CPU has no queue."""
-    a, b = (torch.randn(size, size, device=device()) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    naive, right = ([clock(lambda: a @ b) for _ in range(20)] for clock in (unsynchronised_ms, synchronised_ms))
-    events = bench(lambda: a @ b)
-    return {
-        "unsynchronised_ms": Timing.of(naive).median_ms,
-        "synchronised_ms": Timing.of(right).median_ms,
-        "events_ms": events.median_ms,
-        "events_p20_ms": events.p20_ms,
-        "events_p80_ms": events.p80_ms,
-        "n": events.n,
-    }
-
-
-def unsynchronised_ms(fn: Callable[[], object]) -> float:
-    """Wrong on a GPU: when `fn` returns, its work is only queued."""
-    synchronize()
-    start = time.perf_counter()
-    fn()
-    return (time.perf_counter() - start) * 1e3
-
-
-def synchronised_ms(fn: Callable[[], object]) -> float:
-    """Right: nothing older is still running at the start, and the work is finished at the end."""
-    synchronize()
-    start = time.perf_counter()
-    fn()
-    synchronize()
-    return (time.perf_counter() - start) * 1e3
 
 
 def _residual(layers: list[nn.Module], x: Tensor) -> Tensor:

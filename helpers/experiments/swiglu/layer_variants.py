@@ -63,11 +63,11 @@ def liger(module: SwigluMLP) -> Built:
 
 
 def at_level(level: int) -> Callable[[SwigluMLP], Built]:
-    def build(module: SwigluMLP) -> Built:
+    def layer_of(module: SwigluMLP) -> Built:
         layer = MemoryOptimizedSwigluMLP.from_plain(module, level)
         return layer, layer
 
-    return build
+    return layer_of
 
 
 VARIANTS: dict[str, Callable[[SwigluMLP], Built]] = {

@@ -11,7 +11,7 @@ know nothing of the rest of this library. Each takes a second or a few.
 
 from .batching import batch_sampler, packed_attention, packing
 from .check import Check
-from .layers import profiler_times, swiglu
+from .layers import swiglu
 from .precision import accumulated_step, autocast, grad_scaler
 
 __all__ = [
@@ -22,6 +22,5 @@ __all__ = [
     "grad_scaler",
     "packed_attention",
     "packing",
-    "profiler_times",
     "swiglu",
 ]

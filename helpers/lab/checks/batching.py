@@ -30,7 +30,7 @@ def batch_sampler(make: Callable[..., Iterable[Sequence[int]]], batch_size: int 
         return widest <= k, f"at most {widest}"
 
     def sizes() -> tuple[bool, str]:
-        full = np.mean([len(batch) for batch in epoch]) / batch_size
+        full = float(np.mean([len(batch) for batch in epoch])) / batch_size
         return max(map(len, epoch)) <= batch_size and full >= 0.5, f"{full:.0%} full on the mean"
 
     def shuffled() -> tuple[bool, str]:
@@ -64,7 +64,7 @@ def _batch_us(make: Callable, samples: int, batch_size: int, k: int) -> float:
     return best
 
 
-def packing(pack: Callable[[Sequence[int], int], Iterable[Sequence[int]]], capacity: int = 640) -> Check:
+def packing(pack: Callable[[np.ndarray, int], Iterable[Sequence[int]]], capacity: int = 640) -> Check:
     """A function of (lengths, capacity) that gives packs of indices, none longer together than the capacity."""
     check = Check(name_of(pack))
     lengths = np.random.default_rng(0).integers(1, capacity + 1, 2000)
@@ -85,7 +85,7 @@ def packing(pack: Callable[[Sequence[int], int], Iterable[Sequence[int]]], capac
     return check
 
 
-def packed_attention(attend: Callable[[Tensor, Tensor, Tensor, np.ndarray], Tensor], device: str = "cpu") -> Check:
+def packed_attention(attend: Callable[..., Tensor], device: str = "cpu") -> Check:
     """Attention `attend(q, k, v, offsets)` over documents packed in one sequence, causal within each.
 
     q, k and v are (1, heads, T, head_dim); document i lies at `offsets[i]` to `offsets[i + 1]`.
@@ -101,7 +101,7 @@ def packed_attention(attend: Callable[[Tensor, Tensor, Tensor, np.ndarray], Tens
 
     def alone(*tensors: Tensor) -> Tensor:
         parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(*part, is_causal=True) for part in parts], dim=2)
+        return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts], dim=2)
 
     def close(outputs: Iterable[Tensor], expected: Iterable[Tensor]) -> tuple[bool, str]:
         error = max(relative_error(a, b) for a, b in zip(outputs, expected, strict=True))

@@ -27,19 +27,19 @@ class Check:
             self.attempted = False
             return
         except Exception as error:
-            said = str(error).strip().partition("\n")[0][:120]
-            self.lines.append(("FAILS", f"{about}: {type(error).__name__}: {said}"))
+            reason = str(error).strip().partition("\n")[0][:120]
+            self.lines.append(("FAILS", f"{about}: {type(error).__name__}: {reason}"))
             return
-        held, figure = result if isinstance(result, tuple) else (result, "")
-        self.lines.append(("holds" if held else "FAILS", f"{about}: {figure}" if figure else about))
+        passed, figure = result if isinstance(result, tuple) else (result, "")
+        self.lines.append(("holds" if passed else "FAILS", f"{about}: {figure}" if figure else about))
 
     def summary(self) -> str:
         """One line without figures, the same on every machine."""
         if not self.attempted:
             return f"{self.name}: not attempted"
         failed = [about.partition(":")[0] for verdict, about in self.lines if verdict == "FAILS"]
-        said = f"{self.name}: {len(self.lines) - len(failed)} of {len(self.lines)} checks hold"
-        return f"{said}; not: {'; '.join(failed)}" if failed else said
+        count = f"{self.name}: {len(self.lines) - len(failed)} of {len(self.lines)} checks hold"
+        return f"{count}; not: {'; '.join(failed)}" if failed else count
 
     def __repr__(self) -> str:
         if not self.attempted:

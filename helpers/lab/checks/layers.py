@@ -1,13 +1,12 @@
-"""Checks of a layer's gradients and saved tensors, and of a profiler's times by module."""
+"""Checks of a layer's gradients and saved tensors."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.lab.memory import saved_bytes
 from helpers.lab.timing import relative_error
@@ -66,46 +65,4 @@ def swiglu(function: Any, levels: Sequence[int] = (0, 1), tolerance: float = 1e-
             check.holds(
                 f"level {level} saves {what}", partial(saved, level, 50 * (d + tensors_of_xW * intermediate) * 4)
             )
-    return check
-
-
-class _Spin(nn.Module):
-    """Takes so many milliseconds, forward."""
-
-    def __init__(self, ms: float) -> None:
-        super().__init__()
-        self.ms = ms
-
-    def forward(self, x: Tensor) -> Tensor:
-        end = time.perf_counter() + self.ms / 1e3
-        while time.perf_counter() < end:
-            pass
-        return x
-
-
-def profiler_times(measure: Callable[[nn.Module, Callable[[], Any]], Mapping[str, float]]) -> Check:
-    """A function of (model, step) that runs a training step some times: milliseconds of forward by module name."""
-    check = Check(name_of(measure))
-    model = nn.Sequential(nn.Linear(1, 1))
-    for name, ms in (("short", 2.0), ("long", 6.0)):
-        model.add_module(name, nn.Sequential(_Spin(ms / 2), _Spin(ms / 2)))
-    times: dict[str, float] = {}
-
-    def known() -> tuple[bool, str]:
-        for _ in range(3):  # another process may take the core for a while
-            times.update(measure(model, lambda: model(torch.zeros(1, 1)).sum().backward()))
-            short, long = times["short"], times["long"]
-            if close := max(abs(short / 2 - 1), abs(long / 6 - 1)) <= 0.15:
-                break
-        return close, f"{short:.2f} ms of 2, {long:.2f} ms of 6"
-
-    def nested() -> tuple[bool, str]:
-        inner = times["long.0"] + times["long.1"]
-        return inner <= times["long"] * 1.05, f"{inner:.2f} ms in {times['long']:.2f}"
-
-    check.holds("modules take the time that they are known to take", known)
-    if times:
-        check.holds("what lies inside takes no longer than what lies around it", nested)
-        hooks = [hook for m in model.modules() for hook in (*m._forward_hooks, *m._forward_pre_hooks)]
-        check.holds("no hook is left behind", lambda: not hooks)
     return check

@@ -24,7 +24,7 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
     def built(scale: float) -> Any:
         return make(init_scale=scale) if dynamic else make(scale)
 
-    def problem() -> tuple[nn.Module, torch.optim.Optimizer, list[Tensor]]:
+    def problem() -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
         generator = torch.Generator().manual_seed(0)
         model = nn.Linear(8, 4)
         with torch.no_grad():
@@ -53,8 +53,8 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
                 scales.append(float(scaler.get_scale()))
         return [p.detach().clone() for p in model.parameters()], scales
 
-    def equal(found: list[Tensor], expected: list[Tensor]) -> tuple[bool, str]:
-        error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+    def equal(values: list[Tensor], expected: list[Tensor]) -> tuple[bool, str]:
+        error = max(relative_error(a, b) for a, b in zip(values, expected, strict=True))
         return error <= 1e-5, f"relative error {error:.1e}"
 
     def scaled() -> tuple[bool, str]:
@@ -73,7 +73,7 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
         "a step with inf in a gradient is skipped",
         lambda: equal(train(built(8.0), {5, 6})[0], train(None, {5, 6})[0]),
     )
-    options = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
+    options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
 
     def same_scales(bad: tuple[int, ...]) -> tuple[bool, str]:
         ours = train(make(**options), bad)[1]
@@ -100,8 +100,8 @@ def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> C
             return fn()
 
     def is_of(fn: Callable[[], Tensor], wanted: torch.dtype) -> tuple[bool, str]:
-        found = run(fn).dtype
-        return found == wanted, str(found)[6:]
+        actual = run(fn).dtype
+        return actual == wanted, str(actual)[6:]
 
     check.holds(f"a linear layer gives {str(dtype)[6:]}", lambda: is_of(lambda: linear(x), dtype))
     check.holds("a norm of fp32 numbers stays fp32", lambda: is_of(lambda: norm(x), torch.float32))
@@ -160,15 +160,15 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
 
     def same(steps: int) -> tuple[bool, str]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        found = weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
-        error = relative_error(found, weights(steps, at_once))
+        weight = weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
+        error = relative_error(weight, weights(steps, at_once))
         return error <= 1e-5, f"relative error {error:.1e}"
 
     def skipped() -> tuple[bool, str]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         bad = [(inputs * float("inf"), targets) for inputs, targets in pairs[:1]] + pairs[1:]
-        found = weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad))
-        return torch.equal(found, start.weight) and scaler.get_scale() == 512, f"the scale is {scaler.get_scale():g}"
+        weight = weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad))
+        return torch.equal(weight, start.weight) and scaler.get_scale() == 512, f"the scale is {scaler.get_scale():g}"
 
     check.holds("a step on 4 micro-batches is the clipped step on all of their samples", lambda: same(1))
     check.holds("so are 3 steps", lambda: same(3))

@@ -60,7 +60,7 @@ def build(
                 check_executed(notebook, path)
         exporter, pages = ReportExporter(), Path(temporary, "pages")
         pages.mkdir()
-        chapters = [chapter(nb, path.stem, path.parent, pages) for path, nb in notebooks.items()]
+        chapters = [chapter(nb, path.stem, pages) for path, nb in notebooks.items()]
         pdf = _compiled(exporter, chapters, pages, _waiting(list(notebooks.values())))
 
     drawn = {figures / name: svg for name, svg in _figures(chapters).items()}

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import nbformat
 from nbconvert.filters import strip_ansi
@@ -24,7 +23,6 @@ Piece = dict[str, Any]
 _TABLE = re.compile(r"<table.*</table>", re.DOTALL)
 _CAPTION = re.compile(r"<caption.*?</caption>", re.DOTALL)
 _ALIGNED = re.compile(r' style="text-align: \w+"')  # style.typ aligns columns by what is in them
-_MARKED_PATH = re.compile("\ue000(.*?)\ue000")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 PRINTED = 10_000  # characters that are shown of what a cell prints, two pages
 
@@ -43,8 +41,8 @@ class Chapter:
         return [(f"{piece['name']}.svg", piece["content"]) for piece in self.pieces if "name" in piece]
 
 
-def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Path) -> Chapter:
-    """Convert a notebook that lies in `source`, and write its pictures into `folder`.
+def chapter(notebook: nbformat.NotebookNode, name: str, folder: Path) -> Chapter:
+    """Convert a notebook, and write its figures into `folder`.
 
     The chapter has the number that the file name begins with, so chapter 4 is `04_….ipynb`; `00_…` has none.
     """
@@ -58,9 +56,6 @@ def chapter(notebook: nbformat.NotebookNode, name: str, source: Path, folder: Pa
         if piece["kind"] == "figure":
             piece["text"] = _put(piece["content"], piece["suffix"], folder)
     _convert(pieces, file)
-    for piece in pieces:
-        if "reader" in piece:
-            piece["text"] = _with_pictures(piece["text"], f"{file}: {piece['where']}", source, folder)
     return Chapter(file, int(re.match(r"\d*", name)[0] or 0), pieces)
 
 
@@ -73,18 +68,6 @@ def _convert(pieces: list[Piece], file: str) -> None:
         raise BuildError(f"{file}: {error}") from None
     for (piece, key, _), typst in zip(texts, converted, strict=True):
         piece[key] = typst
-
-
-def _with_pictures(text: str, where: str, source: Path, folder: Path) -> str:
-    """The text with its pictures, which are files beside the notebook, copied into `folder`."""
-
-    def placed(marked: re.Match) -> str:
-        path = source / unquote(marked[1])
-        if not path.is_file():
-            raise BuildError(f"{where}: the image {marked[1]} is no file beside the notebook")
-        return _put(path.read_bytes(), path.suffix.lower(), folder)
-
-    return _MARKED_PATH.sub(placed, text)
 
 
 def _put(content: bytes, suffix: str, folder: Path) -> str:

@@ -21,7 +21,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class _Client(NotebookClient):
-    """Ctrl-C kills the kernel and is a KeyboardInterrupt; nbclient's own handler ends in an AssertionError."""
+    """Ctrl-C or SIGTERM ends the kernel and is a KeyboardInterrupt; nbclient's handlers end in an AssertionError."""
 
     stopped = False
 
@@ -33,7 +33,8 @@ class _Client(NotebookClient):
             execution.cancel()
 
         with contextlib.suppress(RuntimeError):  # in a thread, which gets no signals
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop)
         await super().async_start_new_kernel(**options)
 
     def run(self, environment: dict[str, str]) -> None:

@@ -45,14 +45,13 @@ class ReportExporter(TemplateExporter):
 
     def from_notebook_node(
         self, nb: nbformat.NotebookNode, resources: dict | None = None, **kw: Any
-    ) -> tuple[bytes, dict]:
-        """The PDF of one notebook. It costs about half a second; nothing is executed."""
+    ) -> tuple[Any, dict]:
+        """The PDF of one notebook, in bytes. It costs about half a second; nothing is executed."""
         # TemplateExporter would render its template here; the step before it is what is wanted.
         nb, resources = Exporter.from_notebook_node(self, nb, resources, **kw)
-        about = resources["metadata"]
         with TemporaryDirectory() as folder:
-            name, source = about.get("name") or "notebook", Path(about.get("path") or ".")
-            only = chapter(nb, name, source, Path(folder))
+            name = resources["metadata"].get("name") or "notebook"
+            only = chapter(nb, name, Path(folder))
             return compile_pdf(self.document([only], title=name), Path(folder)), resources
 
     def document(

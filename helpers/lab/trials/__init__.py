@@ -8,7 +8,7 @@
 Functions that can live in one process are compared there: `lab.compare`.
 """
 
-from .estimate import FASTER, SLOWER, Estimate, estimate
+from ..estimate import FASTER, SLOWER, Estimate, estimate
 from .programs import Program, ProgramError, Trial, trial
 
 __all__ = ["FASTER", "SLOWER", "Estimate", "Program", "ProgramError", "Trial", "estimate", "trial"]

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import ceilings
+from ..estimate import LEAST_PAIRS, LUCK, Estimate, estimate
 from ..machine import OthersLoad
 from . import trees, turns
-from .estimate import LEAST_PAIRS, LUCK, Estimate, estimate
 
-TURN_S, TURN_STEPS = (
-    0.05,
-    4,
-)  # a turn's least length, and after as many steps that are left out: at its beginning queues
-LONG_S = 2.0  # and prefetched batches are full. Of steps so long that a turn would take longer than this, it has fewer.
+TURN_S, TURN_STEPS = 0.05, 4  # a turn's least length, in seconds and in steps
+# As many steps are left out before: where a turn begins, queues and prefetched batches are full. Of steps so long that
+# a turn would take longer than this, it has fewer.
+LONG_S = 2.0
 PRECISION = 0.02  # half the interval's width at which a trial ends
 LEAST_STARTS, STARTS = 1, 3
 CLEAR = 0.05  # an effect below this needs `STARTS` starts
@@ -67,7 +67,8 @@ class Trial:
     """What a trial of a program against its baseline gave.
 
     `ended` says why it ended: at the precision that was asked for, or when its seconds were spent. `dropped` pairs were
-    measured beside others' work. Without an estimate, `reason` says why there is none.
+    measured beside others' work. `matmul_tflops` is the rate of the machine's fp32 products before and after. Without
+    an estimate, `reason` says why there is none.
     """
 
     name: str
@@ -79,13 +80,16 @@ class Trial:
     reason: str = ""
     baseline_ms: float = float("nan")
     median_ms: float = float("nan")
+    matmul_tflops: tuple[float, float] = (float("nan"), float("nan"))
 
     def row(self) -> dict[str, object]:
         """The columns of a record."""
         if self.estimate is None:
             return {"status": self.reason}
         times = {"median_ms": self.median_ms, "baseline": self.baseline, "baseline_ms": self.baseline_ms}
-        return times | self.estimate.row() | {"ended": self.ended, "dropped": self.dropped}
+        before, after = self.matmul_tflops
+        machine = {"dropped": self.dropped, "matmul_before": before, "matmul_after": after}
+        return times | self.estimate.row() | {"ended": self.ended} | machine
 
 
 def trial(
@@ -96,19 +100,22 @@ def trial(
     precision: float = PRECISION,
     turn_s: float = TURN_S,
     turn_steps: int = TURN_STEPS,
+    drop: int | None = None,
     silence_s: float = SILENCE_S,
     loaded: float = LOADED,
 ) -> Trial:
     """Let two programs take turns until the interval is narrow enough or `seconds` are spent.
 
-    A pair during which others used more than `loaded` cores is dropped. A program that ends no turn in `silence_s` is
-    taken to hang. Whatever happens, no process of theirs is left.
+    The first `drop` steps of a turn don't count; as many as `turn_steps` unless given. Programs that prefetch and queue
+    nothing need none. A pair during which others used more than `loaded` cores is dropped. A program that ends no turn
+    in `silence_s` is taken to hang. Whatever happens, no process of theirs is left.
     """
+    rate_before = ceilings.rate_beside()
     began = time.monotonic()
     starts: list[list[float]] = []
     times: dict[str, list[float]] = {baseline.name: [], program.name: []}
     dropped, reason, luck = 0, "", LUCK
-    turn = {"drop": turn_steps, "seconds": turn_s, "steps": turn_steps}
+    turn = {"drop": turn_steps if drop is None else drop, "seconds": turn_s, "steps": turn_steps}
     while True:
         left = seconds - (time.monotonic() - began)
         share = left / max(STARTS - len(starts), 1)
@@ -139,8 +146,14 @@ def trial(
         dropped,
         time.monotonic() - began,
         reason,
-        *(float(np.median(times[one.name])) * 1e3 if times[one.name] else float("nan") for one in (baseline, program)),
+        _median_ms(times[baseline.name]),
+        _median_ms(times[program.name]),
+        (rate_before, ceilings.rate_beside()),
     )
+
+
+def _median_ms(seconds: list[float]) -> float:
+    return float(np.median(seconds)) * 1e3 if seconds else float("nan")
 
 
 def _one_start(
@@ -155,32 +168,48 @@ def _one_start(
 ) -> tuple[list[float], int, bool]:
     """The log ratios of one life of both, how many pairs others disturbed, and whether they lived apart."""
     deadline = time.monotonic() + seconds
-    with _living(baseline, silence_s) as first:
+    with living(baseline, silence_s) as first:
         turn = _fitted(turn, first.take(turn))
         if first.resident_bytes() > TOGETHER * _free_bytes(first):
             return (*_apart(first, program, deadline, turn, silence_s, times), True)
-        with _living(program, silence_s) as second:
+        with living(program, silence_s) as second:
             second.take(turn)
-            sides = [(first, times[baseline.name]), (second, times[program.name])]
-            pairs, dropped = [], 0
-            while time.monotonic() < deadline or len(pairs) + dropped < LEAST_PAIRS:
-                with OthersLoad() as load:
-                    steps = [side.take(turn) for side, _ in sides]
-                order = sides[0][0] is first
-                ours, theirs = (steps[1], steps[0]) if order else (steps[0], steps[1])
-                if load.cores is not None and load.cores > loaded:
-                    dropped += 1
-                    if time.monotonic() > deadline + seconds:
-                        break
-                else:
-                    for (_, of_side), step in zip(sides, steps, strict=True):
-                        of_side.append(step)
-                    pairs.append(float(np.log(ours / theirs)))
-                sides.reverse()
-                alone = estimate([pairs], luck=0.0)
-                if alone and len(pairs) >= 2 * LEAST_PAIRS and alone.half_width <= precision / 2:
-                    break
-            return pairs, dropped, False
+            ours, theirs, dropped = take_pairs(first, second, turn, deadline, precision, loaded)
+    times[baseline.name] += ours
+    times[program.name] += theirs
+    return log_ratios(ours, theirs), dropped, False
+
+
+def take_pairs(
+    first: "Living", second: "Living", turn: dict, deadline: float, precision: float = PRECISION, loaded: float = LOADED
+) -> tuple[list[float], list[float], int]:
+    """Let two living programs take turns, A B B A: the seconds of each one's steps, pair by pair, and the lost pairs.
+
+    It ends at the deadline (a monotonic time) or when half the interval is half of `precision`.
+    """
+    began = time.monotonic()
+    sides: list[tuple[Living, list[float]]] = [(first, []), (second, [])]
+    (_, ours), (_, theirs) = sides
+    dropped = 0
+    while time.monotonic() < deadline or len(ours) + dropped < LEAST_PAIRS:
+        with OthersLoad() as load:
+            steps = [side.take(turn) for side, _ in sides]
+        if load.cores is not None and load.cores > loaded:
+            dropped += 1
+            if time.monotonic() > 2 * deadline - began:
+                break
+        else:
+            for (_, of_side), step in zip(sides, steps, strict=True):
+                of_side.append(step)
+        sides.reverse()
+        alone = estimate([log_ratios(ours, theirs)], luck=0.0)
+        if alone and len(ours) >= 2 * LEAST_PAIRS and alone.half_width <= precision / 2:
+            break
+    return ours, theirs, dropped
+
+
+def log_ratios(before: list[float], after: list[float]) -> list[float]:
+    return [float(np.log(second / first)) for first, second in zip(before, after, strict=False)]
 
 
 def _fitted(turn: dict, step_s: float) -> dict:
@@ -190,28 +219,28 @@ def _fitted(turn: dict, step_s: float) -> dict:
 
 
 def _apart(
-    first: "_Process", program: Program, deadline: float, turn: dict, silence_s: float, times: dict[str, list[float]]
+    first: "Living", program: Program, deadline: float, turn: dict, silence_s: float, times: dict[str, list[float]]
 ) -> tuple[list[float], int]:
     """Both lives one after the other, where the memory holds only one: turn by turn in the order in which they came."""
     until = time.monotonic() + (deadline - time.monotonic()) / 2
     ours = _turns_until(first, until, turn)
     trees.end(first.mark)
-    with _living(program, silence_s) as second:
+    with living(program, silence_s) as second:
         second.take(turn)
         theirs = _turns_until(second, deadline, turn)
     times[first.program.name] += ours
     times[program.name] += theirs
-    return [float(np.log(after / before)) for before, after in zip(ours, theirs, strict=False)], 0
+    return log_ratios(ours, theirs), 0
 
 
-def _turns_until(side: "_Process", deadline: float, turn: dict) -> list[float]:
+def _turns_until(side: "Living", deadline: float, turn: dict) -> list[float]:
     steps = [side.take(turn) for _ in range(LEAST_PAIRS)]
     while time.monotonic() < deadline and len(steps) < 50:
         steps.append(side.take(turn))
     return steps
 
 
-def _free_bytes(process: "_Process") -> float:
+def _free_bytes(process: "Living") -> float:
     """Memory that programs may take: what is available now, and what this one has taken of it."""
     with contextlib.suppress(OSError, StopIteration):
         with open("/proc/meminfo") as lines:
@@ -220,7 +249,7 @@ def _free_bytes(process: "_Process") -> float:
     return float("inf")
 
 
-class _Process:
+class Living:
     """A program's process and the pipes to it. Between its turns all of its tree is stopped."""
 
     def __init__(self, program: Program, silence_s: float):
@@ -230,7 +259,7 @@ class _Process:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (end closes it)
         their_orders, self._orders = os.pipe()
         self._answers, their_answers = os.pipe()
-        self._theirs = (their_orders, their_answers)
+        self._theirs: tuple[int, ...] = (their_orders, their_answers)
         self._guard = trees.guard(self.mark)
 
     def start(self) -> None:
@@ -302,8 +331,8 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _living(program: Program, silence_s: float) -> Iterator[_Process]:
-    process = _Process(program, silence_s)
+def living(program: Program, silence_s: float) -> Iterator[Living]:
+    process = Living(program, silence_s)
     try:
         process.start()
         yield process

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .estimate import FASTER, LUCK, SLOWER, estimate
+from ..estimate import FASTER, LUCK, SLOWER, estimate
 
 # Log times of turns: independent noise, a drift over the trial, sudden changes of speed (how many), turns that are
 # disturbed (their share), and noise that lasts over turns (its correlation).

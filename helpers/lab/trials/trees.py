@@ -24,13 +24,13 @@ for p in /proc/[0-9]*; do grep -qsz "^$0\\$" $p/environ && kill -9 ${p#/proc/}; 
 
 def members(mark: str) -> list[int]:
     """The living processes whose environment holds this mark."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, processes = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
+                    processes.append(int(folder.name))
+    return processes
 
 
 def stop(mark: str) -> None:

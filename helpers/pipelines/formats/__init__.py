@@ -1,4 +1,4 @@
-"""The same samples in small files, tar shards, one memory-mapped file, TFRecord or ffcv, with a common interface.
+"""The same samples in small files, tar shards, one memory-mapped file or TFRecord, with a common interface.
 
     from helpers.pipelines.formats import FORMATS, Sample, Stream, mapped
 
@@ -12,7 +12,6 @@ files       open, read, close          the same, each             from the table
 webdataset  one read at an offset      one file a shard           from the index           write its shard
 mapped      page faults                the same, read ahead       from the table           write the file
 tfrecord    one read, one parse        one file a shard, parsed   by reading every one     write its shard
-ffcv        page faults                the same, read ahead       from the table           write the file
 
 For a damaged sample `faults="refuse"` raises a `FormatError` that names file, sample and reason; with `faults="skip"` a
 `Fault` takes the sample's place. See `dataset`.
@@ -20,7 +19,7 @@ For a damaged sample `faults="refuse"` raises a `FormatError` that names file, s
 
 from types import ModuleType
 
-from . import ffcv, mapped, small_files, tfrecord, webdataset
+from . import mapped, small_files, tfrecord, webdataset
 from .dataset import Fault, FormatError, Sample, decode
 from .stream import ORDERS, Stream, collate
 
@@ -29,7 +28,6 @@ FORMATS: dict[str, ModuleType] = {
     "webdataset": webdataset,
     "mapped": mapped,
     "tfrecord": tfrecord,
-    "ffcv": ffcv,
 }
 
 __all__ = ["FORMATS", "ORDERS", "Fault", "FormatError", "Sample", "Stream", "collate", "decode"]

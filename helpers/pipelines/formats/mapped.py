@@ -48,16 +48,32 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
             os.fsync(stream.fileno())  # before the rename: a crash can't leave an incomplete file under the name
 
 
-class OneFile(Reader):
-    """A format of one file, whose samples are slices of it: mapped at the first access, in each process."""
+class Mapped(Reader):
+    """Sample i is a slice of the file, which is mapped at the first access, in each process.
 
-    name: str  # of the file, in its folder
-    file_bytes: int  # when it was opened
+    A damaged table always raises, for any `faults`.
+    """
+
     _map: mmap.mmap | None = None
+
+    def _open(self) -> None:
+        with naming(self.file), open(self.file, "rb") as stream:
+            self.file_bytes = os.fstat(stream.fileno()).st_size
+            entries = table.read(stream, self.file_bytes)
+            start = _page_end(stream.tell())
+            if (dtype := entries.about.get("dtype")) not in TOKEN_TYPES:
+                raise ValueError(f"has data of type {dtype!r}; expected one of {', '.join(TOKEN_TYPES)}")
+        if self.file_bytes != (expected := start + entries.about["bytes"]):
+            reason = f"truncated or changed: it has {self.file_bytes} bytes of {expected}"
+            self._raise_or_record(Fault(self.file, None, reason))
+        self.kind, self.dtype = entries.about["kind"], np.dtype("<" + dtype)
+        self.offsets, self.sizes = entries.rows["offset"] + start, entries.rows["size"]  # within the file
+        self.labels, self.sums, self.keys = entries.rows["label"], entries.rows["crc32"], table.Keys([entries])
+        self.shards = [range(len(entries.rows))]
 
     @property
     def file(self) -> str:
-        return str(self.folder / self.name)
+        return str(self.folder / NAME)
 
     def file_of(self, position: int) -> str:
         return self.file
@@ -68,11 +84,6 @@ class OneFile(Reader):
     def __getstate__(self) -> dict:
         return vars(self) | {"_map": None}
 
-    def _check_size(self, expected: int) -> None:
-        if self.file_bytes != expected:
-            reason = f"truncated or changed: it has {self.file_bytes} bytes of {expected}"
-            self._raise_or_record(Fault(self.file, None, reason))
-
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open(self.file, "rb") as stream:
@@ -81,31 +92,6 @@ class OneFile(Reader):
                 raise ValueError("is another than when it was opened: its size changed")
             self._map = mapped
         return self._map
-
-    def _slice(self, start: int, size: int, dtype: np.dtype) -> np.ndarray:
-        """Bytes of the file as an array, without a copy."""
-        if start + size > self.file_bytes:
-            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
-        return np.frombuffer(self._mapped(), dtype, size // dtype.itemsize, start) if size else np.empty(0, dtype)
-
-
-class Mapped(OneFile):
-    """Sample i is a slice of the file. A damaged table always raises, for any `faults`."""
-
-    name = NAME
-
-    def _open(self) -> None:
-        with naming(self.file), open(self.file, "rb") as stream:
-            self.file_bytes = os.fstat(stream.fileno()).st_size
-            entries = table.read(stream, self.file_bytes)
-            self.start = _page_end(stream.tell())
-            if (dtype := entries.about.get("dtype")) not in TOKEN_TYPES:
-                raise ValueError(f"has data of type {dtype!r}; expected one of {', '.join(TOKEN_TYPES)}")
-        self._check_size(self.start + entries.about["bytes"])
-        self.kind, self.dtype = entries.about["kind"], np.dtype("<" + dtype)
-        self.offsets, self.sizes = entries.rows["offset"] + self.start, entries.rows["size"]  # within the file
-        self.labels, self.sums, self.keys = entries.rows["label"], entries.rows["crc32"], table.Keys([entries])
-        self.shards = [range(len(entries.rows))]
 
     def in_order(self, piece: range) -> Iterator[Sample]:
         """The samples of a piece; the kernel reads the next `AHEAD` bytes meanwhile."""
@@ -128,7 +114,11 @@ class Mapped(OneFile):
             self._mapped().madvise(WILLNEED, page, stop - page)
 
     def _data(self, position: int) -> np.ndarray:
-        return self._slice(int(self.offsets[position]), int(self.sizes[position]), self.dtype)
+        start, size = int(self.offsets[position]), int(self.sizes[position])
+        if start + size > self.file_bytes:
+            raise ValueError(f"truncated: the file ends at {self.file_bytes}, the sample at byte {start + size}")
+        count = size // self.dtype.itemsize
+        return np.frombuffer(self._mapped(), self.dtype, count, start) if size else np.empty(0, self.dtype)
 
 
 open_ = Mapped

@@ -92,6 +92,8 @@ class Shards(Reader):
         return {file.name.removesuffix(end): file for end in ends for file in self.folder.glob(f"[!.]*{end}")}
 
     def _table(self, shard: Path) -> Table:
+        if shard.exists() and not shard.is_file():  # reading a pipe would wait for ever
+            raise FormatError(Fault(str(shard), None, "not a regular file"))
         index = shard.with_suffix(self.index_suffix)
         if index.is_file():
             with naming(index, "not a readable index"):

@@ -9,16 +9,12 @@ tool can view, replace or delete a sample.
 """
 
 import csv
-import io
 import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-
-from helpers.lab import files
-from helpers.lab.arguments import check_choice
 
 from .dataset import KINDS, Reader, Sample, building, checked, naming, pack, suffix_of
 
@@ -37,28 +33,15 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(raw)
             rows.append((name, label, key, len(raw), zlib.crc32(raw)))
-        _write_table(part, rows)
+        with open(part / TABLE, "w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC).writerows([COLUMNS, *rows])
 
 
 class Files(Reader):
-    """Sample i is line i of the table, which is read at opening: about 2 µs a sample.
-
-    index="build" rebuilds a missing table from all files, which reads them; keys are then file names, as the original
-    keys were only in the table.
-    """
-
-    def __init__(self, folder: str | Path, *, index: str | None = None, **options) -> None:
-        check_choice((None, "build"), index=index)
-        self.index = index
-        super().__init__(folder, **options)
+    """Sample i is line i of the table, which is read at opening: about 2 µs a sample."""
 
     def _open(self) -> None:
         table = self.folder / TABLE
-        with naming(table):
-            if not table.is_file() and self.index != "build":
-                raise ValueError('no such table of the samples; index="build" makes one')
-            if not table.is_file():
-                _build_table(self.folder)
         with naming(table, "cannot be read as a table of samples"):
             try:
                 self.names, labels, self.keys, sizes, sums = zip(*_read_table(table), strict=True)
@@ -85,25 +68,6 @@ class Files(Reader):
 
 
 open_ = Files
-
-
-def _build_table(folder: Path) -> None:
-    """Write the table of the files in the labels' folders; keys are file names. Reads every file."""
-    samples = sorted((file for file in folder.glob("*/*") if _kind(file.name)), key=lambda file: file.name)
-    if not samples:
-        raise ValueError("no such table, and no samples; expected LABEL/NAME.jpg, .png or .npy")
-    rows = []
-    for file in samples:
-        raw = file.read_bytes()
-        name = file.relative_to(folder).as_posix()
-        rows.append((name, int(file.parent.name), file.stem, len(raw), zlib.crc32(raw)))
-    _write_table(folder, rows)
-
-
-def _write_table(folder: Path, rows: list[tuple[str, int, str, int, int]]) -> None:
-    stream = io.StringIO(newline="")
-    csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC).writerows([COLUMNS, *rows])
-    files.write(folder / TABLE, stream.getvalue())
 
 
 def _read_table(table: Path) -> list[tuple[str, int, str, int, int]]:

@@ -14,9 +14,8 @@ shuffled      shards in random order, each in order, through a buffer           
 random        single samples, by position                                         every order is equally likely
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.ranks import Place, check_identity, rank_of, worker_of
+from helpers.lab.ranks import Place, rank_of, worker_of
 
 from .dataset import Fault, Reader, Sample
 
@@ -61,30 +60,6 @@ class Stream(IterableDataset):
         """The epoch of the passes that begin from now on."""
         self._place.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place of the last pass in this process: `position` counts its items, faults among them.
-
-        In a loader's workers each has its own, which `StatefulDataLoader` collects.
-        """
-        return self._identity() | self._place.state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on from there; `shuffled` reads again what lies before it.
-
-        A ValueError if the state is of another stream, or of another worker.
-        """
-        check_identity(state, self._identity(), "stream")
-        if (state.get("worker"), state.get("workers")) != worker_of():
-            raise ValueError(f"the state is of worker {state.get('worker')} of {state.get('workers')}; load it there")
-        total = sum(map(len, self._share([range(len(self.reader))], *worker_of())))
-        if state["position"] > total:
-            raise ValueError(f"position is {state['position']}; the share has {total} items")
-        self._place.load(state, ended=state["position"] == total)
-
-    def _identity(self) -> dict[str, Any]:
-        names = ("order", "buffer", "seed", "rank", "world_size")
-        return {name: getattr(self, name) for name in names} | {"lengths": [len(run) for run in self.reader.shards]}
-
     def __len__(self) -> int:
         """The number of items of this rank, over all workers."""
         return sum(map(len, self._share([range(len(self.reader))], 0, 1)))
@@ -93,23 +68,12 @@ class Stream(IterableDataset):
         return shard(shard(runs, self.rank, self.world_size), worker, workers)
 
     def __iter__(self) -> Iterator:
-        epoch, resume = self._place.begin()
-        worker, workers = worker_of()
-        if resume is not None and (resume["worker"], resume["workers"]) != (worker, workers):
-            raise ValueError("the state was loaded outside of the workers; a StatefulDataLoader loads it in each")
-        done = resume["position"] if resume else 0
-        self._place.reach(epoch, done)
-        return self._given(self._items(epoch, worker, workers, done), epoch, done)
+        items = self._items(self._place.epoch, *worker_of())
+        if self.transform is None:
+            return items
+        return (item if isinstance(item, Fault) else self.transform(item) for item in items)
 
-    def _given(self, items: Iterable[Sample | Fault], epoch: int, position: int) -> Iterator:
-        for item in items:
-            item = item if isinstance(item, Fault) or self.transform is None else self.transform(item)
-            position += 1
-            self._place.reach(epoch, position)
-            yield item
-
-    def _items(self, epoch: int, worker: int, workers: int, done: int) -> Iterator[Sample | Fault]:
-        """This worker's items after the first `done`."""
+    def _items(self, epoch: int, worker: int, workers: int) -> Iterator[Sample | Fault]:
         rng = np.random.default_rng([self.seed, epoch])  # the same on all ranks and workers, which split one order
         runs: list[Sequence[int]] = list(self.reader.shards)
         if self.order == "random":
@@ -117,13 +81,12 @@ class Stream(IterableDataset):
         elif self.order == "shuffled":
             runs = [runs[at] for at in rng.permutation(len(runs))]
         pieces = self._share(runs, worker, workers)
-        if self.order == "shuffled":
-            own = np.random.default_rng([self.seed, epoch, self.rank, worker])
-            return itertools.islice(shuffled(self.reader.stream(pieces), self.buffer, own), done, None)
-        pieces = _between(pieces, done, len(self.reader))
         if self.order == "random":
             return (self.reader[position] for piece in pieces for position in piece)
-        return iter(self.reader.stream(pieces))
+        if self.order == "sequential":
+            return iter(self.reader.stream(pieces))
+        own = np.random.default_rng([self.seed, epoch, self.rank, worker])
+        return shuffled(self.reader.stream(pieces), self.buffer, own)
 
 
 def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence[int]]:
@@ -135,11 +98,7 @@ def shard(runs: Sequence[Sequence[int]], part: int, parts: int) -> list[Sequence
     if not 0 <= part < parts:
         raise ValueError(f"part is {part} of {parts}; valid: 0 to {parts - 1}")
     total = sum(map(len, runs))
-    return _between(runs, total * part // parts, total * (part + 1) // parts)
-
-
-def _between(runs: Iterable[Sequence[int]], low: int, high: int) -> list[Sequence[int]]:
-    """Positions low to high of the runs one after the other, as slices of the runs."""
+    low, high = total * part // parts, total * (part + 1) // parts
     pieces, at = [], 0
     for run in runs:
         pieces.append(run[max(low - at, 0) : max(high - at, 0)])

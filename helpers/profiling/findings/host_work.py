@@ -1,7 +1,7 @@
 """Work of the host that the device waits for: optimizers and gradients in many ops, memory, launches."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
@@ -9,7 +9,7 @@ from ..account import COMPUTE, HOST_REASONS, IDLE, UPDATING, is_wait, start_up_c
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import Spans, covered, intersect, length, of, subtract
 from ..places import source_lines
-from ..scene import Scene, larger
+from ..scene import Scene, larger, totals
 from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, STEP, WHOLE, ZERO_GRAD, Event
 from . import LAUNCHES, RETURNED, UNFUSED, ZEROED
 
@@ -81,15 +81,17 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
 def _where_idle(scene: Scene, spans: Spans) -> str:
     """The ranges or else the outermost ops that most of the idle time falls into."""
     events = [e for e in scene.trace.host if e.kind == OP and not any(o.kind == OP for o in e.outer())]
-    times: Counter = Counter()
-    for event in events:
-        scope = event.scope
-        while scope is not None and scope.name.startswith(STEP):
-            scope = scope.scope
-        times[(scope or event).name.removeprefix(BACKWARD)] += covered(spans, event.begin, event.end)
-    total = max(length(spans), 1e-9)
-    top = [f"{name} ({us / total:.0%})" for name, us in times.most_common(3) if us > 0.02 * total]
+    times, total = totals((_scope(e), covered(spans, e.begin, e.end)) for e in events), max(length(spans), 1e-9)
+    top = [f"{name} ({us / total:.0%})" for name, us in times[:3] if us > 0.02 * total]
     return ", ".join(top) or "between ops, in Python"
+
+
+def _scope(event: Event) -> str:
+    """The range of the user's that an op ran in, or else the op."""
+    scope = event.scope
+    while scope is not None and scope.name.startswith(STEP):
+        scope = scope.scope
+    return (scope or event).name.removeprefix(BACKWARD)
 
 
 def zeroed_gradients(scene: Scene) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ whether the tensor cores can load rows in 16-byte pieces.
 
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from math import prod
 from ..account import COMPUTE, is_collective
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import length
-from ..scene import Scene, larger
+from ..scene import Scene, larger, totals
 from ..trace import KERNEL, Event, Trace
 from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED
 
@@ -153,16 +152,14 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     group = products_by_type[kind]
     if not group:
         return
-    times: Counter = Counter()
-    for event in group:
-        times[_short(event.name)] += event.us
     yield scene.finding(
         FP32,
         (COMPUTE, spans),
         scene.where([e.parent or e for e in group]),
         f"{scene.each(len(group), 'product')} in {kind.upper() if kind == _TF32_KIND else kind}, "
         f"{scene.time(spans)}, {scene.share(spans):.0%} of the time; most of it in "
-        f"{times.most_common(1)[0][0]}" + ("; TF32 is already on" if kind == _TF32_KIND else ""),
+        f"{totals((_short(e.name), e.us) for e in group)[0][0]}"
+        + ("; TF32 is already on" if kind == _TF32_KIND else ""),
         remedy[kind],
         ESTIMATE,
         factor=0.5 if kind == _TF32_KIND else 0.75,
@@ -198,11 +195,8 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
     spans, compute = scene.kernels(kernels), length(scene.account.parts[COMPUTE])
     if not compute or length(spans) < CHAINS_MATTER * compute:
         return
-    times: Counter = Counter()
-    for event in kernels:
-        kind = "copies" if "copy" in event.name else "concatenations" if "CatArray" in event.name else "others"
-        times[kind] += event.us
-    by_kind = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times.most_common())
+    times = totals((_elementwise_kind(e.name), e.us) for e in kernels)
+    by_kind = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times)
     yield scene.finding(
         CHAINS,
         (COMPUTE, spans),
@@ -213,6 +207,10 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         ESTIMATE,
         factor=0.5,
     )
+
+
+def _elementwise_kind(kernel: str) -> str:
+    return "copies" if "copy" in kernel else "concatenations" if "CatArray" in kernel else "others"
 
 
 def layout_conversions(scene: Scene) -> Iterator[Finding]:

@@ -1,14 +1,14 @@
 """Copies and communication while nothing computes."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
 from ..account import COMMUNICATION, COPIES, IDLE, is_collective, is_wait
 from ..diagnosis import BOUND, MEASURED, Finding, milliseconds
 from ..intervals import intersect, length, of
-from ..scene import Scene, larger
+from ..scene import Scene, larger, totals
 from ..trace import COPY, Event
 from . import COLLECTIVES, COPYING, PAGEABLE
 from .waiting import enclosing_op, is_pageable, open_when_done
@@ -48,10 +48,7 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
     copies = [e for e in scene.trace.device if e.kind == COPY and not is_pageable(e)]
     if not copies or scene.account is None:
         return
-    kinds: Counter = Counter()
-    for event in copies:
-        kinds[event.name.removeprefix("Memcpy ")] += event.us
-    kind = kinds.most_common(1)[0][0]
+    kind = totals((e.name.removeprefix("Memcpy "), e.us) for e in copies)[0][0]
     chosen = [e for e in copies if kind in e.name]
     advice = "copy while the device computes: prefetch the next batch on a stream of its own, from pinned memory"
     if "DtoD" in kind:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..account import IDLE, IN_LOADER, LOADING, START_UP, is_blocking_read, is_wait
 from ..diagnosis import BOUND, MEASURED, Finding
 from ..intervals import Spans, length, of, subtract, union
-from ..places import by_source_line, frames, others, source_lines
+from ..places import by_source_line, others, source_lines
 from ..scene import Scene
 from ..trace import COPY, LOADER, OP, OPTIMIZER, PYTHON, Event, Note
 from . import DETERMINISTIC, HOST_WAITS, LOADER_WAITS, products
@@ -147,7 +147,7 @@ def reads_on_cpu(scene: Scene) -> list[Event]:
 
 def _is_torchs_bookkeeping(event: Event) -> bool:
     """Seeds and indices that samplers and loaders draw, wherever the loop makes them."""
-    return any("torch/utils/data/" in path for path, _, _ in frames(event))
+    return any("torch/utils/data/" in outer.name for outer in event.outer() if outer.kind == PYTHON)
 
 
 def _kind(event: Event) -> str:

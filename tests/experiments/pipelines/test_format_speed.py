@@ -22,7 +22,7 @@ def test_a_row_has_speed_size_and_search(kind, name):
     assert row["samples_per_s_p20"] <= row["samples_per_s"] <= row["samples_per_s_p80"]
     assert row["cache"] == "warm" and row["n"] == 2
     assert all(row[column] > 0 for column in ("build_s", "raw_s", "subset_s", "find_s", "mb_per_s"))
-    assert row["files"] == {"files": 41, "mapped": 1, "ffcv": 1}.get(name, 28)  # 14 shards of 3, each with its index
+    assert row["files"] == {"files": 41, "mapped": 1}.get(name, 28)  # 14 shards of 3, each with its index
     assert row["bytes_on_disk"] > row["payload_bytes"] or (kind, name) == ("tokens", "tfrecord")  # varints
 
 

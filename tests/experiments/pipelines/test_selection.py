@@ -13,14 +13,13 @@ from helpers.experiments.pipelines.selection import (
     RANDOM,
     VARIANTS,
     Recipe,
-    distribution,
     generator,
     measure_selection,
     selected,
     split,
     train,
 )
-from helpers.pipelines.forgetting import ForgettingTracker
+from helpers.pipelines.forgetting import PRESENTED, ForgettingTracker
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")
@@ -33,7 +32,7 @@ def _on_the_cpu(monkeypatch):
 
 
 def digits(seed=0):
-    return split("digits", seed, CPU)
+    return split(seed, CPU)
 
 
 def without_times(row):
@@ -51,19 +50,7 @@ def test_a_seeds_split_has_every_sample_once_and_a_third_of_each_class_for_the_t
     assert torch.equal(parts.labels, digits().labels) and not torch.equal(parts.labels, digits(1).labels)
 
 
-def test_garments_are_drawn_once_and_kept(monkeypatch, tmp_path):
-    pytest.importorskip("PIL")
-    monkeypatch.setenv("HELPERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(selection, "GARMENT_COUNTS", {"samples": 20, "validation_samples": 10})
-    selection._pool.cache_clear()
-    parts = split("garments", 0, CPU)
-    selection._pool.cache_clear()
-    assert (len(parts), len(parts.test_labels), parts.classes) == (20, 10, 10)
-    assert parts.images.shape[1:] == (3, 32, 32)
-    assert len(list(tmp_path.rglob("*.jpg"))) == 30
-
-
-@pytest.mark.parametrize("name", ["forgetting", "forgotten", "wrong_labels"])
+@pytest.mark.parametrize("name", ["forgetting", "wrong_labels"])
 def test_without_its_data_a_table_says_what_is_not_installed(name, monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda peer: None)
     table = getattr(experiments, name)("small")
@@ -98,7 +85,7 @@ def test_a_seed_gives_the_same_row_and_another_one_another():
     for seed in (5, 5, 6):
         for cached in (selection._tracked, selection._on_everything, selection._parts):
             cached.cache_clear()
-        rows.append(without_times(measure_selection("digits", RANDOM, 0.5, seed, epochs=EPOCHS)))
+        rows.append(without_times(measure_selection(RANDOM, 0.5, seed, epochs=EPOCHS)))
     assert rows[0] == rows[1]
     assert rows[0]["test_accuracy"] != rows[2]["test_accuracy"]
 
@@ -118,12 +105,12 @@ def test_tracking_presents_each_kept_sample_once_an_epoch_and_does_not_change_th
     assert watched.accuracy == alone.accuracy
     presented = torch.zeros(len(parts), dtype=torch.int64)
     presented[remaining] = 3
-    assert torch.equal(tracker.presentations(), presented)
+    assert torch.equal(tracker.state_dict()["state"][:, PRESENTED].long(), presented)
 
 
 def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
-    rows = {b: measure_selection("digits", RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
-    whole = measure_selection("digits", RANDOM, 0.0, epochs=EPOCHS)
+    rows = {b: measure_selection(RANDOM, 0.5, epochs=EPOCHS, budget=b) for b in ("epochs", "steps")}
+    whole = measure_selection(RANDOM, 0.0, epochs=EPOCHS)
     assert whole["lost_points"] == 0 and whole["samples_kept"] == whole["samples"] == 1198
     assert rows["steps"]["steps"] == whole["steps"] == EPOCHS * 19
     assert rows["epochs"]["steps"] == EPOCHS * 10
@@ -138,17 +125,8 @@ def test_an_accuracy_is_of_what_was_learned():
     assert train(parts, dataclasses.replace(selection.ON_DIGITS, epochs=EPOCHS), seed=0).accuracy > 0.9
 
 
-def test_the_distribution_counts_every_sample_once():
-    rows = distribution("digits", epochs=EPOCHS)
-    assert sum(row["samples"] for row in rows) == 1198
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert [row["forgotten"] for row in rows] == [*map(str, range(len(rows) - 1)), "never learned"]
-    unforgettable = measure_selection("digits", LEAST, 0.0, epochs=EPOCHS)["unforgettable_share"]
-    assert rows[0]["share"] == pytest.approx(unforgettable)
-
-
 def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
-    (right, none), (noisy, wrong) = selection._parts("digits", 0), selection._parts("digits", 0, 0.2)
+    (right, none), (noisy, wrong) = selection._parts(0), selection._parts(0, 0.2)
     assert not none.any()
     assert wrong.sum() == round(0.2 * 1198)
     assert torch.equal(right.labels != noisy.labels, wrong)
@@ -156,7 +134,7 @@ def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
 
 
 def test_the_most_forgotten_are_the_wrong_labels():
-    by_variant = {v: measure_selection("digits", v, 0.1, wrong=0.1, epochs=10)["wrong_share"] for v in VARIANTS}
+    by_variant = {v: measure_selection(v, 0.1, wrong=0.1, epochs=10)["wrong_share"] for v in VARIANTS}
     assert by_variant[MOST] > 0.6
     assert 0.02 < by_variant[RANDOM] < 0.2  # as many as there are, more or less
     assert by_variant[LEAST] < 0.05

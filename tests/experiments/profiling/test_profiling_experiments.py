@@ -4,9 +4,9 @@ import pytest
 
 from helpers.experiments import profiling as experiments
 from helpers.experiments.profiling import loops
+from helpers.experiments.profiling import planted_faults as planting
 from helpers.profiling import findings as finding
 from helpers.training import CLOTHES
-from helpers.training import planted as planting
 
 
 def test_modules_add_up_and_their_lower_bounds_are_known():

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def a_known_product_rate(monkeypatch):
-    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: 1e12)
+    monkeypatch.setattr("helpers.rush.rates.matmul_rate", lambda precision: ("BLAS", 1e12))

@@ -131,7 +131,7 @@ def test_without_execution_the_committed_outputs_are_used_and_figures_rewritten(
             [code("x", printed("1")), code("y", v4.new_output("error", ename="E", evalue="no", traceback=[]))],
             r"01_first\.ipynb: In \[2\]: E: no",
         ),
-        (["![x](none.svg)"], r"01_first\.ipynb: Markdown cell 1: the image none\.svg is no file"),
+        (["![x](none.svg)"], r"01_first\.ipynb: Typst cannot compile it: file not found"),
         (["$\\nosuchmacro$"], r"01_first\.ipynb: this TeX cannot be set: \\nosuchmacro"),
         ([code("x", drawn("a"), drawn("a", SVG + " "))], r"01_first\.ipynb: another figure is called a\.svg"),
         ([code("x", drawn("broken", "<svg"))], r"01_first\.ipynb: Typst cannot compile it"),

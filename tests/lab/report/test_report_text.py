@@ -2,11 +2,10 @@
 
 import subprocess
 
-import nbformat
 import nbformat.v4 as v4
 import pytest
 
-from helpers.lab.report import BuildError, ReportExporter
+from helpers.lab.report import BuildError
 from helpers.lab.report.exporter import compile_pdf, typst_string
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
@@ -100,14 +99,6 @@ def test_a_page_ends_at_an_empty_line_of_the_code(space, pages, tmp_path):
         for name, value in (("one", "a"), ("two", "b")):
             flat = "".join(said.split())
             assert (f"def{name}" in flat) == (f"return{value}" in flat)
-
-
-def test_an_image_of_a_text_lies_beside_the_notebook(tmp_path):
-    (tmp_path / "drawn").mkdir()
-    (tmp_path / "drawn" / "a b.svg").write_text(SVG)
-    cells = [v4.new_markdown_cell('`![x](none.png)`, and ![what it is](drawn/a%20b.svg "title")')]
-    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "01_here.ipynb")
-    assert ReportExporter().from_filename(str(tmp_path / "01_here.ipynb"))[0].startswith(b"%PDF")
 
 
 def test_a_figure_is_drawn_once_and_takes_a_number_only_with_a_caption(shown, data, typst, tmp_path, text):

@@ -19,10 +19,14 @@ def program(function: str, name: str = "", **arguments) -> Program:
     return Program(name or function, function=f"programs_to_try:{function}", arguments=arguments, folder=str(HERE))
 
 
+OURS = "TRIALS_OF_THIS_TEST"
+
+
 def marked() -> list[int]:
-    """All living processes of trials."""
-    wanted = f"{trees.MARK}=".encode()
-    return [int(f.parent.name) for f in Path("/proc").glob("[0-9]*/environ") if wanted in _read(f)]
+    """The living processes of this test's trials."""
+    wanted = f"{OURS}={os.getpid()}\0".encode()
+    environments = {int(f.parent.name): _read(f) for f in Path("/proc").glob("[0-9]*/environ")}
+    return [pid for pid, text in environments.items() if f"{trees.MARK}=".encode() in text and wanted in text + b"\0"]
 
 
 def _read(file: Path) -> bytes:
@@ -33,10 +37,10 @@ def _read(file: Path) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
-    before = set(marked())
+def _nothing_is_left(monkeypatch):
+    monkeypatch.setenv(OURS, str(os.getpid()))
     yield
-    assert set(marked()) <= before
+    assert not marked()
 
 
 def test_half_the_time_is_faster_and_has_an_interval():
@@ -90,13 +94,13 @@ def test_pairs_beside_others_work_are_dropped_and_counted(monkeypatch):
 def test_programs_that_do_not_fit_together_live_one_after_the_other(monkeypatch):
     monkeypatch.setattr(programs, "TOGETHER", 0)
     alive = []
-    living = programs._living
+    living = programs.living
 
     def counted(*arguments):
         alive.append(len(set(marked())))
         return living(*arguments)
 
-    monkeypatch.setattr(programs, "_living", counted)
+    monkeypatch.setattr(programs, "living", counted)
     result = trial(program("sleep", ms=20), program("sleep", "fast", ms=10), seconds=4, loaded=ANY_LOAD)
     assert result.estimate.ratio < 0.8
     assert max(alive) == min(alive)  # never one beside another
@@ -110,17 +114,16 @@ def test_whatever_ends_the_trial_no_process_is_left(number):
         "print('begun', flush=True)\n"
         "trial(one, one, seconds=60, loaded=1e9)"
     )
-    before = set(marked())
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=HERE.parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     parent.stdout.readline()
     deadline = time.monotonic() + 20
-    while len(set(marked()) - before) < 3 and time.monotonic() < deadline:  # a program, its worker, and more
+    while len(marked()) < 3 and time.monotonic() < deadline:  # a program, its worker, and more
         time.sleep(0.02)
-    assert set(marked()) - before
+    assert marked()
     os.kill(parent.pid, number)
     parent.wait(timeout=20)
-    while set(marked()) - before and time.monotonic() < deadline:
+    while marked() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert set(marked()) <= before
+    assert not marked()

@@ -1,5 +1,5 @@
--- What pandoc's Typst writer is told about a notebook: text stays literal, tables are handed to `data-table` of
--- style.typ, and the paths of pictures are marked for Python.
+-- What pandoc's Typst writer is told about a notebook: text stays literal, and tables are handed to `data-table` of
+-- style.typ.
 
 local function quoted(text)
   return '"' .. text:gsub('[\\"]', '\\%0') .. '"'
@@ -29,13 +29,7 @@ local function tag(inline)
   if inline.format == 'html' then return inline.text:match('^<!') and {} or raw('#' .. quoted(inline.text) .. ';') end
 end
 
--- U+E000 marks a path that Python must replace: no notebook writes it.
-local function picture(image)
-  local alt = quoted(pandoc.utils.stringify(image.caption))
-  return raw('#inline-picture("\u{E000}' .. image.src .. '\u{E000}", alt: ' .. alt .. ');')
-end
-
-local text = {Str = literal, Link = link, RawInline = tag, Image = picture,
+local text = {Str = literal, Link = link, RawInline = tag,
               Code = function(code) return raw('#raw(' .. quoted(code.text) .. ');') end}
 
 local function data_table(tbl)

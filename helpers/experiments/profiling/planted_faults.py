@@ -20,10 +20,9 @@ from helpers.profiling import findings
 from helpers.profiling.read_trace import read_trace
 from helpers.profiling.trace import Trace
 from helpers.text import local_wikitext
-
-from .loop import Excerpt
-from .switched import CLOTHES, LANGUAGE, Switched
-from .trainer import Trainer
+from helpers.training.loop import Excerpt
+from helpers.training.switched import CLOTHES, LANGUAGE, Switched
+from helpers.training.trainer import Trainer
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SLOW, FIXED = "slow", "fixed"
@@ -85,8 +84,8 @@ def plantings(pipeline: str, size: str) -> list[tuple[str, ...]]:
     """The faults alone, and those that a profile shows in pairs; on a CPU without those that it doesn't have."""
     on_cpu = {switch.name for switch in PIPELINES[pipeline].switches if switch.on_cpu} - NOT_ON_CPU[pipeline]
     expected = {f: name for f, name in FAULTS[pipeline].items() if size != "cpu" or f in on_cpu}
-    shown = [fault for fault, name in expected.items() if name is not None][: PAIRED if size == "cpu" else None]
-    return [(fault,) for fault in expected] + list(itertools.combinations(shown, 2))
+    visible = [fault for fault, name in expected.items() if name is not None][: PAIRED if size == "cpu" else None]
+    return [(fault,) for fault in expected] + list(itertools.combinations(visible, 2))
 
 
 def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> dict[str, list[tuple[float, int]]]:

@@ -40,11 +40,11 @@ class Estimate:
 
     def row(self) -> dict[str, float | int | str]:
         """The columns of a record."""
-        numbers = {"ratio": self.ratio, "low": self.low, "high": self.high}
+        numbers: dict[str, float | int | str] = {"ratio": self.ratio, "low": self.low, "high": self.high}
         return numbers | {"pairs": self.pairs, "starts": self.starts, "verdict": self.verdict}
 
 
-def estimate(starts: Sequence[Sequence[float]], luck: float = LUCK, seed: int = 0) -> Estimate | None:
+def estimate(starts: Sequence[Sequence[float] | np.ndarray], luck: float = LUCK, seed: int = 0) -> Estimate | None:
     """The mean over starts of each start's median log ratio; None as long as no start has enough pairs."""
     logs = [np.asarray(start, dtype=float) for start in starts if len(start) >= LEAST_PAIRS]
     if not logs:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.lab.estimate import LUCK, students
 from helpers.lab.trials import FASTER, SLOWER, estimate
-from helpers.lab.trials.estimate import LUCK, students
 from helpers.lab.trials.simulation import MACHINES, coverage, simulated
 
 

@@ -1,0 +1,118 @@
+"""The commands of `dlspeed` and their options."""
+
+import argparse
+from pathlib import Path
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    from helpers.lab.experiment import PRESETS  # torch, which takes a second
+
+    whole = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
+    commands = whole.add_subparsers(
+        required=True, metavar="doctor | measure | train | profile | try | diagnose | fit | report"
+    )
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=about)
+        added.set_defaults(command=name, parser=added)
+        if name in ("doctor", "measure", "report"):
+            added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
+        return added
+
+    def formats(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--json", action="store_true", help="print JSON instead of text")
+        added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
+        added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
+
+    def of_script(added: argparse.ArgumentParser) -> None:
+        added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"
+        added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments")
+        added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
+
+    command("doctor", "What this machine is, what is installed, and what has been recorded on it.")
+
+    added = command("measure", "Measure what has no fresh record, and record each row when it is done.")
+    added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
+    added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
+    added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
+    added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
+    added.add_argument("--dry-run", action="store_true", help="only print what is missing, its minutes and memory")
+
+    added = command("train", "Train a task in a chosen precision; the last line is the result as JSON.")
+    added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")
+    added.add_argument("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
+    added.add_argument("--autocast", default="ours", help="ours or torch")
+    added.add_argument("--data", default="standard", help="base, standard, balanced or sequenced")
+    added.add_argument("--preset", default="small", choices=("small", "reduced", "full"))
+    added.add_argument("--epochs", type=int, default=5)
+    added.add_argument("--seed", type=int, default=0)
+    added.add_argument("--clip", type=float, help="the largest norm of the gradients")
+    added.add_argument("--growth-interval", type=int, default=50, help="good steps before the dynamic scale grows")
+    added.add_argument("--path", type=Path, help="WikiText or Carvana; generated data without")
+    added.add_argument(
+        "--stages", help='the whole training of chapter 0: "all", "none", or names such as "batching,compile"'
+    )
+
+    added = command("diagnose", "What bounds a training loop, from its profile, and what to change first.")
+    added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
+    added.add_argument("after", type=Path, nargs="?", metavar="AFTER", help="one recorded after a change: compare")
+    formats(added)
+
+    added = command("profile", "Run a training script as it is, profile a few iterations, and diagnose them.")
+    added.add_argument("--steps", type=_count, default=8, metavar="N", help="iterations to record (default: 8)")
+    added.add_argument(
+        "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, or as it needs)"
+    )
+    added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
+    added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
+    formats(added)
+    added.set_defaults(after=None)
+    of_script(added)
+
+    added = command("try", "Try changes on a training script as it is: what each did, and the edit to make.")
+    added.add_argument("--seconds", type=_seconds, default=300.0, metavar="S", help="for all trials (default: 300)")
+    added.add_argument("--only", metavar="A,B", help="changes to try (default: all that apply)")
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
+    added.add_argument("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
+    of_script(added)
+
+    added = command("fit", "Where a training step's memory goes, whether it fits, and what would make it fit.")
+    added.add_argument("--model", default="llama-3.2-1b", help="default: llama-3.2-1b")
+    added.add_argument("--batch", type=_count, default=8, help="sequences of a step, over all ranks (default: 8)")
+    added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")
+    added.add_argument("--strategy", default="single", help="single, ddp, zero2 or zero3 (default: single)")
+    added.add_argument("--ranks", type=_count, default=1, help="default: 1")
+    added.add_argument("--memory", type=float, metavar="GIB", help="of each device (default: this machine's)")
+    added.add_argument("--precision", default="amp-bf16", help="fp32, amp-bf16, or on one device bf16")
+    added.add_argument("--checkpointing", default="none", help="none, full, or on one device selective")
+    added.add_argument("--head", default="full", help="full, or on one device chunked")
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    added = command("report", "Execute the notebooks, write figures/ and the PDF.")
+    added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
+    added.add_argument("--output", type=Path, help="default: report.pdf of the project")
+    added.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
+    return whole
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)

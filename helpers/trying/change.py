@@ -1,0 +1,126 @@
+"""What a change is, and the kinds that several share: options of a constructor, and what is done to a model.
+
+A change is applied in the script's process before the script begins: it replaces functions of torch, or waits for the
+optimizer to be built and then changes the modules whose parameters it was given. `facts` are what an unchanged run
+showed (`sight`); from them a change knows whether it applies, and where.
+"""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from . import sight
+from .edits import Before, Edit, Keywords, Shell
+
+Facts = Mapping[str, Any]
+
+
+class Change:
+    """`group`: changes of which one excludes another. `patience`: how much longer than others it may take to start."""
+
+    kind = "change"
+    name = group = about = ""
+    patience = 1.0
+    environment: Mapping[str, str] = {}
+
+    def missing_because(self, facts: Facts) -> str:
+        """Why it doesn't apply; nothing where it does."""
+        return ""
+
+    def apply(self, facts: Facts) -> None:
+        """Change this process."""
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        """The same as edits of the source."""
+        return [Shell(self.environment)] if self.environment else []
+
+    def promise(self, facts: Facts) -> float:
+        """The share of a step that it could take away, for the order alone."""
+        return 0.1
+
+
+class Loader(Change):
+    """Options of the DataLoaders that the training reads."""
+
+    def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that this one lacks."""
+        raise NotImplementedError
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if self._sites(facts) else "no DataLoader of the training lacks it"
+
+    def apply(self, facts: Facts) -> None:
+        for key, options in self._sites(facts).items():
+            with_options(DataLoader, options, {tuple(facts["loaders"][key]["site"])})
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        edits: list[Edit] = []
+        for key, options in self._sites(facts).items():
+            values = {name: repr(value) for name, value in options.items()}
+            if facts["loaders"][key]["builder"] == "transformers":
+                values = {f"dataloader_{name}": value for name, value in values.items()}
+                edits.append(Keywords((facts["script"], 0), "TrainingArguments", values))
+            else:
+                edits.append(Keywords(tuple(facts["loaders"][key]["site"]), "DataLoader", values))
+        return edits
+
+    def promise(self, facts: Facts) -> float:
+        seconds = sum(facts["loaders"][key]["seconds"] for key in self._sites(facts))
+        return seconds / max(facts["elapsed"], 1e-9)
+
+    def _sites(self, facts: Facts) -> dict[str, dict[str, Any]]:
+        return {key: o for key, each in facts["loaders"].items() if each["batches"] and (o := self.options(each))}
+
+
+class OnModels(Change):
+    """Done to each outermost module when the optimizer gets its parameters; `code` is the same in Python."""
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        """Lines for the module of this description; none where it doesn't apply."""
+        raise NotImplementedError
+
+    def on(self, module: nn.Module) -> None:
+        raise NotImplementedError
+
+    def missing_because(self, facts: Facts) -> str:
+        if not facts["models"]:
+            return "no module has a name where the optimizer is built"
+        return "" if any(map(self.code, facts["models"].values())) else "no module that it applies to"
+
+    def apply(self, facts: Facts) -> None:
+        changed: set[int] = set()
+
+        def built(optimizer: torch.optim.Optimizer, frame: Any) -> None:
+            site = sight.site_of(frame)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for name, module in sight.models_at(frame, parameters):
+                if id(module) not in changed and self.code(sight.describe(name, module, site)):
+                    changed.add(id(module))
+                    self.on(module)
+
+        sight.WHEN_BUILT.append(built)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        models = facts["models"].values()
+        return [Before(tuple(each["site"]), code) for each in models if (code := self.code(each))]
+
+
+def with_options(kind: type, options: Mapping[str, Any], sites: set[tuple]) -> None:
+    """Let a constructor that is called at one of these lines have these options."""
+    init = kind.__init__
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def built(holder: Any, *arguments: Any, **given: Any) -> None:
+        if sight.site_of_caller() in sites:
+            bound = signature.bind(holder, *arguments, **given)
+            bound.arguments.update(options)
+            arguments, given = bound.args[1:], bound.kwargs
+        init(holder, *arguments, **given)
+
+    kind.__init__ = built

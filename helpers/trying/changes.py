@@ -1,0 +1,349 @@
+"""The changes that leave the training the same, each with the edit that does it in the source."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from helpers.lab.cpu import ALLOCATORS, KEPT
+from helpers.profiling.rates import bf16_speedup
+
+from . import probes, sight
+from .change import Change, Facts, Loader, OnModels, with_options
+from .edits import Call, Edit, Keywords, Top
+
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+FOREACH = ("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop")
+
+
+class MatmulPrecision(Change):
+    name = "matmul-precision"
+    about = "matrix products in the precision “medium” (on a GPU “high”: TF32)"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts["precision"] == "highest" else f"the precision is {facts['precision']} already"
+
+    def apply(self, facts: Facts) -> None:
+        torch.set_float32_matmul_precision(_precision(facts))
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Top(facts["script"], (f'torch.set_float32_matmul_precision("{_precision(facts)}")',))]
+
+    def promise(self, facts: Facts) -> float:
+        return 0.3
+
+
+def _precision(facts: Facts) -> str:
+    return "high" if facts["device"] == "cuda" else "medium"
+
+
+class OneOptimizerKernel(Change):
+    name = "optimizer"
+    about = "the optimizer's step in one kernel (fused, or foreach where there is none)"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if self._sites(facts) else "no optimizer whose step could be fused"
+
+    def apply(self, facts: Facts) -> None:
+        sites = {tuple(site) for site, _, _ in self._sites(facts)}
+        for kind, option in [(kind, "fused") for kind in FUSED] + [(kind, "foreach") for kind in FOREACH]:
+            with_options(getattr(torch.optim, kind), {option: True}, sites)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Keywords(tuple(site), kind, {option: "True"}) for site, kind, option in self._sites(facts)]
+
+    @staticmethod
+    def _sites(facts: Facts) -> list[tuple[list, str, str]]:
+        return [
+            (each["site"], each["kind"], "fused" if each["kind"] in FUSED else "foreach")
+            for each in facts["optimizers"].values()
+            if each["kind"] in FUSED + FOREACH and not each["fused"] and each["foreach"] is None
+        ]
+
+
+class Workers(Loader):
+    name = "loader-workers"
+    about = "batches made by worker processes that live on"
+
+    def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
+        count = min(4, len(os.sched_getaffinity(0)))
+        return {} if loader["workers"] else {"num_workers": count, "persistent_workers": True}
+
+
+class Persistent(Loader):
+    name = "loader-persistent"
+    about = "workers that live on from epoch to epoch"
+
+    def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
+        return {"persistent_workers": True} if loader["workers"] and not loader["persistent"] else {}
+
+
+class Pinned(Loader):
+    name = "loader-pinned"
+    about = "batches in pinned memory"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "copies to a GPU alone need it" if facts["device"] != "cuda" else super().missing_because(facts)
+
+    def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
+        return {} if loader["pinned"] else {"pin_memory": True}
+
+
+class SetToNone(Change):
+    name = "set-to-none"
+    about = "gradients set to none instead of zeros"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if "zero_grad" in facts["calls"] else "gradients are set to none already"
+
+    def apply(self, facts: Facts) -> None:
+        for kind in (torch.optim.Optimizer, nn.Module):
+            kind.zero_grad = _without_zeros(kind.zero_grad)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return [Call(tuple(site), "zero_grad", "{}()") for site in facts["calls"]["zero_grad"]["sites"]]
+
+    def promise(self, facts: Facts) -> float:
+        return 0.05
+
+
+def _without_zeros(zero_grad: Callable) -> Callable:
+    @functools.wraps(zero_grad)
+    def to_none(holder: Any, set_to_none: bool = True) -> None:
+        zero_grad(holder, True)
+
+    return to_none
+
+
+class Autocast(OnModels):
+    name = "autocast-bf16"
+    about = "the model's forward under autocast in bf16"
+
+    def missing_because(self, facts: Facts) -> str:
+        if "autocast" in facts["calls"]:
+            return "the script uses autocast already"
+        return super().missing_because(facts)
+
+    def on(self, module: nn.Module) -> None:
+        device = next((parameter.device.type for parameter in module.parameters()), "cpu")
+        module.forward = torch.autocast(device, torch.bfloat16)(module.forward)
+        module.register_forward_hook(lambda _, arguments, output: tree_map(_float, output))
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        name = model["name"]
+        if model["dtype"] != "torch.float32":
+            return ()
+        return (
+            f'{name}.forward = torch.autocast("{model["device"]}", torch.bfloat16)({name}.forward)',
+            f"{name}.register_forward_hook(lambda module, inputs, output: torch.utils._pytree.tree_map("
+            "lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, output))",
+        )
+
+    def promise(self, facts: Facts) -> float:
+        if facts["device"] == "cuda":
+            return 0.35
+        return 0.2 if bf16_speedup() > 1.2 else 0.01
+
+
+def _float(value: Any) -> Any:
+    return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+class CompileModel(OnModels):
+    name, group = "compile", "compile"
+    about = "the model compiled by torch.compile"
+    patience = 4.0
+
+    def on(self, module: nn.Module) -> None:
+        module.compile()
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        return () if model["compiled"] else (f"{model['name']}.compile()",)
+
+    def promise(self, facts: Facts) -> float:
+        return 0.12
+
+
+class CompileBlocks(OnModels):
+    name, group = "compile-blocks", "compile"
+    about = "each of the model's repeated blocks compiled: compiled once, used by all"
+    patience = 3.0
+
+    def on(self, module: nn.Module) -> None:
+        for block in module.get_submodule(sight.blocks_of(module)):
+            block.compile()
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        if model["compiled"] or not model["blocks"]:
+            return ()
+        return (f"for block in {model['name']}.{_indexed(model['blocks'])}:", "    block.compile()")
+
+
+def _indexed(path: str) -> str:
+    """`net.0.blocks` as Python: `net[0].blocks`."""
+    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".")).removeprefix(".")
+
+
+class ChannelsLast(OnModels):
+    name = "channels-last"
+    about = "the weights of convolutions with the channels last"
+
+    def on(self, module: nn.Module) -> None:
+        module.to(memory_format=torch.channels_last)
+
+    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
+        return (f"{model['name']}.to(memory_format=torch.channels_last)",) if model["convolutions"] else ()
+
+    def promise(self, facts: Facts) -> float:
+        return 0.2
+
+
+class KeptPages(Change):
+    name = group = "allocator"
+    about = "memory that was freed stays with the process"
+    environment = KEPT
+
+    def missing_because(self, facts: Facts) -> str:
+        if facts["device"] != "cpu":
+            return "the training is on a GPU"
+        return "an allocator is chosen already" if any(name in os.environ for name in (*KEPT, "LD_PRELOAD")) else ""
+
+    def promise(self, facts: Facts) -> float:
+        return 0.25
+
+
+class HugePages(KeptPages):
+    name, group = "allocator-huge-pages", "allocator"
+    about = "memory that was freed stays with the process, in pages of 2 MiB"
+    environment = ALLOCATORS["huge pages"]
+
+    def missing_because(self, facts: Facts) -> str:
+        set_already = "the allocator is tuned already" if "GLIBC_TUNABLES" in os.environ else ""
+        return set_already or super().missing_because(facts)
+
+    def promise(self, facts: Facts) -> float:
+        return 0.08
+
+
+class NoAnomalies(Change):
+    name = "no-anomaly-mode"
+    about = "no search for the origin of NaN in each backward"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts["anomaly"] else "anomaly mode is off"
+
+    def apply(self, facts: Facts) -> None:
+        torch.set_anomaly_enabled = functools.partial(_switched_off, torch.set_anomaly_enabled)
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        calls = [("set_detect_anomaly", "{}(False)"), ("detect_anomaly", "torch.autograd.set_detect_anomaly(False)")]
+        return _replaced(facts, calls)
+
+    def promise(self, facts: Facts) -> float:
+        return 0.4
+
+
+class NotDeterministic(Change):
+    name = "not-deterministic"
+    about = "algorithms that may add in another order"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts["deterministic"] else "algorithms are chosen freely already"
+
+    def apply(self, facts: Facts) -> None:
+        torch._C._set_deterministic_algorithms = functools.partial(
+            _switched_off, torch._C._set_deterministic_algorithms
+        )
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        return _replaced(facts, [("use_deterministic_algorithms", "{}(False)")])
+
+
+def _switched_off(switch: Callable, *_: Any, **options: Any) -> None:
+    switch(False, **options)
+
+
+def _replaced(facts: Facts, calls: list[tuple[str, str]]) -> list[Edit]:
+    seen = [(name, code, facts["calls"].get(name, {"sites": []})["sites"]) for name, code in calls]
+    return [Call(tuple(site), name, code) for name, code, sites in seen for site in sites]
+
+
+class NoAttentionWeights(Change):
+    name = "attention-weights"
+    about = "nn.MultiheadAttention without the weights that nobody reads, so that it is computed in one kernel"
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if "attention_weights" in facts["calls"] else "no nn.MultiheadAttention returns its weights"
+
+    def apply(self, facts: Facts) -> None:
+        forward = nn.MultiheadAttention.forward
+
+        @functools.wraps(forward)
+        def without(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+            bound = inspect.signature(forward).bind(module, *arguments, **options)
+            bound.arguments["need_weights"] = False
+            return forward(*bound.args, **bound.kwargs)
+
+        nn.MultiheadAttention.forward = without
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        sites = facts["calls"]["attention_weights"]["sites"]
+        return [Keywords(tuple(site), "", {"need_weights": "False"}) for site in sites]
+
+
+class OneThread(Change):
+    name, group = "one-thread", "threads"
+    about = "one thread: small operations take longer on more"
+    environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts["threads"] > 1 else "there is one thread already"
+
+    def promise(self, facts: Facts) -> float:
+        return 0.05
+
+
+class AllThreads(OneThread):
+    name = "all-threads"
+    about = "a thread on each core"
+
+    @property
+    def environment(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+
+    def missing_because(self, facts: Facts) -> str:
+        cores = len(os.sched_getaffinity(0))
+        return "" if facts["threads"] < cores else f"there are {facts['threads']} threads already"
+
+    def promise(self, facts: Facts) -> float:
+        return 0.3
+
+
+ALL: dict[str, Change] = {
+    change.name: change
+    for change in (
+        MatmulPrecision(),
+        OneOptimizerKernel(),
+        Workers(),
+        Persistent(),
+        Pinned(),
+        SetToNone(),
+        Autocast(),
+        ChannelsLast(),
+        NoAnomalies(),
+        NotDeterministic(),
+        NoAttentionWeights(),
+        KeptPages(),
+        HugePages(),
+        AllThreads(),
+        OneThread(),
+        CompileBlocks(),
+        CompileModel(),
+        *probes.PROBES,
+    )
+}

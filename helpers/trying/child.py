@@ -1,0 +1,190 @@
+"""One process of a trial: runs the script under the changes that it was given, and takes turns at its steps.
+
+What it sees goes line by line, as JSON, to a report: the loss of each iteration, a digest of the first batches, facts
+that decide which changes apply, where files were redirected, and the peak of memory. A script that ends before its
+trial does begins anew; the time in between doesn't count.
+"""
+
+import atexit
+import gc
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from helpers.lab.trials.turns import Turns
+from helpers.profiling.run_script import run_script, script_frames
+from helpers.profiling.watch import UNSEEN, _counted_steps
+from helpers.profiling.windows import end_of_iteration
+
+from . import changes, scratch, sight
+
+BOOT = "import sys; sys.path[0] = {root!r}; from helpers.trying.child import main; main(sys.argv[1])"
+SETTLING = 2  # iterations after a script began anew that don't count
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process runs."""
+
+    script: str
+    arguments: list[str]
+    module: bool
+    report: str
+    root: str  # of the scratch
+    folders: list[str]  # the user's
+    seed: int = 0
+    changes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Steps(Turns):
+    """Turns in which the time between two runs of the script doesn't count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = 0.0
+
+    def run_ended(self) -> None:
+        """This turn has the fewest steps that it may have: each new run takes long beside them."""
+        self._ended = time.perf_counter()
+        self._order = {**self._order, "seconds": 0.0}
+        self._left_out = SETTLING
+
+    def step_done(self) -> None:
+        if self._ended:
+            self._left_out -= 1
+            if self._left_out < 0:
+                self._began += time.perf_counter() - self._ended
+                self._ended = 0.0
+            return
+        super().step_done()
+
+
+def main(order_text: str) -> None:
+    order = Order(**json.loads(order_text))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    report = open(order.report, "w", buffering=1)  # noqa: SIM115 (it lives as long as this process)
+
+    def tell(**line: Any) -> None:
+        report.write(json.dumps(line) + "\n")
+
+    folder = scratch.Scratch(order.root, order.folders)
+    scratch.install(folder)
+    sight.user_path = folder.user_path
+    turns, seeing = Steps(), sight.Sight()
+    ends_iteration = end_of_iteration()
+    iterations, first_run = 0, True
+
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
+        nonlocal iterations
+        if not ends_iteration(optimizer):
+            return
+        iterations += 1
+        if first_run:
+            seeing.iteration_ended(tell)
+        tell(peak=_peak_bytes(), redirected=list(folder.redirected)[:20]) if iterations % 8 == 1 else None
+        began = time.perf_counter()
+        turns.step_done()
+        seeing.waited(time.perf_counter() - began)
+
+    _fix_seeds(order.seed)
+    seeing.install()
+    for name in order.changes:
+        changes.ALL[name].apply(order.facts)
+    _shift_port()
+    try:
+        while True:
+            program = order.script if order.module else _compiled(order.script)
+            _seed(order.seed)
+            before = iterations
+            with _counted_steps(stepped):
+                code = run_script(program, [order.script, *order.arguments])
+            if iterations == before:
+                _end(f"{order.script} ended with code {code}" if code else f"ended without a step: {UNSEEN}")
+            first_run = False
+            turns.run_ended()
+            seeing.forget()
+            gc.collect()
+            ends_iteration = end_of_iteration()
+    except BaseException as error:
+        frames = script_frames(error.__traceback__)
+        where = ""
+        while frames is not None:
+            code_object = frames.tb_frame.f_code
+            if any(folder.user_path(code_object.co_filename).startswith(f) for f in order.folders):
+                where = f" ({os.path.basename(code_object.co_filename)}:{frames.tb_lineno})"
+            frames = frames.tb_next
+        _end(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}")
+
+
+def _compiled(script: str) -> Any:
+    return compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
+
+
+def _end(reason: str) -> None:
+    print(f"\n{reason}", flush=True)
+    sys.stderr.flush()
+    atexit.unregister(_end)
+    os._exit(1)
+
+
+def _peak_bytes() -> int:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _fix_seeds(seed: int) -> None:
+    """Let every seed that the script sets be another one for another `seed`, and none come from the clock."""
+    manual_seed, numpy_seed, python_seed, generator = (
+        torch.manual_seed,
+        np.random.seed,
+        random.seed,
+        np.random.default_rng,
+    )
+    torch.manual_seed = torch.random.manual_seed = lambda value: manual_seed(int(value) + seed)
+    torch.seed = torch.random.seed = lambda: (manual_seed(seed), seed)[1]
+    np.random.seed = lambda value=None: numpy_seed(
+        (value or 0) + seed if value is None or np.isscalar(value) else value
+    )
+    random.seed = lambda a=None, version=2: python_seed(
+        (a or 0) + seed if a is None or isinstance(a, int) else a, version
+    )
+    np.random.default_rng = lambda value=None: generator(
+        (value or 0) + seed if value is None or isinstance(value, int) else value
+    )
+
+
+def _seed(seed: int) -> None:
+    """`_fix_seeds` adds the seed itself."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def _shift_port() -> None:
+    """Processes that live side by side can't listen on one port: each group rendezvous at a free one of its own."""
+    if not torch.distributed.is_available():
+        return
+    start = torch.distributed.init_process_group
+
+    def started(*arguments: Any, **options: Any) -> Any:
+        if int(os.environ.get("WORLD_SIZE", options.get("world_size", 1))) <= 1:
+            import socket
+
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        return start(*arguments, **options)
+
+    torch.distributed.init_process_group = started

@@ -1,0 +1,67 @@
+"""Whether a training under a change is the same training: its losses beside those of the script as it is.
+
+A change that only reorders or rounds arithmetic moves a loss by less than another seed does, over as many steps; one
+that draws other random numbers, as compiled dropout does, is another seed itself. That is necessary, not sufficient:
+over a few dozen steps it can't tell what a change does to a whole training.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EQUAL, WITHIN, BATCHES, DIFFERENT, UNSEEN = "bitwise equal", "within seeds", "other batches", "different", "not seen"
+ALLOWED = 2  # as many times the two seeds' difference: a third seed's would be now smaller, now larger than theirs
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`distance` is the mean difference as a share of the base's loss, `seeds` that of two seeds of the base."""
+
+    verdict: str
+    steps: int = 0
+    distance: float = 0.0
+    seeds: float = math.nan
+
+    @property
+    def same(self) -> bool:
+        return self.verdict != DIFFERENT
+
+    def __str__(self) -> str:
+        if self.verdict in (EQUAL, UNSEEN):
+            return f"{self.verdict}, {self.steps} steps" if self.steps else self.verdict
+        beside = f", seeds {_percent(self.seeds)}" if math.isfinite(self.seeds) else ""
+        return f"{self.verdict}: {_percent(self.distance)}{beside}, {self.steps} steps"
+
+
+def compare(
+    base: Sequence[float | None],
+    other: Sequence[float | None],
+    seed: Sequence[float | None],
+    batches_differ: bool = False,
+) -> Losses:
+    """The verdict on the losses of a change, `other`, beside those of the base and of the base with another seed."""
+    steps = min(len(base), len(other))
+    pairs = [(b, o) for b, o in zip(base, other, strict=False) if b is not None and o is not None]
+    if not pairs:
+        return Losses(UNSEEN)
+    if all(b == o for b, o in pairs):
+        return Losses(EQUAL, steps)
+    distance = _distance(pairs)
+    of_seeds = [(b, s) for b, s in zip(base[:steps], seed, strict=False) if b is not None and s is not None]
+    seeds = _distance(of_seeds) if of_seeds else math.nan
+    if not distance <= seeds * ALLOWED:
+        return Losses(DIFFERENT, steps, distance, seeds)
+    return Losses(BATCHES if batches_differ else WITHIN, steps, distance, seeds)
+
+
+def _distance(pairs: Sequence[tuple[float, float]]) -> float:
+    """The mean difference as a share of the mean loss; infinite where one of them isn't finite."""
+    size = sum(abs(base) for base, _ in pairs)
+    difference = sum(abs(base - other) for base, other in pairs)
+    return difference / size if math.isfinite(difference) and size else math.inf
+
+
+def _percent(share: float) -> str:
+    if not math.isfinite(share):
+        return "without limit"
+    return f"{100 * share:.0f} %" if share > 0.1 else f"{100 * share:.2g} %"

@@ -1,0 +1,108 @@
+"""Changes and their edits: the same training, whether the script is changed from outside or in its source."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.trying import changes, edits
+from helpers.trying.search import Search, read
+
+SCRIPT = '''"""A classifier."""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+torch.autograd.set_detect_anomaly(True)
+torch.use_deterministic_algorithms(mode=True)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.attention = nn.Conv2d(4, 4, 3, padding=1), nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        x = x + self.conv(x).relu()
+        rows = x.flatten(2).transpose(1, 2)
+        attended, _ = self.attention(rows, rows, rows)
+        return x + attended.transpose(1, 2).view_as(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.blocks(x).mean((2, 3))), x
+
+
+class Trainer:
+    def __init__(self, net):
+        self.net = net
+        self.optimizer = torch.optim.AdamW([p for p in self.net.parameters()], lr=1e-2,)
+
+    def fit(self, loader):
+        for x, y in loader:
+            self.optimizer.zero_grad(set_to_none=False)
+            nn.functional.cross_entropy(self.net(x)[0], y).backward()
+            self.optimizer.step()
+
+
+data = TensorDataset(torch.randn(64, 4, 6, 6), torch.randint(3, (64,)))
+loader = DataLoader(data, 8, shuffle=True)
+trainer = Trainer(Net())
+while True:
+    trainer.fit(loader)
+'''
+ON_LOSSES = ("autocast-bf16", "optimizer", "channels-last", "attention-weights", "loader-workers", "compile-blocks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("scripts")
+
+
+def run(folder: Path, source: str, names: tuple[str, ...] = (), facts: dict | None = None, steps: int = 12):
+    """What a process that runs this source under these changes tells."""
+    script = folder / "train.py"
+    script.write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder.parent / "work").mkdir(exist_ok=True)
+        search = Search(str(script), [], False, 60, str(folder.parent / "work"), print)
+        search.facts = facts or {}
+        with search.process(names, 60) as (process, report):
+            until = time.monotonic() + 30
+            while len(read(report).losses) < steps and time.monotonic() < until:
+                process.take({"drop": 0, "seconds": 0.0, "steps": 2})
+            return read(report)
+
+
+@pytest.fixture(scope="module")
+def base(folder):
+    return run(folder, SCRIPT)
+
+
+def test_what_applies_is_seen_in_the_unchanged_script(base):
+    applying = {name for name, change in changes.ALL.items() if not change.missing_because(base.facts)}
+    assert applying >= {*ON_LOSSES, "set-to-none", "no-anomaly-mode", "not-deterministic", "compile", "same-batch"}
+    assert not applying & {"loader-persistent", "loader-pinned", "no-output"}
+
+
+@pytest.mark.parametrize("names", [ON_LOSSES[:5], ("set-to-none", "no-anomaly-mode", "not-deterministic")], ids=len)
+def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
+    outside = run(folder, SCRIPT, names, base.facts)
+    patched = SCRIPT
+    of_source = [edit for name in names for edit in changes.ALL[name].edits(base.facts)]
+    for edit in sorted(of_source, key=edits.last_first):
+        patched = edit.changed(patched)
+    inside = run(folder, patched)
+    assert outside.losses[:12] == inside.losses[:12]
+    assert (outside.losses[:12] == base.losses[:12]) == ("autocast-bf16" not in names)
+    assert any(inside.facts[fact] for fact in ("anomaly", "deterministic")) != ("no-anomaly-mode" in names)
+    assert ("zero_grad" in inside.facts["calls"]) == ("set-to-none" not in names)
+    left = {name for name in names if not changes.ALL[name].missing_because(inside.facts)}
+    assert left <= {"channels-last"}

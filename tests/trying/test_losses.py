@@ -1,0 +1,37 @@
+"""The verdict on a change's losses beside those of the base and of another seed."""
+
+import math
+
+import pytest
+
+from helpers.trying.losses import BATCHES, DIFFERENT, EQUAL, UNSEEN, WITHIN, compare
+
+BASE, SEED = [2.0, 1.5, 1.0], [2.1, 1.4, 1.1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "batches_differ", "verdict"),
+    [
+        (BASE, False, EQUAL),
+        (BASE[:2], False, EQUAL),
+        ([2.0, 1.5001, 1.0002], False, WITHIN),
+        ([2.05, 1.4, 1.05], True, BATCHES),
+        ([2.0, 2.5, 3.0], False, DIFFERENT),
+        ([2.0, 2.5, 3.0], True, DIFFERENT),
+        ([2.0, math.nan, math.nan], False, DIFFERENT),
+        ([], False, UNSEEN),
+        ([None, None], False, UNSEEN),
+    ],
+)
+def test_the_verdict(losses, batches_differ, verdict):
+    judged = compare(BASE, losses, SEED, batches_differ)
+    assert judged.verdict == verdict
+    assert judged.same == (verdict != DIFFERENT)
+
+
+def test_the_distances_stand_beside_each_other():
+    assert str(compare(BASE, [2.0, 1.5, 1.009], SEED)) == "within seeds: 0.2 %, seeds 6.7 %, 3 steps"
+
+
+def test_without_another_seed_a_difference_is_a_difference():
+    assert compare(BASE, [2.0, 1.5, 1.1], []).verdict == DIFFERENT
