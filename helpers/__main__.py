@@ -120,7 +120,7 @@ def train(options: argparse.Namespace) -> int:
 
 def _train_by_stages(options: argparse.Namespace) -> dict:
     """The language model's training with stages switched on, which say what other options would."""
-    from helpers.training.stages import STAGES, check_stages, environment, run, run_apart
+    from helpers.training.stages import STAGES, environment, run, run_apart
 
     free = ("preset", "epochs", "seed", "path", "stages", "command", "parser")
     for name, value in vars(options).items():
@@ -128,7 +128,7 @@ def _train_by_stages(options: argparse.Namespace) -> dict:
             raise ValueError(f"--stages switches {name} itself; with it go {', '.join(f'--{n}' for n in free[:4])}")
     named = {"all": list(STAGES), "none": []}
     stages = named.get(options.stages, [name.strip() for name in options.stages.split(",")])
-    start = run_apart if environment(check_stages(stages)) else run
+    start = run_apart if environment() else run
     return start(stages, preset=options.preset, epochs=options.epochs, seed=options.seed, path=options.path)
 
 

@@ -6,42 +6,46 @@ import pandas as pd
 import torch
 
 from helpers import fit
-from helpers.experiments.rush.steps import BEFORE_BATCHES
+from helpers.experiments.rush.steps import BEFORE_BATCHES, BEST
 from helpers.lab.memory import GIB, MIB
-from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, number, over, paired, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from helpers.rush import Setup, climb
 from helpers.rush.rates import flops_per_token
 from helpers.rush.setup import LADDERS, START, stands_on
 
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
 PARTS = ("weight copies", "gradients", "activations", "logits")
+IN_FP32 = (START, "TF32", "fp32 products by oneDNN")  # rungs whose products are of fp32 numbers
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
+PAGES = (START, BEST["cpu"])
 SHOWN_RANKS = (2, 4, 8, 64, 512)
 
 
-def ladder(rows: pd.DataFrame) -> SimpleNamespace:
-    """Each rung against its baseline and against the rate of the matrix products alone."""
+def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleNamespace:
+    """Each rung against its baseline, by `trials` where there are any, and against matrix products alone."""
     _, left = LADDERS[_kind(rows)]
-    measured = _rungs(rows)
+    trials = pd.DataFrame(columns=["baseline", "rung"]) if trials is None or not len(trials) else trials
+    measured = _rungs(rows, trials)
     rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
     ranked = rungs.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
     best, start_loss = rungs.loc[rungs["tokens/s"].idxmax()], pick(measured, "loss", decimals=3, rung=START)
     losses = (measured["loss"] - float(start_loss)).abs().fillna(0)
-    rate_low, rate_high = measured.loc[~measured["rung"].isin([START, "TF32"]), "product_tflops"].quantile([0.2, 0.8])
-    heads = {"rung": "rung", "total": "total speedup", "step_ms": "step_ms", "p20_ms": "p20_ms", "p80_ms": "p80_ms"}
+    heads = {"rung": "rung", "gain": "speedup", "tokens/s": "tokens/s", "step_ms": "step_ms"}
     heads |= {"matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
     heads |= {"peak_gib": "peak_gib", "loss": "loss"}
-    change = {"rung": "change", "baseline": "baseline", "tokens/s": "tokens/s", "gain": "speedup"}
+    change = {"rung": "change", "baseline": "baseline", "gain": "speedup", "compile_s": "compile_s"}
+    unseen = [row["rung"] for row in rungs.to_dict("records") if row["gain"].measured and not visible(row["gain"])]
     first = rows.iloc[0]
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
         bars=rungs,
         labels=[
-            f"{rate:,.0f}" + (f"  ({number(gain)})" if gain.measured else "")
+            f"{rate:,.0f}" + (f"  ({gain:brief})" if gain.measured else "")
             for rate, gain in zip(rungs["tokens/s"], rungs["gain"], strict=True)
         ],
         rungs=rungs[list(heads)].rename(columns=heads),
-        left=others[[*change, "peak_gib", "loss"]].rename(columns=change).assign(reason=others["rung"].map(left)),
+        left=others[[*change, "peak_gib", "loss"]].rename(columns=change).assign(note=others["rung"].map(left)),
+        unseen=", ".join(unseen) or "none",
         gains=dict(zip(measured["rung"], measured["gain"], strict=True)),
         **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
         mixed_to_first=over(_gain(ranked, "mixed precision"), _ranked(ranked, 0).gain),
@@ -55,15 +59,12 @@ def ladder(rows: pd.DataFrame) -> SimpleNamespace:
         model=first["model"],
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
-        pages=_gain(ranked, "allocator keeps pages"),
         adamw=_gain(ranked, "fused AdamW"),
         attention_bytes=over(_peak(rungs, stands_on("FlashAttention", _kind(rows))), _peak(rungs, "FlashAttention")),
         matmul_share=Number(best["matmul_share"], PERCENT),
-        total=best["total"],
+        total=_speedup(rows, trials, best["rung"], START),
         limit=_limits(rows).max(),
-        rate_low=Number(rate_low, "TFLOP/s", decimals=2),
-        rate_high=Number(rate_high, "TFLOP/s", decimals=2),
-        noise=Number(rate_high / rate_low - 1, PERCENT, decimals=0),
+        library=best.get("product_library", ""),
         start_loss=start_loss,
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
         loss_rung=measured.loc[losses.idxmax(), "rung"],
@@ -76,26 +77,29 @@ def _kind(rows: pd.DataFrame) -> str:
 
 def _limits(rows: pd.DataFrame) -> pd.Series:
     """Tokens/s at the highest product rate that any rung measured in the type that a rung multiplies in."""
-    in_fp32 = rows["step"].isin([START, "TF32"])
+    in_fp32 = rows["step"].isin(IN_FP32)
     flops = flops_per_token(rows["model"].iloc[0], int(rows["sequence"].iloc[0]))
     return 1e12 * rows["product_tflops"].groupby(in_fp32).transform("max") / flops
 
 
-def _rungs(rows: pd.DataFrame) -> pd.DataFrame:
-    """The measured rungs in the ladder's order, each with its baseline and its speedup over that and over the start."""
+def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """The measured rungs in the ladder's order, each with its baseline and its speedup over that."""
     kind = _kind(rows)
     order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
     rungs = rows.assign(matmul_share=rows["tokens_per_s"] / _limits(rows)).set_index("step", drop=False).loc[order]
     rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
     rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
-    rungs["gain"] = [_faster(rows, name, base) for name, base in zip(order, rungs["baseline"], strict=True)]
-    return rungs.assign(total=[_faster(rows, name, START) for name in order])
+    rungs["compile_s"] = rungs.get("compile_s", float("nan"))
+    return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])
 
 
-def _faster(rows: pd.DataFrame, step: str, baseline: str | None) -> Number:
-    """How many times as many tokens/s a step trains as another one; both were measured apart."""
+def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str | None) -> Number:
+    """How many times as many tokens/s a step trains as another one: of their trial, else of their rows."""
     if baseline is None:
         return lacking("a rung before the first", TIMES)
+    together = trials[(trials["rung"] == step) & (trials["baseline"] == baseline)]
+    if len(together):
+        return speedup(together.iloc[0], 2)
     rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
     return in_unit(over(rate, base), TIMES, 2)
 
@@ -114,6 +118,13 @@ def _ranked(ranked: pd.DataFrame, place: int) -> SimpleNamespace:
         return SimpleNamespace(rung="", baseline="", gain=lacking("more rungs of the ladder", TIMES))
     row = ranked.iloc[place]
     return SimpleNamespace(rung=row["rung"], baseline=row["baseline"], gain=row["gain"])
+
+
+def allocator(rows: pd.DataFrame) -> SimpleNamespace:
+    """What keeping the pages of freed memory is worth to the plain loop, and to the best rung."""
+    by_rung = rows.set_index("rung")
+    plain, best = (speedup(by_rung.loc[name], 2) if name in by_rung.index else lacking(name, TIMES) for name in PAGES)
+    return SimpleNamespace(plain=plain, best=best, rung=PAGES[1])
 
 
 def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
@@ -154,16 +165,26 @@ def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
 
 def peers(rows: pd.DataFrame) -> SimpleNamespace:
     """transformers' step against ours, trained in turn in one process."""
-    heads = {"variant": "variant", "tokens_per_s": "tokens/s", "ours_tokens_per_s": "ours, tokens/s"}
-    heads |= {"ratio": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
+    heads = {
+        "variant": "variant",
+        "speedup": "our speedup",
+        "step_gib": "peak, GiB",
+        "ours_step_gib": "ours, peak, GiB",
+    }
     heads |= {"loss": "loss", "ours_loss": "ours, loss"}
+    in_pairs = "low" in rows and rows["low"].notna().all()
+    rows = rows.assign(
+        speedup=[
+            paired(row) if in_pairs else Number(row["ratio"], TIMES, decimals=2) for row in rows.to_dict("records")
+        ]
+    )
     fastest = rows.loc[rows["ratio"].idxmin()]
-    measured = "low" in fastest and fastest["low"] == fastest["low"]
+    compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
         variants=rows[list(heads)].rename(columns=heads),
         fastest=fastest["variant"],
-        over_compiled=Number(rows[rows["variant"].str.contains("compile")]["ratio"].min(), TIMES, missing="compiled"),
-        speedup=paired(fastest) if measured else Number(fastest["ratio"], TIMES, decimals=2),
+        over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
+        speedup=fastest["speedup"],
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),
     )

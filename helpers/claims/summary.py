@@ -1,11 +1,12 @@
 """Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
 
+import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.lab.values import PERCENT, TIMES, Number, derived, over
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
 from helpers.training.stages import COMPILED, STAGES
 
 SAME = 0.1  # two measurements apart of the same differ by up to that
@@ -24,21 +25,29 @@ def stages(rows: pd.DataFrame) -> SimpleNamespace:
     means, deviation = (climbed.groupby("stage")[SCORES].agg(how).reindex(names) for how in ("mean", "std"))
     best = means.drop(index=COMPILED, errors="ignore")
     first, last = _numbers(best.iloc[0]), _numbers(best.iloc[-1])
-    gains = (best["train_s"].shift() / best["train_s"]).dropna()
+
+    def by_run(stage: str, column: str) -> pd.Series:
+        return climbed[climbed["stage"] == stage].set_index("seed")[column]
+
+    gains = {
+        after: over_runs(by_run(before, "train_s"), by_run(after, "train_s"))
+        for before, after in itertools.pairwise(best.index)
+    }
+    ranked = sorted(gains, key=lambda name: -gains[name].value)
     by_seed = climbed.pivot_table(index="seed", columns="stage", values="validation_loss")
     apart = by_seed[best.index[-1]] - by_seed["none"]  # both begin with the same weights
     guess = rows["constant_accuracy"].max()
     return SimpleNamespace(
         first=first,
         last=last,
-        all=over(first.train_s, last.train_s),
-        all_steady=over(last.real_tokens_per_s, first.real_tokens_per_s),
-        gains={name: Number(gain, TIMES) for name, gain in gains.items()},
-        largest=gains.idxmax(),
-        largest_two=" and ".join(gains.nlargest(2).index),
-        largest_gain=Number(gains.max(), TIMES),
-        smallest=gains.idxmin(),
-        smallest_gain=Number(gains.min(), TIMES),
+        all=over_runs(by_run("none", "train_s"), by_run(best.index[-1], "train_s")),
+        all_steady=over_runs(by_run(best.index[-1], "real_tokens_per_s"), by_run("none", "real_tokens_per_s")),
+        gains=gains,
+        largest=ranked[0] if ranked else "",
+        largest_two=" and ".join(ranked[:2]),
+        largest_gain=gains[ranked[0]] if ranked else lacking("a stage", TIMES),
+        smallest=ranked[-1] if ranked else "",
+        smallest_gain=gains[ranked[-1]] if ranked else lacking("a stage", TIMES),
         loss_apart=Number(apart.mean(), decimals=3),
         loss_apart_std=Number(apart.std(), decimals=3),
         loss_std=Number(deviation["validation_loss"].iloc[0], decimals=3),
@@ -75,11 +84,12 @@ def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
     )
 
 
-def _staircase(rows: pd.DataFrame, means: pd.DataFrame, deviation: pd.DataFrame, gains: pd.Series) -> pd.DataFrame:
+def _staircase(rows: pd.DataFrame, means: pd.DataFrame, deviation: pd.DataFrame, gains: dict) -> pd.DataFrame:
     alone = rows[rows["way"] == "alone"].groupby("stage")["train_s"].mean().reindex(means.index)
     table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in means.index[1:])]}, index=means.index)
-    table["wall time, s"], table["speedup"] = means["train_s"], gains.reindex(means.index)
-    table["alone"] = means["train_s"].iloc[0] / alone
+    table["wall time, s"] = means["train_s"]
+    table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in means.index]
+    table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / alone]
     table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
     for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
         pairs = zip(means[name], deviation[name].fillna(0), strict=True)
@@ -103,19 +113,12 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
         for setting, all_of in settings.items()
         for change, gain in all_of.items()
     }
-    visible = {name: gain for name, gain in gains.items() if _visible(gain)}
+    seen = {name: gain for name, gain in gains.items() if visible(gain, SAME)}
     return SimpleNamespace(
-        gains=dict(sorted(visible.items(), key=lambda item: -item[1].value)),
-        unseen=", ".join(name for name, gain in gains.items() if gain.measured and name not in visible),
+        gains=dict(sorted(seen.items(), key=lambda item: -item[1].value)),
+        unseen=", ".join(name for name, gain in gains.items() if gain.measured and name not in seen),
         below=derived(SAME, "a setting", PERCENT, 0),
     )
-
-
-def _visible(gain: Number) -> bool:
-    """Whether the interval leaves 1 out; without one, whether the ratio is further from 1 than machines drift."""
-    if gain.low is None or gain.high is None:
-        return gain.measured and abs(gain.value - 1) > SAME
-    return not gain.low <= 1 <= gain.high
 
 
 def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:

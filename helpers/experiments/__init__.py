@@ -29,6 +29,8 @@ FIRST = (
     "profiling/modules",
     "compilers/fusion",
     "rush/ladder",
+    "rush/pairs",
+    "rush/allocator",
     "rush/peers",
     "summary/stages",
     "profiling/whole_runs",

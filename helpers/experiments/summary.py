@@ -7,14 +7,13 @@ from typing import Any
 from helpers.lab import device, experiment, in_fresh_process
 from helpers.lab.records import Row
 from helpers.text import local_wikitext
-from helpers.training.stages import ALLOCATOR, COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
+from helpers.training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SAMPLES = 3072  # 48 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores
 ONE_STEP = {"samples": 64, "validation_samples": 64}
 SEEDS = range(3)
-ON_GPU = [name for name in STAGES if name != ALLOCATOR]  # torch keeps a GPU's memory anyway
-ON_CPU = list(STAGES)
+NAMES = list(STAGES)
 
 
 def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
@@ -36,14 +35,12 @@ def _alone(stages: Sequence[str], seed: int) -> list[Row]:
 def _on_cpu() -> list[Row]:
     """The stages alone, and compilation, which takes longer than all the rest, are measured with one seed."""
     compiled = {"way": CUMULATIVE, "stage": COMPILED, "seed": SEEDS[0]}
-    return [config for seed in SEEDS for config in _cumulative(ON_CPU[:-1], seed)] + [
-        compiled,
-        *_alone(ON_CPU, SEEDS[0]),
-    ]
+    climbed = [config for seed in SEEDS for config in _cumulative(NAMES[:-1], seed)]
+    return [*climbed, compiled, *_alone(NAMES, SEEDS[0])]
 
 
 def _on_gpu() -> list[Row]:
-    return [config for seed in SEEDS for config in _cumulative(ON_GPU, seed) + _alone(ON_GPU, seed)]
+    return [config for seed in SEEDS for config in _cumulative(NAMES, seed) + _alone(NAMES, seed)]
 
 
 @functools.cache
@@ -62,9 +59,9 @@ def _settle_norms(stages: frozenset[str], preset: str) -> None:
 
 
 def _measured(names: Sequence[str], preset: str, seed: int, **changes: int) -> Row:
-    """On a CPU in a process of its own, as the allocator is a process's."""
+    """On a CPU in a process of its own, whose allocator keeps its pages."""
     if device().type == "cpu" and preset != "small":
-        options = {"environment": environment(names), "preset": preset, "seed": seed} | changes
+        options = {"environment": environment(), "preset": preset, "seed": seed} | changes
         return in_fresh_process(_settled, names, **options)
     if FUSED in names and device().type == "cuda":
         _settle()
@@ -93,5 +90,5 @@ FEW = [
 )
 def stages(way: str, stage: str, seed: int, size: str) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
-    names = chosen(way, stage, ON_CPU if size == "reduced" else ON_GPU)
+    names = chosen(way, stage, NAMES)
     return _measured(names, size, seed, **({"samples": SAMPLES} if size == "full" else {}))

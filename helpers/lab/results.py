@@ -36,9 +36,14 @@ class Results:
         """The class of the machine that is shown; of a big GPU where none has measured."""
         return str(self.rows["preset"].iloc[0]) if len(self.rows) else "big-gpu"
 
-    def named(self, claims: Callable[..., SimpleNamespace], *others: "Results") -> "Named":
-        """The numbers that `claims` makes of the measured rows of this table, and of the others."""
-        return Named(claims, (self, *others))
+    def named(
+        self, claims: Callable[..., SimpleNamespace], *others: "Results", trials: "Results | None" = None
+    ) -> "Named":
+        """The numbers that `claims` makes of the measured rows of this table, and of the others.
+
+        `trials` holds the same in pairs; the table can do without.
+        """
+        return Named(claims, (self, *others), trials)
 
     @property
     def origin(self) -> str:
@@ -59,8 +64,10 @@ class Named:
     Of tables that aren't measured, each name is a number that says so.
     """
 
-    def __init__(self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...]):
-        self.claims, self.sources = claims, sources
+    def __init__(
+        self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...], trials: Results | None = None
+    ):
+        self.claims, self.sources, self.trials = claims, sources, trials
 
     @property
     def measured(self) -> bool:
@@ -73,7 +80,8 @@ class Named:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        return vars(self.claims(*(table.measured for table in self.sources)))
+        tables = [table.measured for table in (*self.sources, self.trials) if table is not None]
+        return vars(self.claims(*tables))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -20,6 +20,7 @@ TIMES, PERCENT = "×", "%"
 NOT_MEASURED = "not measured"
 YES_NO = {"True": "yes", "False": "no"}
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}  # runs -> Student's t, two-sided
 quoted: set[str] = set()  # the factors that were formatted here: `say` lets no other pass
 
 
@@ -151,6 +152,27 @@ def over(value: Number, baseline: Number) -> Number:
     return Number(
         value.value / baseline.value, TIMES, derivation=f"{value.derivation} / {baseline.derivation}" if both else ""
     )
+
+
+def visible(gain: Number, drift: float = 0.1) -> bool:
+    """Whether the interval leaves 1 out; without one, whether the ratio is further from 1 than `drift` of a machine."""
+    if gain.low is None or gain.high is None:
+        return gain.measured and abs(gain.value - 1) > drift
+    return not gain.low <= 1 <= gain.high
+
+
+def over_runs(values: pd.Series, baselines: pd.Series) -> Number:
+    """The ratio of runs that differ in one thing, matched by index, such as the seed; with Student's 95 % interval.
+
+    With one run, or with more than `T95` tells, there is no interval.
+    """
+    logs = np.log((values / baselines).dropna())
+    if not len(logs):
+        return lacking("runs of both", TIMES)
+    centre, spread = float(logs.mean()), float(logs.std()) / math.sqrt(len(logs)) * T95.get(len(logs), math.nan)
+    if math.isnan(spread):
+        return Number(math.exp(centre), TIMES)
+    return Number(math.exp(centre), TIMES, math.exp(centre - spread), math.exp(centre + spread), len(logs))
 
 
 def derived(value: SupportsFloat, derivation: str, unit: str = TIMES, decimals: int | None = None) -> Number:

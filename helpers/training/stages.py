@@ -10,8 +10,8 @@ import contextlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from helpers.compilers import runtimes
 from helpers.kernels.swaps import NEEDS, OURS, swap_norms
 from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_positive
-from helpers.lab.cpu import ALLOCATORS
+from helpers.lab.cpu import KEPT
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.lab.records import Row
@@ -41,21 +41,18 @@ RISING = 0.1  # share of the steps in which the learning rate rises
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage: what it is, the chapter about it, the fixes of `switches.LANGUAGE` that it switches on, and variables
-    that its process must start with."""
+    """One stage: what it is, the chapter about it, and the fixes of `switches.LANGUAGE` that it switches on."""
 
     about: str
     chapter: str
     fixes: frozenset[str] = frozenset()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-MIXED, BATCHES, PROFILED, FUSED, ALLOCATOR, COMPILED = (
+MIXED, BATCHES, PROFILED, FUSED, COMPILED = (
     "mixed precision",
     "batching",
     "profiling fixes",
     "fused norm and optimizer",
-    "allocator keeps pages",
     "compile",
 )
 STAGES: dict[str, Stage] = {
@@ -74,11 +71,6 @@ STAGES: dict[str, Stage] = {
         about="AdamW in one kernel; each LayerNorm in our kernel, on a GPU: a CPU keeps torch's",
         chapter="05_optimization_rush",
         fixes=OPTIMIZER,
-    ),
-    ALLOCATOR: Stage(
-        about="on a CPU: glibc keeps freed memory, and the kernel needn't clear it again",
-        chapter="05_optimization_rush",
-        environment=ALLOCATORS["kept"],
     ),
     COMPILED: Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
 }
@@ -99,8 +91,8 @@ def run(
     validation; the start of Python and CUDA, which no stage changes, is left out. `real_tokens_per_s` and `step_ms` are
     the steady state's. `constant_accuracy` is that of always guessing the most frequent token.
 
-    The allocator's stage needs a process that starts with its environment: see `run_apart`. On a CPU `peak_gib` is what
-    the process grew by, which is the training's need only in a process of its own. cuDNN's attention is disabled, since
+    On a CPU `peak_gib` is what the process grew by, which is the training's need only in a process of its own
+    (`run_apart`), where glibc keeps freed pages, too. cuDNN's attention is disabled, since
     it would plan for each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
     replace values of the preset.
     """
@@ -139,16 +131,13 @@ def run(
 
 
 def run_apart(stages: Iterable[str], **options: Any) -> Row:
-    """`run` in a process of its own, started with the stages' environment. It takes some seconds to start."""
-    stages = check_stages(stages)
-    return in_fresh_process(run, stages, environment=environment(stages), **options)
+    """`run` in a process of its own, whose allocator keeps its pages. It takes some seconds to start."""
+    return in_fresh_process(run, check_stages(stages), environment=environment(), **options)
 
 
-def environment(stages: Iterable[str]) -> dict[str, str]:
-    """The variables with which a process must start for these stages; on a GPU, whose memory torch keeps, none."""
-    if device().type == "cuda":
-        return {}
-    return {name: value for stage in stages for name, value in STAGES[stage].environment.items()}
+def environment() -> dict[str, str]:
+    """The variables with which a process starts to keep its pages; on a GPU, whose memory torch keeps, none."""
+    return {} if device().type == "cuda" else dict(KEPT)
 
 
 def build_trainer(stages: frozenset[str], *, preset: str = "small", **options: Any) -> Trainer:

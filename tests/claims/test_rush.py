@@ -7,14 +7,15 @@ from helpers.claims import rush
 from helpers.experiments.rush.steps import BEFORE_BATCHES
 from helpers.rush.setup import START
 
-RATES = {START: 100.0, "mixed precision": 150.0, "fused AdamW": 450.0, "FlashAttention": 400.0, "batch 2": 500.0}
+ONEDNN = "fp32 products by oneDNN"
+RATES = {START: 100.0, ONEDNN: 120.0, "mixed precision": 150.0, "fused AdamW": 450.0, "FlashAttention": 400.0}
 
 
 def rungs(rates=RATES, **others):
     """A row for each rung; fp32's product rate is 0.2 TFLOP/s, bf16's grows from rung to rung."""
     row = {"model": "tiny", "sequence": 64, "text": "text", "preset": "cpu", "step_ms": 1.0, "p20_ms": 1.0}
     row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0} | others
-    rates_of = {step: 0.2 if step == START else 0.5 + n / 10 for n, step in enumerate(rates)}
+    rates_of = {step: 0.2 if step in (START, ONEDNN) else 0.5 + n / 10 for n, step in enumerate(rates)}
     rows = [row | {"step": s, "tokens_per_s": r, "product_tflops": rates_of[s]} for s, r in rates.items()]
     return pd.DataFrame(rows)
 
@@ -22,20 +23,47 @@ def rungs(rates=RATES, **others):
 def test_a_rung_gains_over_its_baseline_and_the_start():
     named = rush.ladder(rungs())
     assert {rung: f"{gain}" for rung, gain in named.gains.items() if gain.measured} == {
-        "mixed precision": "1.50× (unpaired)",
+        ONEDNN: "1.20× (unpaired)",
+        "mixed precision": "1.25× (unpaired)",
         "fused AdamW": "3.00× (unpaired)",
+        "FlashAttention": "0.89× (unpaired)",
     }
     assert (named.first.rung, named.first.baseline) == ("fused AdamW", "mixed precision")
-    assert (named.best, f"{named.total}") == ("batch 2", "5.00× (unpaired)")
+    assert (named.best, f"{named.total}") == ("fused AdamW", "4.50× (unpaired)")
     assert named.mixed_to_first.at_least(1).outcome == "does not hold"
-    assert "not measured" in f"{named.third.gain}"
+    assert named.unseen == "none"
+
+
+def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visible_effect():
+    trial = {"ratio": 0.5, "low": 0.4, "high": 0.8, "pairs": 9}
+    trials = pd.DataFrame(
+        [
+            {"baseline": START, "rung": ONEDNN} | trial,
+            {"baseline": "mixed precision", "rung": "fused AdamW"} | trial | {"high": 1.1},
+            {"baseline": START, "rung": "fused AdamW"} | trial,
+        ]
+    )
+    named = rush.ladder(rungs(), trials)
+    assert f"{named.gains[ONEDNN]}" == f"{named.total}" == "2.00× (1.25 to 2.50, 9 pairs)"
+    assert f"{named.mixed}" == "1.25× (unpaired)"
+    assert named.unseen == "fused AdamW"
+
+
+def test_a_rung_that_nothing_stands_on_has_no_gain():
+    assert "not measured" in f"{rush.ladder(rungs({START: 1.0, ONEDNN: 2.0})).third.gain}"
+
+
+def test_pages_are_kept_at_both_ends_of_the_ladder():
+    row = {"median_ms": 1.0, "baseline_ms": 3.0, "ratio": 1 / 3, "low": 0.3, "high": 0.4, "pairs": 5}
+    named = rush.allocator(pd.DataFrame([row | {"rung": START}]))
+    assert f"{named.plain}" == "3.00× (2.50 to 3.33, 5 pairs)" and not named.best.measured
 
 
 def test_a_rung_that_was_not_kept_is_in_a_table_of_its_own():
-    named = rush.ladder(rungs({**RATES, "SwiGLU level 2": 480.0, "max-autotune": 240.0}))
+    named = rush.ladder(rungs({**RATES, "fused projections": 480.0, "max-autotune": 240.0}))
     assert "max-autotune" not in set(named.rungs["rung"])
-    assert named.left[["change", "baseline"]].values.tolist() == [["max-autotune", "SwiGLU level 2"]]
-    assert named.left["reason"].notna().all()
+    assert named.left[["change", "baseline"]].values.tolist() == [["max-autotune", "fused projections"]]
+    assert named.left["note"].notna().all()
     assert float(named.left["speedup"].iloc[0]) == 0.5
 
 
@@ -43,19 +71,19 @@ def test_a_ladder_without_its_first_rung_has_no_total():
     rates = {step: rate for step, rate in RATES.items() if step != START}
     named = rush.ladder(rungs(rates))
     assert not any(number.measured for number in (named.total, named.start_share, named.start_loss, named.loss_apart))
-    assert named.best == "batch 2"
+    assert named.best == "fused AdamW"
 
 
 def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
     rows = rungs()
     share = rush.ladder(rows).rungs["share of matmul rate"]
-    assert share.iloc[0] / share.iloc[1] == pytest.approx(100 / 150 * 0.9 / 0.2)
-    assert rush.ladder(rows).limit * share.iloc[-1] == pytest.approx(500)
+    assert share.iloc[0] / share.iloc[2] == pytest.approx(100 / 150 * 0.9 / 0.2)
+    assert rush.ladder(rows).limit * share.iloc[-1] == pytest.approx(400)
 
 
 def test_batches_of_the_ladder_and_beyond_are_in_one_table():
     more = pd.DataFrame([{"batch": 4, "tokens_per_s": 600.0, "step_ms": 1, "p20_ms": 1, "p80_ms": 1, "peak_gib": 2}])
-    named = rush.batch(more, rungs({**RATES, BEFORE_BATCHES["cpu"]: 480.0}))
+    named = rush.batch(more, rungs({**RATES, BEFORE_BATCHES["cpu"]: 480.0, "batch 2": 500.0}))
     assert named.sizes["batch"].tolist() == [1, 2, 4]
     assert named.sizes["tokens_per_s"].tolist() == [480, 500, 600]
 

@@ -1,5 +1,7 @@
 """What each change is worth, over all settings."""
 
+import pandas as pd
+
 from helpers.claims import summary
 from helpers.lab.values import TIMES, Number, lacking
 
@@ -15,3 +17,18 @@ def test_changes_are_ordered_by_gain_and_those_without_an_effect_are_named():
 def test_a_small_gain_whose_interval_leaves_1_out_is_one():
     worth = summary.worth({"Llama": {"fused": Number(1.03, TIMES, 1.01, 1.05, 9)}})
     assert list(worth.gains) == ["fused (Llama)"]
+
+
+def test_stages_are_compared_seed_by_seed():
+    row = {"way": "cumulative", "real_tokens_per_s": 1.0, "step_ms": 1.0, "peak_gib": 1.0, "validation_loss": 5.0}
+    row |= {"validation_accuracy": 0.2, "constant_accuracy": 0.1, "real_tokens": 9, "steps": 3}
+    times = {"none": (8.0, 12.0), "mixed precision": (4.0, 6.1), "compile": (2.0, None)}
+    rows = [
+        row | {"stage": stage, "seed": seed, "train_s": time}
+        for stage, of_seeds in times.items()
+        for seed, time in enumerate(of_seeds)
+        if time
+    ]
+    named = summary.stages(pd.DataFrame(rows))
+    assert named.largest == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
+    assert named.compiled.compiling_s.value == -2.0

@@ -6,14 +6,13 @@ from torch import nn
 
 from helpers.amp import DynamicGradScaler
 from helpers.experiments import summary as experiments
-from helpers.experiments.summary import ALONE, CUMULATIVE, ON_CPU, ON_GPU, ONE_STEP, SAMPLES, START, chosen, stages
+from helpers.experiments.summary import ALONE, CUMULATIVE, NAMES, ONE_STEP, SAMPLES, START, chosen, stages
 from helpers.lab import records
 from helpers.text import TextError, vocab
 from helpers.training import LANGUAGE, loop, trainer
 from helpers.training import stages as staircase
 from helpers.training.language import guess_scores
 from helpers.training.stages import (
-    ALLOCATOR,
     BATCHES,
     COMPILED,
     FUSED,
@@ -47,12 +46,11 @@ def test_a_gpu_without_bf16_trains_in_fp16_with_our_loss_scale(monkeypatch):
     monkeypatch.setattr(trainer, "half_dtype", lambda: torch.float16)
     precision = staircase.mixed_precision()
     assert isinstance(precision.scaler(torch.device("cpu")), DynamicGradScaler)
-    assert environment(STAGES) == {}
+    assert environment() == {}
 
 
-def test_the_allocators_stage_is_an_environment_that_a_process_starts_with():
-    assert environment([MIXED, FUSED]) == {}
-    assert environment([MIXED, ALLOCATOR])["MALLOC_MMAP_MAX_"] == "0"
+def test_a_training_on_a_cpu_keeps_its_pages():
+    assert environment()["MALLOC_MMAP_MAX_"] == "0"
 
 
 def test_the_constant_guess_is_the_most_frequent_target_of_validation():
@@ -87,19 +85,19 @@ def test_mixed_precision_scales_its_loss_and_still_learns():
 
 
 def test_stages_are_added_in_order_or_stand_alone():
-    assert chosen(START, "none", ON_CPU) == []
-    assert chosen(ALONE, PROFILED, ON_CPU) == [PROFILED]
-    assert chosen(CUMULATIVE, PROFILED, ON_CPU) == [MIXED, BATCHES, PROFILED]
+    assert chosen(START, "none", NAMES) == []
+    assert chosen(ALONE, PROFILED, NAMES) == [PROFILED]
+    assert chosen(CUMULATIVE, PROFILED, NAMES) == [MIXED, BATCHES, PROFILED]
     full = stages.configurations("big-gpu")
-    assert len(full) == 3 * (1 + len(ON_GPU) + len(ON_GPU) - 1)
-    assert all(set(chosen(c["way"], c["stage"], ON_GPU)) <= set(ON_GPU) for c in full)
+    assert len(full) == 3 * (1 + len(NAMES) + len(NAMES) - 1)
+    assert all(set(chosen(c["way"], c["stage"], NAMES)) <= set(NAMES) for c in full)
 
 
 def test_on_a_cpu_every_stage_is_added_and_stands_alone_but_only_what_is_short_thrice():
     cpu = stages.configurations("cpu")
     seeds = {(c["way"], c["stage"]): sum(d | {"seed": 0} == c | {"seed": 0} for d in cpu) for c in cpu}
     assert {stage for way, stage in seeds if way == CUMULATIVE} == set(STAGES)
-    assert seeds[START, "none"] == seeds[CUMULATIVE, ALLOCATOR] == 3 and seeds[CUMULATIVE, COMPILED] == 1
+    assert seeds[START, "none"] == seeds[CUMULATIVE, FUSED] == 3 and seeds[CUMULATIVE, COMPILED] == 1
 
 
 def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_it():
@@ -108,7 +106,7 @@ def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_
     assert seeds == sorted(seeds)
     for seed in set(seeds):
         ways = [config["way"] for config in full if config["seed"] == seed]
-        assert ways == [START] + [CUMULATIVE] * len(ON_GPU) + [ALONE] * (len(ON_GPU) - 1)
+        assert ways == [START] + [CUMULATIVE] * len(NAMES) + [ALONE] * (len(NAMES) - 1)
 
 
 def test_enough_steps_are_left_after_those_in_which_a_training_settles():

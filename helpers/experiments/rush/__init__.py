@@ -6,12 +6,13 @@ compilation.
 
 from .kernels import norms, adam, lecture  # isort: skip
 from .ranks import memory_alone  # isort: skip
-from .pairs import pairs  # isort: skip
 from .steps import ladder, peers, loading, batch, checkpointing  # isort: skip
+from .pairs import pairs, allocator  # isort: skip
 from .ranks import distributed, memory_plan, scaling  # isort: skip
 
 __all__ = [
     "adam",
+    "allocator",
     "batch",
     "checkpointing",
     "distributed",

@@ -1,4 +1,4 @@
-"""The ladder's first rungs in pairs: each takes turns with the one before it, in processes of their own."""
+"""The CPU's ladder in pairs: each rung takes turns with the one before it, in processes of their own."""
 
 import dataclasses
 import itertools
@@ -7,38 +7,74 @@ from collections.abc import Callable
 from helpers.lab import device, experiment
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
-from helpers.rush import Setup, Trainer, rung
-from helpers.rush.measurement import SEQUENCES, text_tokens
-from helpers.rush.setup import START
+from helpers.rush import Setup, Trainer, rung, stands_on
+from helpers.rush.measurement import text_tokens
+from helpers.rush.setup import CPU_STEPS, START
 
-CLIMB = (START, "mixed precision", "fused AdamW", "FlashAttention", "compile", "chunked cross-entropy")
-PAIRS = [{"baseline": base, "rung": name} for base, name in itertools.pairwise(CLIMB)]
-PAIRS += [{"baseline": START, "rung": CLIMB[-1]}]
-TINY = {"model": "tiny", "sequence": 64, "trial_s": 4.0}
-SHORT = {"model": "llama-60m", "sequence": 512, "trial_s": 60.0}
+from .steps import BEST, MEDIUM, SMALL
+
+BATCHES = 4  # different ones, in turn
+TINY, SECONDS = SMALL | {"trial_s": 4.0}, MEDIUM | {"trial_s": 45.0}
+PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS]
+PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
 
 
-def _program(name: str, model: str, sequence: int) -> Program:
-    """A rung on a CPU; the allocator keeps its pages in all of them, so that no rung gains by that."""
-    setup = dataclasses.replace(rung(name, Setup(model=model, sequence=sequence), device()), allocator="kept")
-    arguments = {"setup": dataclasses.asdict(setup)}
-    return Program(name, function=f"{__name__}:training_step", arguments=arguments, environment=setup.environment)
+def _setup(name: str, model: str, sequence: int) -> Setup:
+    return rung(name, Setup(model=model, sequence=sequence), device())
+
+
+def _missing(model: str, sequence: int, baseline: str, rung: str, **_: object) -> str:
+    """Why the two can't be compared here; a baseline that isn't possible is the nearest that is."""
+    if device().type != "cpu":
+        return "for a CPU: a GPU's ladder is compared in one process"
+    reason = _setup(rung, model, sequence).missing_because(device())
+    return f"not here: {reason}" if reason else ""
+
+
+def _against(baseline: tuple[str, Setup], changed: tuple[str, Setup], seconds: float) -> Row:
+    """A trial of two setups, whose calls are of as many sequences; nothing of theirs is queued, so all steps count."""
+    step = f"{__name__}:training_step"
+    sequences = max(baseline[1].batch, changed[1].batch)
+    sides = []
+    for name, setup in (baseline, changed):
+        arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
+        sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
+    return trial(*sides, seconds=seconds, drop=0).row()
 
 
 @experiment(
-    small=[TINY | PAIRS[1]],
-    cpu=[SHORT | pair for pair in PAIRS],
+    small=[TINY | {"baseline": START, "rung": "fused AdamW"}],
+    cpu=[SECONDS | pair for pair in PAIRS],
     columns="median_ms baseline_ms",
-    missing=lambda **_: "" if device().type == "cpu" else "for a CPU: a GPU's ladder is compared in one process",
+    version=2,
+    missing=_missing,
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
-    """A rung of the ladder against the one before it, and the last against the plain loop, with pages kept in both."""
-    sides = (_program(name, model, sequence) for name in (baseline, rung))
-    return trial(*sides, seconds=trial_s).row()
+    """A rung of the ladder against the one it stands on, and the best against the plain loop."""
+    before, after = (_setup(name, model, sequence) for name in (baseline, rung))
+    return _against((baseline, before.possible(device())), (rung, after), trial_s)
 
 
-def training_step(setup: dict[str, object]) -> Callable[[], None]:
-    """Train by a setup on the text's batches, one a call."""
+@experiment(
+    small=[],
+    cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
+    columns="median_ms baseline_ms",
+    missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),
+)
+def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
+    """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""
+    kept = _setup(rung, model, sequence)
+    given = dataclasses.replace(kept, allocator="default")
+    return _against(("default", given), ("kept", kept), trial_s)
+
+
+def training_step(setup: dict[str, object], sequences: int) -> Callable[[], None]:
+    """Train by a setup on the text's batches, as many sequences a call as given."""
     chosen = Setup(**setup)
-    trainer, batches = Trainer(chosen), itertools.cycle(text_tokens(chosen, SEQUENCES))
-    return lambda: trainer.step(next(batches))
+    trainer, batches = Trainer(chosen), itertools.cycle(text_tokens(chosen, BATCHES))
+
+    def step() -> None:
+        for _ in range(sequences // chosen.batch):
+            trainer.step(next(batches))
+
+    return step

@@ -15,8 +15,8 @@ from .loader import epoch
 
 TINY, SIXTY_M, ONE_B = "tiny", "llama-60m", "llama-3.2-1b"
 # Steps of the ladder by device type: of `peers` and `loading`, of `batch`, of `checkpointing`
-BEST = {"cuda": "batch 8", "cpu": "SwiGLU level 2"}
-BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "SwiGLU level 2"}
+BEST = {"cuda": "batch 8", "cpu": "fused projections"}
+BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "fused projections"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
