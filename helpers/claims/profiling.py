@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 
 from helpers.lab.trials import FASTER, SLOWER
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, over_runs, pick, speedup, visible
 from helpers.training import CLOTHES, LANGUAGE
 
 NAMES = {"vit": "ViT", "gpt": "language model"}
 PIPELINES = {"vit": CLOTHES, "gpt": LANGUAGE}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
-SAME = 0.03  # a fix that changes less, alone and cumulatively, is listed apart
+ALL = "all"  # of the fixes
+SAME = 0.03  # without an interval, a fix that changes less has no effect
 PAIR = " + "  # between the names of two faults that are planted together
 # Parts of a model, by the types of their modules or by their names.
 PARTS = {
@@ -175,34 +176,33 @@ def gpt_fixes(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
-    """Each fix alone and with those before it; the two of most effect alone; all together."""
-    alone, together = (
-        rows[rows["variant"] == variant].set_index("fix")[["us_per_target", "baseline_us_per_target", "speedup"]]
-        for variant in ("alone", "cumulative")
-    )
-    both = alone.join(together.add_suffix(" in all"))
+    """Each fix against the slow loop, those of most effect first, and all together."""
+    gains = {row["fix"]: _gain(row) for row in rows.to_dict("records")}
+    together = gains.pop(ALL, lacking("all fixes together", TIMES))
+    alone = dict(sorted(gains.items(), key=lambda item: -item[1].value))
     changes = {switch.name: switch.changes or "" for switch in PIPELINES[pipeline].switches}
-    both["changes"] = [changes.get(name, "").partition(":")[0] for name in both.index]
-    before = both["us_per_target in all"].ffill().shift(fill_value=both["baseline_us_per_target in all"].iloc[0])
-    gained = before / both["us_per_target in all"].ffill()
-    visible = ((both["speedup"] - 1).abs() > SAME) | ((gained - 1).abs() > SAME)
-    headings = {"us_per_target": "alone, µs", "baseline_us_per_target": "slow loop, µs", "speedup": "speedup alone"}
-    headings |= {f"{name} in all": f"cumulative{heading.removeprefix('alone')}" for name, heading in headings.items()}
-    headings["baseline_us_per_target in all"], headings["speedup in all"] = "its slow loop, µs", "cumulative speedup"
-    first, second = alone["speedup"].nlargest(2).items()
-    all_together = together["speedup"].iloc[-1] if len(together) else float("nan")
+    table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
+    table.insert(0, "changes", [changes.get(name, "").partition(":")[0] for name in alone])
+    table["speedup"] = list(alone.values())
+    headings = {"baseline_us_per_target": "slow loop, µs", "us_per_target": "fixed, µs"}
+    (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
-        table=both[visible].rename(columns=headings).reset_index(),
-        same=", ".join(both.index[~visible]),
-        cumulative=together["speedup"],
-        largest=first[0],
-        second=second[0],
-        largest_gain=Number(first[1], TIMES, decimals=1),
-        second_gain=Number(second[1], TIMES, decimals=1),
-        together=Number(all_together, TIMES, missing="the fixes one after another", decimals=1),
-        alone={name: Number(value, TIMES) for name, value in alone["speedup"].items()},
-        decode_once=pick(alone.reset_index(), "speedup", TIMES, fix="decode_once"),
+        table=table.rename(columns=headings).reset_index(),
+        same=", ".join(name for name, gain in alone.items() if not visible(gain, SAME)) or "none",
+        largest=largest,
+        second=second,
+        largest_gain=largest_gain,
+        second_gain=second_gain,
+        together=together,
+        alone=alone,
+        forest={name.replace("_", " "): gain for name, gain in alone.items()} | {"all together": together},
+        decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
     )
+
+
+def _gain(row: dict) -> Number:
+    """How much faster than the slow loop a real target is trained on."""
+    return speedup(row | {"median_ms": row["us_per_target"], "baseline_ms": row["baseline_us_per_target"]})
 
 
 def metrics_cost(rows: pd.DataFrame) -> SimpleNamespace:
@@ -244,21 +244,23 @@ def whole_runs(rows: pd.DataFrame) -> SimpleNamespace:
     names = {"pipeline": "model", "variant": "loop", "deviation": "accuracy, std", "guess": "constant guess"}
     return SimpleNamespace(
         table=table.replace({"pipeline": NAMES}).rename(columns=names),
-        vit=_training(table, "vit"),
-        gpt=_training(table, "gpt"),
+        vit=_training(rows, table, "vit"),
+        gpt=_training(rows, table, "gpt"),
     )
 
 
-def _training(table: pd.DataFrame, pipeline: str) -> SimpleNamespace:
+def _training(rows: pd.DataFrame, table: pd.DataFrame, pipeline: str) -> SimpleNamespace:
     def of(column: str, variant: str, unit: str, decimals: int) -> Number:
         return pick(table, column, unit, decimals, pipeline=pipeline, variant=variant)
 
+    seeds = rows[rows["pipeline"] == pipeline].pivot_table(index="seed", columns="variant", values="epoch_s")
+    seeds = seeds.reindex(columns=["slow", "fixed"])
     slow_s, fixed_s = (of("epoch_s", variant, "s", 1) for variant in ("slow", "fixed"))
     slow, fixed = (of("accuracy", variant, PERCENT, 1) for variant in ("slow", "fixed"))
     return SimpleNamespace(
         slow_s=slow_s,
         fixed_s=fixed_s,
-        speedup=over(slow_s, fixed_s),
+        speedup=over_runs(seeds["slow"], seeds["fixed"]),
         slow_accuracy=slow,
         fixed_accuracy=fixed,
         points=Number(100 * (fixed.value - slow.value), "points", decimals=1),

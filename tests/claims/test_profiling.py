@@ -60,24 +60,22 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
     assert result.largest["source line"].tolist() == ["b.py:3", "", ""]
 
 
-def fix(variant, name, us, baseline=100.0):
-    row = {"variant": variant, "fix": name, "us_per_target": us, "baseline_us_per_target": baseline}
-    return row | {"speedup": baseline / us}
+def fix(name, us, width=0.1):
+    row = {"fix": name, "us_per_target": us, "baseline_us_per_target": 100.0, "ratio": us / 100, "pairs": 7}
+    return row | {"low": us / 100 - width, "high": us / 100 + width}
 
 
-def test_fixes_without_an_effect_are_listed_apart():
-    rows = pd.DataFrame(
-        [
-            fix("alone", "decode_once", 50.0),
-            fix("alone", "workers", 99.0),
-            fix("cumulative", "decode_once", 50.0),
-            fix("cumulative", "workers", 49.5),
-        ]
-    )
-    fixes = profiling.vit_fixes(rows)
-    assert fixes.table["fix"].tolist() == ["decode_once"]
+def test_fixes_are_ordered_by_effect_and_those_without_one_are_named():
+    fixes = profiling.vit_fixes(pd.DataFrame([fix("workers", 99.0), fix("decode_once", 50.0), fix("all", 25.0)]))
+    assert fixes.table["fix"].tolist() == ["decode_once", "workers"]
     assert fixes.same == "workers"
-    assert (fixes.largest, f"{fixes.largest_gain}") == ("decode_once", "2.0× (unpaired)")
+    assert (fixes.largest, f"{fixes.largest_gain:1}") == ("decode_once", "2.0× (1.7 to 2.5, 7 pairs)")
+    assert f"{fixes.together:brief}" == "4.0×" and list(fixes.forest)[-1] == "all together"
+
+
+def test_fixes_of_a_gpu_that_measured_one():
+    fixes = profiling.gpt_fixes(pd.DataFrame([fix("packed", 50.0)]))
+    assert fixes.second == "" and not fixes.together.measured
 
 
 def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
