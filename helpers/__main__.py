@@ -220,9 +220,13 @@ def profile(options: argparse.Namespace) -> int:
             steps=options.steps,
             after=options.warm_up,
             go_on=options.go_on,
+            until_epoch=options.until_epoch,
+            limit=options.limit,
             output=options.output,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
         )
     except NothingRecorded as error:
+        print(*error.seen, sep="\n", end="\n" if error.seen else "")
         return _fail(error, 1)
     except Exception as error:  # the script's own
         frames = script_frames(error.__traceback__)

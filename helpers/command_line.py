@@ -71,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
         "--after", dest="warm_up", type=_count, metavar="N", help="iterations before (default: 10, or as it needs)"
     )
     added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
+    added.add_argument("--until-epoch", action="store_true", help="watch until an epoch has ended, or an evaluation")
+    added.add_argument("--limit", type=_seconds, default=120.0, metavar="S", help="for all of it (default: 120)")
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
     formats(added)
     added.set_defaults(after=None)

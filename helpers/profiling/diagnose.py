@@ -10,9 +10,12 @@ Findings about sizes need `record_shapes`; source lines need `with_stack`, which
 `diagnose(before, after)` compares two profiles.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +23,7 @@ from . import account, hygiene, ranks
 from .comparison import Comparison, compare
 from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
 from .findings import DETERMINISTIC, HOST_WAITS, KEPT_GRAPH, host_work, needless, on_cpu, products, traffic, waiting
+from .findings import observed as seen
 from .intervals import union
 from .read_trace import read_trace
 from .scene import Scene
@@ -29,6 +33,7 @@ START_UP_MATTERS = 0.1  # of the time: the verdict names it
 MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
 Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
+OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled loop, by rank
 NAME_LINES = {HOST_WAITS, DETERMINISTIC, KEPT_GRAPH}  # kinds of notes for which the profile with stacks is read
 
 
@@ -82,7 +87,9 @@ def read_and_diagnose(
     """The diagnosis of one profile or folder, and the trace that it is of."""
     source = Path(profile) if isinstance(profile, str | Path) else None
     about_ranks: list[Note] = []
+    observed: dict[int, dict[str, Any]] = {}
     if source and source.is_dir():
+        observed = _observed(source)
         source, profile, about_ranks, places = _in_folder(source)
     trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
@@ -94,6 +101,11 @@ def read_and_diagnose(
         notes = [note for note in diagnosis.notes if note.kind not in taken | {NO_STACKS, NO_SHAPES}]
         notes += [note for note in detailed.notes if note.kind in taken]
         diagnosis = replace(diagnosis, notes=tuple(notes))
+    if observed:
+        rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
+        loop = seen.Observed(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())))
+        about_ranks = [*seen.late_rank(observed), *about_ranks]
+        diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
     if findings:
         first = f" Change first: {findings[0].finding}, up to {findings[0].gain_share:.0%} of the time."
         diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)
@@ -104,6 +116,30 @@ def read_and_diagnose(
         warnings=(*about_ranks, *diagnosis.warnings),
         source=source,
     ), trace
+
+
+def _observed(folder: Path) -> dict[int, dict[str, Any]]:
+    """What `watch` observed of each rank beside the profiles in a folder."""
+    files = {int(each[1] or 0): file for file in folder.iterdir() if (each := OBSERVED.fullmatch(file.name))}
+    return {rank: json.loads(file.read_text()) for rank, file in sorted(files.items())}
+
+
+def _with_observed(
+    diagnosis: Diagnosis, findings: list[Finding], loop: seen.Observed, least: float
+) -> tuple[Diagnosis, list[Finding]]:
+    """One ranking of what the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
+    if not loop.enough:
+        return diagnosis, findings
+    new = loop.findings(least)
+    names = {finding.finding for finding in new}
+    inside = 1 - loop.outside
+    scaled = [
+        replace(finding, gain_share=finding.gain_share * inside) for finding in findings if finding.finding not in names
+    ]
+    warnings = (*loop.warnings(), *diagnosis.warnings)
+    notes = (*loop.notes(), *diagnosis.notes)
+    diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
+    return diagnosis, sorted(new + scaled, key=lambda f: -f.gain_share)
 
 
 def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
@@ -154,7 +190,8 @@ def _located(
 def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
     """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
     places = folder / PLACES if (folder / PLACES).is_file() else None
-    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != PLACES)
+    files = [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != PLACES]
+    files = sorted(p for p in files if not OBSERVED.fullmatch(p.name))
     if (folder / COSTS).is_file():
         files = [folder / COSTS]
     if not files:

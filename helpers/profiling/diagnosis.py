@@ -4,7 +4,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,16 @@ class Finding:
         return f"up to {milliseconds(self.gain_ms)} a step ({share}; {self.sure})"
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's code, and the share of the wall time that it took while nothing was recorded."""
+
+    where: str
+    source: str
+    activity: str
+    share: float
+
+
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
     """Where the time of a step goes, and what to change first.
@@ -61,6 +71,7 @@ class Diagnosis:
     warnings: tuple[Note, ...] = ()  # why the profile may mislead, and what to record again
     further: tuple[Finding, ...] = ()  # beyond the first five
     source: Path | None = None
+    lines: tuple[Line, ...] = ()  # the user's dearest, of the loop before it was recorded
 
     @property
     def parts(self) -> dict[str, float]:
@@ -84,6 +95,7 @@ class Diagnosis:
         return (
             {name: getattr(self, name) for name in names}
             | ({"host": self.host} if self.host else {})
+            | ({"lines": [asdict(line) for line in self.lines]} if self.lines else {})
             | {
                 "findings": [_row(finding) for finding in self.findings],
                 "notes": [*(warning.text for warning in self.warnings), *self.remarks],
@@ -108,6 +120,10 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from wrapped(diagnosis.verdict)
     yield from ("", recorded(diagnosis), "")
     yield from _bars(diagnosis)
+    if diagnosis.lines:
+        yield from ("", "dearest lines of the loop as it runs unrecorded:")
+    for line in diagnosis.lines:
+        yield from wrapped(f"{line.where}  {line.source}  ({line.activity})", f"  {line.share:4.0%}  ")
     if diagnosis.warnings:
         yield ""
     for warning in diagnosis.warnings:

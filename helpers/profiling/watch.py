@@ -15,8 +15,10 @@ profile of its own. torch runs one profiler at a time, so a script that starts o
 import contextlib
 import functools
 import gc
+import json
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from helpers.lab import files
+
+from .findings.observed import Observed
 from .run_script import Stop, run_script
 from .windows import Windows
 
@@ -41,11 +46,16 @@ UNSEEN = (
 
 
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
-NAMES = ("costs.json.gz", "places.json.gz")
+NAMES = ("costs.json.gz", "places.json.gz", "observed.json")
+BACKWARDS = 16  # of a script whose update rule is its own
 
 
 class NothingRecorded(Exception):
-    """The script ended before a whole iteration was recorded; says why in one line."""
+    """The script ended before a whole iteration was recorded; says why in one line. `seen` tells what was seen."""
+
+    def __init__(self, reason: str, seen: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.seen = seen
 
 
 @dataclass(frozen=True)
@@ -68,15 +78,20 @@ def watch(
     steps: int = 8,
     after: int | None = None,
     go_on: bool = False,
+    until_epoch: bool = False,
+    limit: float = 120.0,
     output: str | Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Recording:
     """Run a script (`module=True`: a module), record up to `steps` iterations after the first `after`, and save them.
 
     `after` is 10: fewer where these take more than 30 s, more where DataLoader's workers prefetch many batches, as a
-    loop that waits for them doesn't until these are used up. The script is stopped once it is recorded, unless it may
-    `go_on` to its end. `output` is the folder of the profiles, by default profile-NAME in the current one. The script's
-    own errors are raised as they are (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0 too
-    unless something was recorded; NothingRecorded if it ended before an iteration was recorded whole.
+    loop that waits for them doesn't until these are used up. Unprofiled, it is observed (`observe`) for at least 20
+    iterations and 8 s, or `until_epoch` ended. Then the script is stopped, unless it may `go_on` to its end; after
+    `limit` seconds what is known by then is kept. `tell` gets lines of progress. `output` is the folder of the
+    profiles, by default profile-NAME in the current one. The script's own errors are raised as they are
+    (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0 too unless something was recorded;
+    NothingRecorded if it ended before an iteration was recorded whole.
     """
     script, process = str(script), os.getpid()
     name = script.split(".")[-1] if module else Path(script).stem
@@ -85,10 +100,12 @@ def watch(
     costs = folder / ("costs.json.gz" if ranks == 1 else f"rank{rank}.json.gz")
     places = folder / "places.json.gz"
     _clear(folder, rank, ranks)
-    windows = Windows(costs, places, steps, after, rank, ranks)
+    windows = Windows(costs, places, steps, after, rank, ranks, until_epoch)
     variables = {name: os.environ.get(name) for name in READ_EARLY}
 
-    def stepped(optimizer: Optimizer) -> None:
+    def stepped(optimizer: Optimizer | None) -> None:
+        if not windows.iterations:
+            tell(f"the first iteration ended after {time.monotonic() - began:.1f} s")
         if windows.stepped(optimizer) and not go_on:
             raise Stop if threading.current_thread() is threading.main_thread() else SystemExit
 
@@ -96,11 +113,22 @@ def watch(
     program = (
         script if module else compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
     )
+    began = time.monotonic()
+    then = "goes on to its end" if go_on else f"is stopped, after {limit:.0f} s at the latest"
+    tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
     try:
-        with _counted_steps(stepped), _noting_other_profilers(windows, go_on):
+        with (
+            _counted_steps(stepped),
+            _noting_other_profilers(windows, go_on),
+            windows.observer.watching(),
+            _ended_after(limit if not go_on and ranks == 1 else 0.0),
+        ):
             code = run_script(program, [script, *map(str, arguments)])
     finally:
         windows.close()
+        observed = windows.observer.data()
+        if os.getpid() == process and observed["iterations"]:
+            files.write(folder / f"observed{rank if ranks > 1 else ''}.json", json.dumps(observed))
     if os.getpid() != process:  # a fork of the script's
         raise SystemExit(code)
     gc.collect()  # DataLoader's iterators, which end their workers
@@ -111,14 +139,15 @@ def watch(
         if ranks > 1 and rank == 0:
             notes += [f"{file.name} is missing" for file in _await_ranks(folder, ranks)]
         return Recording(folder, costs, places if places.exists() else None, rank, "\n".join(filter(None, notes)), code)
+    seen = Observed(observed).text()
     if windows.disturbed:
-        raise NothingRecorded(f"{script} {OWN_PROFILER}")
+        raise NothingRecorded(f"{script} {OWN_PROFILER}", seen)
     if code:
         raise SystemExit(code)
     ended = f"ended without an optimizer step: {UNSEEN}"
     if windows.iterations:
         ended = f"ended after {windows.iterations} iterations: at least 3 are needed, and --after + 3 for the windows"
-    raise NothingRecorded(f"{script} {ended}")
+    raise NothingRecorded(f"{script} {ended}", seen)
 
 
 def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
@@ -132,16 +161,36 @@ def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
 
 def _clear(folder: Path, rank: int, ranks: int) -> None:
     """Remove the profiles of an earlier run: a rank its own, the first rank also those that no rank will replace."""
-    for file in folder.glob("*.json.gz"):
-        of = re.fullmatch(r"rank(\d+)\.json\.gz", file.name)
+    for file in folder.glob("*.json*"):
+        of = re.fullmatch(r"(?:rank(?=\d+\.json\.gz)|observed(?=\d+\.json$))(\d+)\.json(?:\.gz)?", file.name)
         if (int(of[1]) == rank or (rank == 0 and int(of[1]) >= ranks)) if of else rank == 0 and file.name in NAMES:
             file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Raise `Stop` in the main thread after so many seconds; 0: never."""
+    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     """Call `ended(optimizer)` when a step of any optimizer has returned; a step inside a step is part of it.
 
+    Where `BACKWARDS` backward passes were not followed by any step, each is taken for the end of an iteration (`None`).
     torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut. A step
     in the backward pass counts when that is over: a profiler that starts or stops inside of one crashes.
     """
@@ -149,8 +198,11 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
     autograd: Any = torch.autograd
     inside, originals, hook, backward = threading.local(), {}, optimizers.profile_hook_step, autograd.backward
     waiting: list[Optimizer] = []
+    unstepped = 0  # backward passes so far, of a script in which nothing has stepped
 
     def tell(optimizer: Optimizer) -> None:
+        nonlocal unstepped
+        unstepped = -(10**9)
         if torch._C._current_graph_task_id() == -1:
             ended(optimizer)
         else:
@@ -158,7 +210,13 @@ def _counted_steps(ended: Callable[[Optimizer], None]) -> Iterator[None]:
 
     @functools.wraps(backward)
     def whole_backward(*args: Any, **kwargs: Any) -> None:
+        nonlocal unstepped
         backward(*args, **kwargs)
+        unstepped += 1
+        if unstepped == BACKWARDS and any(isinstance(each, Optimizer) for each in gc.get_objects()):
+            unstepped = -(10**9)  # micro-batches before a first step
+        if unstepped > BACKWARDS and torch._C._current_graph_task_id() == -1:
+            ended(None)
         while waiting and torch._C._current_graph_task_id() == -1:
             ended(waiting.pop(0))
 

@@ -32,12 +32,15 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from helpers.lab import files
 
 from .call_sites import CALLED_FROM, RUNNERS, call_sites
-from .rates import bf16_speedup
+from .observe import Observer
+from .rates import bf16_speedups
 
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
 CALLS = 300_000  # of Python in an iteration: with more, stacks would take gigabytes of memory
 WINDOW_S, WARM_S = 60.0, 30.0  # what iterations of seconds are given
+OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their seconds, that are waited for
+OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 
 OFFSET = 10**9  # of our marks' numbers: a script's own profiler, if it waits for its turn, makes marks, too
@@ -62,7 +65,7 @@ class Window:
         """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
         first = OFFSET + number
         if not torch.cuda.is_available():
-            bf16_speedup()  # measured now: later it would be recorded
+            bf16_speedups()  # measured now: later it would be recorded
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
             schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
@@ -88,7 +91,7 @@ class Window:
                 slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
             if not torch.cuda.is_available():
-                profiler.add_metadata_json("bf16_speedup", f"{bf16_speedup():.3f}")
+                profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedups()))
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
@@ -120,7 +123,14 @@ class Windows:
     """
 
     def __init__(
-        self, costs: Path, places: Path, steps: int, after: int | None = None, rank: int = 0, ranks: int = 1
+        self,
+        costs: Path,
+        places: Path,
+        steps: int,
+        after: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        until_epoch: bool = False,
     ) -> None:
         self.costs, self.places = Window(costs), Window(places)
         self.first = Window(costs.with_name(f".{costs.name}.first"))
@@ -129,6 +139,8 @@ class Windows:
         self.recording = self.starting = self.disturbed = False
         self.others: set[int] = set()  # profilers of the script's that run
         self.iterations = 0  # that have ended
+        self.observer = Observer()
+        self._until_epoch = until_epoch
         self._over = False
         self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
@@ -137,19 +149,20 @@ class Windows:
         self._thread: int | None = None
         self._plan = self._record()
 
-    def stepped(self, optimizer: Optimizer) -> bool:
-        """Whether the last window ended with this step of the optimizer."""
+    def stepped(self, optimizer: Optimizer | None) -> bool:
+        """Whether the last window ended with this step of the optimizer; None: with a backward, where nothing steps."""
         if self._over or os.getpid() != self._process:
             return False
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
             return False
         self.iterations = max(self.iterations, 1)  # the first, whose beginning nothing showed
-        if not self._ends_iteration(optimizer):
+        if optimizer is not None and not self._ends_iteration(optimizer):
             return False
         self.iterations += 1
+        self.observer.iteration_ended()
         ended = next(self._plan, True) is True
-        together = self.warm + self.steps + 1 + WITH_STACKS
+        together = self.warm + self.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
 
@@ -188,21 +201,57 @@ class Windows:
             self._plain.append(time.perf_counter() - last)
         yield from self._window(self.costs, self._fitting(self.steps, self.first.events), 1)
         if self.rank == 0:
-            self._calls = yield from _python_calls()
+            self._calls = yield from self._python_calls()
             most = self._fitting(min(self.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
             if self._calls <= CALLS:
                 yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
+        while not self._is_observed():
+            yield
+
+    def _is_observed(self) -> bool:
+        observer = self.observer
+        if self._until_epoch and not (observer.epochs or observer.evaluations):
+            return False
+        return self.ranks == 1 and (observer.count >= OBSERVED and sum(s for s, _ in observer.iterations) >= OBSERVED_S)
+
+    def _python_calls(self) -> Generator[None, None, int]:
+        """The number of Python calls, of builtin functions too, of the next iteration, which that slows.
+
+        The observer gets those that each of the user's functions makes itself.
+        """
+        before, calls, made = sys.getprofile(), 0, self.observer.calls
+
+        def count(frame: Any, event: str, _argument: Any) -> None:
+            nonlocal calls
+            if event == "c_call":
+                calls += 1
+                made[frame.f_code] += 1
+            elif event == "call":
+                calls += 1
+                if frame.f_back is not None:
+                    made[frame.f_back.f_code] += 1
+
+        self.observer.pause()
+        sys.setprofile(count)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            self.observer.go_on()
+        return calls
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         while self.others:
             yield
         self.starting = True
+        self.observer.pause()
         window.start(self.iterations + 1, warm, **options)
         self.starting, self.recording = False, True
         try:
             yield from window.record(active, warm, self._plain)
         finally:
             self.recording = False
+            self.observer.go_on()
 
     def _is_warm(self, seconds: float) -> bool:
         return not self._given and self.ranks == 1 and seconds > WARM_S and len(self._plain) > 2
@@ -218,22 +267,6 @@ def _prefetched() -> int:
     """The number of batches that the workers of a DataLoader keep ready."""
     loaders = [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]
     return max((loader._prefetch_factor * loader._num_workers for loader in loaders), default=0)
-
-
-def _python_calls() -> Generator[None, None, int]:
-    """The number of Python calls, of builtin functions too, of the next iteration, which that slows."""
-    before, calls = sys.getprofile(), 0
-
-    def count(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def end_of_iteration() -> Callable[[Optimizer], bool]:

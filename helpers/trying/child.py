@@ -85,9 +85,9 @@ def main(order_text: str) -> None:
     ends_iteration = end_of_iteration()
     iterations, first_run = 0, True
 
-    def stepped(optimizer: torch.optim.Optimizer) -> None:
+    def stepped(optimizer: torch.optim.Optimizer | None) -> None:
         nonlocal iterations
-        if not ends_iteration(optimizer):
+        if optimizer is not None and not ends_iteration(optimizer):
             return
         iterations += 1
         if first_run:

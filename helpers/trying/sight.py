@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from helpers.profiling.observe import is_library
+
 DRAWING = ("matplotlib.figure", "torch.utils.tensorboard.writer")  # modules whose output costs time
 LOSSES = 200  # iterations whose losses are told
 BATCHES = 16  # batches that are told apart
@@ -234,7 +236,7 @@ user_path: Callable[[str], str] = str  # the user's name of a file in the scratc
 
 def user_frame(frame: Any) -> Any:
     """The innermost frame of the user's code, neither a library's nor ours."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -321,20 +323,6 @@ def blocks_of(model: nn.Module) -> str:
         if alike and len(part) > length and any(True for _ in part[0].children()):
             best, length = path, len(part)
     return best
-
-
-def _is_library(name: str) -> bool:
-    return name.startswith("<") or "site-packages" in name or "dist-packages" in name or _is_ours(name)
-
-
-@functools.cache
-def _is_ours(name: str) -> bool:
-    parts = (
-        name.startswith(sys.base_prefix + "/lib/python"),
-        "/helpers/trying/" in name,
-        "/helpers/profiling/" in name,
-    )
-    return any(parts) or name.startswith(torch.__path__[0])
 
 
 def _on_gpu(waiting: list[list[Tensor]]) -> bool:

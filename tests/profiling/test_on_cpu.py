@@ -32,7 +32,7 @@ def gains(step):
 @pytest.fixture
 def fast_bf16(monkeypatch):
     """A CPU that multiplies bf16 numbers four times as fast."""
-    monkeypatch.setattr("helpers.profiling.read_trace.bf16_speedup", lambda: 4.0)
+    monkeypatch.setattr("helpers.profiling.read_trace.bf16_speedups", lambda: {"384": 4.0, "convolution": 4.0})
 
 
 def training(model, x, precision=torch.float32):
@@ -71,7 +71,7 @@ def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
 
 def test_the_rate_is_measured_once_and_changes_no_random_number(monkeypatch):
     calls = []
-    monkeypatch.setattr(rates, "_fastest_s", lambda dtype: calls.append(dtype) or (4.0, 1.0)[len(calls) - 1])
+    monkeypatch.setattr(rates, "_fastest_s", lambda dtype, kind: calls.append(dtype) or (4.0, 1.0)[len(calls) - 1])
     rates.bf16_speedup.cache_clear()
     state = torch.get_rng_state()
     assert [rates.bf16_speedup(), rates.bf16_speedup()] == [4.0, 4.0]

@@ -7,10 +7,13 @@ little to write and read again; larger ones cost a pass through memory for each 
 from collections.abc import Iterator
 from math import prod
 
+import numpy as np
+
 from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
+from ..rates import CONVOLUTION
 from ..scene import Scene
 from ..trace import Event, Trace
 from . import CHAINS, FP32, products
@@ -48,23 +51,37 @@ def _of_attention(trace: Trace) -> float:
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
     """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
-    speedup = scene.trace.about.get("bf16_speedup")
-    if scene.account is not None or not isinstance(speedup, int | float) or speedup <= 1:
+    rates = scene.trace.about.get("bf16_speedup")
+    if scene.account is not None or not isinstance(rates, dict):
         return
     ops = [op for op in scene.trace.ops if _is_fp32_product(op)]
-    if not ops:
+    total_us = sum(op.us for op in ops)
+    saved_us = sum(op.us * (1 - 1 / _bf16_speedup(op, rates)) for op in ops)
+    if saved_us <= 0:
         return
-    spans = intersect(of(ops), scene.parts[OPERATORS])
+    spans, speedup = intersect(of(ops), scene.parts[OPERATORS]), total_us / (total_us - saved_us)
     yield scene.finding(
         FP32,
         (OPERATORS, spans),
         scene.where(ops),
         f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
-        f"time; a linear layer under autocast is {speedup:.2g}× as fast on this CPU",
+        f"time; layers of their sizes are {speedup:.2g}× as fast under autocast on this CPU",
         "train under torch.autocast in bf16",
         ESTIMATE,
         factor=1 - 1 / speedup,
     )
+
+
+def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
+    """How much faster a layer like this one is under autocast: by the size of its product, between those measured."""
+    if op.name in _CONVOLUTIONS:
+        return rates.get(CONVOLUTION, 1.0)
+    product = products.product(op)
+    sizes = sorted((int(kind), speedup) for kind, speedup in rates.items() if kind.isdigit())
+    if product is None or not sizes:
+        return 1.0
+    size = (product.operations / 2) ** (1 / 3)
+    return float(np.interp(np.log(size), [np.log(each) for each, _ in sizes], [speedup for _, speedup in sizes]))
 
 
 def _is_fp32_product(op: Event) -> bool:

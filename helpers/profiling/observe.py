@@ -1,0 +1,293 @@
+"""What a training does while nothing slows it: where its wall time goes, line by line, and what no operator shows.
+
+A thread looks at the stack of the thread that trains, a hundred times a second, and charges the time since its last
+look to the innermost line of the user's code, and to what a library does for it there: waiting for the loader, saving,
+drawing. A library's own time goes to the line that called it. Beside that are counted: the time of each iteration, the
+memory of the process and the device, padded positions of what embeddings are given, garbage collections, compilations.
+
+A look costs some 20 µs. What is patched (`nn.Module.train`, `torch.no_grad`, embeddings) costs less than a microsecond.
+"""
+
+import contextlib
+import functools
+import gc
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from . import run_script
+
+PERIOD_S = 0.01
+COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
+SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
+COMMUNICATING, BACKWARD, OPTIMIZER = "communicating", "backward", "optimizer"
+# Of the innermost frame that one of these matches: what a library does.
+_ACTIVITIES = (
+    (r"/torch/utils/data/", ".*", LOADING),
+    (r"/torch/serialization\.py|/safetensors/", "_?(legacy_)?save.*|serialize.*", SAVING),
+    (r"/(matplotlib|plotly|seaborn|imageio)/", ".*", DRAWING),
+    (r"/(logging|tqdm|rich|wandb|mlflow|loguru|tensorboardX?|torch/utils/tensorboard)/", ".*", LOGGING),
+    (r"/torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py", ".*", COMPILING),
+    (r"/torch/distributed/distributed_c10d\.py", ".*", COMMUNICATING),
+    (r"/torch/autograd/graph\.py", "_engine_run_backward", BACKWARD),
+    (r"/torch/optim/", ".*", OPTIMIZER),
+)
+_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/")
+_STANDARD = f"{sys.base_prefix}/lib/python"
+_OURS = str(Path(__file__).resolve().parents[1]) + "/"
+KEPT_ITERATIONS = 5000
+BATCHES = 8  # whose padding is counted
+USER = "user"
+
+
+class Observer:
+    """Told of each iteration's end by the thread that trains, which it looks at between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[tuple[CodeType, int, str]] = Counter()  # (function, line, activity) -> charged
+        self.iterations: list[tuple[float, str]] = []  # seconds of each, and what most of it went to
+        self.memory: list[tuple[int, int, int]] = []  # iteration, bytes of the process, of the device
+        self.epochs = 0  # that began after the first iteration
+        self.evaluations = 0
+        self.garbage_s = 0.0
+        self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
+        self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
+        self.paused = True
+        self.count = 0
+        self._of_iteration: Counter[str] = Counter()
+        self._last = 0.0
+        self._evaluating = self._inside = False
+        self._no_grad = 0
+        self._collecting = 0.0
+        self._thread = 0
+        self._ended = threading.Event()
+        self._looking: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look at this thread from now on."""
+        self._thread = threading.get_ident()
+        self._last, self.paused = time.perf_counter(), False
+        self._looking = threading.Thread(target=self._look, name="observer", daemon=True)
+        self._looking.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._looking is not None:
+            self._looking.join(1.0)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def go_on(self) -> None:
+        self._of_iteration.clear()
+        self._last, self.paused = time.perf_counter(), self._looking is None
+
+    def iteration_ended(self) -> None:
+        if self._looking is None:
+            self.start()
+            return
+        self._inside = self._evaluating = False
+        if self.paused:
+            return
+        now = time.perf_counter()
+        self.count += 1
+        if len(self.iterations) < KEPT_ITERATIONS:
+            most = max(self._of_iteration, key=self._of_iteration.__getitem__, default="")
+            self.iterations.append((now - self._last, most))
+        self._of_iteration, self._last = Counter(), now
+        if self.count % max(1, self.count // 100) == 0:
+            on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+            self.memory.append((self.count, resident_bytes(), on_device))
+
+    def _look(self) -> None:
+        began = time.perf_counter()
+        while not self._ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
+            now, frame = time.perf_counter(), sys._current_frames().get(self._thread)
+            if not self.paused and frame is not None:
+                self._charge(frame, now - began)
+            began = now
+
+    def _charge(self, frame: FrameType, seconds: float) -> None:
+        activity, code, line = read_stack(frame)
+        activity = EVALUATING if self._evaluating and self._no_grad else activity
+        self.seconds[code, line, activity] += seconds
+        self._of_iteration[activity] += seconds
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """See evaluations, epochs, padding and garbage collections."""
+        train, iterate, embed = nn.Module.train, DataLoader.__iter__, nn.Embedding.forward
+        modes: list[Any] = [torch.no_grad, torch.inference_mode]
+        enters = [(mode, mode.__enter__, mode.__exit__) for mode in modes]
+
+        @functools.wraps(train)
+        def trained(module: nn.Module, mode: bool = True) -> nn.Module:
+            if self.count and threading.get_ident() == self._thread:
+                self.evaluations += not mode and not self._evaluating
+                self._evaluating = not mode
+            return train(module, mode)
+
+        @functools.wraps(iterate)
+        def iterated(loader: DataLoader) -> Any:
+            self.epochs += bool(self.count) and torch.is_grad_enabled()
+            return iterate(loader)
+
+        @functools.wraps(embed)
+        def embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
+            if not torch.compiler.is_compiling() and self.count and len(self.padding) < BATCHES:
+                counted = padded_positions(ids)
+                if counted:
+                    self.padding.append(counted)
+            return embed(module, ids)
+
+        def entering(enter: Any) -> Any:
+            @functools.wraps(enter)
+            def entered(mode: Any) -> Any:
+                self._no_grad += 1
+                return enter(mode)
+
+            return entered
+
+        def leaving(leave: Any) -> Any:
+            @functools.wraps(leave)
+            def left(mode: Any, *error: Any) -> Any:
+                self._no_grad -= 1
+                return leave(mode, *error)
+
+            return left
+
+        def collected(phase: str, _about: dict) -> None:
+            if phase == "start":
+                self._collecting = time.perf_counter()
+            elif not self.paused and threading.get_ident() == self._thread:
+                self.garbage_s += time.perf_counter() - self._collecting
+
+        nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = trained, iterated, embedded  # type: ignore
+        for mode, enter, leave in enters:
+            mode.__enter__, mode.__exit__ = entering(enter), leaving(leave)
+        gc.callbacks.append(collected)
+        try:
+            yield
+        finally:
+            self.stop()
+            gc.callbacks.remove(collected)
+            nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = train, iterate, embed  # type: ignore
+            for mode, enter, leave in enters:
+                mode.__enter__, mode.__exit__ = enter, leave
+
+    def data(self) -> dict[str, Any]:
+        """What was seen, for JSON."""
+        by_function: dict[CodeType, float] = defaultdict(float)
+        lines = []
+        for (code, line, activity), seconds in self.seconds.most_common():
+            by_function[code] += seconds
+            lines.append([code.co_filename, line, code.co_name, activity, seconds, self.calls[code]])
+        times = [seconds for seconds, _ in self.iterations]
+        return {
+            "seconds": sum(self.seconds.values()),
+            "iterations": times,
+            "lines": lines[:200],
+            "slowest": sorted(self.iterations, reverse=True)[:5],
+            "memory": self.memory,
+            "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
+            "epochs": self.epochs,
+            "evaluations": self.evaluations,
+            "garbage_s": self.garbage_s,
+            "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
+            "recompiles": recompiles(),
+        }
+
+
+def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
+    """What the thread is doing, and the user's function and line that has it done.
+
+    In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
+    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates.
+    """
+    activity, user, outer = "", None, frame
+    current: FrameType | None = frame
+    while current is not None and current.f_code.co_filename != run_script.__file__:
+        code, kind = current.f_code, _kind(current.f_code)
+        if kind in (USER, EVALUATING):
+            if user is None or _is_part(user[0]):
+                user = code, current.f_lineno
+            activity = kind if kind == EVALUATING else activity
+        elif kind == LOADING and user is not None and not activity:
+            activity = DATASET
+        elif kind and not activity and not (kind == OPTIMIZER and user is not None):
+            activity = kind
+        current = current.f_back
+    return activity or COMPUTING, *(user or (outer.f_code, outer.f_lineno))
+
+
+def _is_part(code: CodeType) -> bool:
+    """Whether it is a comprehension or the like, which is part of the function around it."""
+    return code.co_name.startswith("<") and code.co_name != "<module>"
+
+
+@functools.cache
+def _kind(code: CodeType) -> str:
+    """USER or EVALUATING for the user's, what a library's function does, or "" for one of no interest."""
+    name = code.co_filename
+    if not is_library(name):
+        return EVALUATING if _EVALUATES.search(code.co_name) else USER
+    for path, function, activity in _ACTIVITIES:
+        if re.search(path, name) and re.fullmatch(function, code.co_name):
+            return activity
+    return ""
+
+
+@functools.cache
+def is_library(name: str) -> bool:
+    """Whether a file is not the user's: installed, of Python's own, made up, or ours."""
+    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, _OURS, torch.__path__[0]))
+
+
+def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
+    """Positions of a batch of token ids (B, T), those in constant ends of rows, and those that all rows have there.
+
+    None if the ids are no such batch, or all rows are constant, such as types of tokens.
+    """
+    if ids.dim() != 2 or ids.is_floating_point() or min(ids.shape) < 2 or not torch.is_grad_enabled():
+        return None
+    ids = ids.detach().cpu()
+    most, shared = 0, 0
+    for flipped in (ids.flip(1), ids):  # padded behind, and before
+        runs = flipped.eq(flipped[:, :1]).long().cumprod(1).sum(1)
+        if bool((runs == ids.shape[1]).all()):
+            return None
+        padding = flipped[:, 0].mode().values
+        runs = runs.where(flipped[:, 0].eq(padding) & (runs > 1), 0)
+        if int(runs.sum()) > most:
+            most, shared = int(runs.sum()), int(runs.min()) * ids.shape[0]
+    return ids.numel(), most, shared
+
+
+def recompiles() -> list[str]:
+    """Why torch.compile compiled functions again, each reason once."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return []
+    with contextlib.suppress(Exception):  # no public interface
+        reasons = [getattr(each, "recompile_reason", None) for each in dynamo.get_compilation_metrics()]
+        return [" ".join(str(reason).split())[:200] for reason in reasons if reason]
+    return []
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system doesn't tell."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return 0

@@ -1,0 +1,204 @@
+"""The unprofiled loop: which line its wall time goes to, and what no operator shows."""
+
+import json
+import textwrap
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+
+from helpers.__main__ import main
+from helpers.profiling import diagnose, windows
+from helpers.profiling.findings.observed import GROWTH, Observed, growth, late_rank
+from helpers.profiling.observe import COMPUTING, EVALUATING, padded_positions
+from helpers.profiling.watch import watch
+
+HEAD = """
+import time, torch
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """The diagnosis of a script that begins with HEAD, observed for a second."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(windows, "OBSERVED_S", 1.0)
+
+    def run(body, **options):
+        (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(body))
+        return diagnose(watch("train.py", **options).folder)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("slow", "finding", "line"),
+    [
+        ("torch.save(model.state_dict(), 'model.pt'); time.sleep(0)", "checkpoints", "torch.save"),
+        ("rows = [float(value.item()) for value in torch.randn(3000)]", "Python loop", "value.item()"),
+    ],
+    ids=["a checkpoint each step", "a Python loop"],
+)
+def test_the_dearest_line_is_named_with_its_cause(watched, slow, finding, line):
+    found = watched(f"while True:\n    train()\n    {slow}\n").findings[0]
+    assert found.finding == finding and found.gain_share > 0.3
+    assert "train.py:" in found.where and line in found.where
+
+
+def test_an_evaluation_is_told_from_training(watched):
+    diagnosis = watched(
+        """
+        def look():
+            model.eval()
+            with torch.no_grad():
+                for _ in range(300):
+                    model(torch.randn(64, 64))
+            model.train()
+        while True:
+            train()
+            look()
+        """
+    )
+    assert diagnosis.findings[0].finding == "evaluation" and diagnosis.findings[0].gain_share > 0.5
+
+
+def test_a_wait_that_is_no_operator_stands_among_the_dearest_lines(watched):
+    diagnosis = watched("while True:\n    train()\n    time.sleep(0.02)\n")
+    assert "time.sleep" in diagnosis.lines[0].source and diagnosis.lines[0].share > 0.5
+    assert "time.sleep" in f"{diagnosis}"
+    assert diagnosis.data()["lines"][0]["share"] == diagnosis.lines[0].share
+
+
+def test_a_dataset_in_the_process_that_trains_is_named_by_its_line(watched):
+    diagnosis = watched(
+        """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, i):
+                time.sleep(0.004)
+                return torch.randn(64)
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
+            train()
+        """
+    )
+    assert diagnosis.findings[0].finding == "waiting for the loader"
+    assert "time.sleep(0.004)" in diagnosis.findings[0].where
+
+
+def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):
+    diagnosis = watched(
+        """
+        while True:
+            model(torch.randn(8, 64)).square().mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None
+        """.replace("while True", "del optimizer\nwhile True", 1)
+    )
+    assert diagnosis.steps >= 1
+
+
+def test_the_limit_ends_a_script_whose_iterations_are_long(watched):
+    diagnosis = watched("while True:\n    train()\n    time.sleep(0.3)\n", limit=4.0)
+    assert "time.sleep" in diagnosis.lines[0].source
+
+
+def test_a_script_that_ends_early_has_said_what_was_seen(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.py").write_text(HEAD + "for _ in range(2):\n    train()\n    time.sleep(0.1)\n")
+    assert main(["profile", "short.py"]) == 1
+    assert "1 iterations were seen" in capsys.readouterr().out
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=8).filter(lambda n: len(set(n)) > 1),
+    left=st.booleans(),
+)
+def test_padded_positions_are_those_beyond_the_lengths(lengths, left):
+    width = max(lengths) + 3
+    ids = torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = torch.arange(1, length + 1)
+    ids = ids.flip(1) if left else ids
+    positions, padded, shared = padded_positions(ids)
+    assert positions == ids.numel()
+    assert padded == sum(width - length for length in lengths)
+    assert shared == 3 * len(lengths)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [torch.zeros(4, 8, dtype=torch.long), torch.arange(8), torch.randn(4, 8)],
+    ids=["token types", "positions", "numbers"],
+)
+def test_what_is_no_batch_of_tokens_has_no_padding(ids):
+    assert padded_positions(ids) is None
+
+
+def test_tokens_without_padding_have_none():
+    ids = torch.stack([torch.randperm(16) for _ in range(4)])
+    assert padded_positions(ids)[1:] == (0, 0)
+
+
+def line(activity, seconds, number=1, calls=0):
+    return ["/home/me/train.py", number, "train", activity, seconds, calls]
+
+
+def seen(*lines, iterations=10, **others):
+    return {
+        "seconds": sum(each[4] for each in lines),
+        "iterations": [sum(each[4] for each in lines) / iterations] * iterations,
+        "lines": list(lines),
+        "slowest": [],
+        "memory": [],
+        "device_bytes": 0,
+        "epochs": 1,
+        "evaluations": 2,
+        "garbage_s": 0.0,
+        "padding": [],
+        "recompiles": [],
+    } | others
+
+
+def test_padding_costs_its_share_of_what_computes():
+    (found,) = Observed(seen(line(COMPUTING, 5.0), line(EVALUATING, 0.0), padding=[100, 60, 40])).findings(0.01)
+    assert found.finding == "padding" and found.gain_share == pytest.approx(0.4)
+    assert "60%" in found.evidence and "40%" in found.evidence
+
+
+def test_fewer_iterations_than_that_prove_nothing():
+    assert Observed(seen(line(COMPUTING, 5.0, calls=5000), iterations=2)).findings(0.0) == []
+
+
+def test_memory_that_each_iteration_adds_to_is_a_warning():
+    grows = [[n, 10**9 + n * 10 * 2**20, 0] for n in range(20)]
+    assert "10.0 MiB an iteration" in growth(grows, 0)
+    assert growth([[n, 10**9 + (n % 3) * 10**8, 0] for n in range(20)], 0) == ""
+    assert Observed(seen(line(COMPUTING, 1.0), memory=grows)).warnings()[0].kind == GROWTH
+
+
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
+    quick = seen(line(COMPUTING, 0.5), line("backward", 1.5, 2))
+    late = seen(line(COMPUTING, 1.9, 7), line("backward", 0.1, 2))
+    (note,) = late_rank({0: quick, 1: late})
+    assert "rank 1 is late" in note.text and "train.py:7" in note.text
+    assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == []
+
+
+def test_a_model_trains_the_same_while_it_is_watched(tmp_path):
+    embed, mode = nn.Embedding.forward, nn.Module.train
+    with windows.Observer().watching():
+        assert nn.Embedding(4, 2)(torch.tensor([[1, 2], [3, 3]])).shape == (2, 2, 2)
+    assert nn.Embedding.forward is embed and nn.Module.train is mode
+    assert json.loads(json.dumps(windows.Observer().data()))["iterations"] == []
