@@ -267,6 +267,29 @@ def _training(rows: pd.DataFrame, table: pd.DataFrame, pipeline: str) -> SimpleN
     )
 
 
+def loops(rows: pd.DataFrame) -> SimpleNamespace:
+    """Which loops of the open set `profile` answered rightly, and its promises against what the fixes gained."""
+    heads = {"loop": "loop", "first": "first answer", "place": "place of the cause"}
+    heads |= {"promised": "promised", "gained": "gained", "seconds_to_answer": "seconds"}
+    shown = rows.assign(
+        **{name: [Number(x, PERCENT, decimals=0) for x in rows[name]] for name in ("promised", "gained")},
+        first=rows["first"].str.slice(0, 48),
+    )
+    apart = rows["apart"].astype(bool)
+    errors = (rows["promised"] - rows["gained"]).abs().dropna()
+    right = rows["right"].astype(bool)
+    return SimpleNamespace(
+        table=shown[list(heads)].rename(columns=heads),
+        right=derived(right.mean(), "counted", PERCENT, 0),
+        right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
+        count=derived(len(rows), "counted", "", 0),
+        median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
+        large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
+        alarms=derived((rows["alarm"].dropna() >= MARGIN).sum(), "counted", "", 0),
+        twins=derived(rows["alarm"].notna().sum(), "counted", "", 0),
+    )
+
+
 def coverage(rows: pd.DataFrame) -> SimpleNamespace:
     """Simulated trials of a program against itself: the share of intervals that hold 1, and of false verdicts."""
     heads = {"machine": "machine", "starts": "starts", "rounds": "rounds", "covered": "holds 1"}

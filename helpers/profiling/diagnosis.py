@@ -98,6 +98,7 @@ class Diagnosis:
             | ({"lines": [asdict(line) for line in self.lines]} if self.lines else {})
             | {
                 "findings": [_row(finding) for finding in self.findings],
+                "warnings": [[warning.kind, warning.text] for warning in self.warnings],
                 "notes": [*(warning.text for warning in self.warnings), *self.remarks],
             }
         )

@@ -4,8 +4,9 @@
 """
 
 from .fixes import gpt_fixes, vit_fixes
-from .loops import ALL, PARTS, diagnose, modules, predicted, timeline
+from .strangers import loops
 from .trials import coverage, nulls
+from .two_loops import ALL, PARTS, diagnose, modules, predicted, timeline
 from .whole import metrics_cost, whole_runs
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "coverage",
     "diagnose",
     "gpt_fixes",
+    "loops",
     "metrics_cost",
     "modules",
     "nulls",

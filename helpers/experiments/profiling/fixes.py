@@ -8,8 +8,8 @@ from helpers.lab import experiment
 from helpers.lab.estimate import LUCK_HERE, estimate
 from helpers.lab.records import Row
 
-from .loops import ALL, SIZES
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, side_by_side
+from .two_loops import ALL, SIZES
 
 FIX_COLUMNS = "ms_per_block us_per_target baseline baseline_us_per_target ratio? low? high? pairs? starts? verdict?"
 

@@ -13,7 +13,6 @@ from helpers.lab.timing import synchronize
 from helpers.training import CLOTHES, Batch, Trainer
 from helpers.training.slow_parts import CollectedMetrics
 
-from .loops import sized
 from .planted_faults import (
     FIXED,
     PIPELINES,
@@ -21,6 +20,7 @@ from .planted_faults import (
     fixes_of,
     options,
 )
+from .two_loops import sized
 
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"
 TINY = {  # so small that the metric's time shows on a CPU, too

@@ -3,8 +3,8 @@
 import pytest
 
 from helpers.experiments import profiling as experiments
-from helpers.experiments.profiling import loops
 from helpers.experiments.profiling import planted_faults as planting
+from helpers.experiments.profiling import two_loops
 from helpers.profiling import findings as finding
 from helpers.training import CLOTHES
 
@@ -59,7 +59,7 @@ def test_a_step_can_be_drawn_from_its_trace_by_its_parts():
     for _, step in rows.groupby(["pipeline", "fault", "variant"]):
         assert {"load", "forward", "backward", "optimizer"} <= set(step.loc[step["track"] == "annotations", "name"])
         assert {"forward", "backward"} <= set(step.loc[step["track"] == "host", "part"])
-        assert (step["track"] != "annotations").sum() <= loops.DRAWN
+        assert (step["track"] != "annotations").sum() <= two_loops.DRAWN
 
 
 def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():

@@ -1,0 +1,81 @@
+"""The open set of training loops with a planted fault, `tests/loops`: does `dlspeed profile` name it first?"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from helpers.lab import experiment
+from helpers.lab.records import Row
+
+LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
+MANIFEST = LOOPS / "manifest.json"
+CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
+LIMIT_S = 60
+
+
+@experiment(
+    small=[],
+    cpu=[{"loop": name} for name in CASES],
+    columns="apart first right place? promised? gained? alarm? seconds_to_answer",
+    same_work=False,
+)
+def loops(loop: str) -> Row:
+    """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
+
+    `alarm` is the largest gain that a finding promises for the loop without its fault. What the fix gains is the ratio
+    of the mean iterations, neither of them recorded.
+    """
+    case = CASES[loop]
+    with tempfile.TemporaryDirectory() as folder:
+        slow, fixed = (_profiled(case, folder, *extra) for extra in ((), ("--fixed",)))
+    answers = [finding["finding"] + " " + finding["where"] for finding in slow["findings"]]
+    answers += [f"{line['where']}" for line in slow["lines"][:1]] if not answers else []
+    right = [place for place, answer in enumerate(_with_warnings(slow, answers), 1) if _names(case, answer)]
+    first = right[:1] == [1]
+    promise = next((f["gain_share"] for f in slow["findings"] if _names(case, f["finding"] + " " + f["where"])), None)
+    return {
+        "apart": case["apart"],
+        "first": (_with_warnings(slow, answers) or ["nothing"])[0],
+        "right": first,
+        "place": right[0] if right else None,
+        "promised": promise,
+        "gained": 1 - _iteration_s(fixed) / _iteration_s(slow),
+        "alarm": max((f["gain_share"] for f in fixed["findings"]), default=0.0) if case["twin"] else None,
+        "seconds_to_answer": slow["seconds"],
+    }
+
+
+def _with_warnings(answer: dict, findings: list[str]) -> list[str]:
+    """What stands first in the text: what grows or is late, then the findings."""
+    return [f"{kind} {text}" for kind, text in answer["warnings"] if kind in ("growing memory", "late rank")] + findings
+
+
+def _names(case: dict, answer: str) -> bool:
+    source = (LOOPS / f"{case['name']}.py").read_text().splitlines()
+    number = next(n for n, line in enumerate(source, 1) if case["line"] in line)
+    return answer.startswith(tuple(case["findings"])) or f"{case['name']}.py:{number} " in f"{answer} "
+
+
+def _profiled(case: dict, folder: str, *extra: str) -> dict:
+    """What the command prints, and what it observed."""
+    output = Path(folder) / f"profile{len(extra)}"
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={case['ranks']}"] if case.get("ranks") else []
+    command = [sys.executable, *launch, "-m", "helpers", "profile", "--json", "--limit", str(LIMIT_S)]
+    command += ["--output", str(output), str(LOOPS / f"{case['name']}.py"), *extra]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=LOOPS.parents[1], timeout=4 * LIMIT_S)
+    if done.returncode or "{" not in done.stdout:
+        raise RuntimeError(f"{' '.join(command[2:])}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+    answer = json.loads(done.stdout[done.stdout.index("{") :])
+    (observed, *_) = sorted(output.glob("observed*.json"))
+    answer["observed"] = json.loads(observed.read_text())
+    return {"lines": [], "warnings": []} | answer | {"seconds": time.monotonic() - began}
+
+
+def _iteration_s(answer: dict) -> float:
+    times = answer["observed"]["iterations"]
+    return statistics.fmean(times[len(times) // 5 :])
