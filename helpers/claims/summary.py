@@ -121,6 +121,25 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
     )
 
 
+# Columns that name a row's variant, the first that a table has
+NAMES = ("variant", "step", "rung", "backend", "strategy", "reader", "decoder", "format", "way", "fix", "case", "loop")
+
+
+def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The rows without figures, by table and reason."""
+    lines = []
+    for name, rows in tables.items():
+        if not len(rows):
+            lines.append({"table": name, "rows": "all", "reason": "never measured here"})
+            continue
+        absent = rows[rows["status"] != "ok"]
+        column = next((column for column in NAMES if column in absent and absent[column].notna().any()), None)
+        for reason, group in absent.groupby("status", sort=False):
+            named = ", ".join(dict.fromkeys(group[column].dropna().astype(str))) if column else f"{len(group)}"
+            lines.append({"table": name, "rows": named, "reason": reason})
+    return pd.DataFrame(lines, columns=["table", "rows", "reason"])
+
+
 def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
     """The machine's limits, and the layers of chapter 3's models by FLOP per byte."""
     bandwidth = ceilings["gb_per_s"].max()

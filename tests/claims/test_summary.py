@@ -32,3 +32,12 @@ def test_stages_are_compared_seed_by_seed():
     named = summary.stages(pd.DataFrame(rows))
     assert named.largest == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
     assert named.compiled.compiling_s.value == -2.0
+
+
+def test_rows_without_figures_are_listed_by_reason():
+    rows = pd.DataFrame(
+        {"variant": ["ours", "apex", "ffcv"], "status": ["ok", "not installed: apex", "not installed: ffcv"]}
+    )
+    found = summary.not_measured({"rush/norms": rows, "rush/pairs": pd.DataFrame()})
+    assert found["rows"].tolist() == ["apex", "ffcv", "all"]
+    assert found["reason"].tolist()[0] == "not installed: apex"
