@@ -39,7 +39,7 @@ def _against(baseline: tuple[str, Setup], changed: tuple[str, Setup], seconds: f
     for name, setup in (baseline, changed):
         arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
         sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
-    return trial(*sides, seconds=seconds, drop=0).row()
+    return trial(*sides, seconds=seconds, drop=0, turn_steps=3).row()
 
 
 @experiment(

@@ -169,11 +169,11 @@ def _one_start(
     """The log ratios of one life of both, how many pairs others disturbed, and whether they lived apart."""
     deadline = time.monotonic() + seconds
     with living(baseline, silence_s) as first:
-        turn = _fitted(turn, first.take(turn))
+        whole, turn = turn, _fitted(turn, first.take(turn))
         if first.resident_bytes() > TOGETHER * _free_bytes(first):
-            return (*_apart(first, program, deadline, turn, silence_s, times), True)
+            return (*_apart(first, program, deadline, (whole, turn), silence_s, times), True)
         with living(program, silence_s) as second:
-            second.take(turn)
+            second.take(whole)  # as many steps to settle as the first one had
             ours, theirs, dropped = take_pairs(first, second, turn, deadline, precision, loaded)
     times[baseline.name] += ours
     times[program.name] += theirs
@@ -219,14 +219,23 @@ def _fitted(turn: dict, step_s: float) -> dict:
 
 
 def _apart(
-    first: "Living", program: Program, deadline: float, turn: dict, silence_s: float, times: dict[str, list[float]]
+    first: "Living",
+    program: Program,
+    deadline: float,
+    turns: tuple[dict, dict],
+    silence_s: float,
+    times: dict[str, list[float]],
 ) -> tuple[list[float], int]:
-    """Both lives one after the other, where the memory holds only one: turn by turn in the order in which they came."""
+    """Both lives one after the other, where the memory holds only one: turn by turn in the order in which they came.
+
+    `turns` are the one to settle in, and the others.
+    """
+    whole, turn = turns
     until = time.monotonic() + (deadline - time.monotonic()) / 2
     ours = _turns_until(first, until, turn)
     trees.end(first.mark)
     with living(program, silence_s) as second:
-        second.take(turn)
+        second.take(whole)
         theirs = _turns_until(second, deadline, turn)
     times[first.program.name] += ours
     times[program.name] += theirs
