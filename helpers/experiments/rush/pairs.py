@@ -9,14 +9,15 @@ from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
 from helpers.rush import Setup, Trainer, rung, stands_on
 from helpers.rush.measurement import text_tokens
-from helpers.rush.setup import CPU_STEPS, START
+from helpers.rush.setup import CPU_LEFT, CPU_STEPS, START
 
 from .steps import BEST, MEDIUM, SMALL
 
 BATCHES = 4  # different ones, in turn
-TINY, SECONDS = SMALL | {"trial_s": 4.0}, MEDIUM | {"trial_s": 45.0}
-PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS]
+TINY, SECONDS = SMALL | {"trial_s": 4.0}, MEDIUM | {"trial_s": 40.0}
+PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS if name not in CPU_LEFT]
 PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
+LONG = {START: 70.0}  # of a trial with steps of six seconds
 
 
 def _setup(name: str, model: str, sequence: int) -> Setup:
@@ -39,30 +40,30 @@ def _against(baseline: tuple[str, Setup], changed: tuple[str, Setup], seconds: f
     for name, setup in (baseline, changed):
         arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
         sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
-    return trial(*sides, seconds=seconds, drop=0, turn_steps=3).row()
+    return trial(*sides, seconds=seconds, drop=0, turn_steps=3, wanted=1).row()
 
 
 @experiment(
     small=[TINY | {"baseline": START, "rung": "fused AdamW"}],
-    cpu=[SECONDS | pair for pair in PAIRS],
+    cpu=[SECONDS | pair | {"trial_s": LONG.get(pair["baseline"], 40.0)} for pair in PAIRS],
     columns="median_ms baseline_ms",
     version=2,
     missing=_missing,
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
-    """A rung of the ladder against the one it stands on, and the best against the plain loop."""
+    """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
     before, after = (_setup(name, model, sequence) for name in (baseline, rung))
     return _against((baseline, before.possible(device())), (rung, after), trial_s)
 
 
 @experiment(
     small=[],
-    cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
+    cpu=[SECONDS | {"sequence": 512, "rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline_ms",
     missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
-    """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""
+    """A rung whose allocator keeps its pages against the same rung with glibc's defaults, on shorter sequences."""
     kept = _setup(rung, model, sequence)
     given = dataclasses.replace(kept, allocator="default")
     return _against(("default", given), ("kept", kept), trial_s)

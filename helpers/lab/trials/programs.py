@@ -101,13 +101,14 @@ def trial(
     turn_s: float = TURN_S,
     turn_steps: int = TURN_STEPS,
     drop: int | None = None,
+    wanted: int = STARTS,
     silence_s: float = SILENCE_S,
     loaded: float = LOADED,
 ) -> Trial:
     """Let two programs take turns until the interval is narrow enough or `seconds` are spent.
 
     The first `drop` steps of a turn don't count; as many as `turn_steps` unless given. Programs that prefetch and queue
-    nothing need none. A pair during which others used more than `loaded` cores is dropped. A program that ends no turn
+    nothing need none. The seconds are divided among `wanted` starts: one, where few pairs fit into them. A pair during which others used more than `loaded` cores is dropped. A program that ends no turn
     in `silence_s` is taken to hang. Whatever happens, no process of theirs is left.
     """
     rate_before = ceilings.rate_beside()
@@ -118,7 +119,7 @@ def trial(
     turn = {"drop": turn_steps if drop is None else drop, "seconds": turn_s, "steps": turn_steps}
     while True:
         left = seconds - (time.monotonic() - began)
-        share = left / max(STARTS - len(starts), 1)
+        share = left / max(wanted - len(starts), 1)
         try:
             pairs, lost, apart = _one_start(baseline, program, share, turn, silence_s, times, precision, loaded)
         except ProgramError as error:
@@ -129,7 +130,7 @@ def trial(
         starts.append(pairs)
         now, spent = estimate(starts, luck), time.monotonic() - began
         took = spent / len(starts)
-        if now and now.half_width <= precision and (abs(now.ratio - 1) > CLEAR or len(starts) >= STARTS):
+        if now and now.half_width <= precision and (abs(now.ratio - 1) > CLEAR or len(starts) >= wanted):
             break
         if spent + took > seconds:
             break
