@@ -124,7 +124,7 @@ def allocator(rows: pd.DataFrame) -> SimpleNamespace:
     """What keeping the pages of freed memory is worth to the plain loop, and to the best rung."""
     by_rung = rows.set_index("rung")
     plain, best = (speedup(by_rung.loc[name], 2) if name in by_rung.index else lacking(name, TIMES) for name in PAGES)
-    return SimpleNamespace(plain=plain, best=best, rung=PAGES[1])
+    return SimpleNamespace(plain=plain, best=best, rung=PAGES[1], sequence=int(rows["sequence"].iloc[0]))
 
 
 def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:

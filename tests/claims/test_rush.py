@@ -55,7 +55,7 @@ def test_a_rung_that_nothing_stands_on_has_no_gain():
 
 def test_pages_are_kept_at_both_ends_of_the_ladder():
     row = {"median_ms": 1.0, "baseline_ms": 3.0, "ratio": 1 / 3, "low": 0.3, "high": 0.4, "pairs": 5}
-    named = rush.allocator(pd.DataFrame([row | {"rung": START}]))
+    named = rush.allocator(pd.DataFrame([row | {"rung": START, "sequence": 512}]))
     assert f"{named.plain}" == "3.00× (2.50 to 3.33, 5 pairs)" and not named.best.measured
 
 

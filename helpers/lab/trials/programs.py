@@ -108,8 +108,9 @@ def trial(
     """Let two programs take turns until the interval is narrow enough or `seconds` are spent.
 
     The first `drop` steps of a turn don't count; as many as `turn_steps` unless given. Programs that prefetch and queue
-    nothing need none. The seconds are divided among `wanted` starts: one, where few pairs fit into them. A pair during which others used more than `loaded` cores is dropped. A program that ends no turn
-    in `silence_s` is taken to hang. Whatever happens, no process of theirs is left.
+    nothing need none. The seconds are divided among `wanted` starts: one, where few pairs fit into them. A pair during
+    which others used more than `loaded` cores is dropped. A program that ends no turn in `silence_s` is taken to hang.
+    Whatever happens, no process of theirs is left.
     """
     rate_before = ceilings.rate_beside()
     began = time.monotonic()
