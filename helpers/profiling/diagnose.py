@@ -61,6 +61,7 @@ RULES = (
     Rule(products.unbenchmarked_convolutions, detailed=True),
     Rule(on_cpu.handmade_attention, detailed=True),
     Rule(on_cpu.fp32_products, detailed=True),
+    Rule(on_cpu.fp64_products, detailed=True),
     Rule(on_cpu.unfused_chains, detailed=True),
     Rule(needless.unused_results, complete=True),
     Rule(needless.constant_work, detailed=True, complete=True),

@@ -31,7 +31,7 @@ from . import run_script
 PERIOD_S = 0.01
 COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
 SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
-COMMUNICATING, BACKWARD, OPTIMIZER = "communicating", "backward", "optimizer"
+COMMUNICATING, BACKWARD, OPTIMIZER, RECOMPUTING = "communicating", "backward", "optimizer", "recomputing activations"
 # Of the innermost frame that one of these matches: what a library does.
 _ACTIVITIES = (
     (r"/torch/utils/data/", ".*", LOADING),
@@ -40,6 +40,7 @@ _ACTIVITIES = (
     (r"/(logging|tqdm|rich|wandb|mlflow|loguru|tensorboardX?|torch/utils/tensorboard)/", ".*", LOGGING),
     (r"/torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py", ".*", COMPILING),
     (r"/torch/distributed/distributed_c10d\.py", ".*", COMMUNICATING),
+    (r"/torch/utils/checkpoint\.py", "recompute_fn|unpack_hook|backward", RECOMPUTING),
     (r"/torch/autograd/graph\.py", "_engine_run_backward", BACKWARD),
     (r"/torch/optim/", ".*", OPTIMIZER),
 )
@@ -47,6 +48,7 @@ _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validati
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/")
 _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
 KEPT_ITERATIONS = 5000
 BATCHES = 8  # whose padding is counted
 USER = "user"
@@ -62,6 +64,8 @@ class Observer:
         self.epochs = 0  # that began after the first iteration
         self.evaluations = 0
         self.garbage_s = 0.0
+        self.backwards = self.retained = 0  # backward passes, and those that kept their graph
+        self.anomaly = False
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.paused = True
@@ -103,6 +107,7 @@ class Observer:
             return
         now = time.perf_counter()
         self.count += 1
+        self.anomaly = torch.is_anomaly_enabled()
         if len(self.iterations) < KEPT_ITERATIONS:
             most = max(self._of_iteration, key=self._of_iteration.__getitem__, default="")
             self.iterations.append((now - self._last, most))
@@ -129,6 +134,8 @@ class Observer:
     def watching(self) -> Iterator[None]:
         """See evaluations, epochs, padding and garbage collections."""
         train, iterate, embed = nn.Module.train, DataLoader.__iter__, nn.Embedding.forward
+        autograd: Any = torch.autograd
+        backward = autograd.backward
         modes: list[Any] = [torch.no_grad, torch.inference_mode]
         enters = [(mode, mode.__enter__, mode.__exit__) for mode in modes]
 
@@ -145,12 +152,19 @@ class Observer:
             return iterate(loader)
 
         @functools.wraps(embed)
-        def embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
+        def embedded(module: nn.Embedding, *ids: Tensor, **named: Tensor) -> Tensor:
             if not torch.compiler.is_compiling() and self.count and len(self.padding) < BATCHES:
-                counted = padded_positions(ids)
-                if counted:
-                    self.padding.append(counted)
-            return embed(module, ids)
+                for each in (*ids, *named.values()):
+                    if counted := padded_positions(each):
+                        self.padding.append(counted)
+            return embed(module, *ids, **named)
+
+        @functools.wraps(backward)
+        def gone_back(*arguments: Any, **options: Any) -> None:
+            if not self.paused:
+                self.backwards += 1
+                self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
+            backward(*arguments, **options)
 
         def entering(enter: Any) -> Any:
             @functools.wraps(enter)
@@ -177,12 +191,15 @@ class Observer:
         nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = trained, iterated, embedded  # type: ignore
         for mode, enter, leave in enters:
             mode.__enter__, mode.__exit__ = entering(enter), leaving(leave)
+        autograd.backward = gone_back
         gc.callbacks.append(collected)
         try:
             yield
         finally:
             self.stop()
             gc.callbacks.remove(collected)
+            if autograd.backward is gone_back:
+                autograd.backward = backward
             nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = train, iterate, embed  # type: ignore
             for mode, enter, leave in enters:
                 mode.__enter__, mode.__exit__ = enter, leave
@@ -205,6 +222,9 @@ class Observer:
             "epochs": self.epochs,
             "evaluations": self.evaluations,
             "garbage_s": self.garbage_s,
+            "backwards": self.backwards,
+            "retained": self.retained,
+            "anomaly": self.anomaly,
             "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
             "recompiles": recompiles(),
         }
@@ -218,10 +238,10 @@ def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
     """
     activity, user, outer = "", None, frame
     current: FrameType | None = frame
-    while current is not None and current.f_code.co_filename != run_script.__file__:
+    while current is not None and current.f_code.co_filename != _SCRIPT_RUNNER:
         code, kind = current.f_code, _kind(current.f_code)
         if kind in (USER, EVALUATING):
-            if user is None or _is_part(user[0]):
+            if user is None or is_part(user[0]):
                 user = code, current.f_lineno
             activity = kind if kind == EVALUATING else activity
         elif kind == LOADING and user is not None and not activity:
@@ -232,7 +252,7 @@ def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
     return activity or COMPUTING, *(user or (outer.f_code, outer.f_lineno))
 
 
-def _is_part(code: CodeType) -> bool:
+def is_part(code: CodeType) -> bool:
     """Whether it is a comprehension or the like, which is part of the function around it."""
     return code.co_name.startswith("<") and code.co_name != "<module>"
 

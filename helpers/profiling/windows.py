@@ -32,7 +32,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from helpers.lab import files
 
 from .call_sites import CALLED_FROM, RUNNERS, call_sites
-from .observe import Observer
+from .observe import Observer, is_part
 from .rates import bf16_speedups
 
 FIRST, WITH_STACKS = 3, 3  # iterations
@@ -223,13 +223,14 @@ class Windows:
 
         def count(frame: Any, event: str, _argument: Any) -> None:
             nonlocal calls
-            if event == "c_call":
-                calls += 1
-                made[frame.f_code] += 1
-            elif event == "call":
-                calls += 1
-                if frame.f_back is not None:
-                    made[frame.f_back.f_code] += 1
+            if event not in ("call", "c_call"):
+                return
+            calls += 1
+            caller = frame if event == "c_call" else frame.f_back
+            while caller is not None and is_part(caller.f_code):
+                caller = caller.f_back
+            if caller is not None:
+                made[caller.f_code] += 1
 
         self.observer.pause()
         sys.setprofile(count)

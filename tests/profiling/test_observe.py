@@ -166,6 +166,9 @@ def seen(*lines, iterations=10, **others):
         "epochs": 1,
         "evaluations": 2,
         "garbage_s": 0.0,
+        "backwards": iterations,
+        "retained": 0,
+        "anomaly": False,
         "padding": [],
         "recompiles": [],
     } | others
@@ -175,6 +178,20 @@ def test_padding_costs_its_share_of_what_computes():
     (found,) = Observed(seen(line(COMPUTING, 5.0), line(EVALUATING, 0.0), padding=[100, 60, 40])).findings(0.01)
     assert found.finding == "padding" and found.gain_share == pytest.approx(0.4)
     assert "60%" in found.evidence and "40%" in found.evidence
+
+
+def test_backward_passes_of_one_graph_and_of_micro_batches_are_told_apart():
+    lines = line(COMPUTING, 1.0), line("backward", 4.0, 2)
+    (twice,) = Observed(seen(*lines, backwards=20, retained=10)).findings(0.01)
+    assert (twice.finding, twice.gain_share) == ("repeated backward", pytest.approx(0.4))
+    (many,) = Observed(seen(*lines, backwards=160)).findings(0.01)
+    assert many.finding == "small batches" and "16 micro-batches" in many.evidence
+
+
+def test_anomaly_detection_is_a_warning():
+    assert [note.kind for note in Observed(seen(line(COMPUTING, 1.0), anomaly=True)).warnings()] == [
+        "anomaly detection"
+    ]
 
 
 def test_fewer_iterations_than_that_prove_nothing():

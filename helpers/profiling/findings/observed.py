@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnosis import BOUND, MEASURED, Finding, Line, milliseconds
-from ..observe import BACKWARD, COMPILING, COMPUTING, DATASET, DRAWING, EVALUATING, LOADING, LOGGING, SAVING
+from ..observe import (
+    BACKWARD,
+    COMMUNICATING,
+    COMPILING,
+    COMPUTING,
+    DATASET,
+    DRAWING,
+    EVALUATING,
+    LOADING,
+    LOGGING,
+    RECOMPUTING,
+    SAVING,
+)
 from ..trace import Note
 from . import LOADER_WAITS
 
@@ -20,7 +32,9 @@ RECOMPILED, PADDING, LOOP, GARBAGE, GROWTH = (
     "garbage collection",
     "growing memory",
 )
-LATE = "late rank"
+LATE, RECOMPUTED, REPEATED, SMALL = "late rank", "recomputed activations", "repeated backward", "small batches"
+ANOMALY = "anomaly detection"
+MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_ITERATIONS = 5
 LEAST_PADDING = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
@@ -31,6 +45,7 @@ _ADVICE = {
     SAVING: (CHECKPOINTS, "save less often, or in a thread of its own from a copy on the host"),
     DRAWING: (DRAWN, "draw every n-th time, and after the training from what was logged"),
     LOGGING: (LOGGED, "log every n-th iteration"),
+    RECOMPUTING: (RECOMPUTED, "save the activations where memory allows it: checkpoint fewer blocks, or none"),
     COMPILING: (RECOMPILED, "keep shapes and Python numbers constant, or torch.compile(…, dynamic=True)"),
 }
 
@@ -78,6 +93,7 @@ class Observed:
         if not self.enough:
             return []
         found = [*self._of_activities(), *self._loader(), *self._loops(), *self._padding(), *self._garbage()]
+        found += self._backwards()
         return [finding for finding in found if finding.gain_share >= least]
 
     def _finding(
@@ -158,12 +174,35 @@ class Observed:
     def _garbage(self) -> list[Finding]:
         share = self.data["garbage_s"] / self.total
         evidence = f"{share:.0%} of the time in Python's collector of cycles"
-        advice = "gc.freeze() after the set-up, or gc.disable() and gc.collect() every n-th iteration"
-        return [self._finding(GARBAGE, share, "anywhere", evidence, advice)]
+        asked = next((line for line in self.data["lines"] if "gc.collect" in source(line[0], line[1])), None)
+        where = _at(place(*asked[:2]), source(*asked[:2])) if asked else "wherever objects are made"
+        advice = "collect every n-th epoch, if at all" if asked else "gc.freeze() after the set-up"
+        return [self._finding(GARBAGE, share, where, evidence, advice)]
+
+    def _backwards(self) -> list[Finding]:
+        """Several backward passes in an iteration: through one graph, or of micro-batches."""
+        each = self.data["backwards"] / len(self.iterations)
+        if not self.activities[BACKWARD] or each < 1.5:
+            return []
+        where, text = self._dearest(BACKWARD)
+        if self.data["retained"] >= 0.5 * len(self.iterations):
+            share = self.activities[BACKWARD] * (1 - 1 / each)
+            evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
+            return [self._finding(REPEATED, share, _at(where, text), evidence, "add the losses, one backward", BOUND)]
+        if each < MICRO_BATCHES:
+            return []
+        share = (self.activities[BACKWARD] + self.activities[COMPUTING]) * (1 - 1 / each)
+        evidence = f"{each:.3g} micro-batches an iteration"
+        advice = "larger micro-batches, fewer of them: as many samples as memory holds"
+        return [self._finding(SMALL, share, _at(where, text), evidence, advice, BOUND)]
 
     def warnings(self) -> list[Note]:
         grown = growth(self.data["memory"], self.data["device_bytes"])
-        return [Note(GROWTH, grown)] if grown else []
+        warnings = [Note(GROWTH, grown)] if grown else []
+        if self.data["anomaly"]:
+            text = "anomaly detection is on, which notes a traceback for each operation and checks each gradient"
+            warnings.append(Note(ANOMALY, f"{text}: switch it off when no NaN is looked for"))
+        return warnings
 
     def notes(self) -> list[Note]:
         if not self.enough:
@@ -202,7 +241,7 @@ def late_rank(ranks: dict[int, dict[str, Any]]) -> list[Note]:
     """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
     own = {}
     for rank, data in ranks.items():
-        waiting = sum(line[4] for line in data["lines"] if line[3] in (BACKWARD, "communicating"))
+        waiting = sum(line[4] for line in data["lines"] if line[3] in (BACKWARD, COMMUNICATING))
         iterations = max(len(data["iterations"]), 1)
         own[rank] = (data["seconds"] - waiting) / iterations * 1e3
     if len(own) < 2:

@@ -16,7 +16,7 @@ from ..places import user_frame
 from ..rates import CONVOLUTION
 from ..scene import Scene
 from ..trace import Event, Trace
-from . import CHAINS, FP32, products
+from . import CHAINS, FP32, FP64, products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
@@ -69,6 +69,23 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         "train under torch.autocast in bf16",
         ESTIMATE,
         factor=1 - 1 / speedup,
+    )
+
+
+def fp64_products(scene: Scene) -> Iterator[Finding]:
+    """Products in fp64, of which a register holds half as many numbers."""
+    ops = [op for op in scene.trace.ops if op.name in products.MATRICES and "double" in op.types[:3]]
+    if scene.account is not None or not ops:
+        return
+    spans = intersect(of(ops), scene.parts[OPERATORS])
+    yield scene.finding(
+        FP64,
+        (OPERATORS, spans),
+        scene.where(ops),
+        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the time",
+        "train in fp32: convert the inputs, which numpy makes in fp64, and not the model",
+        ESTIMATE,
+        factor=0.5,
     )
 
 
