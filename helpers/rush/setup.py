@@ -294,4 +294,4 @@ def rung(step: str, start: Setup, device: torch.device) -> Setup:
 
 
 LADDER: dict[str, Setup] = climb(Setup())
-CPU_LADDER: dict[str, Setup] = climb(Setup(model="llama-60m"), "cpu")
+CPU_LADDER: dict[str, Setup] = climb(Setup(model="llama-60m", sequence=1024), "cpu")

@@ -20,6 +20,7 @@ BEFORE_BATCHES = {"cuda": "CUDA graph", "cpu": "fused projections"}
 BEFORE_LENGTHS = {"cuda": "chunked cross-entropy", "cpu": "chunked cross-entropy"}
 SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
+ON_CPU = {"model": SIXTY_M, "sequence": 1024}  # a step of the plain loop takes two seconds
 FULL = {"model": ONE_B, "sequence": 2048}
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
@@ -63,7 +64,7 @@ def _missing(**config: object) -> str:
 
 @experiment(
     small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
-    cpu=[MEDIUM | {"step": step} for step in CPU_LADDER],
+    cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
     gpu=[MEDIUM | {"step": step} for step in LADDER],
     big_gpu=[FULL | {"step": step} for step in LADDER],
     version=3,
@@ -78,7 +79,7 @@ def ladder(model: str, sequence: int, step: str) -> Row:
 @experiment(
     small=[SMALL | {"variant": "transformers"}],
     cpu=[
-        MEDIUM | {"variant": variant}
+        ON_CPU | {"variant": variant}
         for variant in ("transformers, eager attention", "transformers", "transformers, fused AdamW, compile")
     ],
     gpu=[MEDIUM | {"variant": variant} for variant in transformers_llama.VARIANTS],
@@ -100,7 +101,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 
 @experiment(
     small=[SMALL | {"workers": 0, "pinned": False}],
-    cpu=[MEDIUM | {"workers": workers, "pinned": False} for workers in (0, 2)],
+    cpu=[ON_CPU | {"workers": workers, "pinned": False} for workers in (0, 2)],
     gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
@@ -116,7 +117,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
-    cpu=[MEDIUM | {"batch": size} for size in (4,)],
+    cpu=[ON_CPU | {"batch": size} for size in (4,)],
     gpu=[],  # the ladder's largest batch fills such a GPU
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
