@@ -82,7 +82,7 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
         FP64,
         (OPERATORS, spans),
         scene.where(ops),
-        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the time",
+        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of it",
         "train in fp32: convert the inputs, which numpy makes in fp64, and not the model",
         ESTIMATE,
         factor=0.5,
