@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -72,7 +72,7 @@ class Observer:
         self.count = 0
         self._of_iteration: Counter[str] = Counter()
         self._last = 0.0
-        self._evaluating = self._inside = False
+        self._evaluating = False
         self._no_grad = 0
         self._collecting = 0.0
         self._thread = 0
@@ -102,7 +102,7 @@ class Observer:
         if self._looking is None:
             self.start()
             return
-        self._inside = self._evaluating = False
+        self._evaluating = False
         if self.paused:
             return
         now = time.perf_counter()
@@ -206,16 +206,15 @@ class Observer:
 
     def data(self) -> dict[str, Any]:
         """What was seen, for JSON."""
-        by_function: dict[CodeType, float] = defaultdict(float)
-        lines = []
-        for (code, line, activity), seconds in self.seconds.most_common():
-            by_function[code] += seconds
-            lines.append([code.co_filename, line, code.co_name, activity, seconds, self.calls[code]])
+        lines = [
+            [code.co_filename, line, code.co_name, activity, seconds, self.calls[code]]
+            for (code, line, activity), seconds in self.seconds.most_common(200)
+        ]
         times = [seconds for seconds, _ in self.iterations]
         return {
             "seconds": sum(self.seconds.values()),
             "iterations": times,
-            "lines": lines[:200],
+            "lines": lines,
             "slowest": sorted(self.iterations, reverse=True)[:5],
             "memory": self.memory,
             "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
