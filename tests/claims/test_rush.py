@@ -47,6 +47,7 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visi
     assert f"{named.gains[ONEDNN]}" == f"{named.total}" == "2.00× (1.25 to 2.50, 9 pairs)"
     assert f"{named.mixed}" == "1.25× (unpaired)"
     assert named.unseen == "fused AdamW"
+    assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best == "fused AdamW"
 
 
 def test_a_rung_that_nothing_stands_on_has_no_gain():
