@@ -58,7 +58,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
 @experiment(
     small=[],
     cpu=[SECONDS | {"sequence": 512, "rung": name} for name in (START, BEST["cpu"])],
-    columns="median_ms baseline_ms",
+    columns="median_ms baseline baseline_ms",
     missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
