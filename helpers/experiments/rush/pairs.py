@@ -56,7 +56,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
 
 
 @experiment(
-    small=[],
+    small=[TINY | {"rung": START}],
     cpu=[SECONDS | {"sequence": 512, "rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline baseline_ms",
     missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),

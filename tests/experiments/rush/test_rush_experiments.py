@@ -109,3 +109,8 @@ def test_scaling_is_predicted_for_each_strategy():
     assert rows["predicted"].all()
     assert rows["efficiency"].between(0, 1).all()
     assert set(rows["strategy"]) == {"ddp", "zero2", "zero3"}
+
+
+def test_the_allocator_is_tried_in_processes_that_start_with_it():
+    (row,) = experiments.allocator("small").to_dict("records")
+    assert row["status"] == "ok" and row["baseline"] == "default" and row["ratio"] > 0
