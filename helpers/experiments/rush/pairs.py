@@ -57,12 +57,12 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
 
 @experiment(
     small=[TINY | {"rung": START}],
-    cpu=[SECONDS | {"sequence": 512, "rung": name} for name in (START, BEST["cpu"])],
+    cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline baseline_ms",
     missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
-    """A rung whose allocator keeps its pages against the same rung with glibc's defaults, on shorter sequences."""
+    """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""
     kept = _setup(rung, model, sequence)
     given = dataclasses.replace(kept, allocator="default")
     return _against(("default", given), ("kept", kept), trial_s)
