@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from helpers.command_line import parser
 
 if TYPE_CHECKING:
+    from helpers.fit import Card
     from helpers.lab import Experiment
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
@@ -253,12 +254,42 @@ def fit(options: argparse.Namespace) -> int:
     import helpers.fit as fits
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
+    result = {}
     try:
-        result = fits.fit(fits.Plan(**chosen), options.memory)
+        gpu, config = _card(options), Path(options.model)
+        if config.suffix == ".json":  # its memory isn't counted
+            if gpu is None:
+                raise ValueError("of a config.json, speed alone is predicted: name a GPU by --gpu")
+            run = fits.config_run(config, fits.Plan(**chosen | {"model": "tiny"}))
+        else:
+            memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
+            result = fits.fit(plan := fits.Plan(**chosen), memory)
+            run = fits.plan_run(plan)
+        if gpu:
+            result["speed"] = fits.estimate(run, gpu, options.price)
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
-    print(json.dumps(result) if options.json else fits.text(result))
+    texts = [fits.text(result)] if "fits" in result else []
+    texts += [fits.estimate_text(result["speed"])] if gpu else []
+    print(json.dumps(result) if options.json else "\n".join(texts))
     return 0
+
+
+def _card(options: argparse.Namespace) -> "Card | None":
+    """The GPU that `fit` is asked for, by name or by its rates; None if it isn't."""
+    from helpers.fit import Card
+    from helpers.fit.cards import card
+
+    if options.gpu:
+        return card(options.gpu)
+    if options.peak_tflops is options.bandwidth is options.price is None:
+        return None
+    rates = {"--peak-tflops": options.peak_tflops, "--bandwidth": options.bandwidth}
+    for name, rate in rates.items():
+        if rate is None or not 0 < rate < float("inf"):
+            raise ValueError(f"{name} is {rate}; give --gpu, or --peak-tflops and --bandwidth above 0")
+    peak, bandwidth = rates.values()
+    return Card(gpu="your GPU", bf16_tflops=peak, gb_per_s=bandwidth, memory_gib=options.memory or 0.0)
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -86,7 +86,9 @@ def parser() -> argparse.ArgumentParser:
     of_script(added)
 
     added = command("fit", "Where a training step's memory goes, whether it fits, and what would make it fit.")
-    added.add_argument("--model", default="llama-3.2-1b", help="default: llama-3.2-1b")
+    added.add_argument(
+        "--model", default="llama-3.2-1b", help="a preset (default: llama-3.2-1b), or with --gpu a model's config.json"
+    )
     added.add_argument("--batch", type=_count, default=8, help="sequences of a step, over all ranks (default: 8)")
     added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")
     added.add_argument("--strategy", default="single", help="single, ddp, zero2 or zero3 (default: single)")
@@ -95,6 +97,14 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--precision", default="amp-bf16", help="fp32, amp-bf16, or on one device bf16")
     added.add_argument("--checkpointing", default="none", help="none, full, or on one device selective")
     added.add_argument("--head", default="full", help="full, or on one device chunked")
+    added.add_argument(
+        "--gpu", metavar="NAME", help="predict the speed on this GPU, too: t4, a100_80gb, h100, rtx4090 …"
+    )
+    added.add_argument(
+        "--peak-tflops", type=float, metavar="T", help="dense bf16 peak of a GPU that isn't in the table"
+    )
+    added.add_argument("--bandwidth", type=float, metavar="GB/S", help="of such a GPU's memory")
+    added.add_argument("--price", type=float, metavar="P", help="of a GPU and hour: the cost of 10⁹ tokens")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", "Execute the notebooks, write figures/ and the PDF.")

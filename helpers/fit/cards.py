@@ -1,0 +1,74 @@
+"""GPUs by name: peaks, bandwidths and memory, from data/gpu_rates.csv, where each has its source."""
+
+import csv
+import difflib
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA = Path(__file__).with_name("data")
+REACHED = 0.9  # of a datasheet's peak, by the best product of a card that nobody published one of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A GPU. TFLOP/s are dense; `gb_per_s` is its memory's bandwidth, `link_gb_per_s` that to other GPUs, one way."""
+
+    gpu: str
+    names: str = ""
+    bf16_tflops: float
+    fp8_tflops: float = 0.0  # 0: it has none
+    fp32_tflops: float = 0.0  # without tensor cores
+    best_bf16_tflops: float = 0.0  # the best measured product
+    best_fp8_tflops: float = 0.0
+    gb_per_s: float
+    processors: float = 0.0
+    ghz: float = 0.0
+    link_gb_per_s: float = 31.5  # PCIe 4 × 16
+    memory_gib: float = 0.0
+    source: str = "given"
+
+    def tflops(self, precision: str) -> float:
+        """The rate of large products: the best that was measured, else nine tenths of the datasheet's."""
+        if precision == "fp32":
+            return self.fp32_tflops or self.bf16_tflops / 16  # as on an A100
+        if precision == "tf32":
+            return self.tflops("bf16") / 2 if self.bf16_units else self.tflops("fp32")
+        if precision == "fp8":
+            return self.best_fp8_tflops or REACHED * self.fp8_tflops
+        return self.best_bf16_tflops or REACHED * self.bf16_tflops
+
+    @property
+    def bf16_units(self) -> bool:
+        return not self.gpu.startswith(("t4", "v100"))
+
+    @property
+    def special_tops(self) -> float:
+        """10¹² exponentials a second: 16 a clock and processor; of a card given by flags, as many as on an A100."""
+        return 16 * self.processors * self.ghz / 1e3 or self.bf16_tflops * 0.0078
+
+
+@functools.cache
+def cards() -> dict[str, Card]:
+    """All cards of the table by their short names."""
+    text = ("gpu", "names", "source")
+    with (DATA / "gpu_rates.csv").open(encoding="utf-8") as file:
+        rows = [{k: v if k in text else float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)]
+    return {row["gpu"]: Card(**row) for row in rows}
+
+
+def card(name: str) -> Card:
+    """A card by any of its names, as nvidia-smi, torch or people write them."""
+    known = {_plain(alias): card for card in cards().values() for alias in (card.gpu, *card.names.split(";"))}
+    if found := known.get(_plain(name)):
+        return found
+    near = difflib.get_close_matches(_plain(name), known, 3, 0.5)
+    nearest = list(dict.fromkeys(known[alias].gpu for alias in near)) or list(cards())
+    raise ValueError(
+        f"gpu is {name!r}, which isn't in the table; nearest: {', '.join(nearest)}; any other by its rates"
+    )
+
+
+def _plain(name: str) -> str:
+    words = "".join(c if c.isalnum() else " " for c in str(name).lower()).split()
+    return "".join(w for w in words if w not in ("nvidia", "tesla", "geforce", "amd", "instinct"))

@@ -1,0 +1,218 @@
+"""The speed of runs on GPUs that aren't there: accuracy on published runs, properties, and the command."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.__main__ import main
+from helpers.fit import Card, estimate, speed
+from helpers.fit.cards import card, cards
+from helpers.fit.speed import NAMES, PRECISIONS, band, complete, fitted, left_out, published, seconds
+
+SMALL = {"gpu": "a100_80gb", "layers": 12, "width": 768, "seq": 1024, "micro_batch": 16}
+LARGE = {
+    "gpu": "h100",
+    "count": 8,
+    "layers": 32,
+    "width": 4096,
+    "seq": 4096,
+    "strategy": "FULL_SHARD",
+    "micro_batch": 2,
+}
+
+
+@pytest.mark.parametrize("by", ["source", "family"])
+def test_published_runs_are_predicted_without_their_source_and_without_their_gpus(by):
+    errors = np.abs(left_out(by) / np.array([run["tok_s_gpu"] for run in published()]) - 1)
+    assert len(errors) == 317
+    assert np.median(errors) <= 0.095 and np.quantile(errors, 0.9) <= 0.24
+
+
+def test_a_constant_mfu_is_worse():
+    utilised = np.array(
+        [run["tok_s_gpu"] * run["params"] / run["card"].tflops(run["precision"]) for run in published()]
+    )
+    errors = np.abs(np.median(utilised) / utilised - 1)
+    here = np.abs(left_out() / np.array([run["tok_s_gpu"] for run in published()]) - 1)
+    assert np.median(here) < 0.75 * np.median(errors)
+    assert np.quantile(here, 0.9) < 0.75 * np.quantile(errors, 0.9)
+
+
+def test_the_band_holds_four_of_five_sources_weighted_as_in_the_fit():
+    low, high = band()
+    assert low < 0 < high
+    sources = [run["source"] for run in published()]
+    weights = np.array([sources.count(source) ** -0.5 for source in sources])
+    ratio = np.log([run["tok_s_gpu"] for run in published()] / left_out())
+    assert weights[(low <= ratio) & (ratio <= high)].sum() / weights.sum() == pytest.approx(
+        0.83, abs=0.03
+    )  # a run weighs up to 3 %
+
+
+def test_constants_mean_what_they_are_said_to():
+    _, constants = fitted()
+    assert 1 < constants["products"] < 1.5  # a training's products never beat the best product
+    assert constants["scores"] > 1  # at least the exponential itself
+    assert constants["bytes"] > 34  # what the forward pass of a block writes at the least in 16 bits
+
+
+def test_parts_add_up_to_the_time_and_a_run_of_the_table_is_completed_as_in_the_table():
+    parts = seconds([complete(LARGE)], fitted()[0])[0]
+    row = speed(LARGE)
+    assert sum(row["parts"].values()) == pytest.approx(1)
+    assert 1 / row["tokens_per_s_gpu"] == pytest.approx(sum(parts.values()))
+    assert row["bound"] == max(parts, key=parts.get)
+    for run in published():  # whose products are those that their source's shapes give
+        names = {name: run[name] for name in NAMES if name != "linear_params"}
+        assert complete(names)["linear_params"] == pytest.approx(run["linear_params"], rel=1e-6)
+
+
+def test_it_takes_less_than_a_second():
+    start = time.perf_counter()
+    speed(LARGE)
+    assert time.perf_counter() - start < 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(cards())),
+    st.sampled_from(["DDP", "FULL_SHARD", "SHARD_GRAD_OP"]),
+    st.sampled_from([SMALL, LARGE]),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_more_gpus_of_the_same_strategy_never_raise_the_speed_of_each(gpu, strategy, model, doublings, fixed):
+    run = (
+        model
+        | {"gpu": gpu, "strategy": strategy, "count": 2**doublings}
+        | ({"global_batch_seqs": 1024} if fixed else {})
+    )
+    fewer, more = (speed(run | {"count": n})["tokens_per_s_gpu"] for n in (2**doublings, 2 ** (doublings + 1)))
+    assert more <= fewer * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(10, 3000), st.floats(100, 9000), st.floats(1, 4), st.floats(1, 4), st.sampled_from([SMALL, LARGE]))
+def test_a_slower_card_is_slower(peak, bandwidth, less_peak, less_bandwidth, model):
+    def rate(peak, bandwidth):
+        return speed(model, Card(gpu="x", bf16_tflops=peak, gb_per_s=bandwidth))["tokens_per_s_gpu"]
+
+    assert rate(peak / less_peak, bandwidth / less_bandwidth) <= rate(peak, bandwidth) * (1 + 1e-9)
+
+
+def test_each_generation_is_faster_than_the_one_before():
+    for series in (
+        ("t4", "v100", "a100_40gb", "a100_80gb", "h100_500w", "h100", "h200", "b200"),
+        ("rtx3090", "rtx4090", "rtx5090"),
+    ):
+        rates = [speed(LARGE | {"gpu": gpu, "count": 1})["tokens_per_s_gpu"] for gpu in series]
+        assert rates == sorted(rates)
+
+
+def test_recomputation_and_longer_sequences_cost_time():
+    now = speed(LARGE)["tokens_per_s_gpu"]
+    assert speed(LARGE | {"act_ckpt": True})["tokens_per_s_gpu"] < now
+    assert speed(LARGE | {"seq": 16384, "micro_batch": 1})["tokens_per_s_gpu"] < now
+    assert speed(LARGE | {"precision": "fp32"})["tokens_per_s_gpu"] < 0.5 * now
+
+
+def test_a_card_without_runs_has_a_wider_band_and_says_so():
+    known, unknown = speed(SMALL), speed(SMALL | {"gpu": "T4"})
+    assert unknown["high"] / unknown["low"] > known["high"] / known["low"]
+    assert not known["notes"] and "no published run" in unknown["notes"][0]
+    short = speed(SMALL | {"gpu": "h100", "seq": 64, "micro_batch": 1})
+    assert short["bound"] == "launches" and any("launched" in note for note in short["notes"])
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "h100", "H100 SXM", "h100_80gb"])
+def test_a_card_has_many_names(name):
+    assert card(name).gpu == "h100_80gb"
+
+
+def test_every_card_has_its_source_and_sane_rates():
+    assert {"t4", "a10", "l4", "l40s", "rtx3090", "rtx5090", "h100_pcie", "mi300x"} <= set(cards())
+    for known in cards().values():
+        assert known.source and known.processors and known.ghz and known.memory_gib
+        assert known.fp32_tflops < known.tflops("bf16") <= known.bf16_tflops
+        lanes = 1e3 * known.fp32_tflops / known.processors / known.ghz / 2  # a whitepaper's: 64 or 128 a processor
+        assert 60 < lanes < 150, known.gpu
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "a1000"}, "nearest: a10"),
+        ({"gpu": None}, "gpu is missing; known: t4"),
+        ({"count": 0}, "count is 0; it must be a number above 0"),
+        ({"seq": "long"}, "seq is 'long'"),
+        ({"layers": None}, "the model is missing"),
+        ({"layer": 12}, "did you mean 'layers'"),
+        ({"precision": "int4"}, "valid: bf16, fp16"),
+        ({"precision": "fp8"}, "which a100_80gb has no units for"),
+        ({"strategy": "magic"}, "valid: none, DDP"),
+        ({"count": 6, "tp": 4}, "a multiple of tp"),
+    ],
+)
+def test_a_wrong_run_is_one_line(change, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        speed(SMALL | change)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_names_may_be_missing_and_texts(precision):
+    row = speed({"gpu": "h100", "params": "1.2e9", "precision": precision, "vocab": "", "act_ckpt": "False"})
+    assert row["low"] < row["tokens_per_s_gpu"] < row["high"]
+    assert row["run"]["width"] % 64 == 0 and not row["run"]["act_ckpt"]
+
+
+def test_what_shortens_a_run_does_and_the_cost_follows_the_speed():
+    run = LARGE | {"act_ckpt": True}
+    row = estimate(run, price=3.6)
+    assert row["shorter"]["recomputation off"] == pytest.approx(
+        speed(run | {"act_ckpt": False})["tokens_per_s_gpu"] / row["tokens_per_s_gpu"]
+    )
+    assert row["cost_of_1e9_tokens"] == pytest.approx(1e6 / row["tokens_per_s_gpu"])
+    assert row["nearest"][0]["gpu"] == "h100_80gb" and row["nearest"][0]["link"].startswith("https://")
+
+
+def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
+    command = ["fit", "--model", "tiny", "--sequence", "64", "--gpu", "rtx4090", "--price", "0.4"]
+    assert main(command) == 0
+    message = capsys.readouterr().out
+    assert "tokens/s a GPU" in message and "fits in 24.0 GiB" in message and "10⁹ tokens" in message
+    assert max(map(len, (line for line in message.splitlines() if "https://" not in line))) <= 100
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_inner": None}))
+    command = ["fit", "--model", str(config), "--sequence", "1024", "--json"]
+    assert main([*command, "--gpu", "a100"]) == 0
+    row = json.loads(capsys.readouterr().out)["speed"]
+    assert row["run"]["params"] == pytest.approx(124e6, rel=0.01)
+    assert main([*command, "--peak-tflops", "312", "--bandwidth", "2039"]) == 0
+    flags = json.loads(capsys.readouterr().out)["speed"]
+    assert flags["tokens_per_s_gpu"] == pytest.approx(row["tokens_per_s_gpu"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "h1000"], "nearest: h100"),
+        (["--peak-tflops", "100"], "--bandwidth is None"),
+        (["--gpu", "t4", "--price", "-1"], "price is -1.0; it must be above 0"),
+        (["--gpu", "t4", "--model", "absent.json"], "absent.json can't be read"),
+        (["--model", "absent.json"], "name a GPU"),
+        (["--gpu", "t4", "--ranks", "0"], "not a whole number above 0"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments, said, capsys):
+    try:
+        code = main(["fit", "--model", "tiny", "--sequence", "64", *arguments])
+    except SystemExit as exit:
+        code = exit.code
+    error = capsys.readouterr().err
+    assert code == 2 and said in error and error.count("\n") == 1
