@@ -1,12 +1,14 @@
 """Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import torch
 
 from helpers import fit
 from helpers.experiments.rush.steps import BEFORE_BATCHES, BEST
+from helpers.fit.speed import left_out, published
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from helpers.rush import Setup, climb
@@ -19,6 +21,12 @@ IN_FP32 = (START, "TF32", "fp32 products by oneDNN")  # rungs whose products are
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 PAGES = (START, BEST["cpu"])
 SHOWN_RANKS = (2, 4, 8, 64, 512)
+GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
+TRAININGS: dict[str, Any] = {
+    "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
+    "Llama-3.2-1B": fit.Plan(model="llama-3.2-1b", sequence=2048, batch=4),
+    "Llama-3.1-8B on 8": fit.Plan(model="llama-3.1-8b", sequence=2048, batch=8, strategy="zero3", ranks=8),
+}
 
 
 def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleNamespace:
@@ -290,6 +298,32 @@ def scaling(rows: pd.DataFrame) -> SimpleNamespace:
     wide = few.pivot_table(index=["cluster", "strategy"], columns="ranks", values="efficiency", sort=False)
     wide = wide.sort_index(axis=1).add_suffix(" GPUs")
     return SimpleNamespace(efficiency=wide.reset_index(), assumptions=derived(len(fit.assumptions()), "counted", "", 0))
+
+
+def published_speed() -> SimpleNamespace:
+    """Tokens/s of well-known models by GPU, as predicted, and the predictions of published runs: no rows are needed."""
+    rows = []
+    for model, plan in TRAININGS.items():
+        for gpu in GPUS:
+            row = fit.speed((fit.plan_run(plan) if isinstance(plan, fit.Plan) else plan) | {"gpu": gpu})
+            near = row["nearest"][0]
+            rows.append(
+                {
+                    "model": model,
+                    "GPU": gpu,
+                    "tokens/s a GPU": f"{row['tokens_per_s_gpu']:,.0f}",
+                    "band": f"{row['low']:,.0f} to {row['high']:,.0f}",
+                    "bound by": row["bound"],
+                    "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
+                }
+            )
+    runs = pd.DataFrame(published()).assign(predicted=left_out(), unseen_gpu=left_out("family"))
+    errors, unseen = ((runs[name] / runs["tok_s_gpu"] - 1).abs() for name in ("predicted", "unseen_gpu"))
+    derivation = "arithmetic over published runs"
+    quantiles = {"median": errors.median(), "p90": errors.quantile(0.9), "unseen": unseen.median()}
+    share = {name: derived(value, derivation, PERCENT, 0) for name, value in quantiles.items()}
+    count = derived(len(runs), "counted", "", 0)
+    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, count=count, **share)
 
 
 def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:

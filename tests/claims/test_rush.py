@@ -122,3 +122,11 @@ def test_losses_of_ranks_need_the_one_of_a_single_process():
 def test_a_renamed_column_raises():
     with pytest.raises(KeyError, match="tokens_per_s"):
         rush.ladder(rungs().rename(columns={"tokens_per_s": "rate"}))
+
+
+def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
+    named = rush.published_speed()
+    assert len(named.table) == len(rush.GPUS) * len(rush.TRAININGS) and float(named.count) == len(named.runs)
+    assert float(named.median) < float(named.p90) < 0.25
+    within = ((named.runs["predicted"] / named.runs["tok_s_gpu"] - 1).abs() <= float(named.p90)).mean()
+    assert within == pytest.approx(0.9, abs=0.01)
