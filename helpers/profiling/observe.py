@@ -58,7 +58,7 @@ class Observer:
     """Told of each iteration's end by the thread that trains, which it looks at between `start` and `stop`."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[tuple[CodeType, int, str]] = Counter()  # (function, line, activity) -> charged
+        self.seconds: Any = Counter()  # (function, line, activity) -> charged
         self.iterations: list[tuple[float, str]] = []  # seconds of each, and what most of it went to
         self.memory: list[tuple[int, int, int]] = []  # iteration, bytes of the process, of the device
         self.epochs = 0  # that began after the first iteration
@@ -70,7 +70,7 @@ class Observer:
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.paused = True
         self.count = 0
-        self._of_iteration: Counter[str] = Counter()
+        self._of_iteration: Any = Counter()
         self._last = 0.0
         self._evaluating = False
         self._no_grad = 0

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ def bf16_speedups() -> dict[str, float]:
 def _fastest_s(dtype: torch.dtype, kind: int | str) -> float:
     # Constants: random numbers would change what a script draws afterwards.
     times = []
-    shapes = ((8, 64, 28, 28), (64, 64, 3, 3)) if kind == CONVOLUTION else ((kind, kind), (kind, kind))
+    shapes: Any = ((8, 64, 28, 28), (64, 64, 3, 3)) if kind == CONVOLUTION else ((kind, kind), (kind, kind))
     apply = functools.partial(F.conv2d, padding=1) if kind == CONVOLUTION else F.linear
     with torch.inference_mode(False), torch.enable_grad():
         x, weight = (torch.full(shape, 0.5, device="cpu", requires_grad=True) for shape in shapes)

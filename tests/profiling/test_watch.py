@@ -35,6 +35,13 @@ for seen in range(1, 41):
 """
 
 
+@pytest.fixture(autouse=True)
+def not_observed(monkeypatch):
+    """Scripts end with their last window."""
+    monkeypatch.setattr(windows, "OBSERVED", 0)
+    monkeypatch.setattr(windows, "OBSERVED_S", 0.0)
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
