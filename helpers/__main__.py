@@ -224,7 +224,7 @@ def profile(options: argparse.Namespace) -> int:
             until_epoch=options.until_epoch,
             limit=options.limit,
             output=options.output,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
         )
     except NothingRecorded as error:
         print(*error.seen, sep="\n", end="\n" if error.seen else "")

@@ -96,9 +96,9 @@ class Diagnosis:
             {name: getattr(self, name) for name in names}
             | ({"host": self.host} if self.host else {})
             | ({"lines": [asdict(line) for line in self.lines]} if self.lines else {})
+            | ({"warnings": [[warning.kind, warning.text] for warning in self.warnings]} if self.warnings else {})
             | {
                 "findings": [_row(finding) for finding in self.findings],
-                "warnings": [[warning.kind, warning.text] for warning in self.warnings],
                 "notes": [*(warning.text for warning in self.warnings), *self.remarks],
             }
         )

@@ -397,7 +397,7 @@ def test_unaligned_sizes_follow_the_type():
 
 def test_every_name_is_planted_somewhere():
     planted = {*loops.ON_CPU.values(), *loops.ON_CUDA_ONLY.values(), *(name for _, name in SYNTHETIC.values())}
-    assert planted | {finding.COLLECTIVES, finding.COPYING, finding.CHAINS, finding.LAYOUT} == NAMES
+    assert planted | {finding.COLLECTIVES, finding.COPYING, finding.CHAINS, finding.LAYOUT, finding.FP64} == NAMES
 
 
 def test_the_idle_share_is_measured_on_the_devices_clock():

@@ -69,6 +69,12 @@ def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
     assert findings.FP32 not in gains(training(nn.Linear(128, 3), torch.randn(64, 128)))
 
 
+def test_products_in_fp64_gain_what_a_register_holds_more_in_fp32():
+    found = gains(training(nn.Linear(128, 128).double(), torch.randn(64, 128, dtype=torch.float64)))[findings.FP64]
+    assert 0.05 < found.gain_share <= 0.5 and "fp32" in found.advice
+    assert findings.FP64 not in gains(training(nn.Linear(128, 128), torch.randn(64, 128)))
+
+
 def test_the_rate_is_measured_once_and_changes_no_random_number(monkeypatch):
     calls = []
     monkeypatch.setattr(rates, "_fastest_s", lambda dtype, kind: calls.append(dtype) or (4.0, 1.0)[len(calls) - 1])

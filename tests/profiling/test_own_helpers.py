@@ -97,7 +97,8 @@ for _ in range(200):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     done = run(*launcher, command, "profile", "--steps", "3", "train.py")
     folder = project / "profile-train"
-    assert sorted(file.name for file in folder.iterdir()) == ["places.json.gz", "rank0.json.gz", "rank1.json.gz"]
+    names = ["observed0.json", "observed1.json", "places.json.gz", "rank0.json.gz", "rank1.json.gz"]
+    assert sorted(file.name for file in folder.iterdir()) == names
     for rank in range(2):
         assert in_steps(folder / f"rank{rank}.json.gz") == [(1, 1)] * 3
         assert read(folder / f"rank{rank}.json.gz")["distributedInfo"]["rank"] == rank
