@@ -199,6 +199,7 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     inside, originals, hook, backward = threading.local(), {}, optimizers.profile_hook_step, autograd.backward
     waiting: list[Optimizer] = []
     unstepped = 0  # backward passes so far, of a script in which nothing has stepped
+    already = len(_optimizers())
 
     def tell(optimizer: Optimizer) -> None:
         nonlocal unstepped
@@ -213,7 +214,7 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
         nonlocal unstepped
         backward(*args, **kwargs)
         unstepped += 1
-        if unstepped == BACKWARDS and any(isinstance(each, Optimizer) for each in gc.get_objects()):
+        if unstepped == BACKWARDS and len(_optimizers()) > already:
             unstepped = -(10**9)  # micro-batches before a first step
         if unstepped > BACKWARDS and torch._C._current_graph_task_id() == -1:
             ended(None)
@@ -261,6 +262,10 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
         for kind in kinds(Optimizer):
             if vars(kind).get("step") in originals:
                 kind.step = originals[kind.step]
+
+
+def _optimizers() -> list[Optimizer]:
+    return [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
 
 
 @contextlib.contextmanager
