@@ -5,14 +5,14 @@ whether products with the same input are fused. The defaults are plain torch, wi
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .weights import attention_weights, copy_weights, mlp_weights
+from .weights import attention_weights, mlp_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,6 @@ PRESETS = {
 }  # fmt: skip
 
 INIT_STD = 0.02
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # transformers' names
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -282,7 +281,7 @@ class Llama(nn.Module):
 
         `of` maps a parameter to what is viewed: `lambda p: p.grad` for gradients. A tied head has no entry.
         """
-        views = {EMBEDDING: of(self.embedding.weight)}
+        views = {"model.embed_tokens.weight": of(self.embedding.weight)}
         for i, layer in enumerate(self.layers):
             named = {f"self_attn.{name}": view for name, view in attention_weights(layer.attention, of).items()}
             named |= {f"mlp.{name}": view for name, view in mlp_weights(layer.mlp, of).items()}
@@ -290,21 +289,8 @@ class Llama(nn.Module):
             views |= {f"model.layers.{i}.{name}.weight": view for name, view in named.items()}
         views["model.norm.weight"] = of(self.norm.weight)
         if self.head.weight is not self.embedding.weight:
-            views[HEAD] = of(self.head.weight)
+            views["lm_head.weight"] = of(self.head.weight)
         return views
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights by transformers' names: its model's `state_dict()`, or another Llama's `weights()`.
-
-        A `ValueError`, before anything is copied, names a weight that is missing, that this model has no place for, or
-        that has another shape. A tied model takes a head if it equals the embedding.
-        """
-        head, embedding = weights.get(HEAD), weights.get(EMBEDDING)
-        if self.head.weight is self.embedding.weight and head is not None and embedding is not None:
-            if not torch.equal(head, embedding):
-                raise ValueError(f"{HEAD} differs from {EMBEDDING}, and this model has one weight for both: tied=False")
-            weights = {name: weight for name, weight in weights.items() if name != HEAD}
-        copy_weights(self.weights(), weights)
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """The input of the head: the normed residual stream (B, T, width)."""

@@ -1,31 +1,8 @@
-"""Llama's weights by transformers' names: where they lie here, and copying them with nothing missing or left over."""
+"""Llama's weights by transformers' names: where they lie here."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
-
-
-@torch.no_grad()
-def copy_weights(views: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into the views of the same names.
-
-    Before anything is copied, a `ValueError` names a weight that is missing, has no place, or has another shape.
-    """
-    if missing := views.keys() - weights.keys():
-        raise ValueError(f"the weights lack {_first(missing)}; the model has {len(views)}")
-    if left_over := weights.keys() - views.keys():
-        raise ValueError(f"the model has no place for {_first(left_over)}; {len(weights)} weights are given")
-    for name, view in views.items():
-        if view.shape != weights[name].shape:
-            raise ValueError(f"{name} is {tuple(weights[name].shape)}; it must be {tuple(view.shape)}")
-    for name, view in views.items():
-        view.copy_(weights[name])
-
-
-def _first(names: Iterable[str]) -> str:
-    first, *others = sorted(names)
-    return f"{first!r}" + (f" and {len(others)} more" if others else "")
 
 
 def attention_weights(attention: nn.Module, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
     from helpers.training.switched import CLOTHES, LANGUAGE
     slow, fast = CLOTHES.run(frozenset()), CLOTHES.run(CLOTHES.fixed)
 
-`switches` describes each fix. Those that are "speed only" change the loss and the gradients by rounding only if
+`switches` describes each fix. Those without `changes` change the loss and the gradients by rounding only if
 `dropout` is 0 (else the kernels draw other masks from the same distribution). The initial weights, the order of samples
 and their random crops follow from the seed alone, whatever is fixed.
 

@@ -10,21 +10,15 @@ from dataclasses import dataclass
 Fixes = frozenset[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Switch:
-    """One inefficiency: what is slow, what the fix does, and what else it changes."""
+    """One inefficiency and its fix, and what else the fix changes."""
 
     name: str
     fault: str = ""  # the field of `Faults` that the fix clears; "" if the precision or an option of the trainer does
-    slow: str
-    fixed: str
     changes: str | None = None  # of the function or the data; None: the same numbers up to rounding
     optional: bool = False  # an optimization beyond the loop's inefficiencies; left out of `fixed`
     on_cpu: bool = True  # a CPU's steps show it, too
-
-    @property
-    def kind(self) -> str:
-        return "speed only" if self.changes is None else f"changes {self.changes}"
 
 
 def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
@@ -38,241 +32,137 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
     return chosen
 
 
-PINNED = Switch(
-    name="pinned",
-    fault="pageable_batches",
-    on_cpu=False,
-    slow="batches are copied from pageable memory, and the host waits for each copy",
-    fixed="from page-locked memory, while the host goes on",
-)
-BF16 = Switch(
-    name="bf16",
-    slow="matrix products in fp32",
-    fixed="in bf16, by autocast",
-    changes="the numbers: products have 8 bits of mantissa",
-)
-INFERENCE_MODE = Switch(
-    name="inference_mode",
-    fault="validation_keeps_graph",
-    on_cpu=False,
-    slow="validation keeps a graph for a backward that never comes",
-    fixed="torch.inference_mode keeps nothing",
-)
-NO_ITEM = Switch(
-    name="no_item",
-    fault="loss_read",
-    on_cpu=False,
-    slow="loss.item() in each step, before backward: the host waits for the device",
-    fixed="the loss is summed up on the device and read once an epoch",
-)
-FUSED_OPTIMIZER = Switch(
-    name="fused_optimizer",
-    fault="unfused_optimizer",
-    slow="AdamW updates one parameter after another, in a dozen kernels each",
-    fixed="fused: all parameters in a few kernels",
-)
-SET_TO_NONE = Switch(
-    name="set_to_none",
-    fault="gradients_zeroed",
-    slow="zero_grad(set_to_none=False) writes zeros that backward then reads and adds to",
-    fixed="gradients are dropped, and backward writes them",
-)
-COMPILE = Switch(
-    name="compile",
-    on_cpu=False,
-    slow="each operation is a kernel of its own",
-    fixed="torch.compile makes one of many; validation stays eager",
-    optional=True,
-)
+# slow: batches are copied from pageable memory, and the host waits for each copy
+# fixed: from page-locked memory, while the host goes on
+PINNED = Switch("pinned", "pageable_batches", on_cpu=False)
+# slow: matrix products in fp32
+# fixed: in bf16, by autocast
+BF16 = Switch("bf16", changes="the numbers: products have 8 bits of mantissa")
+# slow: validation keeps a graph for a backward that never comes
+# fixed: torch.inference_mode keeps nothing
+INFERENCE_MODE = Switch("inference_mode", "validation_keeps_graph", on_cpu=False)
+# slow: loss.item() in each step, before backward: the host waits for the device
+# fixed: the loss is summed up on the device and read once an epoch
+NO_ITEM = Switch("no_item", "loss_read", on_cpu=False)
+# slow: AdamW updates one parameter after another, in a dozen kernels each
+# fixed: fused: all parameters in a few kernels
+FUSED_OPTIMIZER = Switch("fused_optimizer", "unfused_optimizer")
+# slow: zero_grad(set_to_none=False) writes zeros that backward then reads and adds to
+# fixed: gradients are dropped, and backward writes them
+SET_TO_NONE = Switch("set_to_none", "gradients_zeroed")
+# slow: each operation is a kernel of its own
+# fixed: torch.compile makes one of many; validation stays eager
+COMPILE = Switch("compile", optional=True, on_cpu=False)
 
 LANGUAGE = (
-    Switch(
-        name="token_cache",
-        fault="text_split_again",
-        slow="every line is split into words, and each word looked up, again in each epoch",
-        fixed="all lines become token ids once, before training",
-    ),
-    Switch(
-        name="workers",
-        fault="no_workers",
-        slow="the training process makes each batch itself while the device waits",
-        fixed="worker processes do, some batches ahead, and live on between epochs",
-    ),
+    # slow: every line is split into words, and each word looked up, again in each epoch
+    # fixed: all lines become token ids once, before training
+    Switch("token_cache", "text_split_again"),
+    # slow: the training process makes each batch itself while the device waits
+    # fixed: worker processes do, some batches ahead, and live on between epochs
+    Switch("workers", "no_workers"),
     PINNED,
-    Switch(
-        name="short_padding",
-        fault="padded_to_maximum",
-        slow="every sample is padded to the longest that there may be",
-        fixed="to the longest of its batch",
-    ),
-    Switch(
-        name="packed",
-        fault="unpacked",
-        slow="short samples stand beside long ones, and the difference is padding",
-        fixed="samples stand one after another in one sequence, always as long; attention keeps them apart",
-        changes="the data: the same samples, but others meet in a step, as many as fill it",
-    ),
+    # slow: every sample is padded to the longest that there may be
+    # fixed: to the longest of its batch
+    Switch("short_padding", "padded_to_maximum"),
+    # slow: short samples stand beside long ones, and the difference is padding
+    # fixed: samples stand one after another in one sequence, always as long; attention keeps them apart
+    Switch("packed", "unpacked", changes="the data: the same samples, but others meet in a step, as many as fill it"),
     BF16,
-    Switch(
-        name="width_1024",
-        fault="odd_width",
-        slow="the width is 1023, 11 heads of 93: rows begin at odd addresses, which keeps products from fast kernels",
-        fixed="the width is 1024, 16 heads of 64",
-        changes="the model: one channel more, and the heads are more and narrower",
-    ),
-    Switch(
-        name="vocabulary_64",
-        fault="odd_vocabulary",
-        slow="the logits are as many as there are words, whatever number that is: 24,725 of made-up text",
-        fixed="a multiple of 64: the last few are of words that never occur",
-        changes="the model: up to 63 words more for the loss to rule out",
-    ),
-    Switch(
-        name="fused_qkv",
-        fault="separate_qkv",
-        slow="queries, keys and values are three products",
-        fixed="what has the same input is one product",
-    ),
-    Switch(
-        name="fused_attention",
-        fault="materialised_attention",
-        slow="attention is a product, a mask that is built again in each step, a softmax and a product",
-        fixed="one kernel that knows what causal means and never writes the weights",
-    ),
-    Switch(
-        name="no_dead_projection",
-        fault="dead_projection",
-        slow="in each layer a projection is computed that nobody reads",
-        fixed="it isn't",
-    ),
-    Switch(
-        name="positions_once",
-        fault="positions_recomputed",
-        slow="the table of sines and cosines is computed in each step",
-        fixed="once, when the model is made",
-    ),
-    Switch(
-        name="fused_loss",
-        fault="loss_spelled_out",
-        slow="cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more backward",
-        fixed="log-softmax keeps one",
-    ),
+    # slow: the width is 1023, 11 heads of 93: rows begin at odd addresses, which keeps products from fast kernels
+    # fixed: the width is 1024, 16 heads of 64
+    Switch("width_1024", "odd_width", changes="the model: one channel more, and the heads are more and narrower"),
+    # slow: the logits are as many as there are words, whatever number that is: 24,725 of made-up text
+    # fixed: a multiple of 64: the last few are of words that never occur
+    Switch("vocabulary_64", "odd_vocabulary", changes="the model: up to 63 words more for the loss to rule out"),
+    # slow: queries, keys and values are three products
+    # fixed: what has the same input is one product
+    Switch("fused_qkv", "separate_qkv"),
+    # slow: attention is a product, a mask that is built again in each step, a softmax and a product
+    # fixed: one kernel that knows what causal means and never writes the weights
+    Switch("fused_attention", "materialised_attention"),
+    # slow: in each layer a projection is computed that nobody reads
+    # fixed: it isn't
+    Switch("no_dead_projection", "dead_projection"),
+    # slow: the table of sines and cosines is computed in each step
+    # fixed: once, when the model is made
+    Switch("positions_once", "positions_recomputed"),
+    # slow: cross-entropy as softmax, then log, then a look-up: three fp32 copies of all logits, three more backward
+    # fixed: log-softmax keeps one
+    Switch("fused_loss", "loss_spelled_out"),
     INFERENCE_MODE,
     NO_ITEM,
-    Switch(
-        name="streaming_accuracy",
-        fault="accuracy_on_host",
-        slow="predictions and targets are copied to the CPU in each step and compared there",
-        fixed="right answers are counted on the device and read once an epoch",
-    ),
+    # slow: predictions and targets are copied to the CPU in each step and compared there
+    # fixed: right answers are counted on the device and read once an epoch
+    Switch("streaming_accuracy", "accuracy_on_host"),
     FUSED_OPTIMIZER,
     SET_TO_NONE,
-    Switch(
-        name="any_algorithm",
-        fault="deterministic",
-        slow="torch.use_deterministic_algorithms: slower kernels, and new memory is filled before it is written",
-        fixed="whatever kernel is fastest",
-    ),
+    # slow: torch.use_deterministic_algorithms: slower kernels, and new memory is filled before it is written
+    # fixed: whatever kernel is fastest
+    Switch("any_algorithm", "deterministic"),
     COMPILE,
 )
 
 CLOTHES = (
-    Switch(
-        name="workers",
-        fault="no_workers",
-        slow="the training process decodes and cuts each photo itself while the device waits",
-        fixed="worker processes do, some batches ahead, and live on between epochs",
-    ),
+    # slow: the training process decodes and cuts each photo itself while the device waits
+    # fixed: worker processes do, some batches ahead, and live on between epochs
+    Switch("workers", "no_workers"),
     PINNED,
+    # slow: photos become fp32 and are normalised on the CPU: four times the bytes to pass on and to copy
+    # fixed: they travel as uint8 and are normalised on the device
+    Switch("uint8_transfer", "photos_as_floats"),
+    # slow: the whole photo is resized and its middle cut out before a random part of that is cut and resized again
+    # fixed: the random part is cut from the photo itself: one resampling
     Switch(
-        name="uint8_transfer",
-        fault="photos_as_floats",
-        slow="photos become fp32 and are normalised on the CPU: four times the bytes to pass on and to copy",
-        fixed="they travel as uint8 and are normalised on the device",
-    ),
-    Switch(
-        name="single_cut",
-        fault="photos_cut_twice",
-        slow="the whole photo is resized and its middle cut out before a random part of that is cut and resized again",
-        fixed="the random part is cut from the photo itself: one resampling",
+        "single_cut",
+        "photos_cut_twice",
         changes="the data: parts come from the whole photo, not only from its middle, and are resampled once",
     ),
+    # slow: every JPEG is decoded at its full size again in each epoch
+    # fixed: all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares
     Switch(
-        name="decode_once",
-        fault="photos_decoded_again",
-        slow="every JPEG is decoded at its full size again in each epoch",
-        fixed="all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares",
+        "decode_once",
+        "photos_decoded_again",
         changes="the data: small parts are blurrier, for what is kept is smaller than the photo",
     ),
-    Switch(
-        name="width_256",
-        fault="odd_width",
-        slow="the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels",
-        fixed="the width is 256",
-        changes="the model: one channel more",
-    ),
-    Switch(
-        name="fused_qkv",
-        fault="separate_qkv",
-        slow="queries, keys and values are three small products",
-        fixed="they are one",
-    ),
-    Switch(
-        name="fused_attention",
-        fault="materialised_attention",
-        slow="attention is a product, nn.Softmax and a product, with its weights in memory between them",
-        fixed="F.scaled_dot_product_attention never writes the weights",
-    ),
-    Switch(
-        name="conv_patches",
-        fault="patches_gathered",
-        slow="patches are copied together and go through a linear layer",
-        fixed="a convolution whose stride is its size reads the image as it lies",
-    ),
+    # slow: the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels
+    # fixed: the width is 256
+    Switch("width_256", "odd_width", changes="the model: one channel more"),
+    # slow: queries, keys and values are three small products
+    # fixed: they are one
+    Switch("fused_qkv", "separate_qkv"),
+    # slow: attention is a product, nn.Softmax and a product, with its weights in memory between them
+    # fixed: F.scaled_dot_product_attention never writes the weights
+    Switch("fused_attention", "materialised_attention"),
+    # slow: patches are copied together and go through a linear layer
+    # fixed: a convolution whose stride is its size reads the image as it lies
+    Switch("conv_patches", "patches_gathered"),
     INFERENCE_MODE,
     NO_ITEM,
-    Switch(
-        name="streaming_metrics",
-        fault="metrics_collected",
-        slow="in each step all outputs of the epoch so far, copied to the CPU, make its accuracy and F1 anew",
-        fixed="a confusion matrix on the device is added to and read once an epoch",
-    ),
+    # slow: in each step all outputs of the epoch so far, copied to the CPU, make its accuracy and F1 anew
+    # fixed: a confusion matrix on the device is added to and read once an epoch
+    Switch("streaming_metrics", "metrics_collected"),
     FUSED_OPTIMIZER,
     SET_TO_NONE,
-    Switch(
-        name="cudnn_benchmark",
-        fault="cudnn_deterministic",
-        on_cpu=False,
-        slow="cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed",
-        fixed="cuDNN tries its kernels once and takes the fastest",
-    ),
-    Switch(
-        name="constants_once",
-        fault="constants_recomputed",
-        slow="in each step all labels are counted for class weights, which are copied over, as are mean and deviation",
-        fixed="both are made before training",
-    ),
-    Switch(
-        name="keep_memory",
-        fault="memory_returned",
-        on_cpu=False,
-        slow="torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again",
-        fixed="the allocator keeps what it has",
-    ),
+    # slow: cudnn.deterministic without benchmark: convolutions with whatever kernel is allowed
+    # fixed: cuDNN tries its kernels once and takes the fastest
+    Switch("cudnn_benchmark", "cudnn_deterministic", on_cpu=False),
+    # slow: in each step all labels are counted for class weights, which are copied over, as are mean and deviation
+    # fixed: both are made before training
+    Switch("constants_once", "constants_recomputed"),
+    # slow: torch.cuda.empty_cache() in each step: memory is returned to the driver and asked for again
+    # fixed: the allocator keeps what it has
+    Switch("keep_memory", "memory_returned", on_cpu=False),
     BF16,
+    # slow: each batch is cut on the CPU and copied to the device
+    # fixed: all photos lie on the device, decoded once, and are cut there: no work for workers, no copies
     Switch(
-        name="photos_on_device",
-        fault="photos_copied",
-        slow="each batch is cut on the CPU and copied to the device",
-        fixed="all photos lie on the device, decoded once, and are cut there: no work for workers, no copies",
+        "photos_on_device",
+        "photos_copied",
         changes="the data: as decode_once, and parts are interpolated without rounding to uint8",
     ),
     COMPILE,
-    Switch(
-        name="cuda_graph",
-        on_cpu=False,
-        slow="Python launches each kernel of a step",
-        fixed="the step is recorded once and replayed with one launch",
-        optional=True,
-    ),
+    # slow: Python launches each kernel of a step
+    # fixed: the step is recorded once and replayed with one launch
+    Switch("cuda_graph", optional=True, on_cpu=False),
 )
