@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.amp import DynamicGradScaler, StaticGradScaler
-from helpers.amp.gradients import not_finite
 from helpers.experiments.amp import overheads
 
 OPTIMIZERS = {
@@ -37,8 +36,8 @@ def backward(scaler, parameters, directions):
 @pytest.mark.parametrize(
     ("optimizer", "growth", "backoff", "steps"),
     [
-        *((optimizer, 2.0, 0.5, 5000 if optimizer == "fused adamw" else 1000) for optimizer in OPTIMIZERS),
-        *((optimizer, 1.7, 0.3, 500) for optimizer in OPTIMIZERS),
+        *((optimizer, 2.0, 0.5, 600) for optimizer in OPTIMIZERS),
+        *((optimizer, 1.7, 0.3, 300) for optimizer in OPTIMIZERS),
     ],
 )
 def test_equals_torchs_scaler_bit_for_bit(optimizer, growth, backoff, steps):
@@ -216,21 +215,6 @@ def test_a_half_precision_loss_is_scaled_without_overflow():
     assert StaticGradScaler(2.0**20).scale(torch.tensor(3.0, dtype=torch.float16)).item() == 3 * 2.0**20
 
 
-def test_the_scale_grows_and_shrinks_within_its_bounds():
-    scaler = DynamicGradScaler(init_scale=4.0, growth_interval=1, min_scale=2.0, max_scale=8.0)
-    parameters, stepper = model_with("fused sgd")
-    seen = []
-    for bad in [False] * 3 + [True] * 4 + [False]:
-        stepper.zero_grad()
-        backward(scaler, parameters, [torch.full((3,), math.inf if bad else 1.0), torch.ones(2)])
-        scaler.step(stepper)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scaler.update()
-        seen.append(scaler.get_scale())
-    assert seen == [8, 8, 8, 4, 2, 2, 2, 4]
-
-
 def test_overflow_at_the_smallest_scale_is_said_once():
     scaler = DynamicGradScaler(init_scale=2.0, min_scale=1.0)
     parameters, stepper = model_with("fused sgd")
@@ -274,14 +258,6 @@ def test_the_scale_moves_by_the_rule(bad, growth, backoff, interval, start, boun
             expected, good_steps = expected * growth, 0
         expected = float(np.float32(min(max(float(np.float32(expected)), bounds[0]), bounds[1])))
         assert ours.get_scale() == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_number_that_is_not_finite_is_one_and_any_other_zero(dtype):
-    numbers = [0.0, 1.0, torch.finfo(dtype).max, 1e-40, math.inf, -math.inf, math.nan]
-    for number in numbers:
-        flag = not_finite(torch.tensor(number, dtype=dtype))
-        assert (flag.item(), flag.dtype) == (float(not math.isfinite(number)), torch.float32)
 
 
 def test_a_handed_over_step_has_no_more_operations_than_torchs_scaler():
@@ -400,8 +376,9 @@ def test_a_scale_that_makes_no_sense_is_named(scale):
             build(scale)
     scaler = DynamicGradScaler()
     scaler.scale(torch.ones(()))
-    with pytest.raises(ValueError, match="new_scale is"):
-        scaler.update(scale)
+    for new_scale in (scale, torch.tensor(scale)):
+        with pytest.raises(ValueError, match="new_scale is"):
+            scaler.update(new_scale)
 
 
 @pytest.mark.parametrize(

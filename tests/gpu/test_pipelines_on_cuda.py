@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from helpers.experiments.pipelines.decoder_speed import measure_decoders
 from helpers.experiments.pipelines.metric_cost import TOLERANCE, VARIANTS, measure_metrics, random_batches
 from helpers.lab.machine import missing_because
-from helpers.pipelines.samples import example_jpegs
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
-
-
-@pytest.fixture(scope="module")
-def images():
-    pytest.importorskip("PIL")
-    return example_jpegs(4, (64, 48))
 
 
 @pytest.mark.parametrize("variant", USABLE)
@@ -44,8 +36,3 @@ def test_a_confusion_matrix_never_waits_for_the_device_and_collecting_does():
 
 def test_metrics_are_measured_on_the_gpu():
     assert len(measure_metrics(4, 32, 5)) == 4 * len(USABLE)
-
-
-def test_decoders_of_the_host_are_timed_beside_a_gpu(images):
-    rows = measure_decoders(images, ["Pillow", "Pillow, draft at half size"], rounds=3)
-    assert all(row["median_ms"] > 0 for row in rows)

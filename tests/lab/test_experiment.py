@@ -73,19 +73,6 @@ def test_every_row_says_where_it_comes_from(tmp_path):
     assert all(row[name] for name in records.PROVENANCE)
 
 
-def test_what_is_recorded_is_not_measured_again(tmp_path):
-    first = measure([SQUARES], "cpu", results=tmp_path)
-    again = measure([SQUARES], "cpu", results=tmp_path)
-    assert (first.measured, again.measured, again.fresh) == (3, 0, 3)
-    assert CALLS == [2, 3, 4]
-
-
-def test_refresh_measures_again_and_replaces(tmp_path):
-    measure([SQUARES], "cpu", results=tmp_path)
-    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True).measured == 3
-    assert len(read(SQUARES, tmp_path)) == 3
-
-
 def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
     measure([SQUARES], "cpu", results=tmp_path)
     assert measure([SQUARES], "cpu", results=tmp_path, refresh=True, budget=0.0).left == 3
@@ -149,20 +136,6 @@ def test_presets_do_not_replace_each_other(tmp_path):
     assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
-def test_a_kill_keeps_finished_rows_and_the_next_call_goes_on(tmp_path):
-    def killed(size):
-        if size == 4:
-            raise KeyboardInterrupt
-        return square(size)
-
-    with pytest.raises(KeyboardInterrupt):
-        measure([Experiment("chapter", "squares", killed, SQUARES.presets, 1)], "cpu", results=tmp_path)
-    assert read(SQUARES, tmp_path)["size"].tolist() == [2, 3]
-    CALLS.clear()
-    assert measure([SQUARES], "cpu", results=tmp_path).measured == 1
-    assert CALLS == [4]
-
-
 def test_a_spent_budget_starts_nothing_and_says_what_is_left(tmp_path):
     done = measure([SQUARES], "cpu", results=tmp_path, budget=0.0)
     assert (done.measured, done.left) == (0, 3)
@@ -218,19 +191,6 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
     )
     measure([e], "cpu", results=tmp_path)
     assert len(CALLS) == 2
-
-
-def test_a_damaged_table_is_left_alone_and_the_others_are_measured(tmp_path):
-    measure([SQUARES], "small", results=tmp_path)
-    file = records.path(slug(device_name()), "chapter", "squares", tmp_path)
-    file.write_text(file.read_text()[:-5])
-    before = file.read_bytes()
-    several = Experiment("chapter", "variants", variants, SQUARES.presets, version=1)
-    CALLS.clear()
-    done = measure([SQUARES, several], "cpu", results=tmp_path)
-    assert (done.measured, done.left, CALLS) == (3, 0, [])
-    assert len(done.damaged) == 1 and f"{file}, line 2" in done.damaged[0]
-    assert file.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path):

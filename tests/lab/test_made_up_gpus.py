@@ -9,7 +9,7 @@ from helpers.__main__ import main
 from helpers.distributed import Job
 from helpers.experiments import chapters, tables_of
 from helpers.fit import rank_memory
-from helpers.lab import DeviceError, Experiment, device, half_dtype, machine
+from helpers.lab import DeviceError, Experiment, device, half_dtype
 from helpers.lab.ceilings import large_copy
 from helpers.lab.machine import device_class, missing_because, without_kernels
 from helpers.training import stages
@@ -33,7 +33,6 @@ def test_bf16_is_for_gpus_that_multiply_it_natively(capability, dtype, precision
 
 
 def test_a_cpu_counts_as_having_bf16():
-    assert not torch.cuda.is_available() or half_dtype()
     assert missing_because("native bf16", device=torch.device("cpu")) == ""
 
 
@@ -99,7 +98,3 @@ def test_a_small_gpu_gets_models_that_fit_it():
 def test_a_copy_takes_a_share_of_the_memory(gib, mib, made_up_gpu):
     made_up_gpu(gib=gib)
     assert large_copy(on_cpu=64) == mib < gib * 1024 / 2
-
-
-def test_the_made_up_gpu_is_gone():
-    assert machine.device_name()  # torch's own answers are back

@@ -33,10 +33,6 @@ def test_rows_come_back_as_they_were_measured(file, tmp_path):
     assert table["method"].tolist() == ["1", "1"]
 
 
-def test_a_table_that_was_never_measured_is_empty(tmp_path):
-    assert len(records.read("nvidia-test", "chapter", "nothing", tmp_path)) == 0
-
-
 def test_rows_of_before_times_were_recorded_keep_their_checksums(file, tmp_path):
     records.replace(file, [row(size=1)])
     text = file.read_text().replace("seconds,", "").replace(",ok,,", ",ok,")  # as they were written then

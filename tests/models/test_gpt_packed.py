@@ -58,20 +58,6 @@ def test_a_leak_is_a_wrong_loss_and_wrong_gradients():
         assert_close(gradients(network, leaking), expected_gradients)
 
 
-@pytest.mark.parametrize("variant", HERE)
-@pytest.mark.parametrize("training", [True, False])
-def test_other_tokens_in_one_document_change_nothing_in_another(variant, training):
-    network = model(torch.float32).train(training)
-    tokens, _, positions, layout = packed(documents([7, 5, 1, 8]))
-    attend, other = packed_attention(layout, variant, "cpu"), tokens.clone()
-    other[:, 7:12] = other[:, 7:12] % (VOCABULARY - 1) + 1
-    with torch.set_grad_enabled(training):
-        before, after = network(tokens, positions, attend=attend), network(other, positions, attend=attend)
-    assert torch.equal(before[:, :7], after[:, :7])
-    assert torch.equal(before[:, 12:], after[:, 12:])
-    assert (before[:, 7:12] != after[:, 7:12]).any(dim=-1).all()
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_attend_is_the_masked_model_with_its_dropout_and_gradients(dropout):
     network = model(dropout=dropout)

@@ -14,7 +14,6 @@ from helpers.pictures import Photos, PictureError, clothing, decode_photos, phot
 from helpers.pictures.datasets import Broken, EpochOrder, collate
 from helpers.pictures.transforms import (
     AREA,
-    boxes_within,
     channel_constants,
     cut_image,
     cut_on_device,
@@ -221,11 +220,6 @@ def test_the_middle_is_a_square_of_seven_eighths_of_the_shorter_side(width, heig
     assert top + bottom == pytest.approx(height)
 
 
-def test_a_box_within_a_box_is_in_shares_of_the_photo():
-    inner, outer = np.array([[0.5, 0.0, 1.0, 0.5]]), np.array([[0.2, 0.4, 0.6, 0.8]])
-    np.testing.assert_allclose(boxes_within(inner, outer), [[0.4, 0.4, 0.6, 0.6]])
-
-
 def test_cutting_agrees_with_torchs_resize_of_a_slice():
     photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     cut = to_tensor(cut_image(Image.fromarray(photo), np.array([0.25, 0.5, 0.75, 1.0]), 16))
@@ -295,13 +289,6 @@ def test_workers_give_the_same_pictures_and_epochs_give_others(generated):
     seen = torch.cat([batch.images for batch in here + later]).flatten(1)
     assert len(torch.unique(seen, dim=0)) == 2 * len(generated)
     assert len({tuple(batch.labels.tolist()) for batch in here + later}) > 1
-
-
-def test_an_epoch_has_every_photo_once(generated):
-    for epoch in range(3):
-        order = EpochOrder(len(generated), seed=0)
-        order.epoch = epoch
-        assert sorted(index for index, _ in order) == list(range(len(generated)))
 
 
 def test_normalised_here_or_later_is_the_same(generated):

@@ -99,14 +99,6 @@ def test_a_gpu_has_no_flash_kernel_for_fp32():
     assert Setup(attention="flash").missing_because(CPU) == ""
 
 
-def test_a_gpu_without_bf16_falls_back_on_what_it_has():
-    setup = Setup(precision="amp-bf16", residual="bf16", float8="tensorwise", attention="flash")
-    with a_gpu((7, 5)):
-        nearest = setup.possible(CUDA)
-    assert (nearest.precision, nearest.residual) == ("amp-fp16", "weights")
-    assert (nearest.float8, nearest.attention) == ("none", "math")
-
-
 def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
     ladder = {}
     with a_gpu((7, 5)), mock.patch("helpers.lab.machine.installed", return_value="1"):

@@ -142,12 +142,6 @@ def test_pure_bf16_holds_nothing_in_fp32():
     assert {moment.dtype for moment in moments} == {torch.bfloat16}
 
 
-def test_gradients_are_freed_after_a_step():
-    one = Trainer(TINY)
-    one.step(text_tokens(TINY, 1)[0])
-    assert all(parameter.grad is None for parameter in one.model.parameters())
-
-
 def test_fp16_trains_under_a_scale_that_backs_off():
     one = Trainer(tiny(precision="amp-fp16", clip=1.0))
     one.scaler.set_backoff_factor(0.25)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.text import SyntheticText, corpus
-from helpers.text.synthetic import spell
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,6 @@ def test_other_seeds_are_other_texts_in_the_same_language():
     assert [text.source for text in texts] == [f"synthetic text, seed {seed}" for seed in (0, 1, 2)]
     assert texts[0].vocab == texts[1].vocab == texts[2].vocab
     assert not np.array_equal(texts[0][0], texts[1][0])
-
-
-def test_words_have_names_of_their_own():
-    names = [spell(number) for number in range(12_000)]
-    assert len(set(names)) == len(names)
-    assert (names[0], names[99], names[100]) == ("ba", "zu", "baba")
 
 
 @pytest.mark.parametrize(

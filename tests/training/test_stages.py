@@ -93,13 +93,6 @@ def test_stages_are_added_in_order_or_stand_alone():
     assert all(set(chosen(c["way"], c["stage"], NAMES)) <= set(NAMES) for c in full)
 
 
-def test_on_a_cpu_every_stage_is_added_and_stands_alone_but_only_what_is_short_thrice():
-    cpu = stages.configurations("cpu")
-    seeds = {(c["way"], c["stage"]): sum(d | {"seed": 0} == c | {"seed": 0} for d in cpu) for c in cpu}
-    assert {stage for way, stage in seeds if way == CUMULATIVE} == set(STAGES)
-    assert seeds[START, "none"] == seeds[CUMULATIVE, FUSED] == 3 and seeds[CUMULATIVE, COMPILED] == 1
-
-
 def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_it():
     full = stages.configurations("big-gpu")
     seeds = [config["seed"] for config in full]
@@ -107,11 +100,6 @@ def test_a_seed_is_measured_whole_before_the_next_and_stages_alone_come_last_in_
     for seed in set(seeds):
         ways = [config["way"] for config in full if config["seed"] == seed]
         assert ways == [START] + [CUMULATIVE] * len(NAMES) + [ALONE] * (len(NAMES) - 1)
-
-
-def test_enough_steps_are_left_after_those_in_which_a_training_settles():
-    assert SAMPLES // LANGUAGE.sizes["full"]["batch_size"] - loop.SETTLING >= 20
-    assert LANGUAGE.sizes["full"]["samples"] >= SAMPLES
 
 
 @pytest.fixture

@@ -74,11 +74,6 @@ def test_pages_are_in_the_cache_when_read_and_gone_when_evicted(file):
     assert state in ("data", "data and inodes") and cached_pages(file) == (0, 11)
 
 
-def test_an_empty_file_has_no_pages(tmp_path):
-    (tmp_path / "empty").touch()
-    assert cached_pages(tmp_path / "empty") == (0, 0)
-
-
 def test_without_permission_only_data_is_dropped(file, monkeypatch, tmp_path):
     monkeypatch.setattr(format_speed, "DROP", str(tmp_path / "no" / "such"))
     assert evict([file]) == "data" or evict([file]).startswith("warm")

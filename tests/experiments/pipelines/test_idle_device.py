@@ -3,16 +3,15 @@ import time
 import warnings
 from itertools import accumulate
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from helpers.experiments.pipelines import idle_device
 from helpers.experiments.pipelines.idle_device import JpegCrops, measure_loader, predict
-from helpers.pipelines.decoders import ImageError, decode
+from helpers.pipelines.decoders import ImageError
 from helpers.pipelines.samples import example_jpegs
 
 
@@ -32,17 +31,6 @@ def test_a_sample_depends_on_its_number_alone(images):
     assert not torch.equal(dataset[0][0], dataset[3][0])  # the same image, another cut
     assert dataset[0][1] == dataset[3][1]
     assert not torch.equal(dataset[0][0], JpegCrops(images, 12, 16, "Pillow", seed=1)[0][0])
-
-
-def test_a_cut_that_is_the_whole_image_is_the_image(images):
-    dataset = JpegCrops(images, 2, 24, "Pillow")
-    dataset.cuts = np.array([[1.0, np.log(64 / 48), 0.0, 0.0, 0.0], [1.0, np.log(64 / 48), 0.0, 0.0, 1.0]])
-    dataset.images = [images[0]] * 2
-    plain, mirrored = dataset[0][0], dataset[1][0]
-    assert torch.equal(plain.flip(2), mirrored)
-    whole = torch.from_numpy(decode("Pillow", images[0]).astype(np.float32)).permute(2, 0, 1)
-    expected = torch.nn.functional.interpolate(whole[None], (24, 24), mode="bilinear", antialias=True)[0]
-    assert (plain.float() - expected).abs().max() <= 2
 
 
 @settings(deadline=None, max_examples=40)
@@ -67,28 +55,6 @@ def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, wor
 def test_more_workers_than_cores_are_predicted_to_gain_nothing(monkeypatch):
     monkeypatch.setattr(idle_device, "cores", lambda: 2)
     assert predict(10, 60, 2) == predict(10, 60, 8) == pytest.approx(2 / 3)
-
-
-class Sleeps(Dataset):
-    def __init__(self, ms):
-        self.ms = ms
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        time.sleep(self.ms / 1e3)
-        return torch.zeros(1), 0
-
-
-@pytest.mark.parametrize(("load_ms", "step_ms"), [(20, 5), (1, 20)])
-def test_a_simulated_device_idles_as_long_as_the_loader_takes_longer(load_ms, step_ms):
-    work = idle_device.SimulatedDevice(step_ms)
-    startup_s, waits = idle_device.run_loop(iter(DataLoader(Sleeps(load_ms), batch_size=1)), work, 14)
-    summary = idle_device.summary(work.spans, 4, 1)
-    assert summary["idle_share"] == pytest.approx(predict(step_ms, load_ms, 0), abs=0.25)
-    assert np.median(waits) >= 0.9 * load_ms
-    assert startup_s >= 0.9 * load_ms / 1e3
 
 
 def test_the_host_is_never_more_than_so_many_steps_ahead_of_a_simulated_device():

@@ -15,7 +15,6 @@ from helpers.experiments.pipelines.python_loops import (
     PYPY,
     VECTORISED,
     break_even_turns,
-    jitted,
     measure_jit,
     process_start,
 )
@@ -42,14 +41,6 @@ def test_every_variant_is_timed_and_numba_has_what_compiling_costs_and_brings(pr
     compiled = rows[-1]
     assert compiled["compile_s"] > 0
     assert compiled["speedup"] == pytest.approx(rows[0]["median_ms"] / compiled["median_ms"])
-
-
-@needs_numba
-def test_a_loop_is_compiled_at_its_first_call():
-    loop = jitted("integers")
-    assert not loop.signatures
-    loop(np.random.default_rng(0).random(50))
-    assert len(loop.signatures) == 1
 
 
 @given(st.floats(0.01, 5), st.floats(0.2, 100), st.floats(1.5, 200), st.integers(10, 10**6))

@@ -6,7 +6,6 @@ import sys
 import nbformat
 import nbformat.v4 as v4
 import pytest
-from nbconvert.nbconvertapp import NbConvertApp
 
 from helpers.__main__ import main
 from helpers.lab.report import BuildError, build
@@ -148,13 +147,6 @@ def test_what_is_wrong_is_said_with_its_place_and_nothing_is_written(cells, mess
     assert files(project) == before
 
 
-@pytest.mark.parametrize("content", ["{}", "not json"])
-def test_what_is_no_notebook_is_an_error(content, project):
-    (project / "notebooks" / "03_odd.ipynb").write_text(content)
-    with pytest.raises(BuildError, match=r"03_odd\.ipynb"):
-        build(execute=False)
-
-
 def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(project, pages):
     goals = v4.new_markdown_cell("## Goals", metadata={"tags": ["appendix"]})
     write(project, "00_summary", "# Summary\n\n## Findings", goals)
@@ -169,16 +161,6 @@ def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(proje
     assert report.pages[3].startswith("4.2 Another part") and "Not measured yet." not in report.pages[3]
     assert report.pages[4].startswith("Appendix") and "\nGoals" in report.pages[4]
     assert "amp/quality" in report.pages[4] and "A whole training run: its accuracy" in report.pages[4]
-
-
-def test_nbconvert_exits_with_an_error_when_an_image_is_missing(project):
-    path = write(project, "04_fourth", "![x](none.svg)")
-    app = NbConvertApp()
-    app.initialize(["--to", "helpers.lab.report.ReportExporter", str(path)])
-    with pytest.raises(SystemExit) as exit:
-        app.start()
-    assert exit.value.code == 1
-    assert not path.with_suffix(".pdf").exists()
 
 
 def test_where_nothing_can_be_written_no_notebook_runs(project):

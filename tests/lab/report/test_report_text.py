@@ -6,7 +6,6 @@ import nbformat.v4 as v4
 import pytest
 
 from helpers.lab.report import BuildError
-from helpers.lab.report.exporter import compile_pdf, typst_string
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -88,17 +87,6 @@ def test_a_notebook_of_sixty_cells_takes_few_starts_of_pandoc(shown, data, typst
     source = typst(shown(*(f"Cell *{i}*" for i in range(60)), data("text/html", "<table><tr><td>1</td></tr></table>")))
     assert all(f"Cell #emph[{i}]" in source for i in range(60))
     assert len(starts) == 2
-
-
-@pytest.mark.parametrize("space", range(237, 260, 10))
-def test_a_page_ends_at_an_empty_line_of_the_code(space, pages, tmp_path):
-    lines = "def one():\n    a = 1\n    return a\n\n\ndef two():\n    b = 2\n    return b"
-    source = '#import "style.typ": *\n#show: pages.with("t")\n'
-    source += f'#v({space}mm)\n#raw(lang: "python", block: true, {typst_string(lines)})'
-    for said in pages(compile_pdf(source, tmp_path)).pages:
-        for name, value in (("one", "a"), ("two", "b")):
-            flat = "".join(said.split())
-            assert (f"def{name}" in flat) == (f"return{value}" in flat)
 
 
 def test_a_figure_is_drawn_once_and_takes_a_number_only_with_a_caption(shown, data, typst, tmp_path, text):
