@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from helpers.lab import device
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.training.cars import segmentation_task
 from helpers.training.language import language_task
 from helpers.training.loop import OnStep, Step, fit
@@ -45,21 +46,15 @@ class Setup:
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, valid in (
-            ("task", TASKS),
-            ("precision", PRECISIONS),
-            ("autocast", AUTOCASTS),
-            ("data", DATA),
-            ("preset", SIZES),
-        ):
-            if getattr(self, name) not in valid:
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; valid: {', '.join(valid)}")
+        check_choice(TASKS, task=self.task)
+        check_choice(PRECISIONS, precision=self.precision)
+        check_choice(AUTOCASTS, autocast=self.autocast)
+        check_choice(DATA, data=self.data)
+        check_choice(SIZES, preset=self.preset)
         if self.task != "lm" and self.data != "standard":
             raise ValueError(f"data is {self.data!r}, which is for text; {self.task} has 'standard' only")
-        if self.epochs < 1:
-            raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        check_positive(epochs=self.epochs)
+        check_at_least(0, seed=self.seed)
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is {self.clip}; it must be above 0")
 

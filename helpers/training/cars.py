@@ -36,9 +36,9 @@ def segmentation_task(preset: str, path: Path | None, device: torch.device, seed
     batch_size = sizes["batch_size"]
     torch.manual_seed(seed)
 
-    def batches(epoch: int, start: int) -> Iterator[Batch]:
+    def batches(epoch: int) -> Iterator[Batch]:
         order = shuffled(len(pictures["train"][0]), seed, epoch).to(device).split(batch_size)
-        return (_take(pictures["train"], indices) for indices in order[start:])
+        return (_take(pictures["train"], indices) for indices in order)
 
     def validation() -> Iterator[Batch]:
         order = torch.arange(len(pictures["validation"][0]), device=device).split(batch_size)

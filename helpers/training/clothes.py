@@ -5,7 +5,6 @@ incomplete batch of an epoch is dropped.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +98,7 @@ def switched_clothes_task(
         loss=lambda logits, batch: F.cross_entropy(logits.float(), batch.targets, batch.weights),
         metric=metric(classes),
         validation_metric=metric(classes),
-        batches=lambda epoch, start: itertools.islice(batches.train(epoch), start, None),
+        batches=batches.train,
         steps=lambda epoch: len(batches.order) // batches.batch_size,
         validation=batches.validation,
         learning_rate=sizes["learning_rate"],

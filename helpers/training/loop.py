@@ -1,4 +1,4 @@
-"""The training loop: epochs, steps, validation, timing, a profiler around it, and resuming a stopped run.
+"""The training loop: epochs, steps, validation, timing, and a profiler around it.
 
 Its traces have the ranges "load" and "validation", besides those of a step that `Trainer` names.
 """
@@ -71,7 +71,6 @@ def fit(
     *,
     epochs: int,
     excerpt: Excerpt | None = None,
-    start: int = 0,
     on_step: OnStep | None = None,
     on_stop: Ended | None = None,
     profile: Profile | None = None,
@@ -79,9 +78,9 @@ def fit(
 ) -> dict[str, Any]:
     """Train and validate, epoch by epoch; call it inside `trainer.settings()`. Returns times, memory and scores.
 
-    `start` is the number of steps that a resumed run has already done. `on_step` is called before each step of the
-    optimizer, with gradients that are still scaled. `profile(model)` makes a context manager around the loop, such as
-    `lambda model: torch.profiler.profile(...)`; its `step()`, if it has one, is called after each step.
+    `on_step` is called before each step of the optimizer, with gradients that are still scaled. `profile(model)` makes
+    a context manager around the loop, such as `lambda model: torch.profiler.profile(...)`; its `step()`, if it has one,
+    is called after each step.
     `on_stop(steps done, last loss, scores)` is called at the end of each epoch and of the excerpt, with empty scores if
     nothing was validated.
 
@@ -90,22 +89,19 @@ def fit(
     `epoch_s` is the last complete epoch with its validation, None if the excerpt cut it.
     """
     marks: list[list[Any]] = []
-    number, epoch_s, scores = start, None, {}
+    number, epoch_s, scores = 0, None, {}
     excerpt, run_began = excerpt or Excerpt(None), time.perf_counter()
-    first, offset = _position(trainer.task.steps, epochs, start)
     on_gpu = trainer.device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     total = sum(map(trainer.task.steps, range(epochs))) if progress else None
-    bar = tqdm(total=total, initial=start, unit="step", file=sys.stderr, disable=not progress)
+    bar = tqdm(total=total, unit="step", file=sys.stderr, disable=not progress)
     with bar, contextlib.nullcontext() if profile is None else profile(trainer.model) as profiler:
-        for epoch in range(first, epochs):
-            if start and number == excerpt.steps:
-                break
+        for epoch in range(epochs):
             began, cut, loss = time.perf_counter(), False, None
             marks.append([moment()])
-            iterator = iter(trainer.epoch(epoch, offset))
+            iterator = iter(trainer.epoch(epoch))
             while not cut:
                 with record_function("load"):
                     batch = next(iterator, None)
@@ -116,12 +112,10 @@ def fit(
                 if hasattr(profiler, "step"):
                     profiler.step()
                 number += 1
-                offset += 1
                 bar.update()
                 cut = excerpt.ends(number, time.perf_counter() - run_began)
-            complete = not cut or (on_stop is not None and offset == trainer.task.steps(epoch))
             validated: dict[str, float] = {}
-            if excerpt.validates or complete:
+            if excerpt.validates or not cut:
                 with record_function("validation"):
                     validated = scores = trainer.validate()
                 if progress:
@@ -131,7 +125,7 @@ def fit(
                 on_stop(number, loss, validated)
             if cut:
                 break
-            offset, epoch_s = 0, time.perf_counter() - began
+            epoch_s = time.perf_counter() - began
     return {
         "steps": number,
         **_iterations(marks, excerpt.settling),
@@ -139,16 +133,6 @@ def fit(
         "peak_gib": torch.cuda.max_memory_allocated() / GIB if on_gpu else None,
         **{f"validation_{name}": value for name, value in scores.items()},
     }
-
-
-def _position(steps: Callable[[int], int], epochs: int, start: int) -> tuple[int, int]:
-    """The epoch in which a run resumes, and how many of its steps are done."""
-    epoch = 0
-    while start and epoch < epochs:
-        if start < (length := steps(epoch)):
-            return epoch, start
-        start, epoch = start - length, epoch + 1
-    return epoch, 0
 
 
 def _gradient_callback(on_step: OnStep | None, number: int, trainer: Trainer) -> Callable[[Tensor], Any]:

@@ -20,7 +20,7 @@ import torch
 from helpers.compilers import runtimes
 from helpers.kernels.swaps import NEEDS, OURS, swap_norms
 from helpers.lab import device, in_fresh_process
-from helpers.lab.arguments import check_positive
+from helpers.lab.arguments import check_at_least, check_positive
 from helpers.lab.cpu import KEPT
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
@@ -98,8 +98,7 @@ def run(
     """
     chosen = check_stages(stages)
     check_positive(epochs=epochs)
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be at least 0")
+    check_at_least(0, seed=seed)
     before = _peak_bytes()
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()

@@ -1,14 +1,13 @@
 """Batches of text on the device: padded, of similar lengths, or packed.
 
     batches, steps = random_batches(StandardDataset(text), 32, device, torch.bfloat16, seed=0)
-    for batch in batches(epoch, start): ...
+    for batch in batches(epoch): ...
 
 An epoch of any of them covers all samples, cut to the same length, so it has equally many real tokens, and a step has
 equally many on average. The order follows from seed and epoch alone.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,32 +28,32 @@ SPREAD = 10  # the largest difference of lengths in a balanced batch
 # Padded to the longest sample of the batch, padded to the maximum length, of similar lengths, packed.
 DATA = ("standard", "base", "balanced", "sequenced")
 
-# (batches(epoch, start), steps(epoch)): an epoch's batches from number `start` on, and how many it has
-Feed = tuple[Callable[[int, int], Iterator[Batch]], Callable[[int], int]]
+# (batches(epoch), steps(epoch)): an epoch's batches, and how many it has
+Feed = tuple[Callable[[int], Iterator[Batch]], Callable[[int], int]]
 
 
 class RandomOrder(Sampler[list[int]]):
-    """Random batches of indices from number `start` on, by seed and epoch alone; the last may be smaller.
+    """Random batches of indices, by seed and epoch alone; the last may be smaller.
 
     `set_epoch` is as in `BalancedBatchSampler`.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self.count, self.batch_size, self.seed, self.epoch, self.start = count, batch_size, seed, 0, 0
+        self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.start = epoch, 0
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = shuffled(self.count, self.seed, self.epoch).split(self.batch_size)
-        return (part.tolist() for part in order[self.start :])
+        return (part.tolist() for part in order)
 
 
 def shuffled(size: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: the same when the run is resumed."""
+    """The order of an epoch, the same in each run."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
 
 
@@ -71,9 +70,8 @@ def random_batches(
     order = RandomOrder(len(dataset), size, seed)
     loader = _Loader(_padded(dataset, to_maximum), device, dataset.pad_id, batch_sampler=order, **loading)
 
-    def batches(epoch: int, start: int) -> Iterator[Batch]:
+    def batches(epoch: int) -> Iterator[Batch]:
         order.set_epoch(epoch)
-        order.start = start
         return iter(loader)
 
     return batches, lambda epoch: len(order)
@@ -92,8 +90,8 @@ def balanced_batches(
     order = BalancedBatchSampler(dataset.lengths, size, k, seed)
     loader = _Loader(dataset, device, dataset.pad_id, batch_sampler=order, **loading)
 
-    def batches(epoch: int, start: int) -> Iterator[Batch]:
-        order.load_state_dict(order.state_dict() | {"epoch": epoch, "position": start})
+    def batches(epoch: int) -> Iterator[Batch]:
+        order.set_epoch(epoch)
         return iter(loader)
 
     def steps(epoch: int) -> int:
@@ -126,9 +124,9 @@ def packed_batches(
     variant = variant or packed_variant(device, dtype)
     loader = _Loader(packed, device, dataset.pad_id, batch_size=None, variant=variant, **loading)
 
-    def batches(epoch: int, start: int) -> Iterator[Batch]:
+    def batches(epoch: int) -> Iterator[Batch]:
         packed.set_epoch(epoch)
-        return itertools.islice(iter(loader), start, None)
+        return iter(loader)
 
     def steps(epoch: int) -> int:
         packed.set_epoch(epoch)

@@ -91,16 +91,16 @@ class Batch:
 class Task:
     """A model, its data, loss and metrics.
 
-    `batches(epoch, start)` are the training batches of an epoch from number `start` on, `steps(epoch)` is how many an
-    epoch has; `validation()` iterates over the validation split once. A metric has `reset`, `update(output, targets)`
-    and `compute`; `metric`, if given, is updated in each training step.
+    `batches(epoch)` are the training batches of an epoch, `steps(epoch)` is how many it has; `validation()` iterates
+    over the validation split once. A metric has `reset`, `update(output, targets)` and `compute`; `metric`, if given,
+    is updated in each training step.
     """
 
     source: str
     model: nn.Module
     loss: Callable[[Tensor, Batch], Tensor]
     validation_metric: Any
-    batches: Callable[[int, int], Iterator[Batch]]
+    batches: Callable[[int], Iterator[Batch]]
     steps: Callable[[int], int]
     validation: Callable[[], Iterator[Batch]]
     learning_rate: float
@@ -163,10 +163,10 @@ class Trainer:
         )
         self._start_sums()
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on. Resets the sums of loss, metric and counts."""
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of an epoch. Resets the sums of loss, metric and counts."""
         self._start_sums()
-        return self.task.batches(number, start)
+        return self.task.batches(number)
 
     def step(self, batch: Batch, look: Callable[[Tensor], Any] | None = None) -> Tensor:
         """A training step on a batch; returns its loss, on the device. `look(loss)` is called after backward.

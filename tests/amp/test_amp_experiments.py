@@ -33,7 +33,7 @@ def test_the_constant_guess_is_the_most_frequent_target_of_training():
     assert share["constant_accuracy"] > 0.5  # background
     setup = setups.training_setup("lm", "fp32", "small")
     task = trainings.training.build_task(setup, torch.device("cpu"))
-    tokens = torch.cat([batch.targets.flatten() for batch in task.batches(0, 0)])
+    tokens = torch.cat([batch.targets.flatten() for batch in task.batches(0)])
     commonest = tokens[tokens != 0].mode().values
     targets = torch.cat([batch.targets.flatten() for batch in task.validation()])
     expected = float((targets == commonest).sum() / (targets != 0).sum())

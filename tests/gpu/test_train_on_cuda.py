@@ -32,7 +32,7 @@ def test_convolutions_and_products_keep_fp32_in_an_fp32_run():
 
 def test_taking_a_batch_of_pictures_waits_for_nothing():
     task = build_task(Setup(task="segmentation"), torch.device("cuda"))
-    for batches in (task.batches(0, 0), task.validation()):
+    for batches in (task.batches(0), task.validation()):
         torch.cuda.set_sync_debug_mode("error")
         try:
             result = list(batches)

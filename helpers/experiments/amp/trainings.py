@@ -114,4 +114,4 @@ def _constant_accuracy(task: Task) -> float:
         return by_class
 
     validation = counts(task.validation())
-    return float(validation[counts(task.batches(0, 0)).argmax()] / validation.sum())
+    return float(validation[counts(task.batches(0)).argmax()] / validation.sum())

@@ -172,7 +172,7 @@ def training(
         scores = fit(trainer, epochs=epochs)
         peak_gib = scores["peak_gib"]
         if peak_gib is None:
-            widest = max(task.batches(0, 0), key=lambda batch: batch.inputs.numel())
+            widest = max(task.batches(0), key=lambda batch: batch.inputs.numel())
             peak_gib = peak_memory(lambda: trainer.step(widest)).peak_gib
     return {
         "train_s": scores["epoch_s"],

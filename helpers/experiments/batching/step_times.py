@@ -35,8 +35,8 @@ def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
     return times_ms
 
 
-def epoch(batches: Callable[[int, int], Iterable[Any]], run: Callable[[Any], Any]) -> tuple[float, list[float], int]:
-    """Seconds of an epoch by the clock, milliseconds of each batch, and the positions in all; `batches(epoch, start)`.
+def epoch(batches: Callable[[int], Iterable[Any]], run: Callable[[Any], Any]) -> tuple[float, list[float], int]:
+    """Seconds of an epoch by the clock, milliseconds of each batch, and the positions in all; `batches(epoch)`.
 
     By the clock is as a loop goes: a batch is made, copied and run, and the next. On a GPU the time of each batch is
     that of the device, from a second pass.
@@ -44,16 +44,16 @@ def epoch(batches: Callable[[int, int], Iterable[Any]], run: Callable[[Any], Any
     on_cuda, sizes = device().type == "cuda", []
 
     def counted() -> Iterator[Any]:
-        for batch in batches(0, 0):
+        for batch in batches(0):
             sizes.append(batch.inputs.numel())
             yield batch
 
-    each(itertools.islice(batches(1, 0), 30 if on_cuda else 2), run)  # warm up
+    each(itertools.islice(batches(1), 30 if on_cuda else 2), run)  # warm up
     synchronize()
     began = time.perf_counter()
     times_ms = each(counted(), run)
     epoch_s = time.perf_counter() - began
-    return epoch_s, device_ms(batches(0, 0), run) if on_cuda else times_ms, sum(sizes)
+    return epoch_s, device_ms(batches(0), run) if on_cuda else times_ms, sum(sizes)
 
 
 def percentiles(times_ms: list[float]) -> Row:

@@ -175,7 +175,7 @@ def train(
     steps = recipe.epochs * -(-len(remaining) // recipe.batch) if steps is None else steps
     momentum = {"momentum": MOMENTUM, "nesterov": True, "weight_decay": WEIGHT_DECAY}
 
-    def batches(epoch: int, start: int) -> Iterator[Batch]:
+    def batches(epoch: int) -> Iterator[Batch]:
         for indices in _batches(remaining, recipe.batch, steps, seed, where):
             yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
 

@@ -29,7 +29,7 @@ TURN_S, TURN_STEPS = 0.05, 4  # a turn's least length, in seconds and in steps
 # a turn would take longer than this, it has fewer.
 LONG_S = 2.0
 PRECISION = 0.02  # half the interval's width at which a trial ends
-LEAST_STARTS, STARTS = 1, 3
+STARTS = 3
 CLEAR = 0.05  # an effect below this needs `STARTS` starts
 LOADED = 0.3  # cores that others use: a pair beside more is dropped
 TOGETHER = 0.45  # share of the free memory that two programs may take; above it they live one after the other
