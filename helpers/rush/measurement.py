@@ -29,28 +29,16 @@ LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of t
 
 
 def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOSS_STEPS) -> dict[str, Any]:
-    """Train by a setup on `device()` and return its row, as `measure` describes."""
-    return measure(lambda: Trainer(setup).step, setup, steps=steps, warmup=warmup, loss_steps=loss_steps)
-
-
-def measure(
-    build: Callable[[], Callable[[Tensor], Tensor]],
-    setup: Setup,
-    *,
-    steps: int = 20,
-    warmup: int = 1,
-    loss_steps: int = LOSS_STEPS,
-) -> dict[str, Any]:
-    """Speed, memory and loss of `build()`, a step that trains on tokens (B, T + 1) and returns the loss; one row.
+    """Train by a setup on `device()`: speed, memory and loss as one row.
 
     The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on other text are
     timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`). A CPU
     computes as it is called: there steps after the second count, and more are timed for at most 6 s.
-    `compile_s` is the excess of the first step over a timed one. The peak counts what was allocated since `build` was
-    called, over all steps but the first, as compiling and tuning take memory too.
+    `compile_s` is the excess of the first step over a timed one. The peak counts what is allocated from the trainer's
+    construction on, over all steps but the first, as compiling and tuning take memory too.
     """
     baseline_bytes = _allocated_bytes()
-    step = build()
+    step = Trainer(setup).step
     curve, took_s = [], []
     for tokens in itertools.islice(fixed_tokens(setup), max(loss_steps, 1)):
         began = time.perf_counter()

@@ -111,7 +111,7 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     variants = {NO_PADDING: Steps.of(step, [full_batch(samples, batch_size, mean, device())])}
     for name, feed in feeds.items():
         batches, _ = feed(dataset, batch_size, device(), dtype, 0)
-        variants[name] = Steps.of(step, list(itertools.islice(batches(0, 0), count)))
+        variants[name] = Steps.of(step, list(itertools.islice(batches(0), count)))
     variants["packed, dense"].batches = variants["packed, dense"].batches[:DENSE_BATCHES]
     variants[BRAIN].batches = variants[BRAIN].batches[:1]
     names = list(variants)
