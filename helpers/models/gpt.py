@@ -7,14 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Sizes by name; other arguments have the constructor's defaults.
-PRESETS = {
-    "tiny": {"d_model": 64, "num_heads": 4, "num_layers": 2},  # trains on a CPU
-    "one-layer": {"d_model": 1024, "num_heads": 8, "num_layers": 1},  # the batching task's
-    "small": {"d_model": 768, "num_heads": 12, "num_layers": 12},  # the size of GPT-2 small
-    "medium": {"d_model": 1024, "num_heads": 16, "num_layers": 24},
-}
-
 INIT_STD = 0.02  # GPT-2's
 
 
@@ -113,13 +105,6 @@ class GPT2LikeModel(nn.Module):
         causal = torch.full((max_length, max_length), -math.inf).triu(1)
         self.register_buffer("causal", causal, persistent=False)  # (max_length, max_length)
         self.reset_parameters()
-
-    @classmethod
-    def from_name(cls, name: str, vocab_size: int, **changes) -> "GPT2LikeModel":
-        """The model of a preset, with changes: `from_name("tiny", 1000, dropout=0.0)`."""
-        if name not in PRESETS:
-            raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
-        return cls(vocab_size, **PRESETS[name] | changes)
 
     def reset_parameters(self) -> None:
         """GPT-2's initialisation, for three residual branches a layer instead of two."""

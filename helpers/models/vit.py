@@ -10,14 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Sizes by name; other arguments have the constructor's defaults.
-PRESETS = {
-    "tiny": {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "heads": 2},  # trains on a CPU
-    "clothing": {"image_size": 224, "patch_size": 32, "width": 256, "depth": 12, "heads": 4},  # the profiling task's
-    "small-16": {"image_size": 224, "patch_size": 16, "width": 384, "depth": 12, "heads": 6},
-    "base-16": {"image_size": 224, "patch_size": 16, "width": 768, "depth": 12, "heads": 12},
-}
-
 INIT_STD = 0.02  # of the positions and the head
 
 
@@ -63,13 +55,6 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
         self.reset_parameters()
-
-    @classmethod
-    def from_name(cls, name: str, classes: int = 10, **changes) -> "ViT":
-        """The model of a preset, with changes: `from_name("clothing", 20, dropout=0.0)`."""
-        if name not in PRESETS:
-            raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
-        return cls(classes, **PRESETS[name] | changes)
 
     def reset_parameters(self) -> None:
         self.patches.reset_parameters()

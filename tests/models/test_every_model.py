@@ -12,11 +12,13 @@ from helpers.models.bert import Classifier
 
 
 def gpt(**changes):
-    return GPT2LikeModel.from_name("tiny", 50, **{"dropout": 0.0, "max_length": 40} | changes)
+    return GPT2LikeModel(
+        50, **{"d_model": 64, "num_heads": 4, "num_layers": 2, "dropout": 0.0, "max_length": 40} | changes
+    )
 
 
 def vit(**changes):
-    return ViT.from_name("tiny", 5, **{"width": 16, "dropout": 0.0} | changes)
+    return ViT(5, **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "heads": 2, "dropout": 0.0} | changes)
 
 
 def bert(**changes):
@@ -71,7 +73,7 @@ def test_it_learns_a_few_samples_by_heart(build, inputs, loss, rate):
         (lambda: ResNet.from_name("resnet-18"), 11_689_512),
         (lambda: Llama.from_name("llama-3.2-1b"), 1_235_814_400),
         (lambda: Llama.from_name("llama-3.1-8b"), 8_030_261_248),
-        (lambda: ViT.from_name("clothing", 20), 10_272_788),
+        (lambda: ViT(20), 10_272_788),
         (UNet, 31_037_633),
     ],
 )
@@ -134,11 +136,9 @@ def test_wrong_settings_are_named(build, arguments, message):
 @pytest.mark.parametrize(
     ("model", "valid"),
     [
-        (lambda name: GPT2LikeModel.from_name(name, 10), "tiny, one-layer, small, medium"),
         (Llama.from_name, "tiny, llama-60m, llama-3.2-1b"),
         (Bert.from_name, "tiny, bert-base"),
         (ResNet.from_name, "tiny, resnet-18"),
-        (ViT.from_name, "tiny, clothing"),
     ],
 )
 def test_an_unknown_preset_names_those_there_are(model, valid):
