@@ -11,7 +11,6 @@ from helpers.compilers.capture import (
     DYNAMO,
     EXPORT,
     FX,
-    INDUCTOR,
     SCRIPT,
     TRACE,
     generated_code,
@@ -68,7 +67,6 @@ def test_inductor_writes_one_kernel_for_a_chain():
     assert "erf" in body
     assert "#include" in kernel
     assert "#include" not in body
-    assert show(INDUCTOR, gelu_sum, x).split() == clean(body).split()
 
 
 def test_messages_are_cleaned_of_what_differs_between_runs():

@@ -102,7 +102,7 @@ def test_a_compiled_model_takes_other_documents_without_compiling_again(variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_waits_for_the_gpu(variant):
+def test_nothing_waits_for_the_gpu(variant, no_waiting):
     """From the offsets to the gradients, batch after batch, each with other documents."""
     need(variant, torch.bfloat16)
     network = model(torch.bfloat16)
@@ -117,12 +117,9 @@ def test_nothing_waits_for_the_gpu(variant):
 
     step(BATCHES[1])
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for lengths in BATCHES:
-            step(lengths)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    no_waiting()
+    for lengths in BATCHES:
+        step(lengths)
 
 
 def test_varlen_names_what_it_needs():

@@ -83,13 +83,6 @@ def test_a_smaller_batch_after_recording_is_an_ordinary_step():
         torch.testing.assert_close(step(x)[0], total)
 
 
-@pytest.fixture
-def no_waiting():
-    """Turns a wait for the device into an error, from the call of what is given on."""
-    yield lambda: torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("fixes", [CLEAN, CLOTHES.fixed], ids=["loader", "on the device"])
 def test_a_fixed_step_never_waits_for_the_device(fixes, no_waiting):
     trainer = CLOTHES.prepare(fixes)

@@ -27,17 +27,14 @@ def test_equals_the_cpu_with_repeats_in_a_batch(batch):
     assert torch.equal(ours.ranking(3), reference.ranking(3))
 
 
-def test_a_step_never_waits_for_the_gpu():
+def test_a_step_never_waits_for_the_gpu(no_waiting):
     tracker = ForgettingTracker(SAMPLES, "cuda")
     indices = torch.arange(64, device="cuda")
     logits, labels = torch.randn(64, 10, device="cuda"), torch.randint(10, (64,), device="cuda")
     tracker.update(indices, logits=logits, labels=labels)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            tracker.update(indices, logits=logits, labels=labels)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    no_waiting()
+    for _ in range(3):
+        tracker.update(indices, logits=logits, labels=labels)
 
 
 def test_a_captured_step_goes_on_counting_when_it_is_replayed():

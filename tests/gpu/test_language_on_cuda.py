@@ -84,13 +84,6 @@ def test_the_fixed_sizes_take_the_kernels_that_they_were_chosen_for():
     assert any("flash" in event.key for event in profiler.key_averages())
 
 
-@pytest.fixture
-def no_waiting():
-    """Turns a wait for the device into an error, from the call of what is given on."""
-    yield lambda: torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("fixes", [CLEAN - {"packed"}, CLEAN, LANGUAGE.fixed], ids=["padded", "packed", "fixed"])
 def test_a_fixed_step_never_waits_for_the_device(fixes, no_waiting):
     trainer = LANGUAGE.prepare(fixes)

@@ -11,9 +11,9 @@ from helpers.lab import compare, peak_memory
 from helpers.lab.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import LADDER, Setup, Trainer, climb, loss_curve, run
+from helpers.rush import Setup, Trainer, climb, loss_curve, run
 from helpers.rush.measurement import text_tokens
-from helpers.rush.trainer import attention, build_model, compiled
+from helpers.rush.trainer import attention, compiled
 from helpers.training.step import WARM_UP
 
 CUDA = torch.device("cuda")
@@ -147,11 +147,6 @@ def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
     assert chunked < 0.5 * full
 
 
-def test_weights_are_the_same_however_the_parts_are_held():
-    apart, together = (build_model(dataclasses.replace(TINY, fused=fused), CUDA).weights() for fused in (False, True))
-    assert all(torch.equal(together[name], weight) for name, weight in apart.items())
-
-
 def test_steps_that_warm_up_share_the_memory_that_they_free():
     trainer = Trainer(here(dataclasses.replace(AMP, cuda_graph=True)))
     tokens = text_tokens(trainer.setup, 1)[0]
@@ -193,8 +188,3 @@ def test_what_the_host_queued_ahead_is_timed_without_its_gaps():
     without = compare({"way": slowly_launched}, check=False, before=queue_ahead).timing("way").median_ms
     assert with_gaps > 0.3
     assert without < 0.1
-
-
-def test_each_step_of_the_ladder_runs_here_or_says_why_not():
-    for name, setup in LADDER.items():
-        assert setup.missing_because(torch.device("cuda")) == "" or setup.possible(torch.device("cuda")) != setup, name

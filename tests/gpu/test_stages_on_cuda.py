@@ -5,7 +5,7 @@ import math
 import pytest
 from torch import nn
 
-from helpers.experiments.summary import CUMULATIVE, ON_GPU, ONE_STEP, chosen
+from helpers.experiments.summary import CUMULATIVE, NAMES, ONE_STEP, chosen
 from helpers.kernels import LayerNorm
 from helpers.training.stages import FUSED, MIXED, STAGES, build_trainer, run
 
@@ -28,7 +28,7 @@ def test_norms_are_ours_where_they_are_fused():
     assert norms and all(isinstance(norm, LayerNorm) for norm in norms)
 
 
-@pytest.mark.parametrize("names", [[FUSED], chosen(CUMULATIVE, FUSED, ON_GPU)], ids="+".join)
+@pytest.mark.parametrize("names", [[FUSED], chosen(CUMULATIVE, FUSED, NAMES)], ids="+".join)
 def test_after_one_step_all_kernels_of_our_norms_are_compiled(names):
     from helpers.kernels import norms
 

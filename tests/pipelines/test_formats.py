@@ -87,16 +87,6 @@ def test_shards_are_those_of_the_webdataset_library(folders):
     same(actual, numbers(53))
 
 
-def test_shards_are_streamed_by_the_library_when_asked_for(folders):
-    webdataset = pytest.importorskip("webdataset")
-    with patch("webdataset.WebDataset", wraps=webdataset.WebDataset) as library:
-        same(list(FORMATS["webdataset"].open_(folders["webdataset"], library=True).stream()), numbers(53))
-        assert library.called
-        library.reset_mock()
-        same(list(FORMATS["webdataset"].open_(folders["webdataset"]).stream()), numbers(53))
-        assert not library.called
-
-
 def test_records_are_those_of_the_tfrecord_library(folders):
     reader = pytest.importorskip("tfrecord.reader")
     files = sorted(folders["tfrecord"].glob("*.tfrecord"))
@@ -132,22 +122,6 @@ def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
     batches = list(loader)
     assert Counter(key for batch in batches for key in batch.keys) == Counter(sample.key for sample in numbers(53))
     assert all((batch.labels.numpy() == [int(key[1:]) % 5 for key in batch.keys]).all() for batch in batches)
-
-
-runs = st.lists(st.integers(0, 9), max_size=9).map(
-    lambda sizes: [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
-)
-
-
-@few
-@given(runs, st.integers(1, 7), st.integers(1, 9))
-def test_every_place_is_in_one_share_of_ranks_and_workers(runs, ranks, workers):
-    shares = [shard(shard(runs, rank, ranks), worker, workers) for rank in range(ranks) for worker in range(workers)]
-    places = [place for share in shares for piece in share for place in piece]
-    assert places == [place for run in runs for place in run]
-    by_rank = [sum(map(len, shard(runs, rank, ranks))) for rank in range(ranks)]
-    assert max(by_rank) - min(by_rank) <= 1
-    assert all(len(piece) for share in shares for piece in share)
 
 
 @few

@@ -88,7 +88,7 @@ def test_a_folder_of_nothing_but_broken_files_is_an_error(damaged):
 # Metrics
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), classes=st.integers(2, 6), count=st.integers(1, 40))
 def test_both_metrics_are_accuracy_and_f1_by_their_definition(data, classes, count):
     draw = st.lists(st.integers(0, classes - 1), min_size=count, max_size=count)

@@ -10,7 +10,6 @@ from helpers.compilers.backends import AOT, AUTOTUNE, CHANNELS_LAST, EAGER, TRAC
 from helpers.compilers.messages import ExportFailed
 from helpers.experiments.compilers import workloads
 from helpers.experiments.compilers.inference import backends_for, measure_latency
-from helpers.experiments.compilers.side_by_side import rounds_for
 
 
 @pytest.fixture
@@ -103,13 +102,6 @@ def failing(error, at):
         return run
 
     return prepare
-
-
-@pytest.mark.parametrize(("ms", "expected"), [(1, 100), (40, 20), (1200, 6)])
-def test_slow_runs_are_repeated_less(ms, expected, monkeypatch):
-    clock = iter(range(10_000))
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock) * ms / 1e3)
-    assert rounds_for({"a": lambda: None, "b": lambda: None}, 0.2) == expected
 
 
 def test_each_model_has_the_backends_that_suit_it_and_long_builds_for_one_batch():
