@@ -16,7 +16,6 @@ from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention, compiled
 from helpers.training.step import WARM_UP
 
-CUDA = torch.device("cuda")
 TINY = Setup(model="tiny", sequence=128)
 AMP = dataclasses.replace(TINY, precision="amp-bf16", attention="flash", optimizer="fused")
 COMPILED = dataclasses.replace(AMP, compile="default", head="chunked")
