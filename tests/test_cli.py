@@ -21,10 +21,7 @@ from helpers.lab.machine import device_name, slug
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
         (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
-        (
-            ["measure", "--hurry"],
-            "unknown '--hurry'; valid options of dlspeed measure: -h, --help, --results",
-        ),
+        (["measure", "--hurry"], "unknown '--hurry'; valid options of dlspeed measure: -h, --help, --results"),
         (["dance"], "invalid choice: 'dance' (choose from"),
         ([], "the following arguments are required: doctor | measure | train | profile | try"),
     ],

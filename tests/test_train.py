@@ -105,13 +105,6 @@ def test_a_wrong_setup_names_what_is_valid(changes, said):
         Setup(**changes)
 
 
-def test_gradients_can_be_looked_at_before_each_step():
-    seen = []
-    train(Setup(epochs=1, precision="static"), progress=False, on_step=lambda step: seen.append(step))
-    assert [step.number for step in seen] == [0, 1, 2, 3]
-    assert all(isinstance(step.loss, torch.Tensor) for step in seen)
-
-
 def _inside():
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 

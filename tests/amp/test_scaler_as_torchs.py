@@ -85,13 +85,7 @@ def test_a_scale_that_fp32_cannot_hold_is_refused(scale):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"scale": 0.0},
-        {"growth_factor": 0.5},
-        {"backoff_factor": 1.0},
-        {"growth_interval": 0},
-        {"_growth_tracker": -1},
-    ],
+    [{"scale": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 1.0}, {"growth_interval": 0}, {"_growth_tracker": -1}],
 )
 @pytest.mark.parametrize("started", [False, True])
 def test_a_state_that_makes_no_sense_changes_nothing(wrong, started):
@@ -115,11 +109,7 @@ def _saved(scaler):
     return torch.load(buffer, weights_only=False)
 
 
-COPIES = {
-    "pickle": lambda scaler: pickle.loads(pickle.dumps(scaler)),
-    "deepcopy": copy.deepcopy,
-    "torch.save": _saved,
-}
+COPIES = {"pickle": lambda scaler: pickle.loads(pickle.dumps(scaler)), "deepcopy": copy.deepcopy, "torch.save": _saved}
 
 
 @pytest.mark.parametrize("way", COPIES)

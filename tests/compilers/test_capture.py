@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.compilers import show
-from helpers.compilers.capture import (
-    DYNAMO,
-    EXPORT,
-    FX,
-    SCRIPT,
-    TRACE,
-    generated_code,
-    kernel_body,
-)
+from helpers.compilers.capture import DYNAMO, EXPORT, FX, SCRIPT, TRACE, generated_code, kernel_body
 from helpers.compilers.capture_cases import CASES
 from helpers.compilers.messages import clean, failure_line, first_line
 

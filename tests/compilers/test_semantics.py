@@ -95,12 +95,7 @@ def test_sameness_asks_for_kind_and_values():
     one = torch.ones(2)
     assert same([one, 1], [one.clone(), 1])
     assert same(torch.tensor(float("nan")), torch.tensor(float("nan")))
-    for other, than in (
-        ((one,), [one]),
-        (one, one.double()),
-        (one, one[None]),
-        ([one, one], [one, -one]),
-    ):
+    for other, than in (((one,), [one]), (one, one.double()), (one, one[None]), ([one, one], [one, -one])):
         assert not same(other, than)
 
 

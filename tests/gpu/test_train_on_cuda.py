@@ -12,10 +12,7 @@ def test_convolutions_and_products_keep_fp32_in_an_fp32_run():
     torch.manual_seed(0)
     x, weight = torch.randn(8, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
     a, b = torch.randn(2, 512, 512, device="cuda")
-    ways = (
-        lambda wide: torch.nn.functional.conv2d(x.to(wide), weight.to(wide)),
-        lambda wide: a.to(wide) @ b.to(wide),
-    )
+    ways = (lambda wide: torch.nn.functional.conv2d(x.to(wide), weight.to(wide)), lambda wide: a.to(wide) @ b.to(wide))
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True

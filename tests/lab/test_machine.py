@@ -38,12 +38,7 @@ def test_the_index_package_apex_is_not_nvidias(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("package", "module"),
-    [
-        ("scikit-learn", "sklearn"),
-        ("pillow", "PIL"),
-        ("opencv-python-headless", "cv2"),
-        ("simplejpeg", "simplejpeg"),
-    ],
+    [("scikit-learn", "sklearn"), ("pillow", "PIL"), ("opencv-python-headless", "cv2"), ("simplejpeg", "simplejpeg")],
 )
 def test_what_a_status_says_is_not_installed_is_found_once_it_is(package, module, monkeypatch):
     found, spec = {module}, SimpleNamespace(submodule_search_locations=None)

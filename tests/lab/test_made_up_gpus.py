@@ -11,14 +11,8 @@ from helpers.experiments import chapters, tables_of
 from helpers.fit import rank_memory
 from helpers.lab import DeviceError, Experiment, device, half_dtype
 from helpers.lab.ceilings import large_copy
-from helpers.lab.machine import device_class, missing_because, without_kernels
+from helpers.lab.machine import missing_because, without_kernels
 from helpers.training import stages
-
-
-@pytest.mark.parametrize(("gib", "name"), [(7.6, "gpu"), (15.8, "gpu"), (79.1, "big-gpu")])
-def test_the_class_follows_the_memory(gib, name, made_up_gpu):
-    made_up_gpu(gib=gib)
-    assert device_class() == name
 
 
 @pytest.mark.parametrize(

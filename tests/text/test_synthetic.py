@@ -74,15 +74,6 @@ def test_a_bigram_model_learns_what_a_unigram_model_cannot(text):
     assert bigram_loss < unigram_loss - 1.0
 
 
-def test_frequencies_are_the_same_at_every_place_of_a_sample(text):
-    places = np.arange(len(text.ids)) - np.repeat(text.offsets[:-1], text.lengths)
-    shares = [
-        np.bincount(text.ids[places == place], minlength=103)[3:103] / (places == place).sum() for place in (0, 5)
-    ]
-    late = np.bincount(text.ids[places >= 100], minlength=103)[3:103] / (places >= 100).sum()
-    assert all(np.abs(share - late).max() < 0.015 for share in shares)
-
-
 def test_other_seeds_are_other_texts_in_the_same_language():
     texts = [corpus(split, synthetic_samples=50) for split in ("train", "validation", "test")]
     assert [text.source for text in texts] == [f"synthetic text, seed {seed}" for seed in (0, 1, 2)]

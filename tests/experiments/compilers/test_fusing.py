@@ -7,16 +7,7 @@ from hypothesis import strategies as st
 from helpers.compilers import kernels
 from helpers.compilers.kernels import eager_bytes, nbytes
 from helpers.experiments.compilers import fusing
-from helpers.experiments.compilers.fusing import (
-    CASES,
-    COMPILED,
-    EAGER,
-    FOREACH,
-    FUSED,
-    MANY,
-    ONE_PRODUCT,
-    WIDTH,
-)
+from helpers.experiments.compilers.fusing import CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
 from helpers.lab import machine
 
 SIZE = MANY * WIDTH

@@ -8,12 +8,7 @@ from torch import nn
 
 from helpers.compilers.backends import COMPILE, EAGER, SCRIPT, TRACE
 from helpers.experiments.compilers import side_by_side, training_steps, workloads
-from helpers.experiments.compilers.training_steps import (
-    measure_training,
-    same_gradient,
-    same_losses,
-    training_step,
-)
+from helpers.experiments.compilers.training_steps import measure_training, same_gradient, same_losses, training_step
 from helpers.lab import Disagreement
 from helpers.lab.timing import relative_error
 
