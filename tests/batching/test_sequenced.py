@@ -234,7 +234,7 @@ def disk_gone():
     ids=["raises", "dies"],
 )
 def test_a_worker_that_fails_surfaces_as_its_own_error(fault, error, message):
-    loader = DataLoader(SequencedDataset(Faulty(fault), 4, 64), batch_size=None, num_workers=2, timeout=5)
+    loader = DataLoader(SequencedDataset(Faulty(fault), 4, 64), batch_size=None, num_workers=1, timeout=5)
     with pytest.raises(error, match=message):
         list(loader)
 

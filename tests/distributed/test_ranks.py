@@ -31,7 +31,7 @@ ON_TWO = {
     "tp, 2 micro-batches, checkpointing": dataclasses.replace(JOB, accumulate=2, checkpointing="full"),
 }
 ON_TWO = {name: dataclasses.replace(job, strategy=name.split(",")[0]) for name, job in ON_TWO.items()}
-ON_FOUR = {name: dataclasses.replace(JOB, strategy=name) for name in ("ddp", "zero3")}
+ON_FOUR = {"zero3": dataclasses.replace(JOB, strategy="zero3")}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Chapter 5's experiments on the small preset."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
@@ -111,6 +114,8 @@ def test_scaling_is_predicted_for_each_strategy():
     assert set(rows["strategy"]) == {"ddp", "zero2", "zero3"}
 
 
-def test_the_allocator_is_tried_in_processes_that_start_with_it():
+def test_the_allocator_is_tried_in_processes_that_start_with_it(monkeypatch):
+    quiet = contextlib.nullcontext(SimpleNamespace(cores=0.0))  # tests run beside others
+    monkeypatch.setattr("helpers.lab.trials.programs.OthersLoad", lambda: quiet)
     (row,) = experiments.allocator("small").to_dict("records")
     assert row["status"] == "ok" and row["baseline"] == "default" and row["ratio"] > 0
