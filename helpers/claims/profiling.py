@@ -276,8 +276,11 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     apart = rows["apart"].astype(bool)
     errors = (rows["promised"] - rows["gained"]).abs().dropna()
     right = rows["right"].astype(bool)
+    first_findings = {name: rows[name].str.split("\n2. ").str[0] for name in ("told", "told_fixed")}
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
+        promises=rows.dropna(subset=["promised"]),
+        **{name: dict(zip(rows["loop"], texts, strict=True)) for name, texts in first_findings.items()},
         right=derived(right.mean(), "counted", PERCENT, 0),
         right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
         count=derived(len(rows), "counted", "", 0),

@@ -161,7 +161,7 @@ def host_account(trace: Trace) -> dict[str, Spans]:
     mine = [e for e in trace.host if e.track == trace.thread]
     ranked = {
         LOADING: of([e for e in mine if e.kind == ANNOTATION and e.name.startswith(LOADER)]),
-        UPDATING: of([e for e in mine if e.kind == ANNOTATION and e.name.startswith(OPTIMIZER)]),
+        UPDATING: union([trace.update(e) for e in mine if e.kind == ANNOTATION and e.name.startswith(OPTIMIZER)]),
         COPYING: of([e for e in mine if e.kind == OP and e.name in _COPY_OPS]),
         OPERATORS: of([e for e in mine if e.kind == OP]),
     }

@@ -66,6 +66,7 @@ RULES = (
     Rule(needless.unused_results, complete=True),
     Rule(needless.constant_work, detailed=True, complete=True),
     Rule(needless.separate_projections, detailed=True, complete=True),
+    Rule(needless.one_hot_products, detailed=True),
 )
 
 

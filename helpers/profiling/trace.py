@@ -1,6 +1,6 @@
 """A trace's events: their nesting, the steps, which op made which autograd node."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -185,6 +185,18 @@ class Trace:
     def fetches(self) -> list[Event]:
         """The loop's waits for the next batch of a DataLoader."""
         return [e for e in self.annotations if e.name.startswith(LOADER) and e.track == self.thread]
+
+    def update(self, step: Event) -> tuple[float, float]:
+        """When an optimizer's step updates: if it calls a closure, as Lightning has it do, after its last backward."""
+        before = bisect_left(self._backward_ends, step.end)
+        return max(step.begin, self._backward_ends[before - 1] if before else step.begin), step.end
+
+    def in_update(self, event: Event) -> bool:
+        return any(o.name.startswith(OPTIMIZER) and event.begin >= self.update(o)[0] for o in event.outer())
+
+    @cached_property
+    def _backward_ends(self) -> list[float]:
+        return sorted(e.end for e in self.host if e.name.startswith(BACKWARD))
 
     @property
     def gpu(self) -> dict[str, Any]:

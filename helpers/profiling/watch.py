@@ -8,7 +8,7 @@ ends it. Micro-batches belong to the step after them, and so does an iteration w
 After a warm-up two windows are recorded: one without stacks, whose times are close to those of the unprofiled script,
 and one with stacks, which names the lines of source. Outside of the windows an iteration costs a few microseconds.
 
-Only the process and the thread that train are recorded: DataLoader's workers aren't. Under torchrun each rank saves a
+Only the process and the thread that train are recorded, of DataLoader's workers their dearest lines. Under torchrun each rank saves a
 profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be watched.
 """
 
@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 
 from helpers.lab import files
 
+from . import workers
 from .findings.observed import Observed
 from .run_script import Stop, run_script
 from .windows import Windows
@@ -113,7 +114,7 @@ def watch(
     program = (
         script if module else compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
     )
-    began = time.monotonic()
+    began, loading = time.monotonic(), []
     then = "goes on to its end" if go_on else f"is stopped, after {limit:.0f} s at the latest"
     tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
     try:
@@ -121,12 +122,16 @@ def watch(
             _counted_steps(stepped),
             _noting_other_profilers(windows, go_on),
             windows.observer.watching(),
+            workers.watching() as of_workers,
             _ended_after(limit if not go_on and ranks == 1 else 0.0),
         ):
-            code = run_script(program, [script, *map(str, arguments)])
+            try:
+                code = run_script(program, [script, *map(str, arguments)])
+            finally:
+                loading = of_workers().most_common(20)
     finally:
         windows.close()
-        observed = windows.observer.data()
+        observed = windows.observer.data() | {"workers": [[*line, seconds] for line, seconds in loading]}
         if os.getpid() == process and observed["iterations"]:
             files.write(folder / f"observed{rank if ranks > 1 else ''}.json", json.dumps(observed))
     if os.getpid() != process:  # a fork of the script's

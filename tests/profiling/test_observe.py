@@ -94,6 +94,51 @@ def test_a_dataset_in_the_process_that_trains_is_named_by_its_line(watched):
     assert "time.sleep(0.004)" in diagnosis.findings[0].where
 
 
+def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
+    first = watched(
+        """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, i):
+                time.sleep(0.01)
+                return torch.randn(64)
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=1):
+            train()
+        """
+    ).findings[0]
+    assert first.finding == "waiting for the loader" and first.gain_share > 0.5
+    assert "time.sleep(0.01)" in first.where and "workers' time" in first.evidence
+
+
+def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
+    diagnosis = watched(
+        """
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.randn(20_000, 64)).square().mean()
+            loss.backward()
+            return loss
+        while True:
+            optimizer.step(closure)
+        """
+    )
+    assert diagnosis.host["optimizer"] < 0.2 < diagnosis.host["operators"]
+
+
+def test_rows_of_a_table_by_a_product_are_found(watched):
+    first = watched(
+        """
+        table = nn.Parameter(torch.randn(4000, 64))
+        while True:
+            rows = nn.functional.one_hot(torch.randint(0, 4000, (512,)), 4000).float() @ table
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+        """
+    ).findings[0]
+    assert first.finding == "one-hot product" and "one_hot" in first.where and "4,000" in first.evidence
+
+
 def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):
     diagnosis = watched(
         """

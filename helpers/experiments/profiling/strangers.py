@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helpers.lab import experiment
 from helpers.lab.records import Row
+from helpers.profiling import diagnose
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 MANIFEST = LOOPS / "manifest.json"
@@ -21,14 +22,14 @@ FIRST = ("growing memory", "late rank", "anomaly detection")  # kinds of warning
 @experiment(
     small=[],
     cpu=[{"loop": name} for name in CASES],
-    columns="apart first right place? promised? gained? alarm? seconds_to_answer",
+    columns="apart first right place? promised? gained? alarm? seconds_to_answer told told_fixed",
     same_work=False,
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
 
     `alarm` is the largest gain that a finding promises for the loop without its fault. What the fix gains is the ratio
-    of the mean iterations, neither of them recorded.
+    of the mean iterations, neither of them recorded. `told` is what the command prints of the loop.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +48,8 @@ def loops(loop: str) -> Row:
         "gained": 1 - _iteration_s(fixed) / _iteration_s(slow),
         "alarm": max((f["gain_share"] for f in fixed["findings"]), default=0.0) if case["twin"] else None,
         "seconds_to_answer": slow["seconds"],
+        "told": slow["text"],
+        "told_fixed": fixed["text"],
     }
 
 
@@ -74,6 +77,7 @@ def _profiled(case: dict, folder: str, *extra: str) -> dict:
     answer = json.loads(done.stdout[done.stdout.index("{") :])
     (observed, *_) = sorted(output.glob("observed*.json"))
     answer["observed"] = json.loads(observed.read_text())
+    answer["text"] = str(diagnose(output))
     return {"lines": [], "warnings": []} | answer | {"seconds": time.monotonic() - began}
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from ..account import COMPUTE, HOST_REASONS, IDLE, UPDATING, is_wait, start_up_calls
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
-from ..intervals import Spans, covered, intersect, length, of, subtract
+from ..intervals import Spans, covered, intersect, length, of, subtract, union
 from ..places import source_lines
 from ..scene import Scene, larger, totals
 from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, STEP, WHOLE, ZERO_GRAD, Event
@@ -29,7 +29,9 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
         if event.name.startswith(OPTIMIZER) and not event.within(OPTIMIZER):
             steps[event.name].append(event)
     for name, group in steps.items():
-        ops = [e for step in group for e in step.inner() if e.kind == OP and e.name.startswith("aten::")]
+        spans = union([scene.trace.update(step) for step in group])
+        inner = [e for step in group for e in step.inner() if e.begin >= scene.trace.update(step)[0]]
+        ops = [e for e in inner if e.kind == OP and e.name.startswith("aten::")]
         if not ops or any(op.name.startswith("aten::_fused_") for op in ops):
             continue
         kind = name.removeprefix(OPTIMIZER).split(".")[0]
@@ -38,15 +40,15 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
         if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or calls < LOOP):
             continue
         if scene.account:
-            work = larger({COMPUTE: scene.kernels(group), IDLE: scene.idle(of(group))})
+            work = larger({COMPUTE: scene.kernels(inner), IDLE: scene.idle(spans)})
         else:
-            work = UPDATING, intersect(of(group), scene.parts[UPDATING])
+            work = UPDATING, intersect(spans, scene.parts[UPDATING])
         yield scene.finding(
             UNFUSED,
             work,
             source_lines(scene.trace, group),
             f"{calls:.0f} ops a step, {'foreach' if foreach else 'one parameter after another'}, "
-            f"{scene.time(of(group))} of the host's time",
+            f"{scene.time(spans)} of the host's time",
             f"{kind}(…, fused=True)"
             if kind in WITH_FUSED
             else f"{kind}(…, foreach=True), or an optimizer with fused=True",

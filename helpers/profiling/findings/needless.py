@@ -1,5 +1,5 @@
 """Needless work: evaluation that records a graph, results that no backward pass reaches, constants rebuilt in every
-step, and one input multiplied by three weights in turn.
+step, one input multiplied by three weights in turn, and rows of a table taken by a product with one-hot vectors.
 
 An op that records a graph carries the sequence number of the autograd node that it makes, and so does the node's
 backward. So a trace shows which nodes never ran backward. Only products and convolutions are reported: other unused
@@ -21,9 +21,10 @@ from ..diagnosis import ESTIMATE, MEASURED, Finding
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
-from . import CONSTANT, KEPT_GRAPH, SEPARATE, UNUSED
+from . import CONSTANT, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
 
 _HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
+_MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
 _CONSTRUCTORS = {
     f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
 }
@@ -231,6 +232,34 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
             "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
             ESTIMATE,
             factor=_saved_share(rows[0]),
+        )
+
+
+def one_hot_products(scene: Scene) -> Iterator[Finding]:
+    """Rows of a table by a product with one-hot vectors: each row costs a pass over the whole table."""
+    trace = scene.trace
+    rows: list[list[Event]] = []
+    row: list[Event] = []
+    for op in outermost(trace):
+        if op.name == "aten::one_hot":
+            row = [op]
+        elif row and op.name in _MULTIPLIES and op.shape and user_frame(op) is user_frame(row[0]):
+            rows.append([*row, op])
+            row = []
+        elif op.name in VIEWS and row:
+            row.append(op)
+        else:
+            row = []
+    if rows:
+        ops = [op for row in rows for op in row]
+        yield scene.finding(
+            ONE_HOT,
+            scene.work(trace.with_backward(ops)),
+            scene.where([row[-1] for row in rows]),
+            f"{scene.each(len(rows), 'product')} with one-hot vectors of {rows[0][-1].shape[-1]:,} numbers",
+            "F.embedding(ids, table), which reads only the rows of the ids",
+            ESTIMATE,
+            factor=0.95,
         )
 
 

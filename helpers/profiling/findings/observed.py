@@ -129,10 +129,15 @@ class Observed:
         if waits + inside < LEAST_PADDING:
             return []
         where, text = self._dearest(DATASET if inside else LOADING)
+        workers = self.data.get("workers", [])
         evidence = f"{waits + inside:.0%} of the time until a batch is there"
         if inside:
             evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
         advice = "give the DataLoader num_workers and persistent_workers; do once what doesn't change by epoch"
+        if workers and not inside:
+            file, line, seconds = workers[0]
+            where, text = place(file, line), source(file, line)
+            evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
         if not inside:
             advice = "more workers or a larger prefetch_factor; do less for each sample"
         return [self._finding(LOADER_WAITS, waits + inside, _at(where, text), evidence, advice)]

@@ -13,7 +13,7 @@ from ..diagnosis import BOUND, MEASURED, Finding
 from ..intervals import Spans, length, of, subtract, union
 from ..places import by_source_line, others, source_lines
 from ..scene import Scene
-from ..trace import COPY, LOADER, OP, OPTIMIZER, PYTHON, Event, Note
+from ..trace import COPY, LOADER, OP, PYTHON, Event, Note
 from . import DETERMINISTIC, HOST_WAITS, LOADER_WAITS, products
 
 _COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
@@ -140,7 +140,7 @@ def reads_on_cpu(scene: Scene) -> list[Event]:
     ]
     reads += [e for e in methods if not any(inner.name in _READS for inner in e.inner())]
     return sorted(
-        (e for e in reads if not e.within(LOADER) and not e.within(OPTIMIZER) and not _is_torchs_bookkeeping(e)),
+        (e for e in reads if not e.within(LOADER) and not trace.in_update(e) and not _is_torchs_bookkeeping(e)),
         key=lambda e: e.begin,
     )
 

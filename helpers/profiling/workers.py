@@ -1,0 +1,95 @@
+"""Where the workers of a DataLoader spend their time: a thread in each looks at the stack of the one that loads.
+
+A worker may be killed at any time, so it writes what it saw to a file twice a second. Workers that are spawned, not
+forked, aren't seen.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from sys import _current_frames
+from types import FrameType
+from typing import Any
+
+from torch.utils.data._utils import fetch, worker
+
+from .observe import PERIOD_S, is_library, is_part
+
+WRITE_S = 0.5
+Seen = Counter[tuple[str, int]]  # seconds by file and line
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Callable[[], Seen]]:
+    """What the workers that start meanwhile do; the function sums it up so far."""
+    loop, process, folder = worker._worker_loop, os.getpid(), Path(tempfile.mkdtemp(prefix="workers-"))
+
+    @functools.wraps(loop)
+    def looked_at(*arguments: Any, **named: Any) -> None:
+        ended = threading.Event()
+        look = functools.partial(_look, threading.get_ident(), folder / f"{os.getpid()}.json", ended)
+        threading.Thread(target=look, name="observer", daemon=True).start()
+        try:
+            loop(*arguments, **named)
+        finally:
+            ended.set()
+
+    worker._worker_loop = looked_at
+    try:
+        yield lambda: _sum(folder)
+    finally:
+        worker._worker_loop = loop
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sum(folder: Path) -> Seen:
+    total: Seen = Counter()
+    for file in folder.glob("*.json"):
+        for name, line, seconds in json.loads(file.read_text()):
+            total[name, line] += seconds
+    return total
+
+
+def _look(thread: int, file: Path, ended: threading.Event) -> None:
+    seen: Seen = Counter()
+    began = written = time.perf_counter()
+    while not ended.wait(PERIOD_S * (0.5 + random.random())):
+        now, frame = time.perf_counter(), _current_frames().get(thread)
+        if frame is not None and (line := loading_line(frame)):
+            seen[line] += now - began
+        began = now
+        if now - written > WRITE_S:
+            _write(seen, file)
+            written = now
+    _write(seen, file)
+
+
+def _write(seen: Seen, file: Path) -> None:
+    part = file.with_suffix(".part")
+    with contextlib.suppress(OSError):  # the folder is gone: nobody looks any more
+        part.write_text(json.dumps([[name, line, seconds] for (name, line), seconds in seen.items()]))
+        part.replace(file)
+
+
+def loading_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """The user's innermost line that makes a batch; else that which the loader calls. None while there is no work."""
+    user: FrameType | None = None
+    outer: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename != fetch.__file__:
+        if frame.f_code.co_filename == worker.__file__:
+            return None
+        if not is_library(frame.f_code.co_filename) and (user is None or is_part(user.f_code)):
+            user = frame
+        frame, outer = frame.f_back, frame
+    at = user or outer
+    return (at.f_code.co_filename, at.f_lineno) if frame is not None and at is not None else None
