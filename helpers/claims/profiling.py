@@ -283,6 +283,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         **{name: dict(zip(rows["loop"], texts, strict=True)) for name, texts in first_findings.items()},
         right=derived(right.mean(), "counted", PERCENT, 0),
         right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
+        line_right=derived(rows["line_right"].astype(bool).mean(), "counted", PERCENT, 0),
         count=derived(len(rows), "counted", "", 0),
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),

@@ -22,14 +22,15 @@ FIRST = ("growing memory", "late rank", "anomaly detection")  # kinds of warning
 @experiment(
     small=[],
     cpu=[{"loop": name} for name in CASES],
-    columns="apart first right place? promised? gained? alarm? seconds_to_answer told told_fixed",
+    columns="apart first right line_right place? promised? gained? alarm? seconds_to_answer told told_fixed",
     same_work=False,
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
 
     `alarm` is the largest gain that a finding promises for the loop without its fault. What the fix gains is the ratio
-    of the mean iterations, neither of them recorded. `told` is what the command prints of the loop.
+    of the mean iterations, neither of them recorded. `line_right`: whether the line that most of the time goes to, which a
+    sampling profiler would show, is the cause's. `told` is what the command prints of the loop.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
@@ -38,11 +39,13 @@ def loops(loop: str) -> Row:
     answers += [f"{line['where']}" for line in slow["lines"][:1]] if not answers else []
     right = [place for place, answer in enumerate(_with_warnings(slow, answers), 1) if _names(case, answer)]
     first = right[:1] == [1]
+    dearest = [line["where"] + " " for line in slow["lines"][:1]]
     promise = next((f["gain_share"] for f in slow["findings"] if _names(case, f["finding"] + " " + f["where"])), None)
     return {
         "apart": case["apart"],
         "first": (_with_warnings(slow, answers) or ["nothing"])[0],
         "right": first,
+        "line_right": any(_names(case | {"findings": []}, line) for line in dearest),
         "place": right[0] if right else None,
         "promised": promise,
         "gained": 1 - _iteration_s(fixed) / _iteration_s(slow),
