@@ -42,7 +42,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-def compiled(module, kernel, types, constants, options):
+def compiled(module, kernel, types, constants, options, capability):
     kernel = getattr(importlib.import_module(module), kernel)
     signature = {n: types.get(n) or "constexpr" for n in kernel.arg_names}
     values = {n: None for n, kind in types.items() if kind is None} | constants
@@ -50,7 +50,7 @@ def compiled(module, kernel, types, constants, options):
     divisible = [n for n, kind in types.items() if kind and (kind[0] == "*" or kind == "i32")]
     aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
     source = ASTSource(kernel, signature, constant, aligned)
-    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptxas = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(found.asm["ptx"])
@@ -69,8 +69,8 @@ print(json.dumps([compiled(*job) for job in json.load(sys.stdin)]))
 """
 
 
-def compile_for_hopper(jobs: list[tuple[str, str, dict, dict, dict]]) -> list[dict]:
-    """Compile kernels for sm_90: (module, kernel, types, constants, options) -> PTX, registers, bytes spilled, shared.
+def compile_kernels(jobs: list[tuple[str, str, dict, dict, dict, int]]) -> list[dict]:
+    """(module, kernel, types, constants, options, 90 for capability 9.0) -> PTX, registers, bytes spilled, shared.
 
     A type is Triton's (`*bf16`), or None for an argument that is None; pointers and integers count as multiples of 16.
     """

@@ -1,0 +1,106 @@
+"""Every Triton kernel compiles for GPUs that aren't there: what it reads at once, its registers, and what spills.
+
+`CAPABILITIES=80,86,89,100` in the environment compiles for others.
+"""
+
+import os
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from interpreted import compile_kernels
+
+from helpers.kernels import launch, norms
+from helpers.swiglu import triton_kernels as swiglu
+
+CAPABILITIES = [int(each) for each in os.environ.get("CAPABILITIES", "75,90").split(",")]
+REGISTERS, SHARED = 65536, 227 * 1024  # of a multiprocessor of 9.0
+WIDE_LOAD, WIDE_STORE = r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32"
+AHEAD = r"cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10"  # to shared memory, 16 bytes for each thread
+TYPES = {75: ("*fp16", "*fp32")}  # before 8.0 no unit multiplies bf16
+SPILLED = 256  # bytes that the widest rows may cost a thread
+WIDTHS = (100, 2048, norms.WIDEST)
+
+
+def of_norm(direction, width, centred, dtype, capability, count="i32"):
+    """LayerNorm if `centred`, else RMSNorm."""
+    rows, block, warps = norms.tile(width, 16 if direction == "forward" else 8)
+    mean, bias = ("*fp32", dtype) if centred else (None, None)
+    shape = {"WIDTH": width, "ROWS": rows, "BLOCK": block}
+    types = {"x_at": dtype, "weight_at": dtype, "mean_at": mean, "rstd_at": "*fp32", "count": count, "x_step": "i32"}
+    if direction == "forward":
+        types |= {"bias_at": bias, "y_at": dtype, "eps": "fp32"}
+        constants, options = shape | {"CENTRED": centred}, {}
+    else:
+        types |= {"dy_at": dtype, "dx_at": dtype, "shares_at": "*fp32", "dy_step": "i32"}
+        row_bytes = 2 * (4 if dtype == "*fp32" else 2) * rows * block
+        constants = shape | {"WEIGHT": True, "BIAS": centred, "STAGES": launch.stages(row_bytes)}
+        options = {"maxnreg": norms.REGISTERS}
+    return _job(norms, f"_{direction}_kernel", types, constants, {"num_warps": warps} | options, capability)
+
+
+def of_sum(dtype, capability):
+    constants = {"WIDTH": 4096, "ROWS": norms.SHARES, "COLUMNS": norms.COLUMNS}
+    types = {"shares_at": "*fp32", "sums_at": dtype, "count": "i32"}
+    return _job(norms, "_sum_kernel", types, constants, {"num_warps": 4}, capability)
+
+
+def of_swiglu(kernel, arguments, constants, dtype, capability, elements="i32"):
+    packed = {"packed_g_at": "*i8", "packed_u_at": "*i8", "scale_g_at": "*fp32", "scale_u_at": "*fp32"}
+    types = {name: packed.get(name, dtype) for name in arguments} | {"elements": elements}
+    return _job(swiglu, kernel, types, constants, {"num_warps": 8}, capability)
+
+
+def _job(module, kernel, types, constants, options, capability):
+    ones = {name: 1 for name, kind in types.items() if kind == "1"}  # Triton makes a constant of an argument of 1
+    types = {name: kind for name, kind in types.items() if name not in ones}
+    return module.__name__, kernel, types, constants | ones, options, capability
+
+
+def swiglus(dtype, capability, elements="i32"):
+    block, group = {"BLOCK": swiglu.BLOCK}, {"GROUP": swiglu.GROUP, "ROWS": swiglu.ROWS}
+    packed = ["packed_g_at", "packed_u_at", "scale_g_at", "scale_u_at"]
+    differentiated = ["dz_at", "g_at", "s_at", "u_at", "dg_at", "du_at"]
+    kernels = [("_activate", ["g_at", "u_at", "z_at", "s_at"], {"KEEP": keep} | block) for keep in (False, True)]
+    kernels += [("_differentiate", differentiated, {"SAVED": saved} | block) for saved in (False, True)]
+    kernels += [("_activate_packing", ["g_at", "u_at", "z_at", *packed], group)]
+    kernels += [("_differentiate_packed", ["dz_at", *packed, "dg_at", "du_at"], group)]
+    return [of_swiglu(*each, dtype, capability, elements) for each in kernels]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_kernel_compiles_and_only_the_widest_rows_spill(capability):
+    narrow, wide = [], []
+    for dtype in TYPES.get(capability, ("*fp16", "*bf16", "*fp32")):
+        narrow += [*swiglus(dtype, capability), of_sum(dtype, capability)]
+        for width in WIDTHS:
+            group = wide if width == norms.WIDEST else narrow
+            group += [of_norm(direction, width, True, dtype, capability) for direction in ("forward", "backward")]
+    for one in ("1", "i64"):
+        narrow += [of_norm("forward", 2048, False, "*fp16", capability, count=one)]
+        narrow += [of_norm("backward", 2048, False, "*fp16", capability, count=one)]
+        narrow += swiglus("*fp16", capability, elements=one)[:1]
+    found = compile_kernels(narrow + wide)
+    assert all(f".target sm_{capability}" in each["ptx"] for each in found)
+    spilled = [each["spilled"] for each in found]
+    assert max(spilled[: len(narrow)]) == 0
+    assert max(spilled[len(narrow) :]) <= SPILLED
+
+
+def test_bf16_is_read_and_written_16_bytes_at_once():
+    forward = [of_norm("forward", 2048, centred, "*bf16", 90) for centred in (False, True)]
+    for each in compile_kernels(swiglus("*bf16", 90) + forward):
+        assert re.search(WIDE_LOAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
+
+
+def test_a_norms_backward_prefetches_and_all_its_programs_fit_at_once():
+    cases = [(128, False), (2048, False), (2048, True), (8192, True)]
+    found = compile_kernels([of_norm("backward", *case, "*bf16", 90) for case in cases])
+    for (width, _), each in zip(cases, found, strict=True):
+        assert re.search(AHEAD, each["ptx"]) and re.search(WIDE_STORE, each["ptx"])
+        warps = norms.tile(width, 8)[2]
+        programs = norms.RESIDENT // (32 * warps)
+        assert programs * 32 * warps * each["registers"] <= REGISTERS
+        assert programs * (each["shared"] + 1024) <= SHARED
