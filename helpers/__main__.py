@@ -254,18 +254,18 @@ def fit(options: argparse.Namespace) -> int:
     import helpers.fit as fits
 
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
-    result = {}
+    result, theirs = {}, any(sign in options.model for sign in (":", ".json")) or options.model[:1].isupper()
     try:
-        gpu, config = _card(options), Path(options.model)
-        if config.suffix == ".json":  # its memory isn't counted
-            if gpu is None:
-                raise ValueError("of a config.json, speed alone is predicted: name a GPU by --gpu")
-            run = fits.config_run(config, fits.Plan(**chosen | {"model": "tiny"}))
-        else:
-            memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
+        gpu = _card(options)
+        memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
+        if not theirs:
             result = fits.fit(plan := fits.Plan(**chosen), memory)
-            run = fits.plan_run(plan)
+        elif (options.strategy, options.ranks, options.head) == ("single", 1, "full"):
+            result = fits.fit_model(memory_gib=memory, **{name: chosen[name] for name in fits.COUNTED})
+        elif gpu is None:
+            raise ValueError("the memory of other people's models is counted on one device, with the full head")
         if gpu:
+            run = fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"})) if theirs else fits.plan_run(plan)
             result["speed"] = fits.estimate(run, gpu, options.price)
     except ValueError as error:  # what the user chose
         return _fail(error, 2)

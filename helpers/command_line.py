@@ -87,7 +87,10 @@ def parser() -> argparse.ArgumentParser:
 
     added = command("fit", "Where a training step's memory goes, whether it fits, and what would make it fit.")
     added.add_argument(
-        "--model", default="llama-3.2-1b", help="a preset (default: llama-3.2-1b), or with --gpu a model's config.json"
+        "--model",
+        default="llama-3.2-1b",
+        help="a preset (default: llama-3.2-1b), a config.json, a class of transformers, or module:function, whose "
+        "result for a batch size is a module and its example batch",
     )
     added.add_argument("--batch", type=_count, default=8, help="sequences of a step, over all ranks (default: 8)")
     added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")

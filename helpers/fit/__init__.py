@@ -1,6 +1,7 @@
 """Where memory goes and how long a step takes, on devices that are not there.
 
 fit(plan, memory_gib)       parts, peak, whether it fits, and what would make it fit
+fit_model(model, …)         the same of a transformers configuration or class, or of any module, on one device
 
 rank_memory(job, ranks)     the memory of one real rank whose others don't exist; measured on CUDA, counted elsewhere
 rank_peak(job, ranks)       the same by part, counted with few layers
@@ -12,6 +13,7 @@ estimate(run, gpu, price)   the same with its cost and what would make it faster
 assumptions()               what all of it takes for granted, with sources
 """
 
+from .anybody import COUNTED, fit_model
 from .cards import Card
 from .count import count
 from .estimate import config_run, estimate, estimate_text, plan_run
@@ -23,6 +25,7 @@ from .traffic import Transfer, transfers
 
 __all__ = [
     "CLUSTERS",
+    "COUNTED",
     "LINKS",
     "Card",
     "Cluster",
@@ -35,6 +38,7 @@ __all__ = [
     "estimate",
     "estimate_text",
     "fit",
+    "fit_model",
     "plan_run",
     "predict",
     "rank_memory",

@@ -198,10 +198,10 @@ def text(row: dict[str, Any]) -> str:
     for switch in row["switches"]:
         change = ", ".join(f"{name} {value}" for name, value in switch["change"].items())
         lines.append(f"  {change:<62}{switch['peak_gib']:9.2f}  {'fits' if switch['fits'] else 'does not fit'}")
-    if time := row["time"]:
+    if time := row.get("time"):
         rate = f"{time['tflops']:.3g} TFLOP/s in {time['dtype']} and {time['gb_per_s']:.3g} GB/s"
         lines += [f"a step takes at least {time['seconds']:.3g} s a rank at {rate},", f"measured on {time['machine']}"]
         lines[-1] += "; communication excluded" if ranks > 1 else ""
-    else:
+    elif "time" in row:
         lines.append("time of a step: no ceilings are recorded (dlspeed measure swiglu/ceilings)")
     return "\n".join(lines)

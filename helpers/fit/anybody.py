@@ -1,0 +1,161 @@
+"""Memory of a training step of anybody's model, counted on fake tensors: transformers' classes or a function's module.
+
+    fit_model("path/config.json", 24.0, batch=8, sequence=512)
+    fit_model("BertForMaskedLM", 24.0)                     # its default configuration
+    fit_model("package.module:function", 24.0, batch=8)    # function(batch) returns a module and its example batch
+
+The batch is a mapping or sequence of the module's arguments. The loss is the output's `loss`, else the mean of its
+first floating-point tensor. Nothing is computed or allocated; a model of 7B parameters takes some 10 s.
+"""
+
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.lab.arguments import check_choice
+from helpers.lab.memory import GIB
+
+from .ledger import Ledger, Peak
+from .plan import this_memory_gib
+
+PRECISIONS = ("fp32", "amp-bf16", "bf16")
+CHECKPOINTING = ("none", "full")
+COUNTED = ("model", "batch", "sequence", "precision", "checkpointing")  # of a `Plan`
+
+Built = tuple[nn.Module, Any]  # a module and the batch that it is called with
+
+
+def fit_model(
+    model: str,
+    memory_gib: float | None = None,
+    batch: int = 8,
+    sequence: int = 512,
+    precision: str = "amp-bf16",
+    checkpointing: str = "none",
+) -> dict[str, Any]:
+    """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch, switches."""
+    check_choice(PRECISIONS, precision=precision)
+    check_choice(CHECKPOINTING, checkpointing=checkpointing)
+    memory_gib = this_memory_gib() if memory_gib is None else memory_gib
+    if not 0 < memory_gib <= 2**20:
+        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
+    chosen = {"batch": batch, "sequence": sequence, "precision": precision, "checkpointing": checkpointing}
+    limit, needed = memory_gib * GIB, count_model(model, **chosen)
+    switches = []
+    for change in ({"checkpointing": "full"}, {"precision": "bf16"}):
+        if not change.items() <= chosen.items():
+            with contextlib.suppress(NoCheckpointing):
+                size = count_model(model, **chosen | change).bytes
+                switches.append({"change": change, "peak_gib": size / GIB, "fits": size <= limit})
+    more = count_model(model, **chosen | {"batch": 2 * batch}).bytes - needed.bytes  # for as many samples again
+    largest = max(0, batch + int((limit - needed.bytes) * batch / max(more, 1)))
+    return chosen | {
+        "model": model,
+        "strategy": "single",
+        "ranks": 1,
+        "head": "full",
+        "memory_gib": memory_gib,
+        "parts_gib": {part: size / GIB for part, size in needed.parts.items()},
+        "moment": needed.moment,
+        "peak_gib": needed.bytes / GIB,
+        "fits": needed.bytes <= limit,
+        "largest_batch": largest,
+        "switches": switches,
+    }
+
+
+class NoCheckpointing(ValueError):
+    """The model can't checkpoint its blocks."""
+
+
+def count_model(    name: str, batch: int = 8, sequence: int = 512, precision: str = "amp-bf16", checkpointing: str = "none"
+) -> Peak:
+    """The peak of a training step, after the first, with fused AdamW, by part."""
+    make, ledger = builder(name), Ledger()
+    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+        model, inputs = make(batch, sequence)
+        optimizer, step = trainer(model, inputs, precision, checkpointing)
+        for weight in model.parameters():  # the optimizer's state, without the cost of a first step
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        ledger.learn(model, optimizer, tree_leaves(inputs))
+        ledger.begin_phase(first=True)
+        step()
+    return ledger.peak
+
+
+def trainer(
+    model: nn.Module, inputs: Any, precision: str, checkpointing: str
+) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+    """An optimizer and a step of it, as `count_model` counts it and tests measure it."""
+    model.train()
+    if checkpointing == "full":
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise NoCheckpointing(f"{type(model).__name__} has no gradient checkpointing")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if precision == "bf16":
+        model.bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    half = torch.autocast("cpu", torch.bfloat16) if precision == "amp-bf16" else contextlib.nullcontext()
+
+    def step() -> None:
+        with half:
+            output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        loss = getattr(output, "loss", None)
+        if loss is None:
+            loss = next(leaf for leaf in tree_leaves(output) if leaf.is_floating_point()).float().mean()
+        del output
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return optimizer, step
+
+
+def builder(name: str) -> Callable[[int, int], Built]:
+    """From a name to what builds its module and a batch of so many samples of so many tokens."""
+    module, colon, function = name.partition(":")
+    if colon:
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{name}: {error}") from error
+        return lambda batch, _sequence: make(batch)
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"{name} needs transformers: pip install transformers") from error
+    config, cls = {}, name
+    if name.endswith(".json"):
+        config = json.loads(Path(name).read_text(encoding="utf-8"))
+        cls = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
+    kind = getattr(transformers, cls, None)
+    if kind is None:
+        raise ValueError(f"{cls!r} is no class of transformers {transformers.__version__}")
+    if cls.startswith("Auto"):
+        settings = transformers.AutoConfig.for_model(**config)
+        return lambda batch, sequence: (model := kind.from_config(settings), example(model, batch, sequence))
+    settings = kind.config_class(**config)
+    return lambda batch, sequence: (model := kind(settings), example(model, batch, sequence))
+
+
+def example(model: nn.Module, batch: int, sequence: int) -> dict[str, Tensor]:
+    """A batch for one of transformers' models, by what it is called with: tokens, pictures or spectrograms."""
+    config, first = model.config, getattr(model, "main_input_name", "input_ids")
+    tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    if first == "pixel_values":
+        size, channels = getattr(config, "image_size", 224), config.num_channels
+        pictures = torch.zeros(batch, channels, size, size)
+        return {first: pictures, "labels": torch.zeros(batch, dtype=torch.long)}
+    if first == "input_features":
+        return {first: torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions), "labels": tokens}
+    return {first: tokens, "labels": tokens}

@@ -1,0 +1,42 @@
+"""The memory of other people's models, against measured peaks."""
+
+import json
+
+import pytest
+import torch
+
+from helpers.fit.anybody import builder, count_model, trainer
+from helpers.lab import peak_memory
+
+transformers = pytest.importorskip("transformers")
+SMALL = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
+LLAMA = SMALL | {"num_key_value_heads": 2, "vocab_size": 4096}
+GPT2 = {"n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 4096}
+T5 = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 4096}
+WHISPER = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "vocab_size": 4096}
+WHISPER |= {"decoder_attention_heads": 4, "max_source_positions": 200, "pad_token_id": 0, "decoder_start_token_id": 1}
+MODELS = {
+    "BertForMaskedLM": SMALL | {"vocab_size": 4096},
+    "GPT2LMHeadModel": GPT2,
+    "LlamaForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": LLAMA,
+    "ViTForImageClassification": SMALL | {"image_size": 96, "patch_size": 8},
+    "T5ForConditionalGeneration": T5,
+    "WhisperForConditionalGeneration": WHISPER,
+    "ResNetForImageClassification": {"embedding_size": 32, "hidden_sizes": [64, 128], "depths": [2, 2]},
+}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_needs_what_is_counted(name, checkpointing, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODELS[name] | {"architectures": [name]}))
+    if checkpointing == "full" and not getattr(transformers, name).supports_gradient_checkpointing:
+        pytest.skip("this model has no checkpointing")
+    counted = count_model(str(config), 4, 128, "fp32", checkpointing)
+    torch.manual_seed(0)
+    _, step = trainer(*builder(str(config))(4, 128), "fp32", checkpointing)
+    step()
+    measured = peak_memory(step).peak_bytes
+    assert counted.bytes - counted.at_rest == pytest.approx(measured, rel=0.12)
