@@ -265,7 +265,11 @@ def fit(options: argparse.Namespace) -> int:
         elif gpu is None:
             raise ValueError("the memory of other people's models is counted on one device, with the full head")
         if gpu:
-            run = fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"})) if theirs else fits.plan_run(plan)
+            run = (
+                fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"}))
+                if theirs
+                else fits.plan_run(plan)
+            )
             result["speed"] = fits.estimate(run, gpu, options.price)
     except ValueError as error:  # what the user chose
         return _fail(error, 2)

@@ -11,9 +11,11 @@ first floating-point tensor. Nothing is computed or allocated; a model of 7B par
 import contextlib
 import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +78,12 @@ class NoCheckpointing(ValueError):
     """The model can't checkpoint its blocks."""
 
 
-def count_model(    name: str, batch: int = 8, sequence: int = 512, precision: str = "amp-bf16", checkpointing: str = "none"
+def count_model(
+    name: str, batch: int = 8, sequence: int = 512, precision: str = "amp-bf16", checkpointing: str = "none"
 ) -> Peak:
     """The peak of a training step, after the first, with fused AdamW, by part."""
     make, ledger = builder(name), Ledger()
-    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+    with FakeTensorMode(allow_non_fake_inputs=True), _without_values(), ledger:
         model, inputs = make(batch, sequence)
         optimizer, step = trainer(model, inputs, precision, checkpointing)
         for weight in model.parameters():  # the optimizer's state, without the cost of a first step
@@ -91,6 +94,14 @@ def count_model(    name: str, batch: int = 8, sequence: int = 512, precision: s
         ledger.begin_phase(first=True)
         step()
     return ledger.peak
+
+
+def _without_values() -> contextlib.AbstractContextManager:
+    """Leave the weights of transformers' models as they are made: fake ones have no values to draw."""
+    kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
+    if not hasattr(kind, "_initialize_weights"):
+        return contextlib.nullcontext()
+    return mock.patch.object(kind, "_initialize_weights", lambda *_: None)
 
 
 def trainer(
@@ -152,6 +163,8 @@ def example(model: nn.Module, batch: int, sequence: int) -> dict[str, Tensor]:
     """A batch for one of transformers' models, by what it is called with: tokens, pictures or spectrograms."""
     config, first = model.config, getattr(model, "main_input_name", "input_ids")
     tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
     if first == "pixel_values":
         size, channels = getattr(config, "image_size", 224), config.num_channels
         pictures = torch.zeros(batch, channels, size, size)

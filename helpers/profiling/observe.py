@@ -61,6 +61,7 @@ class Observer:
         self.seconds: Any = Counter()  # (function, line, activity) -> charged
         self.iterations: list[tuple[float, str]] = []  # seconds of each, and what most of it went to
         self.memory: list[tuple[int, int, int]] = []  # iteration, bytes of the process, of the device
+        self.observed_s = 0.0  # of all iterations
         self.epochs = 0  # that began after the first iteration
         self.evaluations = 0
         self.garbage_s = 0.0
@@ -107,6 +108,7 @@ class Observer:
             return
         now = time.perf_counter()
         self.count += 1
+        self.observed_s += now - self._last
         self.anomaly = torch.is_anomaly_enabled()
         if len(self.iterations) < KEPT_ITERATIONS:
             most = max(self._of_iteration, key=self._of_iteration.__getitem__, default="")

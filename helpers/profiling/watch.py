@@ -8,8 +8,9 @@ ends it. Micro-batches belong to the step after them, and so does an iteration w
 After a warm-up two windows are recorded: one without stacks, whose times are close to those of the unprofiled script,
 and one with stacks, which names the lines of source. Outside of the windows an iteration costs a few microseconds.
 
-Only the process and the thread that train are recorded, of DataLoader's workers their dearest lines. Under torchrun each rank saves a
-profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be watched.
+Only the process and the thread that train are recorded, of DataLoader's workers their dearest lines. Under torchrun
+each rank saves a profile of its own. torch runs one profiler at a time, so a script that starts one itself can't be
+watched.
 """
 
 import contextlib

@@ -212,7 +212,7 @@ class Windows:
         observer = self.observer
         if self._until_epoch and not (observer.epochs or observer.evaluations):
             return False
-        return self.ranks == 1 and (observer.count >= OBSERVED and sum(s for s, _ in observer.iterations) >= OBSERVED_S)
+        return self.ranks == 1 and (observer.count >= OBSERVED and observer.observed_s >= OBSERVED_S)
 
     def _python_calls(self) -> Generator[None, None, int]:
         """The number of Python calls, of builtin functions too, of the next iteration, which that slows.

@@ -25,7 +25,7 @@ from torch.utils.data._utils import fetch, worker
 from .observe import PERIOD_S, is_library, is_part
 
 WRITE_S = 0.5
-Seen = Counter[tuple[str, int]]  # seconds by file and line
+Seen = Any  # a Counter of seconds by file and line
 
 
 @contextlib.contextmanager

@@ -105,7 +105,9 @@ def test_coverage_is_that_of_the_worst_kind():
 
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
-    row |= {"seconds_to_answer": 20.0, "apart": False, "told": "1. padding\n2. more", "told_fixed": ""} | {"line_right": True}
+    row |= {"seconds_to_answer": 20.0, "apart": False, "told": "1. padding\n2. more", "told_fixed": ""} | {
+        "line_right": True
+    }
     wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
     found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]))
     assert (f"{found.right}", f"{found.right_apart}", f"{found.alarms} of {found.twins}") == ("50%", "0%", "1 of 2")

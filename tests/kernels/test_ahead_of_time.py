@@ -20,7 +20,7 @@ REGISTERS, SHARED = 65536, 227 * 1024  # of a multiprocessor of 9.0
 WIDE_LOAD, WIDE_STORE = r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32"
 AHEAD = r"cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10"  # to shared memory, 16 bytes for each thread
 TYPES = {75: ("*fp16", "*fp32")}  # before 8.0 no unit multiplies bf16
-SPILLED = 256  # bytes that the widest rows may cost a thread
+SPILLED = 320  # bytes that the widest rows may cost a thread
 WIDTHS = (100, 2048, norms.WIDEST)
 
 

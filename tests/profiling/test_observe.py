@@ -136,7 +136,7 @@ def test_rows_of_a_table_by_a_product_are_found(watched):
             optimizer.step()
         """
     ).findings[0]
-    assert first.finding == "one-hot product" and "one_hot" in first.where and "4,000" in first.evidence
+    assert first.finding == "one-hot product" and "train.py:17" in first.where and "4,000" in first.evidence
 
 
 def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):

@@ -20,7 +20,7 @@ FIRST = ("growing memory", "late rank", "anomaly detection")  # kinds of warning
 
 
 @experiment(
-    small=[],
+    small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
     columns="apart first right line_right place? promised? gained? alarm? seconds_to_answer told told_fixed",
     same_work=False,
@@ -29,8 +29,8 @@ def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
 
     `alarm` is the largest gain that a finding promises for the loop without its fault. What the fix gains is the ratio
-    of the mean iterations, neither of them recorded. `line_right`: whether the line that most of the time goes to, which a
-    sampling profiler would show, is the cause's. `told` is what the command prints of the loop.
+    of the mean iterations, neither of them recorded. `line_right` says whether the line that most of the time goes to,
+    which a sampling profiler would show, is the cause's. `told` is what the command prints of the loop.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:

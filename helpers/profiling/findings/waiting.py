@@ -140,13 +140,15 @@ def reads_on_cpu(scene: Scene) -> list[Event]:
     ]
     reads += [e for e in methods if not any(inner.name in _READS for inner in e.inner())]
     return sorted(
-        (e for e in reads if not e.within(LOADER) and not trace.in_update(e) and not _is_torchs_bookkeeping(e)),
+        (e for e in reads if not e.within(LOADER) and not trace.in_update(e) and not _is_of_torchs(e)),
         key=lambda e: e.begin,
     )
 
 
-def _is_torchs_bookkeeping(event: Event) -> bool:
-    """Seeds and indices that samplers and loaders draw, wherever the loop makes them."""
+def _is_of_torchs(event: Event) -> bool:
+    """Seeds and indices that samplers and loaders draw, and ids that one_hot checks on a CPU alone."""
+    if event.within("aten::one_hot"):
+        return True
     return any("torch/utils/data/" in outer.name for outer in event.outer() if outer.kind == PYTHON)
 
 
