@@ -110,6 +110,8 @@ def read_and_diagnose(
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
     if findings:
         first = f" Change first: {findings[0].finding}, up to {findings[0].gain_share:.0%} of the time."
+        if before := [note.text for note in (*about_ranks, *diagnosis.warnings) if note.kind in seen.FIRST]:
+            first = f" Look first: {before[0]}."
         diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)
     return replace(
         diagnosis,

@@ -29,6 +29,9 @@ from torch.utils.data import DataLoader
 from . import run_script
 
 PERIOD_S = 0.01
+# A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
+# Python's default, 5 ms, most looks would fall on operators, however long the Python before them took.
+SWITCH_S = 1e-5
 COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
 SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
 COMMUNICATING, BACKWARD, OPTIMIZER, RECOMPUTING = "communicating", "backward", "optimizer", "recomputing activations"
@@ -195,10 +198,13 @@ class Observer:
             mode.__enter__, mode.__exit__ = entering(enter), leaving(leave)
         autograd.backward = gone_back
         gc.callbacks.append(collected)
+        switched = sys.getswitchinterval()
+        sys.setswitchinterval(min(switched, SWITCH_S))
         try:
             yield
         finally:
             self.stop()
+            sys.setswitchinterval(switched)
             gc.callbacks.remove(collected)
             if autograd.backward is gone_back:
                 autograd.backward = backward

@@ -10,19 +10,19 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from sys import _current_frames
 from types import FrameType
 from typing import Any
 
 from torch.utils.data._utils import fetch, worker
 
-from .observe import PERIOD_S, is_library, is_part
+from .observe import PERIOD_S, SWITCH_S, is_library, is_part
 
 WRITE_S = 0.5
 Seen = Any  # a Counter of seconds by file and line
@@ -35,6 +35,7 @@ def watching() -> Iterator[Callable[[], Seen]]:
 
     @functools.wraps(loop)
     def looked_at(*arguments: Any, **named: Any) -> None:
+        sys.setswitchinterval(SWITCH_S)
         ended = threading.Event()
         look = functools.partial(_look, threading.get_ident(), folder / f"{os.getpid()}.json", ended)
         threading.Thread(target=look, name="observer", daemon=True).start()
@@ -64,7 +65,7 @@ def _look(thread: int, file: Path, ended: threading.Event) -> None:
     seen: Seen = Counter()
     began = written = time.perf_counter()
     while not ended.wait(PERIOD_S * (0.5 + random.random())):
-        now, frame = time.perf_counter(), _current_frames().get(thread)
+        now, frame = time.perf_counter(), sys._current_frames().get(thread)
         if frame is not None and (line := loading_line(frame)):
             seen[line] += now - began
         began = now

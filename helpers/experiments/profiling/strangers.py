@@ -11,12 +11,12 @@ from pathlib import Path
 from helpers.lab import experiment
 from helpers.lab.records import Row
 from helpers.profiling import diagnose
+from helpers.profiling.findings.observed import FIRST
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 MANIFEST = LOOPS / "manifest.json"
 CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
 LIMIT_S = 60
-FIRST = ("growing memory", "late rank", "anomaly detection")  # kinds of warnings that are answers
 
 
 @experiment(

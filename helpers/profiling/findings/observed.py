@@ -34,6 +34,7 @@ RECOMPILED, PADDING, LOOP, GARBAGE, GROWTH = (
 )
 LATE, RECOMPUTED, REPEATED, SMALL = "late rank", "recomputed activations", "repeated backward", "small batches"
 ANOMALY = "anomaly detection"
+FIRST = (GROWTH, LATE, ANOMALY)  # warnings that come before any finding
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_ITERATIONS = 5
 LEAST_PADDING = 0.05
