@@ -261,20 +261,28 @@ def fit(options: argparse.Namespace) -> int:
         if not theirs:
             result = fits.fit(plan := fits.Plan(**chosen), memory)
         elif (options.strategy, options.ranks, options.head) == ("single", 1, "full"):
-            result = fits.fit_model(memory_gib=memory, **{name: chosen[name] for name in fits.COUNTED})
+            try:
+                result = fits.fit_model(memory_gib=memory, **{name: chosen[name] for name in fits.COUNTED})
+            except fits.UnknownModel:
+                if gpu is None:
+                    raise
         elif gpu is None:
             raise ValueError("the memory of other people's models is counted on one device, with the full head")
-        if gpu:
-            run = (
-                fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"}))
-                if theirs
-                else fits.plan_run(plan)
-            )
-            result["speed"] = fits.estimate(run, gpu, options.price)
+        if gpu and not theirs:
+            result["speed"] = fits.estimate(fits.plan_run(plan), gpu, options.price)
+        elif gpu:
+            try:
+                run = fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"}))
+                result["speed"] = fits.estimate(run, gpu, options.price)
+            except ValueError as error:
+                if not result:
+                    raise
+                reason = error if options.model.endswith(".json") else "that takes a language model's config.json"
+                print(f"dlspeed: no time is predicted: {reason}", file=sys.stderr)
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
     texts = [fits.text(result)] if "fits" in result else []
-    texts += [fits.estimate_text(result["speed"])] if gpu else []
+    texts += [fits.estimate_text(result["speed"])] if "speed" in result else []
     print(json.dumps(result) if options.json else "\n".join(texts))
     return 0
 

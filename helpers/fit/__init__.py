@@ -13,7 +13,7 @@ estimate(run, gpu, price)   the same with its cost and what would make it faster
 assumptions()               what all of it takes for granted, with sources
 """
 
-from .anybody import COUNTED, fit_model
+from .anybody import COUNTED, UnknownModel, fit_model
 from .cards import Card
 from .count import count
 from .estimate import config_run, estimate, estimate_text, plan_run
@@ -32,6 +32,7 @@ __all__ = [
     "Link",
     "Plan",
     "Transfer",
+    "UnknownModel",
     "assumptions",
     "config_run",
     "count",

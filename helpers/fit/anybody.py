@@ -10,9 +10,10 @@ first floating-point tensor. Nothing is computed or allocated; a model of 7B par
 
 import contextlib
 import importlib
-import json
+import logging
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,11 +21,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from helpers.lab.arguments import check_choice
 from helpers.lab.memory import GIB
 
+from .estimate import read_config
 from .ledger import Ledger, Peak
 from .plan import this_memory_gib
 
@@ -78,12 +80,16 @@ class NoCheckpointing(ValueError):
     """The model can't checkpoint its blocks."""
 
 
+class UnknownModel(ValueError):
+    """A configuration of which no model can be made here."""
+
+
 def count_model(
     name: str, batch: int = 8, sequence: int = 512, precision: str = "amp-bf16", checkpointing: str = "none"
 ) -> Peak:
     """The peak of a training step, after the first, with fused AdamW, by part."""
     make, ledger = builder(name), Ledger()
-    with FakeTensorMode(allow_non_fake_inputs=True), _without_values(), ledger:
+    with _told(name, batch, sequence), FakeTensorMode(allow_non_fake_inputs=True), _without_values(), ledger:
         model, inputs = make(batch, sequence)
         optimizer, step = trainer(model, inputs, precision, checkpointing)
         for weight in model.parameters():  # the optimizer's state, without the cost of a first step
@@ -94,6 +100,28 @@ def count_model(
         ledger.begin_phase(first=True)
         step()
     return ledger.peak
+
+
+@contextlib.contextmanager
+def _told(name: str, batch: int, sequence: int) -> Iterator[None]:
+    """What a model raises, in a line: the tokens are more than its positions, or a function takes other arguments."""
+    logs = [logging.getLogger(source) for source in ("torch._subclasses.fake_tensor", "transformers")]
+    silent = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except NoCheckpointing:
+        raise
+    except Exception as error:
+        chosen = f"batch {batch}" if ":" in name else f"batch {batch}, sequence {sequence}"
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name} can't do a step at {chosen}: {type(error).__name__}: {reason}") from error
+    finally:
+        for log, was in zip(logs, silent, strict=True):
+            log.disabled = was
 
 
 def _without_values() -> contextlib.AbstractContextManager:
@@ -114,7 +142,7 @@ def trainer(
             raise NoCheckpointing(f"{type(model).__name__} has no gradient checkpointing")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if precision == "bf16":
-        model.bfloat16()
+        model, inputs = _in_bf16(model), tree_map(_half, inputs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     half = torch.autocast("cpu", torch.bfloat16) if precision == "amp-bf16" else contextlib.nullcontext()
 
@@ -132,6 +160,23 @@ def trainer(
     return optimizer, step
 
 
+def _half(value: Any) -> Any:
+    return value.bfloat16() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _in_bf16(model: nn.Module) -> nn.Module:
+    """As `model.bfloat16()`, which fake weights refuse."""
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.is_floating_point():
+                made.setdefault(weight, nn.Parameter(weight.detach().bfloat16(), weight.requires_grad))
+                module._parameters[name] = made[weight]
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = _half(buffer)
+    return model
+
+
 def builder(name: str) -> Callable[[int, int], Built]:
     """From a name to what builds its module and a batch of so many samples of so many tokens."""
     module, colon, function = name.partition(":")
@@ -141,14 +186,16 @@ def builder(name: str) -> Callable[[int, int], Built]:
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{name}: {error}") from error
         return lambda batch, _sequence: make(batch)
+    config, cls = {}, name
+    if name.endswith(".json"):
+        config = read_config(Path(name))
+        if "architectures" not in config and "model_type" not in config:
+            raise UnknownModel(f"{name} names no model: it has neither architectures nor model_type")
+        cls = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(f"{name} needs transformers: pip install transformers") from error
-    config, cls = {}, name
-    if name.endswith(".json"):
-        config = json.loads(Path(name).read_text(encoding="utf-8"))
-        cls = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
+        raise UnknownModel(f"{name} needs transformers: pip install transformers") from error
     kind = getattr(transformers, cls, None)
     if kind is None:
         raise ValueError(f"{cls!r} is no class of transformers {transformers.__version__}")

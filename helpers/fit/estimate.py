@@ -45,14 +45,19 @@ def plan_run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def config_run(path: Path, plan: Plan) -> dict[str, Any]:
-    """A language model's transformers `config.json`, trained as a plan says, as a run of `speed`."""
-    plan.check()
+def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} can't be read as JSON: {error}") from error
-    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    return config if isinstance(config, dict) else {}
+
+
+def config_run(path: Path, plan: Plan) -> dict[str, Any]:
+    """A language model's transformers `config.json`, trained as a plan says, as a run of `speed`."""
+    plan.check()
+    config = read_config(path)
+    config = config.get("text_config", config)
     shape = {name: next((config[key] for key in keys if config.get(key)), None) for name, keys in CONFIGURED.items()}
     if missing := [" or ".join(CONFIGURED[name]) for name in ("layers", "width", "vocab") if not shape[name]]:
         raise ValueError(f"{path} has no {missing[0]}: not the configuration of a language model")

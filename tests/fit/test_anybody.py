@@ -27,16 +27,33 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_step_needs_what_is_counted(name, checkpointing, tmp_path):
+CASES = [(name, "fp32", checkpointing) for name in MODELS for checkpointing in ("none", "full")]
+CASES += [("ViTForImageClassification", "bf16", "none"), ("LlamaForCausalLM", "bf16", "none")]
+
+
+@pytest.mark.parametrize(("name", "precision", "checkpointing"), CASES)
+def test_a_step_needs_what_is_counted(name, precision, checkpointing, tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(MODELS[name] | {"architectures": [name]}))
     if checkpointing == "full" and not getattr(transformers, name).supports_gradient_checkpointing:
         pytest.skip("this model has no checkpointing")
-    counted = count_model(str(config), 4, 128, "fp32", checkpointing)
+    counted = count_model(str(config), 4, 128, precision, checkpointing)
     torch.manual_seed(0)
-    _, step = trainer(*builder(str(config))(4, 128), "fp32", checkpointing)
+    _, step = trainer(*builder(str(config))(4, 128), precision, checkpointing)
     step()
     measured = peak_memory(step).peak_bytes
     assert counted.bytes - counted.at_rest == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_such_module:build", "No module named"),
+        ("torch.nn:Linear", "missing 1 required positional argument"),
+        ("AbsentForCausalLM", "no class of transformers"),
+        ("BertForMaskedLM", "batch 2, sequence 600: RuntimeError"),  # has 512 positions
+    ],
+)
+def test_a_model_that_cant_be_made_or_run_is_named_with_its_reason(name, reason):
+    with pytest.raises(ValueError, match=reason):
+        count_model(name, 2, 600)
