@@ -5,7 +5,9 @@ What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a 
 
 import argparse
 import dataclasses
+import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -184,15 +186,18 @@ def try_(options: argparse.Namespace) -> int:
     if wrong:
         return _fail(wrong, 2)
     only = [name.strip() for name in options.only.split(",")] if options.only else []
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    edited, *theirs = shlex.split(options.against or "") or [""]
+    if edited and (options.module or options.only or options.write):
+        return _fail("--against compares two scripts, without -m, --only and --write", 2)
+    if edited and not Path(edited).is_file():
+        return _fail(f"there is no script {edited}", 2)
     try:
-        result = search.try_script(
-            script,
-            arguments,
-            module=options.module is not None,
-            seconds=options.seconds,
-            only=only,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        if edited:
+            result = search.try_edited(script, arguments, edited, theirs, seconds=options.seconds, tell=tell)
+        else:
+            named = options.module is not None
+            result = search.try_script(script, arguments, module=named, seconds=options.seconds, only=only, tell=tell)
     except search.UnknownChange as error:
         return _fail(error, 2)
     except search.CannotTry as error:

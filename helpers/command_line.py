@@ -81,6 +81,11 @@ def parser() -> argparse.ArgumentParser:
     added = command("try", "Try changes on a training script as it is: what each did, and the edit to make.")
     added.add_argument("--seconds", type=_seconds, default=300.0, metavar="S", help="for all trials (default: 300)")
     added.add_argument("--only", metavar="A,B", help="changes to try (default: all that apply)")
+    added.add_argument(
+        "--against",
+        metavar="'FILE ARGS'",
+        help="instead of changes from outside, try a script that you edited, with its arguments in the same quotes",
+    )
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
     added.add_argument("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
     of_script(added)

@@ -1,5 +1,6 @@
 """Chapter 3: what the diagnosis finds, whether its promises are kept, where a step's time goes, what each fix gains."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ NAMES = {"vit": "ViT", "gpt": "language model"}
 PIPELINES = {"vit": CLOTHES, "gpt": LANGUAGE}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
 ALL = "all"  # of the fixes
+MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
 SAME = 0.03  # without an interval, a fix that changes less has no effect
 PAIR = " + "  # between the names of two faults that are planted together
 # Parts of a model, by the types of their modules or by their names.
@@ -274,6 +276,8 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         first=rows["first"].str.slice(0, 48),
     )
     apart = rows["apart"].astype(bool)
+    alarms = rows.dropna(subset=["alarm"])
+    alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
     errors = (rows["promised"] - rows["gained"]).abs().dropna()
     right = rows["right"].astype(bool)
     first_findings = {name: rows[name].str.split("\n2. ").str[0] for name in ("told", "told_fixed")}
@@ -287,9 +291,49 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         count=derived(len(rows), "counted", "", 0),
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
-        alarms=derived((rows["alarm"].dropna() >= MARGIN).sum(), "counted", "", 0),
+        alarms=derived(len(alarms), "counted", "", 0),
+        fp32=derived((rows["alarm_tried"] >= MARGIN).sum(), "counted", "", 0),
         twins=derived(rows["alarm"].notna().sum(), "counted", "", 0),
     )
+
+
+def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
+    """What a change did from outside, beside what `profile` promised for its fault and what the edit by hand does."""
+    names = {"loop": "script", "gained": "by_hand", "gained_low": "by_hand_low", "gained_high": "by_hand_high"}
+    known = loops[[*names, "promised"]].rename(columns=names).set_index("script")
+    both = rows.set_index("script").combine_first(known).loc[rows["script"]].reset_index()
+    shown = both.assign(
+        promised=[Number(share, PERCENT, decimals=0) for share in both["promised"]],
+        **{name: [_share(row, name) for row in both.to_dict("records")] for name in ("tried", "by_hand")},
+    )
+    heads = {"script": "script", "change": "change", "promised": "promised", "tried": "tried from outside"}
+    heads |= {"by_hand": "by hand", "losses": "losses"}
+    one = both[~both["script"].isin(NAMES)].dropna(subset=["tried", "by_hand"])
+    low, high = ((one[f"tried_{end}"].fillna(one["tried"])) for end in ("low", "high"))
+    equal = (one["by_hand_high"] >= low - MATCH) & (one["by_hand_low"] <= high + MATCH)
+    whole = {row["script"]: row for row in both.to_dict("records") if row["script"] in NAMES}
+    return SimpleNamespace(
+        table=shown[list(heads)].rename(columns=heads),
+        equal=derived(equal.sum(), "counted", "", 0),
+        count=derived(len(one), "counted", "", 0),
+        share=derived(equal.mean(), "counted", PERCENT, 0),
+        vit=_reached(whole.get("vit"), "vit"),
+        gpt=_reached(whole.get("gpt"), "gpt"),
+    )
+
+
+def _share(row: dict, name: str) -> str:
+    if math.isnan(row[name]):
+        return ""
+    bounds = {} if math.isnan(row[f"{name}_low"]) else {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+    return str(Number(row[name], PERCENT, decimals=0, **bounds))
+
+
+def _reached(row: dict | None, pipeline: str) -> Number:
+    """How much of what the fixes by hand save is saved from outside."""
+    if row is None or math.isnan(row["tried"]) or math.isnan(row["by_hand"]):
+        return lacking(f"the {NAMES[pipeline]}'s changes", PERCENT)
+    return derived(row["tried"] / row["by_hand"], "the shares of the time that go", PERCENT, 0)
 
 
 def coverage(rows: pd.DataFrame) -> SimpleNamespace:

@@ -25,6 +25,7 @@ from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
 from .findings import DETERMINISTIC, HOST_WAITS, KEPT_GRAPH, host_work, needless, on_cpu, products, traffic, waiting
 from .findings import observed as seen
 from .intervals import union
+from .places import backward_shares
 from .read_trace import read_trace
 from .scene import Scene
 from .trace import NO_SHAPES, NO_STACKS, Note, Trace
@@ -95,8 +96,11 @@ def read_and_diagnose(
         source, profile, about_ranks, places = _in_folder(source)
     trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
+    gone_back: dict[tuple[str, str], float] = {}
     if places is not None:
-        detailed, located = _diagnosed(read_trace(places), 0.0)  # stacks slow the host: a share may be below `least`
+        stacks = read_trace(places)
+        gone_back = backward_shares(stacks) if observed else {}
+        detailed, located = _diagnosed(stacks, 0.0)  # stacks slow the host: a share may be below `least`
         findings = _located(findings, located, diagnosis, detailed, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
         taken = NAME_LINES if diagnosis.account else NAME_LINES | {hygiene.NOT_EXPLAINED}
@@ -105,7 +109,7 @@ def read_and_diagnose(
         diagnosis = replace(diagnosis, notes=tuple(notes))
     if observed:
         rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
-        loop = seen.Observed(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())))
+        loop = seen.Observed(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
         about_ranks = [*seen.late_rank(observed), *about_ranks]
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
     if findings:

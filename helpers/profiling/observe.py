@@ -9,6 +9,7 @@ A look costs some 20 µs. What is patched (`nn.Module.train`, `torch.no_grad`, e
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import random
@@ -52,9 +53,16 @@ _LIBRARY = re.compile(r"^<|/(site|dist)-packages/")
 _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
+_SET_TIMER_SLACK = 29
 KEPT_ITERATIONS = 5000
 BATCHES = 8  # whose padding is counted
 USER = "user"
+
+
+def wake_in_time() -> None:
+    """Let Linux wake this thread when its wait is over, not up to 50 µs later to save power."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
 
 
 class Observer:
@@ -122,6 +130,7 @@ class Observer:
             self.memory.append((self.count, resident_bytes(), on_device))
 
     def _look(self) -> None:
+        wake_in_time()
         began = time.perf_counter()
         while not self._ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
             now, frame = time.perf_counter(), sys._current_frames().get(self._thread)

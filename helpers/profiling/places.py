@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,16 @@ def user_frame(event: Event) -> Event | None:
         if frame and _is_users(frame[0]) and (frame[2] == "<module>" or not frame[2].startswith("<")):
             return outer
     return None
+
+
+def backward_shares(trace: Trace) -> dict[tuple[str, str], float]:
+    """How the backward pass's time is shared among the user's functions whose ops it goes back through: file, name."""
+    times: Any = Counter()
+    for number, ran in trace.executed.items():
+        maker = trace.makers.get(number)
+        frame = _parse(outer.name) if maker and (outer := user_frame(maker)) else None
+        times[(frame[0], frame[2]) if frame else ("", "")] += sum(event.us for event in ran)
+    return {function: time / times.total() for function, time in times.items() if function[0]}
 
 
 def module(event: Event) -> str | None:

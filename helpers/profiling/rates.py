@@ -1,14 +1,17 @@
-"""How much faster this machine's CPU trains in bf16 than in fp32, which no profile shows."""
+"""How much faster this machine's CPU trains in bf16 than in fp32, and the like, which no profile shows."""
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 SIZES = (96, 384, 1024)  # of the products
-CONVOLUTION = "convolution"
+LENGTHS, HEADS = (128, 512, 1056), 8  # of sequences that attend; glibc maps the last one's weights anew each time
+CONVOLUTION, ATTENTION, FP64 = "convolution", "attention", "fp64"
 REPEATS = 5
 EMULATED = 0.1  # below that the processor has no such instructions, and large products take minutes
 
@@ -20,28 +23,57 @@ def bf16_speedup(kind: int | str = 384) -> float:
     The conversions that autocast adds count, too: for small products they cost more than bf16 saves. By the fastest of
     a few.
     """
-    return _fastest_s(torch.float32, kind) / _fastest_s(torch.bfloat16, kind)
+    return _layer_s(torch.float32, kind) / _layer_s(torch.bfloat16, kind)
 
 
-def bf16_speedups() -> dict[str, float]:
-    """Those of linear layers by size, and of a convolution; takes a second, once."""
+@functools.cache
+def speedups() -> dict[str, float]:
+    """Of bf16 by a linear layer's size and for a convolution, of fp32 over fp64, of fused attention by its weights' bytes.
+
+    Takes a second, once.
+    """
+    found = {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
+    for length in LENGTHS:
+        shapes = [(1, HEADS, length, 32)] * 3
+        found[f"{ATTENTION} {4 * HEADS * length**2}"] = _fastest_s(_attention, shapes) / _fastest_s(
+            _fused_attention, shapes
+        )
     small = bf16_speedup(SIZES[0])
-    if small < EMULATED:
-        return {str(SIZES[0]): small}
-    return {str(kind): round(bf16_speedup(kind), 3) for kind in (*SIZES, CONVOLUTION)}
+    kinds = (SIZES[0],) if small < EMULATED else (*SIZES, CONVOLUTION)
+    found |= {str(kind): bf16_speedup(kind) for kind in kinds}
+    return {kind: round(speedup, 3) for kind, speedup in found.items()}
 
 
-def _fastest_s(dtype: torch.dtype, kind: int | str) -> float:
-    # Constants: random numbers would change what a script draws afterwards.
-    times = []
-    shapes: Any = ((8, 64, 28, 28), (64, 64, 3, 3)) if kind == CONVOLUTION else ((kind, kind), (kind, kind))
+def _layer_s(dtype: torch.dtype, kind: int | str) -> float:
+    shapes: Any = [(8, 64, 28, 28), (64, 64, 3, 3)] if kind == CONVOLUTION else [(kind, kind), (kind, kind)]
     apply = functools.partial(F.conv2d, padding=1) if kind == CONVOLUTION else F.linear
+    if dtype == torch.bfloat16:
+        return _fastest_s(torch.autocast("cpu", dtype)(apply), shapes)
+    return _fastest_s(apply, shapes, dtype)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).masked_fill(_mask(q.shape[-2]), float("-inf"))
+    return weights.softmax(-1) @ v
+
+
+@functools.cache
+def _mask(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _fastest_s(apply: Callable[..., Tensor], shapes: Any, dtype: torch.dtype = torch.float32) -> float:
+    """Forward and backward. Inputs are constants: random numbers would change what a script draws afterwards."""
+    times = []
     with torch.inference_mode(False), torch.enable_grad():
-        x, weight = (torch.full(shape, 0.5, device="cpu", requires_grad=True) for shape in shapes)
+        inputs = [torch.full(shape, 0.5, device="cpu", dtype=dtype, requires_grad=True) for shape in shapes]
         for _ in range(REPEATS):
             began = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-                y = apply(x, weight)
-            torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+            y = apply(*inputs)
+            torch.autograd.grad(y, inputs, torch.ones_like(y))
             times.append(time.perf_counter() - began)
     return min(times)

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .call_sites import CALLED_FROM, call_sites
-from .rates import bf16_speedups
+from .rates import speedups
 from .trace import ANNOTATION, BACKWARD, NO_SHAPES, NO_STACKS, ON_DEVICE, OP, PYTHON, RUNTIME, WHOLE, Event, Note, Trace
 from .trace_file import load
 
@@ -64,7 +64,7 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
         if event.kind == PYTHON and (site := site_of(event.name, event.begin)):
             event.args.setdefault(CALLED_FROM, site)
     if not torch.cuda.is_available():
-        about["bf16_speedup"] = bf16_speedups()
+        about["bf16_speedup"] = speedups()
     trace = assemble(events, about, faults)
     _READ[profile] = results, trace
     return trace

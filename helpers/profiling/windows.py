@@ -33,7 +33,7 @@ from helpers.lab import files
 
 from .call_sites import CALLED_FROM, RUNNERS, call_sites
 from .observe import Observer, is_part
-from .rates import bf16_speedups
+from .rates import speedups
 
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
@@ -65,7 +65,7 @@ class Window:
         """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
         first = OFFSET + number
         if not torch.cuda.is_available():
-            bf16_speedups()  # measured now: later it would be recorded
+            speedups()  # measured now: later it would be recorded
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
             schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
@@ -91,7 +91,7 @@ class Window:
                 slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
             if not torch.cuda.is_available():
-                profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedups()))
+                profiler.add_metadata_json("bf16_speedup", json.dumps(speedups()))
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)

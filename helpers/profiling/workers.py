@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.utils.data._utils import fetch, worker
 
-from .observe import PERIOD_S, SWITCH_S, is_library, is_part
+from .observe import PERIOD_S, SWITCH_S, is_library, is_part, wake_in_time
 
 WRITE_S = 0.5
 Seen = Any  # a Counter of seconds by file and line
@@ -62,6 +62,7 @@ def _sum(folder: Path) -> Seen:
 
 
 def _look(thread: int, file: Path, ended: threading.Event) -> None:
+    wake_in_time()
     seen: Seen = Counter()
     began = written = time.perf_counter()
     while not ended.wait(PERIOD_S * (0.5 + random.random())):

@@ -1,8 +1,9 @@
 """Changes tried on somebody's training script as it is: what each one did, and the edit that does the same.
 
 print(try_script("train.py", ["--epochs", "3"], seconds=300))
+print(try_edited("train.py", [], "edited.py", []))             # the same for an edit made by hand
 """
 
-from .search import try_script
+from .search import try_edited, try_script
 
-__all__ = ["try_script"]
+__all__ = ["try_edited", "try_script"]

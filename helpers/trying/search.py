@@ -73,18 +73,22 @@ class Search:
     def __init__(
         self, script: str, arguments: Sequence[str], module: bool, seconds: float, workspace: str, tell: Callable
     ) -> None:
-        self.script, self.arguments, self.module = script, list(map(str, arguments)), module
+        self.module, self.folders = module, [os.path.realpath(os.getcwd())]
+        self.run(script, arguments)
         self.until, self.seconds = time.monotonic() + seconds, seconds
         self.workspace, self.tell = Path(workspace), tell
-        folders = [os.path.realpath(os.getcwd())]
-        if not module:
-            folders.append(os.path.dirname(os.path.realpath(script)))
-        self.folders = list(dict.fromkeys(folders))
         self.facts: dict[str, Any] = {}
         self.base = self.twin = Seen()
         self.turn, self.turn_s = dict(TURN), TURN["seconds"]
         self.start_s = 0.0
         self._count = 0
+
+    def run(self, script: str, arguments: Sequence[str]) -> None:
+        """What the next processes run."""
+        self.script, self.arguments = script, list(map(str, arguments))
+        folder = os.path.dirname(os.path.realpath(script))
+        if not self.module and folder not in self.folders:
+            self.folders.append(folder)
 
     @property
     def left(self) -> float:
@@ -171,22 +175,49 @@ def try_script(
     unknown = [name for name in only if name not in valid]
     if unknown:
         raise UnknownChange(f"there is no change {unknown[0]!r}; valid: {', '.join(valid)}")
+    result = Result(" ".join([str(script), *map(str, arguments)]), folder=os.getcwd())
+    with _base(str(script), arguments, module, seconds, tell, result) as (search, base, report):
+        _try_all(search, base, report, result, only)
+        _combine(search, base, report, result)
+        search.base = read(report)
+        result.tried += _counted(search.base.facts, only)
+    return result
+
+
+def try_edited(
+    script: str | Path,
+    arguments: Sequence[str],
+    edited: str | Path,
+    edited_arguments: Sequence[str],
+    *,
+    seconds: float = 120.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """A script and one that was edited by hand, in turns for about so many seconds: time, losses, memory."""
+    result = Result(" ".join([str(script), *map(str, arguments)]), folder=os.getcwd())
+    with _base(str(script), arguments, False, seconds, tell, result) as (search, base, report):
+        search.twin = _other_seed(search, base, result)
+        search.run(str(edited), edited_arguments)
+        result.tried = [_try(search, base, report, (), search.left)]
+    return result
+
+
+@contextmanager
+def _base(
+    script: str, arguments: Sequence[str], module: bool, seconds: float, tell: Callable, result: Result
+) -> Iterator[tuple[Search, Living, Path]]:
+    """The unchanged script, running and observed, and its report."""
     with tempfile.TemporaryDirectory(prefix="dlspeed-try-", ignore_cleanup_errors=True) as workspace:
-        search = Search(str(script), arguments, module, seconds, workspace, tell)
-        result = Result(" ".join([str(script), *map(str, arguments)]), folder=os.getcwd())
+        search = Search(script, arguments, module, seconds, workspace, tell)
         began = time.monotonic()
         try:
             with search.process((), seconds) as (base, report):
                 search.start_s = time.monotonic() - began
                 _observe(search, base, report, result)
-                _try_all(search, base, report, result, only)
-                _combine(search, base, report, result)
-                search.base = read(report)
-                result.tried += _counted(search.base.facts, only)
+                yield search, base, report
         except ProgramError as error:
             raise CannotTry(str(error)) from None
         result.redirected = search.base.redirected
-        return result
 
 
 def _observe(search: Search, base: Living, report: Path, result: Result) -> None:
@@ -248,12 +279,12 @@ def _other_seed(search: Search, base: Living, result: Result) -> Seen:
 
 
 def _try(search: Search, base: Living, base_report: Path, names: tuple[str, ...], seconds: float) -> Tried:
-    """Changes beside the base for so long, start included."""
+    """Changes, or a script edited by hand, beside the base for so long, start included."""
     began = time.monotonic()
     parts = [changes.ALL[name] for name in names]
     edits = [edit for part in parts for edit in part.edits(search.facts)]
-    row: dict[str, Any] = {"change": " + ".join(names), "kind": parts[0].kind}
-    row |= {"about": parts[0].about, "edit": "; ".join(map(str, edits))}
+    row: dict[str, Any] = {"change": " + ".join(names) or search.script, "kind": parts[0].kind if parts else "change"}
+    row |= {"about": parts[0].about if parts else "edited by hand", "edit": "; ".join(map(str, edits))}
     patience = max(2 * search.start_s + PATIENCE_S, seconds)
     try:
         with search.process(names, patience) as (process, report):
@@ -266,7 +297,7 @@ def _try(search: Search, base: Living, base_report: Path, names: tuple[str, ...]
     if took is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {seconds:.0f} s")
     row |= _gains(took)
-    if parts[0].kind == "probe":
+    if row["kind"] == "probe":
         return Tried(**row, losses="another training")
     judged = _judge(search, read(base_report), seen)
     return Tried(**row, losses=str(judged), same=judged.same)

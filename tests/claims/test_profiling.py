@@ -1,6 +1,7 @@
 """Chapter 3's numbers, from rows made by hand."""
 
 import pandas as pd
+import pytest
 
 from helpers.claims import profiling
 
@@ -105,10 +106,25 @@ def test_coverage_is_that_of_the_worst_kind():
 
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
-    row |= {"seconds_to_answer": 20.0, "apart": False, "told": "1. padding\n2. more", "told_fixed": ""} | {
-        "line_right": True
-    }
+    row |= {"alarm_tried": None, "seconds_to_answer": 20.0, "apart": False, "line_right": True}
+    row |= {"told": "1. padding\n2. more", "told_fixed": ""}
     wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
-    found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]))
-    assert (f"{found.right}", f"{found.right_apart}", f"{found.alarms} of {found.twins}") == ("50%", "0%", "1 of 2")
+    confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
+    found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
+    assert (f"{found.right}", f"{found.right_apart}", f"{found.alarms} of {found.twins}") == ("67%", "0%", "1 of 3")
+    assert found.fp32.value == 1
     assert f"{found.median_error}" == "10%"
+
+
+def test_changes_from_outside_are_held_against_those_by_hand():
+    row = {"change": "optimizer", "losses": "bitwise equal", "tried_low": 0.18, "tried_high": 0.22, "tried": 0.2}
+    absent = {"by_hand": None, "by_hand_low": None, "by_hand_high": None}
+    whole = {"script": "vit", "by_hand": 0.25, "by_hand_low": 0.24, "by_hand_high": 0.26}
+    rows = pd.DataFrame([row | absent | {"script": name} for name in "abc"] + [row | whole])
+    loops = {"loop": ["a", "b", "d"], "promised": [0.3, None, 0.5], "gained": [0.25, 0.4, 0.1]}
+    loops |= {"gained_low": [0.24, 0.35, 0.1], "gained_high": [0.26, 0.45, 0.1]}
+    found = profiling.tried(rows, pd.DataFrame(loops))
+    assert (found.equal.value, found.count.value, found.vit.value) == (1, 2, pytest.approx(0.8))
+    assert not found.gpt.measured
+    assert [x.measured for x in found.table["promised"]] == [True, False, False, False]
+    assert list(found.table["by hand"]) == ["25% (24 to 26)", "40% (35 to 45)", "", "25% (24 to 26)"]

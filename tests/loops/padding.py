@@ -1,6 +1,7 @@
 """Sentences of 5 to 60 words, padded to 256."""
 
 import argparse
+import random
 
 import torch
 from torch import nn
@@ -23,7 +24,10 @@ def collate(batch):
     return ids
 
 
-loader = DataLoader(samples, batch_size=16, shuffle=True, collate_fn=collate)
+order = sorted(range(4096), key=lengths.__getitem__) if args.fixed else torch.randperm(4096).tolist()
+batches = [order[i : i + 16] for i in range(0, 4096, 16)]
+random.Random(0).shuffle(batches)
+loader = DataLoader(samples, batch_sampler=batches, collate_fn=collate)
 layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
 model = nn.Sequential(nn.Embedding(1000, 64), layer, nn.Linear(64, 1000))
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)

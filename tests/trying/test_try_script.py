@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,6 +60,19 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
 
 
+EDITED = """
+import sys, time, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
+for _ in range(100_000):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+"""
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -105,6 +119,30 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
     assert {each["change"] for each in result["not_tried"]} >= {"channels-last"}
     assert str(tmp_path / "runs") in result["redirected"]
     assert "+loader = DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=" in patch.read_text()
+
+
+@pytest.mark.parametrize(("rate", "losses"), [("0.001", "bitwise equal"), ("0.01", "different")])
+def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged(script, tmp_path, capsys, rate, losses):
+    (tmp_path / "mine").mkdir()
+    name, edited = script(EDITED), script(EDITED, "mine/edited.py")
+    against = f"{edited} {rate} 0.002"
+    assert main(["try", "--seconds", "12", "--json", "--against", against, name, "0.001", "0.01"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["tried"]
+    assert row["change"] == edited
+    assert row["verdict"] == "faster"
+    assert 0.5 < row["gain_share"] < 0.85
+    assert row["losses"].startswith(losses)
+
+
+@pytest.mark.parametrize(
+    ("against", "said"), [("absent.py", "there is no script absent.py"), ("train.py --only x", "--against compares")]
+)
+def test_a_wrong_edit_is_one_line(script, capsys, against, said):
+    name = script(EDITED)
+    command = ["try", "--against", *(shlex.split(against) if "--only" in against else [against]), name]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

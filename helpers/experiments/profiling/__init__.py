@@ -6,6 +6,7 @@
 from .fixes import gpt_fixes, vit_fixes
 from .strangers import loops
 from .trials import coverage, nulls
+from .tried import tried
 from .two_loops import ALL, PARTS, diagnose, modules, predicted, timeline
 from .whole import metrics_cost, whole_runs
 
@@ -21,6 +22,7 @@ __all__ = [
     "nulls",
     "predicted",
     "timeline",
+    "tried",
     "vit_fixes",
     "whole_runs",
 ]

@@ -11,26 +11,33 @@ from pathlib import Path
 from helpers.lab import experiment
 from helpers.lab.records import Row
 from helpers.profiling import diagnose
+from helpers.profiling.findings import FP32
 from helpers.profiling.findings.observed import FIRST
+from helpers.trying import try_edited, try_script
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 MANIFEST = LOOPS / "manifest.json"
 CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
-LIMIT_S = 60
+LIMIT_S, TRIAL_S = 60, 25.0
+LEAST_ALARM = 0.05
+LESS_PRECISION = ("autocast-bf16", "matmul-precision")
 
 
 @experiment(
     small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
-    columns="apart first right line_right place? promised? gained? alarm? seconds_to_answer told told_fixed",
+    columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? alarm_kind? "
+    "alarm_tried? seconds_to_answer told told_fixed",
+    version=2,
     same_work=False,
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.
 
-    `alarm` is the largest gain that a finding promises for the loop without its fault. What the fix gains is the ratio
-    of the mean iterations, neither of them recorded. `line_right` says whether the line that most of the time goes to,
-    which a sampling profiler would show, is the cause's. `told` is what the command prints of the loop.
+    What the fix gains is measured in pairs, but for a loop of several ranks, whose mean iterations are compared.
+    `alarm` is the largest gain that a finding promises for the loop without its fault; where that is of products in
+    fp32, `alarm_tried` tells what less precision gains, in pairs. `line_right` says whether the line that most of
+    the time goes to, which a sampling profiler would show, is the cause's. `told` is what the command prints.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
@@ -48,12 +55,31 @@ def loops(loop: str) -> Row:
         "line_right": any(_names(case | {"findings": []}, line) for line in dearest),
         "place": right[0] if right else None,
         "promised": promise,
-        "gained": 1 - _iteration_s(fixed) / _iteration_s(slow),
-        "alarm": max((f["gain_share"] for f in fixed["findings"]), default=0.0) if case["twin"] else None,
+        **_gain(case, slow, fixed),
+        **(_alarm(case, fixed["findings"]) if case["twin"] else {}),
         "seconds_to_answer": slow["seconds"],
         "told": slow["text"],
         "told_fixed": fixed["text"],
     }
+
+
+def _gain(case: dict, slow: dict, fixed: dict) -> Row:
+    if case.get("ranks"):
+        return {"gained": 1 - _iteration_s(fixed) / _iteration_s(slow)}
+    script = LOOPS / f"{case['name']}.py"
+    (row,) = try_edited(script, [], script, ["--fixed"], seconds=TRIAL_S).tried
+    return {"gained": row.gain_share, "gained_low": row.low, "gained_high": row.high}
+
+
+def _alarm(case: dict, findings: list[dict]) -> Row:
+    if not findings:
+        return {"alarm": 0.0}
+    worst = max(findings, key=lambda finding: finding["gain_share"])
+    row: Row = {"alarm": worst["gain_share"], "alarm_kind": worst["finding"]}
+    if worst["finding"] != FP32 or worst["gain_share"] < LEAST_ALARM:
+        return row
+    tried = try_script(LOOPS / f"{case['name']}.py", ["--fixed"], seconds=2 * TRIAL_S, only=LESS_PRECISION).tried
+    return row | {"alarm_tried": max(one.gain_share for one in tried)}
 
 
 def _with_warnings(answer: dict, findings: list[str]) -> list[str]:

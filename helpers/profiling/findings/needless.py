@@ -255,7 +255,7 @@ def one_hot_products(scene: Scene) -> Iterator[Finding]:
         yield scene.finding(
             ONE_HOT,
             scene.work(trace.with_backward(ops)),
-            scene.where([row[-1] for row in rows]),
+            scene.where([row[0] for row in rows]),  # a call, whose line is known
             f"{scene.each(len(rows), 'product')} with one-hot vectors of {rows[0][-1].shape[-1]:,} numbers",
             "F.embedding(ids, table), which reads only the rows of the ids",
             ESTIMATE,

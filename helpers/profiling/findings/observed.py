@@ -4,6 +4,7 @@ import itertools
 import linecache
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ LEAST_ITERATIONS = 5
 LEAST_PADDING = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
 LOOP_SHARE = 0.1
+LEAST_BACKWARD = 0.01
 GROWS = 16 * 2**20  # bytes that a process may grow by
 _ADVICE = {
     EVALUATING: (EVALUATION, "evaluate less often, on fewer samples or in larger batches, and under no_grad"),
@@ -52,10 +54,13 @@ _ADVICE = {
 
 
 class Observed:
-    """What `Observer.data` saw, as findings and notes. Nothing of fewer than `LEAST_ITERATIONS` iterations."""
+    """What `Observer.data` saw, as findings and notes. Nothing of fewer than `LEAST_ITERATIONS` iterations.
 
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.data = data
+    `gone_back` tells how a recorded backward pass is shared among functions, by file and name.
+    """
+
+    def __init__(self, data: dict[str, Any], gone_back: Mapping[tuple[str, str], float] | None = None) -> None:
+        self.data, self.gone_back = data, gone_back or {}
         self.iterations: list[float] = data["iterations"]
         self.total = max(data["seconds"], 1e-9)
         self.enough = len(self.iterations) >= LEAST_ITERATIONS and self.total > 0
@@ -145,7 +150,7 @@ class Observed:
 
     def _loops(self) -> list[Finding]:
         """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
-        functions: dict[tuple[str, str], Counter[int]] = {}
+        functions: dict[tuple[str, str], Any] = {}
         calls: dict[tuple[str, str], int] = {}
         for file, line, name, activity, seconds, made in self.data["lines"]:
             if activity == COMPUTING and made >= LOOP_CALLS:
@@ -154,9 +159,13 @@ class Observed:
         found = []
         for (file, name), lines in functions.items():
             (line, _), share = lines.most_common(1)[0], lines.total()
+            back = sum((part for (path, of), part in self.gone_back.items() if of == name and file.endswith(path)), 0.0)
+            back *= self.activities[BACKWARD]
             if share < LOOP_SHARE:
                 continue
             evidence = f"{calls[file, name]:,} calls an iteration from {name}, {share:.0%} of the time"
+            evidence += f", and {back:.0%} for their backward pass" if back >= LEAST_BACKWARD else ""
+            share += back if back >= LEAST_BACKWARD else 0.0
             where = _at(place(file, line), source(file, line))
             advice = "do for all elements at once what the loop does one by one: an index, a mask, a batch"
             found.append(self._finding(LOOP, share, where, evidence, advice, BOUND))
@@ -170,7 +179,7 @@ class Observed:
         if padded / positions < LEAST_PADDING:
             return []
         dynamic = shared >= LEAST_PADDING * positions
-        share = (shared if dynamic else padded) / positions * training
+        share = padded / positions * training
         evidence = f"{padded / positions:.0%} of the positions that embeddings get are constant ends of rows"
         evidence += f", {shared / positions:.0%} beyond the longest sample of their batch" if dynamic else ""
         advice = "pad to the longest sample of the batch, and " if dynamic else ""

@@ -13,7 +13,8 @@ from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
-from ..rates import CONVOLUTION
+from ..rates import ATTENTION, CONVOLUTION
+from ..rates import FP64 as FP64_RATE
 from ..scene import Scene
 from ..trace import Event, Trace
 from . import CHAINS, FP32, FP64, products
@@ -36,8 +37,13 @@ _ELEMENTWISE = {
 
 
 def handmade_attention(scene: Scene) -> Iterator[Finding]:
-    """Attention in separate ops; on a CPU it costs the passes over weights that don't fit in the cache."""
-    yield from products.handmade_attention(scene, 1.0 if scene.account else _of_attention(scene.trace))
+    """Attention in separate ops; on a CPU all of it is faster fused, by as much as was measured where it ran."""
+    rates = scene.trace.about.get("bf16_speedup")
+    if scene.account or not isinstance(rates, dict) or not any(kind.startswith(ATTENTION) for kind in rates):
+        yield from products.handmade_attention(scene, 1.0 if scene.account else _of_attention(scene.trace))
+    elif softmaxes := [softmax for _, softmax, _ in products.attentions(scene.trace)]:
+        speedup = _between(rates, max(map(_bytes, softmaxes)), f"{ATTENTION} ")
+        yield from products.handmade_attention(scene, max(1 - 1 / speedup, 0.0), whole=True)
 
 
 def _of_attention(trace: Trace) -> float:
@@ -73,10 +79,12 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
 
 
 def fp64_products(scene: Scene) -> Iterator[Finding]:
-    """Products in fp64, of which a register holds half as many numbers."""
+    """Products in fp64, and what else is computed in it: a register holds half as many of its numbers."""
     ops = [op for op in scene.trace.ops if op.name in products.MATRICES and "double" in op.types[:3]]
     if scene.account is not None or not ops:
         return
+    rates = scene.trace.about.get("bf16_speedup")
+    speedup = rates.get(FP64_RATE, 2.0) if isinstance(rates, dict) else 2.0
     spans = intersect(of(ops), scene.parts[OPERATORS])
     yield scene.finding(
         FP64,
@@ -85,7 +93,7 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
         f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of it",
         "train in fp32: convert the inputs, which numpy makes in fp64, and not the model",
         ESTIMATE,
-        factor=0.5,
+        factor=max(1 - 1 / speedup, 0.5),
     )
 
 
@@ -94,10 +102,15 @@ def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
     if op.name in _CONVOLUTIONS:
         return rates.get(CONVOLUTION, 1.0)
     product = products.product(op)
-    sizes = sorted((int(kind), speedup) for kind, speedup in rates.items() if kind.isdigit())
-    if product is None or not sizes:
+    return _between(rates, (product.operations / 2) ** (1 / 3)) if product else 1.0
+
+
+def _between(rates: dict[str, float], size: float, prefix: str = "") -> float:
+    """The speedup at a size, between those measured of a kind."""
+    kinds = {kind.removeprefix(prefix): speedup for kind, speedup in rates.items() if kind.startswith(prefix)}
+    sizes = sorted((int(kind), speedup) for kind, speedup in kinds.items() if kind.isdigit())
+    if not sizes:
         return 1.0
-    size = (product.operations / 2) ** (1 / 3)
     return float(np.interp(np.log(size), [np.log(each) for each, _ in sizes], [speedup for _, speedup in sizes]))
 
 

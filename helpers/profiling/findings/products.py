@@ -231,15 +231,18 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def handmade_attention(scene: Scene, factor: float = 1.0) -> Iterator[Finding]:
-    """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward."""
+def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -> Iterator[Finding]:
+    """softmax(QKᵀ)V in separate ops writes the T × T weights to memory several times, forward and backward.
+
+    `factor` is what could go of the ops between the two products, or of the `whole` with them.
+    """
     trace = scene.trace
     products_of = {
         softmax: (first, last) for first, softmax, last in attentions(trace) if trace.on_gpu or not _by_sdpa(softmax)
     }
     if not products_of:
         return
-    ops = [op for pair in products_of.values() for op in between(trace, *pair)]
+    ops = [op for pair in products_of.values() for op in between(trace, *pair) + list(pair if whole else ())]
     advice = (
         "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
         if all(map(_by_sdpa, products_of))
@@ -249,7 +252,8 @@ def handmade_attention(scene: Scene, factor: float = 1.0) -> Iterator[Finding]:
         ATTENTION,
         scene.work(trace.with_backward(ops)),
         scene.where(list(products_of)),
-        f"{scene.per_step(len(products_of)):.4g} times a step; what runs between the two products, both ways",
+        f"{scene.per_step(len(products_of)):.4g} times a step; "
+        f"{'all of it' if whole else 'what runs between the two products'}, both ways",
         advice,
         ESTIMATE,
         factor,

@@ -1,0 +1,70 @@
+"""What `dlspeed try` measures from outside, beside the same change made by hand in the script.
+
+Scripts are those of the open loops whose fault a change or a probe takes away, and chapter 3's two slow loops, in which
+several do.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+from helpers.lab import experiment
+from helpers.lab.records import Row
+from helpers.trying import try_edited, try_script
+from helpers.trying.table import Tried
+
+from .strangers import LOOPS
+
+CHANGES = {
+    "many_parameters": "optimizer",
+    "anomaly_mode": "no-anomaly-mode",
+    "slow_reads": "loader-workers",
+    "tokenise": "same-batch",
+    "figure_each_step": "no-output",
+    "logs_everything": "no-output",
+    "collects_garbage": "no-collection",
+    "evaluate_often": "no-evaluation",
+    "checkpoint_each_step": "no-checkpoint",
+}
+BY_HAND = {
+    "vit": ("bf16", "fused_optimizer", "set_to_none", "workers"),
+    "gpt": ("bf16", "fused_optimizer", "set_to_none"),
+}
+SECONDS = {"loop": 45.0, "pipeline": 240.0, "by hand": 60.0}
+SLOW_LOOP = """
+import sys
+from helpers.experiments.profiling.planted_faults import PIPELINES, options
+pipeline, *fixes = sys.argv[1:]
+switched = PIPELINES[pipeline]
+switched.run(frozenset(fixes), **options(switched, "cpu") | {"epochs": 1000})
+"""
+
+
+@experiment(
+    small=[{"script": "anomaly_mode"}],
+    cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
+    columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high?",
+    same_work=False,
+)
+def tried(script: str) -> Row:
+    """The share of a step's time that goes by a change from outside; of chapter 3's loops also by the same by hand."""
+    if script in CHANGES:
+        (outside,) = try_script(LOOPS / f"{script}.py", seconds=SECONDS["loop"], only=[CHANGES[script]]).tried
+        return _row(CHANGES[script], outside)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "slow.py"
+        path.write_text(SLOW_LOOP)
+        result = try_script(path, [script], seconds=SECONDS["pipeline"])
+        (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
+    outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
+    return _row(" + ".join(result.kept) or "nothing", outside) | _gain("by_hand", hand)
+
+
+def _row(change: str, tried: Tried) -> Row:
+    row = {"change": change, "kind": tried.kind, "verdict": tried.verdict, "losses": tried.losses or tried.reason}
+    return row | _gain("tried", tried)
+
+
+def _gain(name: str, row: Tried) -> Row:
+    values = {name: row.gain_share, f"{name}_low": row.low, f"{name}_high": row.high}
+    return {key: None if math.isnan(value) else value for key, value in values.items()}
