@@ -28,9 +28,9 @@ def bf16_speedup(kind: int | str = 384) -> float:
 
 @functools.cache
 def speedups() -> dict[str, float]:
-    """Of bf16 by a linear layer's size and for a convolution, of fp32 over fp64, of fused attention by its weights' bytes.
+    """Of bf16 by a linear layer's size and for a convolution; of fp32 over fp64; of fused attention by weights' bytes.
 
-    Takes a second, once.
+    Takes two seconds, once.
     """
     found = {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
     for length in LENGTHS:

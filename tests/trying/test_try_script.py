@@ -85,18 +85,18 @@ def script(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _nothing_is_left(tmp_path):
     yield
-    assert not ours()
+    assert not ours(tmp_path)
 
 
-def ours() -> list[str]:
+def ours(script_folder: Path) -> list[str]:
     """The processes of scripts that are tried in this folder."""
     living = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes()
-            if b"helpers.trying.child" in command and str(Path.cwd()).encode() in command:
+            if b"helpers.trying.child" in command and str(script_folder).encode() in command:
                 living.append(folder.name)
     return living
 
@@ -217,7 +217,7 @@ def test_a_change_that_hangs_or_raises_is_a_row_with_its_reason(script, monkeypa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_kill_leaves_no_process(script, number):
+def test_a_kill_leaves_no_process(script, tmp_path, number):
     name = script(SHORT.format(steps=10**6, pause=0.002, argument=""))
     command = [sys.executable, "-m", "helpers", "try", "--only", "optimizer", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -226,6 +226,6 @@ def test_a_kill_leaves_no_process(script, number):
         running.send_signal(number)
         running.wait(30)
     deadline = time.monotonic() + 10
-    while ours() and time.monotonic() < deadline:
+    while ours(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not ours()
+    assert not ours(tmp_path)

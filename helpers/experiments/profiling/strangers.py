@@ -1,6 +1,7 @@
 """The open set of training loops with a planted fault, `tests/loops`: does `dlspeed profile` name it first?"""
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from helpers.profiling import diagnose
 from helpers.profiling.findings import FP32
 from helpers.profiling.findings.observed import FIRST
 from helpers.trying import try_edited, try_script
+from helpers.trying.table import Tried
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 MANIFEST = LOOPS / "manifest.json"
 CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
-LIMIT_S, TRIAL_S = 60, 25.0
+LIMIT_S, TRIAL_S = 60, 20.0
 LEAST_ALARM = 0.05
 LESS_PRECISION = ("autocast-bf16", "matmul-precision")
 
@@ -43,16 +45,15 @@ def loops(loop: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         slow, fixed = (_profiled(case, folder, *extra) for extra in ((), ("--fixed",)))
     answers = [finding["finding"] + " " + finding["where"] for finding in slow["findings"]]
-    answers += [f"{line['where']}" for line in slow["lines"][:1]] if not answers else []
-    right = [place for place, answer in enumerate(_with_warnings(slow, answers), 1) if _names(case, answer)]
-    first = right[:1] == [1]
     dearest = [line["where"] + " " for line in slow["lines"][:1]]
-    promise = next((f["gain_share"] for f in slow["findings"] if _names(case, f["finding"] + " " + f["where"])), None)
+    right = [place for place, answer in enumerate(_with_warnings(slow, answers), 1) if _is_cause(case, answer)]
+    first = right[:1] == [1]
+    promise = next((f["gain_share"] for f in slow["findings"] if _is_cause(case, f["finding"])), None)
     return {
         "apart": case["apart"],
         "first": (_with_warnings(slow, answers) or ["nothing"])[0],
         "right": first,
-        "line_right": any(_names(case | {"findings": []}, line) for line in dearest),
+        "line_right": any(_is_line(case, line) for line in dearest),
         "place": right[0] if right else None,
         "promised": promise,
         **_gain(case, slow, fixed),
@@ -68,7 +69,12 @@ def _gain(case: dict, slow: dict, fixed: dict) -> Row:
         return {"gained": 1 - _iteration_s(fixed) / _iteration_s(slow)}
     script = LOOPS / f"{case['name']}.py"
     (row,) = try_edited(script, [], script, ["--fixed"], seconds=TRIAL_S).tried
-    return {"gained": row.gain_share, "gained_low": row.low, "gained_high": row.high}
+    return interval("gained", row)
+
+
+def interval(name: str, row: Tried) -> Row:
+    values = {name: row.gain_share, f"{name}_low": row.low, f"{name}_high": row.high}
+    return {key: None if math.isnan(value) else value for key, value in values.items()}
 
 
 def _alarm(case: dict, findings: list[dict]) -> Row:
@@ -87,10 +93,14 @@ def _with_warnings(answer: dict, findings: list[str]) -> list[str]:
     return [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST] + findings
 
 
-def _names(case: dict, answer: str) -> bool:
+def _is_cause(case: dict, answer: str) -> bool:
+    return answer.startswith(tuple(case["findings"]))
+
+
+def _is_line(case: dict, answer: str) -> bool:
     source = (LOOPS / f"{case['name']}.py").read_text().splitlines()
     number = next(n for n, line in enumerate(source, 1) if case["line"] in line)
-    return answer.startswith(tuple(case["findings"])) or f"{case['name']}.py:{number} " in f"{answer} "
+    return f"{case['name']}.py:{number} " in f"{answer} "
 
 
 def _profiled(case: dict, folder: str, *extra: str) -> dict:

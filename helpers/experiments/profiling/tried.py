@@ -4,7 +4,6 @@ Scripts are those of the open loops whose fault a change or a probe takes away, 
 several do.
 """
 
-import math
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from helpers.lab.records import Row
 from helpers.trying import try_edited, try_script
 from helpers.trying.table import Tried
 
-from .strangers import LOOPS
+from .strangers import LOOPS, interval
 
 CHANGES = {
     "many_parameters": "optimizer",
@@ -30,7 +29,7 @@ BY_HAND = {
     "vit": ("bf16", "fused_optimizer", "set_to_none", "workers"),
     "gpt": ("bf16", "fused_optimizer", "set_to_none"),
 }
-SECONDS = {"loop": 45.0, "pipeline": 240.0, "by hand": 60.0}
+SECONDS = {"loop": 35.0, "pipeline": 180.0, "by hand": 45.0}
 SLOW_LOOP = """
 import sys
 from helpers.experiments.profiling.planted_faults import PIPELINES, options
@@ -57,14 +56,9 @@ def tried(script: str) -> Row:
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
-    return _row(" + ".join(result.kept) or "nothing", outside) | _gain("by_hand", hand)
+    return _row(" + ".join(result.kept) or "nothing", outside) | interval("by_hand", hand)
 
 
 def _row(change: str, tried: Tried) -> Row:
     row = {"change": change, "kind": tried.kind, "verdict": tried.verdict, "losses": tried.losses or tried.reason}
-    return row | _gain("tried", tried)
-
-
-def _gain(name: str, row: Tried) -> Row:
-    values = {name: row.gain_share, f"{name}_low": row.low, f"{name}_high": row.high}
-    return {key: None if math.isnan(value) else value for key, value in values.items()}
+    return row | interval("tried", tried)
