@@ -258,14 +258,19 @@ def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
         code, kind = current.f_code, _kind(current.f_code)
         if kind in (USER, EVALUATING):
             if user is None or is_part(user[0]):
-                user = code, current.f_lineno
+                user = code, line_of(current)
             activity = kind if kind == EVALUATING else activity
         elif kind == LOADING and user is not None and not activity:
             activity = DATASET
         elif kind and not activity and not (kind == OPTIMIZER and user is not None):
             activity = kind
         current = current.f_back
-    return activity or COMPUTING, *(user or (outer.f_code, outer.f_lineno))
+    return activity or COMPUTING, *(user or (outer.f_code, line_of(outer)))
+
+
+def line_of(frame: FrameType) -> int:
+    """The line that runs; the function's first where the interpreter is between two."""
+    return frame.f_lineno or frame.f_code.co_firstlineno
 
 
 def is_part(code: CodeType) -> bool:

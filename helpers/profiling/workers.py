@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.utils.data._utils import fetch, worker
 
-from .observe import PERIOD_S, SWITCH_S, is_library, is_part, wake_in_time
+from .observe import PERIOD_S, SWITCH_S, is_library, is_part, line_of, wake_in_time
 
 WRITE_S = 0.5
 Seen = Any  # a Counter of seconds by file and line
@@ -94,4 +94,4 @@ def loading_line(frame: FrameType | None) -> tuple[str, int] | None:
             user = frame
         frame, outer = frame.f_back, frame
     at = user or outer
-    return (at.f_code.co_filename, at.f_lineno) if frame is not None and at is not None else None
+    return (at.f_code.co_filename, line_of(at)) if frame is not None and at is not None else None

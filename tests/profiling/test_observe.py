@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from helpers.profiling import diagnose, windows
 from helpers.profiling.findings.observed import GROWTH, Observed, growth, late_rank
-from helpers.profiling.observe import COMPUTING, EVALUATING, padded_positions
+from helpers.profiling.observe import COMPUTING, EVALUATING, line_of, padded_positions
 from helpers.profiling.watch import watch
 
 HEAD = """
@@ -263,3 +264,8 @@ def test_a_model_trains_the_same_while_it_is_watched(tmp_path):
         assert nn.Embedding(4, 2)(torch.tensor([[1, 2], [3, 3]])).shape == (2, 2, 2)
     assert nn.Embedding.forward is embed and nn.Module.train is mode
     assert json.loads(json.dumps(windows.Observer().data()))["iterations"] == []
+
+
+def test_a_frame_between_two_lines_counts_as_its_functions_first():
+    frame = SimpleNamespace(f_lineno=None, f_code=SimpleNamespace(co_firstlineno=7))
+    assert line_of(frame) == 7
