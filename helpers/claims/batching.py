@@ -24,14 +24,15 @@ def padding(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def sampler_scaling(rows: pd.DataFrame) -> SimpleNamespace:
-    """Our sampler beside torchtext's by the number of samples; the goal's number."""
+    """Our sampler beside torchtext's by the number of samples; the goals' numbers."""
     names = {"init_ms": "init, ms", "first_batch_ms": "first batch, ms", "batch_us": "batch, µs"}
     library = rows["variant"].where(rows["variant"] == OURS, "torchtext").replace({OURS: "ours"})
     shaped = rows.assign(samples=rows["samples"].map("{:,}".format), variant=library, init_ms=1000 * rows["init_s"])
     wide = shaped.pivot_table(index="samples", columns="variant", values=list(names), sort=False)
     wide.columns = [f"{names[name]}: {variant}" for name, variant in wide.columns]
     few, many = (pick(rows, "batch_us", "µs", variant=OURS, samples=samples) for samples in (10**4, 10**6))
-    return SimpleNamespace(table=wide.reset_index(), growth=over(many, few))
+    million_s = pick(rows, "init_s", "s", variant=OURS, samples=10**6)
+    return SimpleNamespace(table=wide.reset_index(), million_s=million_s, growth=over(many, few))
 
 
 def packing(rows: pd.DataFrame) -> SimpleNamespace:

@@ -30,16 +30,20 @@ def formats(rows: pd.DataFrame) -> SimpleNamespace:
     def speedup(format: str, case: str = COLD, kind: str = "image") -> Number:
         return over(us("files", case, kind), us(format, case, kind))
 
-    by_position = ("webdataset by index", "mapped", "tfrecord")
-    speedups = [speedup(format, kind=kind) for format in by_position for kind in DATA]
-    absent = lacking(f"cold reads of {' or '.join(by_position)}", TIMES)
+    def largest(*formats: str) -> Number:
+        speedups = [speedup(format, kind=kind) for format in formats for kind in DATA]
+        absent = lacking(f"cold reads of {' or '.join(formats)}", TIMES)
+        return max((number for number in speedups if number.measured), key=float, default=absent)
+
     return SimpleNamespace(
         times=pd.concat([_times(single, kind) for kind in DATA]),
         sizes=_sizes(single[(single["kind"] == "image") & (single["case"] == COLD)]),
         tar=speedup("webdataset by index"),
         tar_warm=speedup("webdataset by index", WARM),
         mapped=speedup("mapped"),
-        largest=max((number for number in speedups if number.measured), key=float, default=absent),
+        largest=largest("webdataset by index", "mapped", "tfrecord"),
+        largest_shards=largest("webdataset by index", "tfrecord"),
+        largest_mapped=largest("mapped"),
         files_us=SimpleNamespace(cold=us("files", COLD), warm=us("files", WARM)),
         tar_us=SimpleNamespace(cold=us("webdataset by index", COLD), warm=us("webdataset by index", WARM)),
         library_us=SimpleNamespace(cold=us("webdataset", COLD), warm=us("webdataset", WARM)),

@@ -62,12 +62,14 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
         best_share=Number(best["matmul_share"], PERCENT, decimals=0),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         best_loss=Number(best["loss"], decimals=3),
+        start_rate=pick(rungs, "tokens/s", "tokens/s", 0, rung=START),
         setups=derived(len(measured), "counted", "", 0),
         model=first["model"],
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
         adamw=_gain(ranked, "fused AdamW"),
         attention_bytes=over(_peak(rungs, stands_on("FlashAttention", _kind(rows))), _peak(rungs, "FlashAttention")),
+        matmul_share=Number(best["matmul_share"], PERCENT),
         total=_speedup(rows, trials, best["rung"], START),
         limit=_limits(rows).max(),
         library=best.get("product_library", ""),
@@ -192,9 +194,11 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
         ]
     )
     fastest = rows.loc[rows["ratio"].idxmin()]
+    compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
         variants=rows[list(heads)].rename(columns=heads),
         fastest=fastest["variant"],
+        over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
         speedup=fastest["speedup"],
         loss=Number(fastest["loss"], decimals=3),
         ours_loss=Number(fastest["ours_loss"], decimals=3),
