@@ -277,19 +277,16 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         **{name: [Number(x, PERCENT, decimals=0) for x in rows[name]] for name in ("promised", "gained")},
         first=rows["first"].str.slice(0, 48),
     )
-    apart = rows["apart"].astype(bool)
+    apart, right, line_right = (rows[name].map(str) == "True" for name in ("apart", "right", "line_right"))
     alarms = rows.dropna(subset=["alarm"])
     alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
     errors = (rows["promised"] - rows["gained"]).abs().dropna()
-    right = rows["right"].astype(bool)
-    first_findings = {name: rows[name].str.split("\n2. ").str[0] for name in ("told", "told_fixed")}
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
         promises=rows.dropna(subset=["promised"]),
-        **{name: dict(zip(rows["loop"], texts, strict=True)) for name, texts in first_findings.items()},
         right=derived(right.mean(), "counted", PERCENT, 0),
         right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
-        line_right=derived(rows["line_right"].astype(bool).mean(), "counted", PERCENT, 0),
+        line_right=derived(line_right.mean(), "counted", PERCENT, 0),
         count=derived(len(rows), "counted", "", 0),
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),

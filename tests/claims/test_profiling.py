@@ -107,13 +107,14 @@ def test_coverage_is_that_of_the_worst_kind():
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
     row |= {"alarm_tried": None, "seconds_to_answer": 20.0, "apart": False, "line_right": True}
-    row |= {"told": "1. padding\n2. more", "told_fixed": ""}
     wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
     confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
     found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
     assert (f"{found.right}", f"{found.right_apart}", f"{found.alarms} of {found.twins}") == ("67%", "0%", "1 of 3")
     assert found.fp32.value == 1
     assert f"{found.median_error}" == "10%"
+    of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})
+    assert f"{profiling.loops(of_a_file).right}" == "50%"
 
 
 def test_changes_from_outside_are_held_against_those_by_hand():
