@@ -83,7 +83,7 @@ class Observer:
         self.paused = True
         self.count = 0
         self._of_iteration: Any = Counter()
-        self._last = 0.0
+        self._last = self._began = 0.0  # of the iteration, of looking without a pause
         self._evaluating = False
         self._no_grad = 0
         self._collecting = 0.0
@@ -94,7 +94,8 @@ class Observer:
     def start(self) -> None:
         """Look at this thread from now on."""
         self._thread = threading.get_ident()
-        self._last, self.paused = time.perf_counter(), False
+        self._last = self._began = time.perf_counter()
+        self.paused = False
         self._looking = threading.Thread(target=self._look, name="observer", daemon=True)
         self._looking.start()
 
@@ -108,7 +109,8 @@ class Observer:
 
     def go_on(self) -> None:
         self._of_iteration.clear()
-        self._last, self.paused = time.perf_counter(), self._looking is None
+        self._last = self._began = time.perf_counter()
+        self.paused = self._looking is None
 
     def iteration_ended(self) -> None:
         if self._looking is None:
@@ -135,7 +137,7 @@ class Observer:
         while not self._ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
             now, frame = time.perf_counter(), sys._current_frames().get(self._thread)
             if not self.paused and frame is not None:
-                self._charge(frame, now - began)
+                self._charge(frame, now - max(began, self._began))  # the last look may be of before a pause
             began = now
 
     def _charge(self, frame: FrameType, seconds: float) -> None:

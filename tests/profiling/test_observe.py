@@ -1,7 +1,9 @@
 """The unprofiled loop: which line its wall time goes to, and what no operator shows."""
 
 import json
+import sys
 import textwrap
+import time
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -12,7 +14,7 @@ from torch import nn
 
 from helpers.profiling import diagnose, windows
 from helpers.profiling.findings.observed import GROWTH, Observed, growth, late_rank
-from helpers.profiling.observe import COMPUTING, EVALUATING, line_of, padded_positions
+from helpers.profiling.observe import COMPUTING, EVALUATING, Observer, line_of, padded_positions
 from helpers.profiling.watch import watch
 
 HEAD = """
@@ -53,6 +55,25 @@ def test_the_dearest_line_is_named_with_its_cause(watched, slow, finding, line):
     found = watched(f"while True:\n    train()\n    {slow}\n").findings[0]
     assert found.finding == finding and found.gain_share > 0.3
     assert "train.py:" in found.where and line in found.where
+
+
+def test_a_pause_that_no_look_fell_into_is_not_charged():
+    observer = Observer()
+    observer.start()
+    before = sum(observer.seconds.values())
+    observer.pause()
+    switched = sys.getswitchinterval()
+    sys.setswitchinterval(10.0)  # the observer gets no turn while this thread computes
+    try:
+        began = time.perf_counter()
+        while time.perf_counter() - began < 0.3:
+            pass
+        observer.go_on()
+    finally:
+        sys.setswitchinterval(switched)
+    time.sleep(0.05)
+    observer.stop()
+    assert sum(observer.seconds.values()) - before < 0.2
 
 
 def test_an_evaluation_is_told_from_training(watched):

@@ -68,6 +68,18 @@ def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
     assert findings.FP32 not in gains(training(nn.Linear(128, 3), torch.randn(64, 128)))
 
 
+def test_a_narrow_product_gains_less_than_a_cube_of_as_many_operations(monkeypatch):
+    rates = {"16": 1.0, "64": 2.0, "256": 4.0}
+    monkeypatch.setattr("helpers.profiling.read_trace.speedups", lambda: rates)
+    shares = []
+    for width, batch in ((128, 128), (32, 128 * 16)):
+        trace = read_trace(record(training(nn.Linear(width, width, bias=False), torch.randn(batch, width))))
+        [finding] = [f for f in diagnose(trace, least=0.0).findings if f.finding == findings.FP32]
+        products = sum(op.us for op in trace.ops if op.name == "aten::mm")
+        shares.append(3e3 * finding.gain_ms / products)
+    assert shares[0] > shares[1] > 0
+
+
 def test_products_in_fp64_gain_what_a_register_holds_more_in_fp32():
     found = gains(training(nn.Linear(128, 128).double(), torch.randn(64, 128, dtype=torch.float64)))[findings.FP64]
     assert 0.05 < found.gain_share <= 0.5 and "fp32" in found.advice

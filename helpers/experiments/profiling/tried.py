@@ -4,13 +4,14 @@ Scripts are those of the open loops whose fault a change or a probe takes away, 
 several do.
 """
 
+import json
 import tempfile
 from pathlib import Path
 
 from helpers.lab import experiment
 from helpers.lab.records import Row
 from helpers.trying import try_edited, try_script
-from helpers.trying.table import Tried
+from helpers.trying.table import Tried, text
 
 from .strangers import LOOPS, interval
 
@@ -42,11 +43,14 @@ switched.run(frozenset(fixes), **options(switched, "cpu") | {"epochs": 1000})
 @experiment(
     small=[{"script": "anomaly_mode"}],
     cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
-    columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high?",
+    columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
     same_work=False,
 )
 def tried(script: str) -> Row:
-    """The share of a step's time that goes by a change from outside; of chapter 3's loops also by the same by hand."""
+    """The share of a step's time that goes by a change from outside; of chapter 3's loops also by the same by hand.
+
+    `told` is what the command prints for those, as a JSON string.
+    """
     if script in CHANGES:
         (outside,) = try_script(LOOPS / f"{script}.py", seconds=SECONDS["loop"], only=[CHANGES[script]]).tried
         return _row(CHANGES[script], outside)
@@ -56,7 +60,8 @@ def tried(script: str) -> Row:
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
-    return _row(" + ".join(result.kept) or "nothing", outside) | interval("by_hand", hand)
+    told = {"told": json.dumps(text(result), ensure_ascii=False)}
+    return _row(" + ".join(result.kept) or "nothing", outside) | interval("by_hand", hand) | told
 
 
 def _row(change: str, tried: Tried) -> Row:

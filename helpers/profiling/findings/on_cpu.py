@@ -98,11 +98,17 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
 
 
 def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
-    """How much faster a layer like this one is under autocast: by the size of its product, between those measured."""
+    """How much faster a layer like this one is under autocast: by the size of its product, between those measured.
+
+    Those are of cubes. A narrower product reads more bytes for the same operations and gains less: it counts as a cube
+    of a size between the one of as many operations and its narrowest side.
+    """
     if op.name in _CONVOLUTIONS:
         return rates.get(CONVOLUTION, 1.0)
     product = products.product(op)
-    return _between(rates, (product.operations / 2) ** (1 / 3)) if product else 1.0
+    if product is None:
+        return 1.0
+    return _between(rates, ((product.operations / 2) ** (1 / 3) * min(product.m, product.k, product.n)) ** 0.5)
 
 
 def _between(rates: dict[str, float], size: float, prefix: str = "") -> float:
