@@ -81,9 +81,11 @@ class Observer:
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.paused = True
+        self.aside = False  # what runs is ours, not the script's
         self.count = 0
         self._of_iteration: Any = Counter()
-        self._last = self._began = 0.0  # of the iteration, of looking without a pause
+        self._last = 0.0  # when the iteration began
+        self._changed = self._away_s = 0.0  # when pauses last began or ended, and their seconds until then
         self._evaluating = False
         self._no_grad = 0
         self._collecting = 0.0
@@ -94,7 +96,7 @@ class Observer:
     def start(self) -> None:
         """Look at this thread from now on."""
         self._thread = threading.get_ident()
-        self._last = self._began = time.perf_counter()
+        self._last = self._changed = time.perf_counter()
         self.paused = False
         self._looking = threading.Thread(target=self._look, name="observer", daemon=True)
         self._looking.start()
@@ -105,12 +107,29 @@ class Observer:
             self._looking.join(1.0)
 
     def pause(self) -> None:
-        self.paused = True
+        self._change(paused=True)
 
     def go_on(self) -> None:
+        self._change(paused=self._looking is None)
+
+    @contextlib.contextmanager
+    def looking_aside(self) -> Iterator[None]:
+        """Between two iterations: what is done in here is charged to none of them."""
+        self._change(aside=True)
+        try:
+            yield
+        finally:
+            self._change(aside=False)
+
+    def _change(self, **flags: bool) -> None:
+        self._away_s = self._away_until(now := time.perf_counter())
+        self._changed = self._last = now
         self._of_iteration.clear()
-        self._last = self._began = time.perf_counter()
-        self.paused = self._looking is None
+        vars(self).update(flags)
+
+    def _away_until(self, now: float) -> float:
+        """Seconds of all pauses until now, those too that no look fell into."""
+        return self._away_s + (now - self._changed if self.paused or self.aside else 0.0)
 
     def iteration_ended(self) -> None:
         if self._looking is None:
@@ -133,11 +152,12 @@ class Observer:
 
     def _look(self) -> None:
         wake_in_time()
-        began = time.perf_counter()
+        began, away = time.perf_counter(), 0.0
         while not self._ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
             now, frame = time.perf_counter(), sys._current_frames().get(self._thread)
-            if not self.paused and frame is not None:
-                self._charge(frame, now - max(began, self._began))  # the last look may be of before a pause
+            before, away = away, self._away_until(now)
+            if not (self.paused or self.aside or frame is None):
+                self._charge(frame, max(now - began - (away - before), 0.0))
             began = now
 
     def _charge(self, frame: FrameType, seconds: float) -> None:

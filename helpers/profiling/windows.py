@@ -161,7 +161,8 @@ class Windows:
             return False
         self.iterations += 1
         self.observer.iteration_ended()
-        ended = next(self._plan, True) is True
+        with self.observer.looking_aside():
+            ended = next(self._plan, True) is True
         together = self.warm + self.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
         self._over = ended if self.ranks == 1 else self.iterations >= together
         return self._over
