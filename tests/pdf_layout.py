@@ -9,7 +9,7 @@ import pypdfium2
 from pypdfium2 import raw
 
 MM = 72 / 25.4
-SIDE, TOP, BOTTOM = 20 * MM, 18 * MM, 20 * MM  # the margins in templates/report/style.typ
+SIDE, TOP, BOTTOM = 18 * MM, 15 * MM, 18 * MM  # the margins in templates/report/style.typ
 HANGING = 6  # points that a comma or a hyphen may hang over the edge of a line
 
 

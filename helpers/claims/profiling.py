@@ -273,6 +273,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     """Which loops of the open set `profile` answered rightly, and its promises against what the fixes gained."""
     heads = {"loop": "loop", "first": "first answer", "place": "place of the cause"}
     heads |= {"promised": "promised", "gained": "gained", "seconds_to_answer": "seconds"}
+    rows = rows.sort_values("loop")
     shown = rows.assign(
         **{name: [Number(x, PERCENT, decimals=0) for x in rows[name]] for name in ("promised", "gained")},
         first=rows["first"].str.slice(0, 48),

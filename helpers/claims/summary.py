@@ -114,9 +114,15 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
         for change, gain in all_of.items()
     }
     seen = {name: gain for name, gain in gains.items() if visible(gain, SAME)}
+    unseen = {
+        setting: [
+            change.replace("_", " ") for change, gain in all_of.items() if gain.measured and gain not in seen.values()
+        ]
+        for setting, all_of in settings.items()
+    }
     return SimpleNamespace(
         gains=dict(sorted(seen.items(), key=lambda item: -item[1].value)),
-        unseen=", ".join(name for name, gain in gains.items() if gain.measured and name not in seen),
+        unseen="; ".join(f"{setting}: {', '.join(names)}" for setting, names in unseen.items() if names),
         below=derived(SAME, "a setting", PERCENT, 0),
     )
 
