@@ -30,7 +30,7 @@ LESS_PRECISION = ("autocast-bf16", "matmul-precision")
     cpu=[{"loop": name} for name in CASES],
     columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? alarm_kind? "
     "alarm_tried? seconds_to_answer told",
-    version=2,
+    version=3,
     same_work=False,
 )
 def loops(loop: str) -> Row:
