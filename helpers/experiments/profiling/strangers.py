@@ -29,7 +29,7 @@ LESS_PRECISION = ("autocast-bf16", "matmul-precision")
     small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
     columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? alarm_kind? "
-    "alarm_tried? seconds_to_answer told",
+    "alarm_tried? seconds_to_answer told told_fixed",
     version=3,
     same_work=False,
 )
@@ -39,8 +39,8 @@ def loops(loop: str) -> Row:
     What the fix gains is measured in pairs, but for a loop of several ranks, whose mean iterations are compared.
     `alarm` is the largest gain that a finding promises for the loop without its fault; where that is of products in
     fp32, `alarm_tried` tells what less precision gains, in pairs. `line_right` says whether the line that most of
-    the time goes to, which a sampling profiler would show, is the cause's. `told` is what the command prints, as a
-    JSON string.
+    the time goes to, which a sampling profiler would show, is the cause's. `told` is what the command prints, also
+    without the fault, as JSON strings.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +61,7 @@ def loops(loop: str) -> Row:
         **(_alarm(case, fixed["findings"]) if case["twin"] else {}),
         "seconds_to_answer": slow["seconds"],
         "told": json.dumps(slow["text"], ensure_ascii=False),
+        "told_fixed": json.dumps(fixed["text"], ensure_ascii=False),
     }
 
 
