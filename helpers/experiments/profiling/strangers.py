@@ -60,9 +60,14 @@ def loops(loop: str) -> Row:
         **_gain(case, slow, fixed),
         **(_alarm(case, fixed["findings"]) if case["twin"] else {}),
         "seconds_to_answer": slow["seconds"],
-        "told": json.dumps(slow["text"], ensure_ascii=False),
-        "told_fixed": json.dumps(fixed["text"], ensure_ascii=False),
+        "told": as_cell(slow["text"]),
+        "told_fixed": as_cell(fixed["text"]),
     }
+
+
+def as_cell(text: str) -> str:
+    """JSON in which no run of spaces is left, of which a record keeps one."""
+    return json.dumps(text, ensure_ascii=False).replace("  ", " \\u0020")
 
 
 def _gain(case: dict, slow: dict, fixed: dict) -> Row:

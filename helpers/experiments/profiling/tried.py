@@ -4,7 +4,6 @@ Scripts are those of the open loops whose fault a change or a probe takes away, 
 several do.
 """
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from helpers.lab.records import Row
 from helpers.trying import try_edited, try_script
 from helpers.trying.table import Tried, text
 
-from .strangers import LOOPS, interval
+from .strangers import LOOPS, as_cell, interval
 
 CHANGES = {
     "many_parameters": "optimizer",
@@ -60,7 +59,7 @@ def tried(script: str) -> Row:
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
-    told = {"told": json.dumps(text(result), ensure_ascii=False)}
+    told = {"told": as_cell(text(result))}
     return _row(" + ".join(result.kept) or "nothing", outside) | interval("by_hand", hand) | told
 
 
