@@ -1,6 +1,8 @@
 """Chapter 3: what the diagnosis finds, whether its promises are kept, where a step's time goes, what each fix gains."""
 
+import json
 import math
+import textwrap
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ NAMES = {"vit": "ViT", "gpt": "language model"}
 PIPELINES = {"vit": CLOTHES, "gpt": LANGUAGE}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
 ALL = "all"  # of the fixes
+PAGE = 112  # letters in a line of the report's listings
 MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
 SAME = 0.03  # without an interval, a fix that changes less has no effect
 PAIR = " + "  # between the names of two faults that are planted together
@@ -294,7 +297,21 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         alarms=derived(len(alarms), "counted", "", 0),
         fp32=derived((rows["alarm_tried"] >= MARGIN).sum(), "counted", "", 0),
         twins=derived(rows["alarm"].notna().sum(), "counted", "", 0),
+        told=_told(rows, "loop"),
+        told_fixed=_told(rows, "loop", "told_fixed"),
     )
+
+
+def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
+    """What the command printed for each, in lines that a page holds."""
+    if column not in rows:
+        return {}
+    texts = {row[names]: json.loads(row[column]) for row in rows.dropna(subset=[column]).to_dict("records")}
+    return {name: "\n".join(_wrapped(line) for line in text.splitlines()) for name, text in texts.items()}
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, PAGE, subsequent_indent=" " * 8, replace_whitespace=False) if len(line) > PAGE else line
 
 
 def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
@@ -319,6 +336,7 @@ def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
         share=derived(equal.mean(), "counted", PERCENT, 0),
         vit=_reached(whole.get("vit"), "vit"),
         gpt=_reached(whole.get("gpt"), "gpt"),
+        told=_told(rows, "script"),
     )
 
 

@@ -62,7 +62,7 @@ class OneOptimizerKernel(Change):
         return [
             (each["site"], each["kind"], "fused" if each["kind"] in FUSED else "foreach")
             for each in facts["optimizers"].values()
-            if each["kind"] in FUSED + FOREACH and not each["fused"] and each["foreach"] is None
+            if each["kind"] in FUSED + FOREACH and not each["fused"] and not each["foreach"]
         ]
 
 

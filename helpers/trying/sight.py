@@ -6,6 +6,7 @@ summed over the micro-batches of an iteration. On a GPU it stays there until the
 
 import builtins
 import functools
+import logging
 import sys
 import time
 import zlib
@@ -187,6 +188,7 @@ class Sight:
 
         torch.optim.Optimizer.zero_grad, nn.Module.zero_grad = zeroed(zero_grad), zeroed(module_zero)
         builtins.print = self._timed("print", builtins.print)
+        logging.Logger.handle = self._timed("print", logging.Logger.handle)  # type: ignore[method-assign]
         torch.save = self._timed("save", torch.save)
         torch.use_deterministic_algorithms = self._timed(
             "use_deterministic_algorithms", torch.use_deterministic_algorithms

@@ -1,5 +1,7 @@
 """Chapter 3's numbers, from rows made by hand."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -115,6 +117,15 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     assert f"{found.median_error}" == "10%"
     of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})
     assert f"{profiling.loops(of_a_file).right}" == "50%"
+
+
+def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
+    text = "compute\n\n  loader  0.1%\n" + "a word " * 40
+    row = {"first": "", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": None, "alarm_tried": None}
+    row |= {"apart": False, "line_right": True, "seconds_to_answer": 20.0, "loop": "a", "told": json.dumps(text)}
+    told = profiling.loops(pd.DataFrame([row, row | {"loop": "b", "told": None}])).told
+    assert list(told) == ["a"] and told["a"].startswith("compute\n\n  loader  0.1%\na word")
+    assert max(map(len, told["a"].splitlines())) <= profiling.PAGE
 
 
 def test_changes_from_outside_are_held_against_those_by_hand():

@@ -106,3 +106,14 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     assert ("zero_grad" in inside.facts["calls"]) == ("set-to-none" not in names)
     left = {name for name in names if not changes.ALL[name].missing_because(inside.facts)}
     assert left <= {"channels-last"}
+
+
+@pytest.mark.parametrize(
+    ("fused", "foreach", "applies"),
+    [(False, None, True), (False, False, True), (False, True, False), (True, None, False)],
+)
+def test_an_optimizer_that_steps_one_tensor_after_another_is_fused_also_where_the_script_asks_for_that(
+    fused, foreach, applies
+):
+    made = {"site": ["train.py", 3], "kind": "AdamW", "fused": fused, "foreach": foreach}
+    assert (not changes.ALL["optimizer"].missing_because({"optimizers": {"train.py:3": made}})) == applies

@@ -168,7 +168,7 @@ def test_what_the_user_got_wrong_is_one_line(script, capsys):
 
 
 SHORT = """
-import sys, time, torch
+import logging, sys, time, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range({steps}):
@@ -187,11 +187,12 @@ def test_a_script_that_ends_soon_begins_anew(script):
     assert 2 < result.step_ms < 50
 
 
-def test_a_module_with_arguments_that_prints(script, tmp_path):
+@pytest.mark.parametrize("says", ["print(sys.argv[1])", "logging.getLogger('a').error(sys.argv[1])"])
+def test_a_module_with_arguments_that_prints_or_logs(script, tmp_path, says):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
-    script(SHORT.format(steps=10**6, pause=0.002, argument="") + "    print(sys.argv[1])", "package/task.py")
-    result = try_script("package.task", ["--fast"], module=True, seconds=15, only=["no-output", "loader-workers"])
+    script(SHORT.format(steps=10**6, pause=0.002, argument="") + f"    {says}", "package/task.py")
+    result = try_script("package.task", ["--fast"], module=True, seconds=12, only=["no-output", "loader-workers"])
     assert [(row.change, row.kind, row.losses) for row in result.tried] == [("no-output", "probe", "another training")]
     assert result.not_tried == [{"change": "loader-workers", "reason": "no DataLoader of the training lacks it"}]
     assert result.json()
