@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import textwrap
 from types import SimpleNamespace
 
@@ -303,11 +304,12 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
-    """What the command printed for each, in lines that a page holds."""
+    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
     if column not in rows:
         return {}
     texts = {row[names]: json.loads(row[column]) for row in rows.dropna(subset=[column]).to_dict("records")}
-    return {name: "\n".join(_wrapped(line) for line in text.splitlines()) for name, text in texts.items()}
+    named = {name: re.sub(r"\A\S*/", "", text) for name, text in texts.items()}
+    return {name: "\n".join(_wrapped(line) for line in text.splitlines()) for name, text in named.items()}
 
 
 def _wrapped(line: str) -> str:
@@ -348,9 +350,9 @@ def _share(row: dict, name: str) -> str:
 
 
 def _reached(row: dict | None, pipeline: str) -> Number:
-    """How much of what the fixes by hand save is saved from outside."""
-    if row is None or math.isnan(row["tried"]) or math.isnan(row["by_hand"]):
-        return lacking(f"the {NAMES[pipeline]}'s changes", PERCENT)
+    """How much of what the fixes by hand save is saved from outside, where it is known that they save anything."""
+    if row is None or math.isnan(row["tried"]) or math.isnan(row["by_hand"]) or not row["by_hand_low"] > 0:
+        return lacking(f"a gain by hand in the {NAMES[pipeline]}'s loop", PERCENT)
     return derived(row["tried"] / row["by_hand"], "the shares of the time that go", PERCENT, 0)
 
 

@@ -73,14 +73,14 @@ def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
     steps, tokens = climbed["steps"].max(), climbed["real_tokens"].max()
     saved_ms = step_ms[before] - step_ms[COMPILED]
     extra_s = train_s[COMPILED] - train_s[before] + steps * saved_ms / 1e3
-    needed = extra_s * 1e3 / saved_ms if saved_ms > 0 else float("inf")
-    missing = "the compiled training"
+    needed = extra_s * 1e3 / saved_ms if saved_ms > 0 else float("nan")
+    missing, slower = "the compiled training", "a step that compilation makes faster"
     return SimpleNamespace(
         before_ms=Number(step_ms[before], "ms", missing=missing, decimals=1),
         after_ms=Number(step_ms[COMPILED], "ms", missing=missing, decimals=1),
         compiling_s=Number(extra_s, "s", missing=missing, decimals=0),
-        steps_to_pay=Number(needed, "steps", missing=missing, decimals=0),
-        tokens_to_pay=Number(needed * tokens / steps / 1e6, "M real tokens", missing=missing, decimals=1),
+        steps_to_pay=Number(needed, "steps", missing=slower, decimals=0),
+        tokens_to_pay=Number(needed * tokens / steps / 1e6, "M real tokens", missing=slower, decimals=1),
     )
 
 

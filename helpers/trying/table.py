@@ -79,20 +79,21 @@ def text(result: Result) -> str:
     if result.edits:
         lines += ["", "edits", *(f"  {edit}" for edit in result.edits)]
     if result.not_tried:
-        lines += ["", "not tried", *(f"  {each['change']:<18} {each['reason']}" for each in result.not_tried)]
+        lines += ["", "not tried", *(f"  {each['change']:<21} {each['reason']}" for each in result.not_tried)]
     if result.redirected:
         lines += ["", "written to the scratch instead", *(f"  {path}" for path in result.redirected)]
     return "\n".join([*lines, *result.notes])
 
 
-HEAD = f"{'change':<18} {'time that goes':<24} {'verdict':<28} {'peak GiB':>8}  losses"
+WIDEST = -10.0  # a share of the time: what two pairs far apart make of an interval isn't shown
+HEAD = f"{'change':<21} {'time that goes':<24} {'verdict':<28} {'peak GiB':>8}  losses"
 
 
 def row(tried: Tried) -> str:
     gain = f"{tried.gain_share:.0%}" if math.isfinite(tried.gain_share) else "—"
-    gain += f" ({tried.low:.0%} to {tried.high:.0%})" if math.isfinite(tried.low) else ""
+    gain += f" ({tried.low:.0%} to {tried.high:.0%})" if tried.low > WIDEST else ""
     peak = f"{tried.peak_gib:.2f}" if math.isfinite(tried.peak_gib) else "—"
-    return f"{tried.change:<18} {gain:<24} {tried.verdict:<28} {peak:>8}  {tried.losses or tried.reason}"
+    return f"{tried.change:<21} {gain:<24} {tried.verdict:<28} {peak:>8}  {tried.losses or tried.reason}"
 
 
 def _by_gain(tried: Tried) -> float:

@@ -126,6 +126,8 @@ def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
     told = profiling.loops(pd.DataFrame([row, row | {"loop": "b", "told": None}])).told
     assert list(told) == ["a"] and told["a"].startswith("compute\n\n  loader  0.1%\na word")
     assert max(map(len, told["a"].splitlines())) <= profiling.PAGE
+    begun_with_a_path = pd.DataFrame([row | {"told": json.dumps("/home/me/slow.py gpt: 3 ms a step\n a/b")}])
+    assert profiling.loops(begun_with_a_path).told["a"] == "slow.py gpt: 3 ms a step\n a/b"
 
 
 def test_changes_from_outside_are_held_against_those_by_hand():

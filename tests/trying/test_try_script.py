@@ -126,7 +126,7 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged(script, tmp_pat
     (tmp_path / "mine").mkdir()
     name, edited = script(EDITED), script(EDITED, "mine/edited.py")
     against = f"{edited} {rate} 0.002"
-    assert main(["try", "--seconds", "12", "--json", "--against", against, name, "0.001", "0.01"]) == 0
+    assert main(["try", "--seconds", "20", "--json", "--against", against, name, "0.001", "0.01"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["tried"]
     assert row["change"] == edited
     assert row["verdict"] == "faster"
