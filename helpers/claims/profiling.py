@@ -307,7 +307,8 @@ def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str
     """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
     if column not in rows:
         return {}
-    texts = {row[names]: json.loads(row[column]) for row in rows.dropna(subset=[column]).to_dict("records")}
+    printed = rows[rows[column].map(lambda text: isinstance(text, str) and text.startswith('"'))]
+    texts = {row[names]: json.loads(row[column]) for row in printed.to_dict("records")}
     named = {name: re.sub(r"\A\S*/", "", text) for name, text in texts.items()}
     return {name: "\n".join(_wrapped(line) for line in text.splitlines()) for name, text in named.items()}
 
