@@ -79,7 +79,7 @@ GOALS = (
     Goal(
         "swiglu/peers", "level2_stored", "saved bytes of level 2 against plain", at_most=0.55, beside="swiglu/ceilings"
     ),
-    Goal("rush/ladder", "matmul_share", "share of the matmul throughput", at_least=0.65),
+    Goal("rush/ladder", "matmul_share", "share of the matmul throughput", at_least=0.65, beside="rush/pairs"),
     Goal("rush/peers", "over_compiled", "speedup over compiled transformers", at_least=1.3),
     Goal("rush/peers", "speedup", "speedup over the fastest setup of transformers", at_least=1.3),
     Goal("pipelines/formats", "largest_shards", "speedup of cold tar or TFRecord reads over small files", at_least=3),
