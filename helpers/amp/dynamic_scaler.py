@@ -13,14 +13,15 @@ from helpers.lab.arguments import check_at_least, check_positive
 from .scaler import StaticGradScaler, fp32, on_host, positive
 
 
-class DynamicGradScaler(StaticGradScaler):
+class DynamicGradScaler(StaticGradScaler, torch.amp.GradScaler):
     """Adapts the scale: it grows after `growth_interval` steps in a row without inf or NaN, and shrinks after one with.
 
-    It takes the place of `torch.amp.GradScaler`, with its arguments, methods and state. It stays between `min_scale`
-    and `max_scale`, by default 1 and 2**24, or `init_scale` where that is outside; `update` also clamps one that was
-    set or loaded. Warns once if gradients overflow even at `min_scale`. The state is on the device of the first loss,
-    so the scale also adapts in a replayed CUDA graph; `device` only decides whether it is enabled: "cuda" without a
-    GPU disables it with a warning, as torch's.
+    It takes the place of `torch.amp.GradScaler`, with its arguments, methods and state, and is an instance of it: what
+    reads a scaler's insides (`_unscale_grads_`, `_get_scale_async`) finds torch's own methods. The scale stays between
+    `min_scale` and `max_scale`, by default 1 and 2**24, or `init_scale` where that is outside; `update` also clamps
+    one that was set or loaded. Warns once if gradients overflow even at `min_scale`. The state is on the device of the
+    first loss, so the scale also adapts in a replayed CUDA graph; `device` only decides whether it is enabled: "cuda"
+    without a GPU disables it with a warning, as torch's.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
 """The autograd function of the layer: which tensors it saves, casting, and what it refuses."""
 
 import numbers
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from helpers.lab.precision import autocast_dtype, without_autocast
@@ -27,8 +29,12 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 
     Under autocast the products run in autocast's type; the weights are saved as they are and cast again in
     backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was saved
-    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it. Double
-    backward, batched gradients and other transforms of torch.func aren't supported.
+    unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it.
+
+    With `create_graph=True`, or with batched gradients, backward computes the layer again by torch's own operations,
+    which can be differentiated: 6 + 3 products, and a plain module's memory. That needs a gradient of x and of a
+    weight, and x in the products' type; else a second derivative is refused. The layer itself, not this function,
+    takes torch.func's transforms, as a plain module.
     """
 
     @staticmethod
@@ -60,6 +66,11 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
     def backward(ctx, l: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        batched = not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(l)
+        if create_graph or batched:
+            # Autograd can go on behind what was saved if that is what was given.
+            if ctx.dtypes[0] == ctx.dtype and all(tensor is not None for tensor in saved[:4]):
+                return *_differentiable(l, saved[:4], ctx.dtype, ctx.needs_input_grad[:4]), None
         x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
         needs = list(ctx.needs_input_grad[:4])
         with torch.no_grad(), without_autocast(l):
@@ -70,6 +81,24 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         if create_graph:
             grads = _refuse_second_derivative(grads, [l, *saved[:4]])
         return *grads, None
+
+
+def plain(x: Tensor, W: Tensor, V: Tensor, U: Tensor) -> Tensor:
+    return (F.silu(x @ W) * (x @ V)) @ U
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) is active, which the function's own kernels can't follow."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _differentiable(l: Tensor, inputs: Sequence[Tensor], dtype: torch.dtype, needs: Sequence[bool]) -> list:
+    """The gradients by autograd, which can differentiate them again."""
+    with torch.enable_grad(), without_autocast(l):
+        y = plain(*(_cast(tensor, dtype) for tensor in inputs))
+        wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed]
+        grads = iter(torch.autograd.grad(y, wanted, l, create_graph=True))
+    return [next(grads) if needed else None for needed in needs]
 
 
 def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from helpers.lab.arguments import check_positive
 
-from .function import MemoryOptimizedSwigluMLPFunction, check_level
+from .function import MemoryOptimizedSwigluMLPFunction, check_level, plain, transformed
 from .steps import KEEP_INPUT, KEEP_TWO
 
 
@@ -134,8 +134,9 @@ class MemoryOptimizedSwigluMLP(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[0] ** -0.5), weight.shape[0] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_tracing() or (torch.compiler.is_compiling() and self._is_plain(x)):
-            return (F.silu(x @ self.W) * (x @ self.V)) @ self.U
+        torchs_own = self._is_plain(x) if torch.compiler.is_compiling() else torch.jit.is_tracing() or transformed()
+        if torchs_own:
+            return plain(x, self.W, self.V, self.U)
         level = self.checkpoint_level if torch.is_grad_enabled() else KEEP_INPUT
         return MemoryOptimizedSwigluMLPFunction.apply(x, self.W, self.V, self.U, level)
 

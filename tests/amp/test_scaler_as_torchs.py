@@ -40,6 +40,20 @@ def test_the_arguments_stand_where_torchs_do():
         DynamicGradScaler(1024.0)
 
 
+def test_what_takes_torchs_scaler_takes_ours():
+    """As libraries that shard gradients read a scaler: by its type, its scale and the division of its gradients."""
+    ours = DynamicGradScaler("cpu", 2.0**4)
+    assert isinstance(ours, torch.amp.GradScaler)
+    layer, optimizer = layer_with()
+    ours.scale(layer(torch.ones(2, 4)).sum()).backward()
+    found_inf = torch.zeros(())
+    flags = ours._unscale_grads_(optimizer, ours._get_scale_async().reciprocal(), found_inf, False)
+    assert [flag.item() for flag in flags.values()] == [0.0]
+    assert torch.equal(layer.bias.grad, torch.full((3,), 2.0))
+    layer.bias.grad[0] = math.inf
+    assert [flag.item() for flag in ours._check_inf_per_device(optimizer).values()] == [1.0]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
 def test_for_cuda_without_cuda_it_is_disabled_with_a_warning():
     with pytest.warns(UserWarning, match="is disabled: its device is 'cuda', which is not available"):

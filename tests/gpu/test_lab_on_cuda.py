@@ -3,6 +3,7 @@
 import gc
 import time
 
+import pytest
 import torch
 
 from helpers.lab import bench, environment, peak_memory
@@ -18,6 +19,13 @@ def test_bench_times_the_device_and_not_the_queue():
     torch.cuda.synchronize()
     assert timing.median_ms > 10 * queued_ms
     assert timing.n >= 20
+
+
+def test_bench_agrees_with_tritons():
+    testing = pytest.importorskip("triton.testing")
+    a = torch.randn(8192, 8192, device="cuda")
+    theirs = testing.do_bench(lambda: a @ a, return_mode="median")
+    assert bench(lambda: a @ a).median_ms == pytest.approx(theirs, rel=0.15)
 
 
 def test_peak_memory_is_the_allocators():

@@ -155,12 +155,45 @@ def test_frozen_parts_get_no_gradient_and_the_others_the_right_one(level, needs)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_double_backward_says_that_it_is_not_supported(level):
-    _, ours = pair(level)
-    x = torch.randn(5, 16, requires_grad=True)
-    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward isn't supported"):
-        dx.pow(2).sum().backward()
+def test_double_backward(level):
+    _, ours = pair(level, dtype=torch.float64)
+    x = torch.randn(5, 16, dtype=torch.float64, requires_grad=True)
+    weights = [weight.detach().requires_grad_() for weight in (ours.W, ours.V, ours.U)]
+    apply = MemoryOptimizedSwigluMLPFunction.apply
+    assert torch.autograd.gradgradcheck(lambda *tensors: apply(*tensors, level), (x, *weights))
+
+
+@pytest.mark.parametrize(("dtype", "frozen"), [(torch.bfloat16, ""), (None, "x"), (None, "WV")])
+def test_double_backward_is_refused_where_the_inputs_are_not_all_there(dtype, frozen):
+    _, ours = pair(2)
+    for name in frozen.strip("x"):
+        getattr(ours, name).requires_grad_(False)
+    x = torch.randn(5, 16, requires_grad=frozen != "x")
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        y = ours(x).sum()
+    (gradient,) = torch.autograd.grad(y, ours.W if frozen == "x" else x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_transforms_of_torch_func(level):
+    plain, ours = pair(level)
+    x, l = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
+    for transformed in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transformed(ours)(x), transformed(plain)(x))
+    samples = [
+        torch.func.vmap(torch.func.grad(_loss, argnums=1), in_dims=(None, None, 0))(layer, dict(layer.state_dict()), x)
+        for layer in (plain, ours)
+    ]
+    torch.testing.assert_close(samples[1]["W"], samples[0]["W.weight"].mT)
+    inputs = x[0].requires_grad_()
+    batched = [torch.autograd.grad(layer(inputs), inputs, l, is_grads_batched=True)[0] for layer in (plain, ours)]
+    torch.testing.assert_close(*batched)
+
+
+def _loss(layer, weights, x):
+    return torch.func.functional_call(layer, weights, (x,)).square().sum()
 
 
 def test_works_inside_torchs_checkpoint_and_with_offloaded_activations():
