@@ -129,7 +129,10 @@ def read_and_diagnose(
 def _observed(folder: Path) -> dict[int, dict[str, Any]]:
     """What `watch` observed of each rank beside the profiles in a folder."""
     files = {int(each[1] or 0): file for file in folder.iterdir() if (each := OBSERVED.fullmatch(file.name))}
-    return {rank: json.loads(file.read_text()) for rank, file in sorted(files.items())}
+    try:
+        return {rank: json.loads(file.read_text()) for rank, file in sorted(files.items())}
+    except (ValueError, RecursionError):
+        raise ValueError(f"{folder} holds a damaged observed*.json: delete it, or profile again") from None
 
 
 def _with_observed(
@@ -198,8 +201,8 @@ def _located(
 def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
     """The rank that the others wait for, or the one profile of a run without ranks; the source lines of any."""
     places = folder / PLACES if (folder / PLACES).is_file() else None
-    files = [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != PLACES]
-    files = sorted(p for p in files if not OBSERVED.fullmatch(p.name))
+    files = [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file()]
+    files = sorted(p for p in files if p.name != PLACES and not OBSERVED.fullmatch(p.name))
     if (folder / COSTS).is_file():
         files = [folder / COSTS]
     if not files:

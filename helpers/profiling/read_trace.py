@@ -37,7 +37,7 @@ def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
     if isinstance(source, Trace):
         return source
     if isinstance(source, str | Path):
-        return assemble(*load(source))
+        return assemble(*load(source), named=str(source))
     if not hasattr(source, "export_chrome_trace"):
         raise ValueError(
             f"a profile is a {type(source).__name__}; it must be a torch.profiler.profile or a trace's path"
@@ -84,13 +84,13 @@ def _export(profile: torch.profiler.profile, path: str) -> None:
         raise ValueError("the profile is exported already, which torch allows once: read the exported file") from None
 
 
-def assemble(events: list[Event], about: dict[str, Any], faults: list[str]) -> Trace:
+def assemble(events: list[Event], about: dict[str, Any], faults: list[str], named: str = "the trace") -> Trace:
     """The events as a `Trace`: nested, linked to what they launched, with notes on what can't be seen."""
     host = [e for e in events if e.kind not in ON_DEVICE]
     device = [e for e in events if e.kind in ON_DEVICE]
     if not any(e.kind in (OP, RUNTIME) for e in host) and not device:
         raise ValueError(
-            "the trace holds no op and no kernel: it isn't torch.profiler's, or its schedule ended in a cycle in which "
+            f"{named} holds no op and no kernel: it isn't torch.profiler's, or its schedule ended in a cycle in which "
             "nothing ran (repeat=1 records one cycle)"
         )
     host.sort(key=lambda e: (e.begin, -e.end))

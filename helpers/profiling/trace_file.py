@@ -56,7 +56,8 @@ def load(path: str | Path) -> tuple[list[Event], dict[str, Any], list[str]]:
 def content(path: str | Path, faults: list[str]) -> str:
     """The file's text, of a damaged gzip file as far as it can be unpacked."""
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as stream:
+            data = stream.read(LARGEST + 1)
     except OSError as error:
         raise ValueError(f"{path} can't be read as a trace: {error.strerror}") from None
     if data[:2] == b"\x1f\x8b":

@@ -67,10 +67,10 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
         saved = ctx.saved_tensors
         create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         batched = not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(l)
-        if create_graph or batched:
-            # Autograd can go on behind what was saved if that is what was given.
-            if ctx.dtypes[0] == ctx.dtype and all(tensor is not None for tensor in saved[:4]):
-                return *_differentiable(l, saved[:4], ctx.dtype, ctx.needs_input_grad[:4]), None
+        # Autograd can go on behind what was saved if that is what was given.
+        linked = ctx.dtypes[0] == ctx.dtype and all(tensor is not None for tensor in saved[:4])
+        if linked and (create_graph or batched):
+            return *_differentiable(l, saved[:4], ctx.dtype, ctx.needs_input_grad[:4]), None
         x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
         needs = list(ctx.needs_input_grad[:4])
         with torch.no_grad(), without_autocast(l):

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -299,6 +300,9 @@ def test_an_event_with_a_number_beyond_reason_is_left_out_and_counted(number, tm
     trace = read_trace(tmp_path / "trace.json")
     assert len(names(trace)) == 1
     assert any("left out" in note.text for note in trace.notes)
+    (tmp_path / "alone.json").write_text(f'{{"traceEvents": [{event % number}]}}')
+    with pytest.raises(ValueError, match=r"alone.json (holds no op|is no trace)"):
+        read_trace(tmp_path / "alone.json")
 
 
 def test_json_that_is_nested_without_end_is_named_so(tmp_path):
@@ -312,3 +316,25 @@ def test_a_file_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 20_000))
     with pytest.raises(ValueError, match="is larger than"):
         read_trace(tmp_path / "bomb.json.gz")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs a file without an end")
+def test_a_file_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(trace_file, "LARGEST", 10_000)
+    with pytest.raises(ValueError, match="/dev/zero is larger than"):
+        read_trace("/dev/zero")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+def test_a_pipe_in_a_folder_of_profiles_is_no_profile(tmp_path):
+    os.mkfifo(tmp_path / "trace.json")
+    with pytest.raises(ValueError, match="holds no profile"):
+        diagnose(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "\0"])
+def test_what_was_observed_may_be_damaged(content, text, tmp_path):
+    (tmp_path / "costs.json").write_text(text)
+    (tmp_path / "observed.json").write_text(content)
+    with pytest.raises(ValueError, match=r"damaged observed.*delete it, or profile again"):
+        diagnose(tmp_path)
