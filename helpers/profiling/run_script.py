@@ -50,6 +50,10 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     return None
 
 
+def compiled(script: str | Path) -> types.CodeType:
+    return compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
+
+
 def script_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without the frames that running a script here adds."""
     frames = []

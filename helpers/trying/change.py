@@ -21,11 +21,14 @@ Facts = Mapping[str, Any]
 
 
 class Change:
-    """`group`: changes of which one excludes another. `patience`: how much longer than others it may take to start."""
+    """`group`: changes of which one excludes another. `patience`: how much longer than others it may take to start.
+
+    `share`: of a step, what it could take away.
+    """
 
     kind = "change"
     name = group = about = ""
-    patience = 1.0
+    patience, share = 1.0, 0.1
     environment: Mapping[str, str] = {}
 
     def missing_because(self, facts: Facts) -> str:
@@ -41,7 +44,7 @@ class Change:
 
     def promise(self, facts: Facts) -> float:
         """The share of a step that it could take away, for the order alone."""
-        return 0.1
+        return self.share
 
 
 class Loader(Change):

@@ -17,12 +17,13 @@ from . import probes, sight
 from .change import Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Top
 
-FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-FOREACH = ("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop")
+# The option that lets an optimizer step in few kernels
+FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")
+FAST |= dict.fromkeys(("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop"), "foreach")
 
 
 class MatmulPrecision(Change):
-    name = "matmul-precision"
+    name, share = "matmul-precision", 0.3
     about = "matrix products in the precision “medium” (on a GPU “high”: TF32)"
 
     def missing_because(self, facts: Facts) -> str:
@@ -33,9 +34,6 @@ class MatmulPrecision(Change):
 
     def edits(self, facts: Facts) -> list[Edit]:
         return [Top(facts["script"], (f'torch.set_float32_matmul_precision("{_precision(facts)}")',))]
-
-    def promise(self, facts: Facts) -> float:
-        return 0.3
 
 
 def _precision(facts: Facts) -> str:
@@ -51,7 +49,7 @@ class OneOptimizerKernel(Change):
 
     def apply(self, facts: Facts) -> None:
         sites = {tuple(site) for site, _, _ in self._sites(facts)}
-        for kind, option in [(kind, "fused") for kind in FUSED] + [(kind, "foreach") for kind in FOREACH]:
+        for kind, option in FAST.items():
             with_options(getattr(torch.optim, kind), {option: True}, sites)
 
     def edits(self, facts: Facts) -> list[Edit]:
@@ -60,9 +58,9 @@ class OneOptimizerKernel(Change):
     @staticmethod
     def _sites(facts: Facts) -> list[tuple[list, str, str]]:
         return [
-            (each["site"], each["kind"], "fused" if each["kind"] in FUSED else "foreach")
+            (each["site"], each["kind"], FAST[each["kind"]])
             for each in facts["optimizers"].values()
-            if each["kind"] in FUSED + FOREACH and not each["fused"] and not each["foreach"]
+            if each["kind"] in FAST and not each["fused"] and not each["foreach"]
         ]
 
 
@@ -95,7 +93,7 @@ class Pinned(Loader):
 
 
 class SetToNone(Change):
-    name = "set-to-none"
+    name, share = "set-to-none", 0.05
     about = "gradients set to none instead of zeros"
 
     def missing_because(self, facts: Facts) -> str:
@@ -103,21 +101,10 @@ class SetToNone(Change):
 
     def apply(self, facts: Facts) -> None:
         for kind in (torch.optim.Optimizer, nn.Module):
-            kind.zero_grad = _without_zeros(kind.zero_grad)
+            kind.zero_grad = lambda holder, set_to_none=True, zero_grad=kind.zero_grad: zero_grad(holder, True)
 
     def edits(self, facts: Facts) -> list[Edit]:
         return [Call(tuple(site), "zero_grad", "{}()") for site in facts["calls"]["zero_grad"]["sites"]]
-
-    def promise(self, facts: Facts) -> float:
-        return 0.05
-
-
-def _without_zeros(zero_grad: Callable) -> Callable:
-    @functools.wraps(zero_grad)
-    def to_none(holder: Any, set_to_none: bool = True) -> None:
-        zero_grad(holder, True)
-
-    return to_none
 
 
 class Autocast(OnModels):
@@ -157,16 +144,13 @@ def _float(value: Any) -> Any:
 class CompileModel(OnModels):
     name, group = "compile", "compile"
     about = "the model compiled by torch.compile"
-    patience = 4.0
+    patience, share = 4.0, 0.12
 
     def on(self, module: nn.Module) -> None:
         module.compile()
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return () if model["compiled"] else (f"{model['name']}.compile()",)
-
-    def promise(self, facts: Facts) -> float:
-        return 0.12
 
 
 class CompileBlocks(OnModels):
@@ -190,7 +174,7 @@ def _indexed(path: str) -> str:
 
 
 class ChannelsLast(OnModels):
-    name = "channels-last"
+    name, share = "channels-last", 0.2
     about = "the weights of convolutions with the channels last"
 
     def on(self, module: nn.Module) -> None:
@@ -199,13 +183,10 @@ class ChannelsLast(OnModels):
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"{model['name']}.to(memory_format=torch.channels_last)",) if model["convolutions"] else ()
 
-    def promise(self, facts: Facts) -> float:
-        return 0.2
-
 
 class KeptPages(Change):
     name = group = "allocator"
-    about = "memory that was freed stays with the process"
+    about, share = "memory that was freed stays with the process", 0.25
     environment = KEPT
 
     def missing_because(self, facts: Facts) -> str:
@@ -213,25 +194,19 @@ class KeptPages(Change):
             return "the training is on a GPU"
         return "an allocator is chosen already" if any(name in os.environ for name in (*KEPT, "LD_PRELOAD")) else ""
 
-    def promise(self, facts: Facts) -> float:
-        return 0.25
-
 
 class HugePages(KeptPages):
     name, group = "allocator-huge-pages", "allocator"
-    about = "memory that was freed stays with the process, in pages of 2 MiB"
+    about, share = "memory that was freed stays with the process, in pages of 2 MiB", 0.08
     environment = ALLOCATORS["huge pages"]
 
     def missing_because(self, facts: Facts) -> str:
         set_already = "the allocator is tuned already" if "GLIBC_TUNABLES" in os.environ else ""
         return set_already or super().missing_because(facts)
 
-    def promise(self, facts: Facts) -> float:
-        return 0.08
-
 
 class NoAnomalies(Change):
-    name = "no-anomaly-mode"
+    name, share = "no-anomaly-mode", 0.4
     about = "no search for the origin of NaN in each backward"
 
     def missing_because(self, facts: Facts) -> str:
@@ -243,9 +218,6 @@ class NoAnomalies(Change):
     def edits(self, facts: Facts) -> list[Edit]:
         calls = [("set_detect_anomaly", "{}(False)"), ("detect_anomaly", "torch.autograd.set_detect_anomaly(False)")]
         return _replaced(facts, calls)
-
-    def promise(self, facts: Facts) -> float:
-        return 0.4
 
 
 class NotDeterministic(Change):
@@ -298,18 +270,15 @@ class NoAttentionWeights(Change):
 
 class OneThread(Change):
     name, group = "one-thread", "threads"
-    about = "one thread: small operations take longer on more"
+    about, share = "one thread: small operations take longer on more", 0.05
     environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["threads"] > 1 else "there is one thread already"
 
-    def promise(self, facts: Facts) -> float:
-        return 0.05
-
 
 class AllThreads(OneThread):
-    name = "all-threads"
+    name, share = "all-threads", 0.3
     about = "a thread on each core"
 
     @property
@@ -319,9 +288,6 @@ class AllThreads(OneThread):
     def missing_because(self, facts: Facts) -> str:
         cores = len(os.sched_getaffinity(0))
         return "" if facts["threads"] < cores else f"there are {facts['threads']} threads already"
-
-    def promise(self, facts: Facts) -> float:
-        return 0.3
 
 
 ALL: dict[str, Change] = {

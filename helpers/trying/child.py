@@ -5,7 +5,6 @@ that decide which changes apply, where files were redirected, and the peak of me
 trial does begins anew; the time in between doesn't count.
 """
 
-import atexit
 import gc
 import json
 import os
@@ -14,15 +13,15 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from helpers.lab.trials.turns import Turns
-from helpers.profiling.run_script import run_script, script_frames
+from helpers.profiling.run_script import compiled, run_script, script_frames
 from helpers.profiling.watch import UNSEEN, _counted_steps
 from helpers.profiling.windows import end_of_iteration
 
@@ -104,8 +103,9 @@ def main(order_text: str) -> None:
     _shift_port()
     try:
         while True:
-            program = order.script if order.module else _compiled(order.script)
-            _seed(order.seed)
+            program = order.script if order.module else compiled(order.script)
+            for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `_fix_seeds` adds the order's seed
+                set_seed(0)
             before = iterations
             with _counted_steps(stepped):
                 code = run_script(program, [order.script, *order.arguments])
@@ -117,24 +117,17 @@ def main(order_text: str) -> None:
             gc.collect()
             ends_iteration = end_of_iteration()
     except BaseException as error:
-        frames = script_frames(error.__traceback__)
         where = ""
-        while frames is not None:
-            code_object = frames.tb_frame.f_code
-            if any(folder.user_path(code_object.co_filename).startswith(f) for f in order.folders):
-                where = f" ({os.path.basename(code_object.co_filename)}:{frames.tb_lineno})"
-            frames = frames.tb_next
+        for frame, line in traceback.walk_tb(script_frames(error.__traceback__)):
+            file = frame.f_code.co_filename
+            if any(folder.user_path(file).startswith(f) for f in order.folders):
+                where = f" ({os.path.basename(file)}:{line})"
         _end(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}")
-
-
-def _compiled(script: str) -> Any:
-    return compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
 
 
 def _end(reason: str) -> None:
     print(f"\n{reason}", flush=True)
     sys.stderr.flush()
-    atexit.unregister(_end)
     os._exit(1)
 
 
@@ -146,30 +139,17 @@ def _peak_bytes() -> int:
 
 def _fix_seeds(seed: int) -> None:
     """Let every seed that the script sets be another one for another `seed`, and none come from the clock."""
-    manual_seed, numpy_seed, python_seed, generator = (
-        torch.manual_seed,
-        np.random.seed,
-        random.seed,
-        np.random.default_rng,
-    )
+
+    def other(value: Any) -> Any:
+        return (value or 0) + seed if value is None or isinstance(value, (int, np.integer)) else value
+
+    manual_seed, python_seed = torch.manual_seed, random.seed
+    numpy_seed, generator = np.random.seed, np.random.default_rng
     torch.manual_seed = torch.random.manual_seed = lambda value: manual_seed(int(value) + seed)
     torch.seed = torch.random.seed = lambda: (manual_seed(seed), seed)[1]
-    np.random.seed = lambda value=None: numpy_seed(
-        (value or 0) + seed if value is None or np.isscalar(value) else value
-    )
-    random.seed = lambda a=None, version=2: python_seed(
-        (a or 0) + seed if a is None or isinstance(a, int) else a, version
-    )
-    np.random.default_rng = lambda value=None: generator(
-        (value or 0) + seed if value is None or isinstance(value, int) else value
-    )
-
-
-def _seed(seed: int) -> None:
-    """`_fix_seeds` adds the seed itself."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    np.random.seed = lambda seed=None: numpy_seed(other(seed))
+    np.random.default_rng = lambda seed=None: generator(other(seed))
+    random.seed = lambda a=None, version=2: python_seed(other(a), version)
 
 
 def _shift_port() -> None:

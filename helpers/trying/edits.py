@@ -26,30 +26,16 @@ class Keywords:
         return f"{_place(self.site)} {self.callee}(…, {values})"
 
     def changed(self, text: str) -> str:
-        return self._with_keywords(text, _call(text, self.site, self.callee))
-
-    def _with_keywords(self, text: str, call: ast.Call) -> str:
+        call = _call(text, self.site, self.callee)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
-        new = {name: value for name, value in self.values.items() if name not in given}
-        places = [(_offset(text, call.end_lineno, call.end_col_offset) - 1,) * 2 + (self._appended(text, call, new),)]
-        for name, node in given.items():
-            if name in self.values:
-                start, end = (
-                    _offset(text, node.lineno, node.col_offset),
-                    _offset(text, node.end_lineno, node.end_col_offset),
-                )
-                places.append((start, end, self.values[name]))
+        places = [(*_span(text, given[name]), value) for name, value in self.values.items() if name in given]
+        if new := ", ".join(f"{name}={value}" for name, value in self.values.items() if name not in given):
+            last = _span(text, call)[1] - 1
+            comma = "" if text[:last].rstrip().endswith(("(", ",")) else ", "
+            places.append((last, last, comma + new))
         for start, end, value in sorted(places, reverse=True):
             text = text[:start] + value + text[end:]
         return text
-
-    @staticmethod
-    def _appended(text: str, call: ast.Call, new: Mapping[str, str]) -> str:
-        if not new:
-            return ""
-        inside = text[: _offset(text, call.end_lineno, call.end_col_offset) - 1].rstrip()
-        comma = "" if inside.endswith(("(", ",")) else ", "
-        return comma + ", ".join(f"{name}={value}" for name, value in new.items())
 
 
 @dataclass(frozen=True)
@@ -83,9 +69,8 @@ class Before:
         statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
         around = [node for node in statements if node.lineno <= self.site[1] <= (node.end_lineno or 0)]
         line = max(around, key=lambda node: node.lineno).lineno - 1
-        lines = text.splitlines(keepends=True)
-        indent = lines[line][: len(lines[line]) - len(lines[line].lstrip())]
-        return "".join([*lines[:line], *(f"{indent}{new}\n" for new in self.lines), *lines[line:]])
+        whole = text.splitlines()[line]
+        return _with_lines(text, line, self.lines, whole[: len(whole) - len(whole.lstrip())])
 
 
 @dataclass(frozen=True)
@@ -106,8 +91,7 @@ class Top:
         if last is None:
             raise ValueError(f"{self.file} imports nothing")
         new = self.lines if of_torch else ("import torch", *self.lines)
-        lines = text.splitlines(keepends=True)
-        return "".join([*lines[: last.end_lineno], *(f"{line}\n" for line in new), *lines[last.end_lineno :]])
+        return _with_lines(text, last.end_lineno, new)
 
 
 @dataclass(frozen=True)
@@ -150,6 +134,11 @@ def last_first(edit: Edit) -> tuple[int, bool]:
     """A key to sort edits by, so that each leaves the lines of the next where they are."""
     line = getattr(edit, "site", ("", 0))[1]
     return -line, isinstance(edit, Before)
+
+
+def _with_lines(text: str, at: int, new: Iterable[str], indent: str = "") -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:at], *(f"{indent}{line}\n" for line in new), *lines[at:]])
 
 
 def _call(text: str, site: Site, callee: str) -> ast.Call:

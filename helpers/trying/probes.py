@@ -85,15 +85,12 @@ def _nothing(*_: Any, file: Any = None, **__: Any) -> None:
 
 
 class NoCollection(Change):
-    kind, name = "probe", "no-collection"
+    kind, name, share = "probe", "no-collection", 0.02
     about = "no garbage collection"
 
     def apply(self, facts: Facts) -> None:
         gc.disable()
         gc.collect = _nothing
-
-    def promise(self, facts: Facts) -> float:
-        return 0.02
 
 
 PROBES = (SameBatch(), NoOutput(), NoCollection())

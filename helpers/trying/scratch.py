@@ -68,7 +68,7 @@ class Scratch:
         here = self.root + own
         self._make_parent(here)
         source = own if os_lexists(own) and own not in self.removed else None
-        if _is_link(here):
+        if _works("readlink", here):
             source = originals["readlink"](here)
             originals["unlink"](here)
         elif os_lexists(here):
@@ -102,7 +102,7 @@ class Scratch:
         chain = [Path(folder), *Path(folder).parents][: UP + 1]
         for each in reversed(chain):
             here = self.root + str(each)
-            if _is_link(here):
+            if _works("readlink", here):
                 os.unlink(here)
             os.makedirs(here, exist_ok=True)
             self._link_entries(here, str(each))
@@ -120,7 +120,7 @@ class Scratch:
         parent = os.path.dirname(here)
         if not _under(parent, self.root) or parent == self.root:
             return
-        if _is_link(parent):
+        if _works("readlink", parent):
             source = originals["readlink"](parent)
             originals["unlink"](parent)
             self._make_parent(parent)
@@ -168,10 +168,8 @@ def install(scratch: Scratch) -> None:
 
     def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         if isinstance(file, (str, os.PathLike)):
-            writes = set("wax+") & set(mode)
-            keep = not set("wx") & set(mode)
-            name = os.fspath(file)
-            file = scratch.writable(name, keep) if writes else scratch.readable(name)
+            name, keep = os.fspath(file), not set("wx") & set(mode)
+            file = scratch.writable(name, keep) if set("wax+") & set(mode) else scratch.readable(name)
         return originals["open"](file, mode, *arguments, **options)
 
     low_open = os.open
@@ -216,16 +214,13 @@ def install(scratch: Scratch) -> None:
 
 
 def os_lexists(path: str) -> bool:
-    try:
-        originals["lstat"](path)
-    except (OSError, ValueError):
-        return False
-    return True
+    return _works("lstat", path)
 
 
-def _is_link(path: str) -> bool:
+def _works(function: str, path: str) -> bool:
+    """Whether a function on paths raises nothing: `readlink` of links alone."""
     try:
-        originals["readlink"](path)
+        originals[function](path)
     except (OSError, ValueError):
         return False
     return True

@@ -111,15 +111,7 @@ class Search:
         folder = scratch.mirror_working_folder(os.getcwd())
         script = self.script if self.module else os.path.realpath(self.script)
         order = child.Order(
-            script,
-            self.arguments,
-            self.module,
-            str(report),
-            scratch.root,
-            self.folders,
-            seed,
-            list(names),
-            self.facts,
+            script, self.arguments, self.module, str(report), scratch.root, self.folders, seed, list(names), self.facts
         )
         environment = QUIET | {"TORCHINDUCTOR_CACHE_DIR": str(self.workspace / "inductor")}
         for name in names:

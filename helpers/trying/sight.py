@@ -30,7 +30,7 @@ class Sight:
         self._waiting: list[list[Tensor]] = []
         self._batches: list[int] = []
         self.iterations = 0
-        self.facts: dict[str, Any] = {"loaders": {}, "optimizers": {}, "calls": {}, "models": {}, "seconds": {}}
+        self.facts: dict[str, Any] = {"loaders": {}, "optimizers": {}, "calls": {}, "models": {}}
         self._told_losses = 0
         self._facts_next = FACTS_FROM
         self._began, self._evaluating = time.perf_counter(), 0.0
@@ -122,13 +122,12 @@ class Sight:
             if site := site_of_caller():
                 key = f"{site[0]}:{site[1]}"
                 object.__setattr__(loader, "_site", key)
-                known = loaders.setdefault(key, {"site": site, "batches": 0, "epochs": 0, "seconds": 0.0})
+                known = loaders.setdefault(key, {"site": site, "batches": 0, "seconds": 0.0})
                 known |= {
                     "builder": sys._getframe(1).f_globals.get("__name__", "").partition(".")[0],
                     "workers": loader.num_workers,
                     "persistent": bool(getattr(loader, "persistent_workers", False)),
                     "pinned": bool(loader.pin_memory),
-                    "prefetch": loader.prefetch_factor,
                 }
 
         @functools.wraps(iterate)
@@ -136,7 +135,6 @@ class Sight:
             began = time.perf_counter()
             iterator = iterate(loader)
             if known := loaders.get(getattr(loader, "_site", "")):
-                known["epochs"] += 1
                 known["seconds"] += time.perf_counter() - began
                 iterator._known = known
             return iterator
@@ -165,7 +163,6 @@ class Sight:
                     "kind": type(optimizer).__name__,
                     "fused": bool(optimizer.defaults.get("fused")),
                     "foreach": optimizer.defaults.get("foreach"),
-                    "tensors": len(params),
                     "device": params[0].device.type if params else "cpu",
                 }
                 for name, model in models_at(frame, params):
@@ -287,28 +284,23 @@ def models_at(frame: Any, params: list[Tensor]) -> list[tuple[str, nn.Module]]:
     """The outermost modules, with the names that a frame has for them, whose parameters an optimizer is given."""
     if frame is None:
         return []
+    values, owner = {**frame.f_globals, **frame.f_locals}, frame.f_locals.get("self")
+    if owner is not None and not isinstance(owner, nn.Module):
+        values |= {f"self.{name}": value for name, value in vars(owner).items()}
     wanted = {id(param) for param in params}
     named: dict[int, tuple[str, nn.Module]] = {}
-    for name, value in {**frame.f_globals, **frame.f_locals}.items():
+    for name, value in values.items():
         if isinstance(value, nn.Module) and any(id(param) in wanted for param in value.parameters()):
             named.setdefault(id(value), (name, value))
-    owner = frame.f_locals.get("self")
-    for name, value in vars(owner).items() if owner is not None and not isinstance(owner, nn.Module) else ():
-        if isinstance(value, nn.Module) and any(id(param) in wanted for param in value.parameters()):
-            named.setdefault(id(value), (f"self.{name}", value))
     inner = {id(part) for _, model in named.values() for part in model.modules() if part is not model}
     return [(name, model) for key, (name, model) in named.items() if key not in inner]
 
 
 def describe(name: str, model: nn.Module, site: tuple[str, int]) -> dict[str, Any]:
-    kinds = {type(part).__name__ for part in model.modules()}
     return {
         "name": name,
         "site": site,
-        "kind": type(model).__name__,
         "convolutions": any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in model.modules()),
-        "attention": "MultiheadAttention" in kinds,
-        "recurrent": any(isinstance(part, nn.RNNBase) for part in model.modules()),
         "device": next((param.device.type for param in model.parameters()), "cpu"),
         "dtype": str(next((param.dtype for param in model.parameters()), torch.float32)),
         "blocks": blocks_of(model),

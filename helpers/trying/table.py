@@ -73,7 +73,8 @@ class Result:
 def text(result: Result) -> str:
     """The table, the total, and the edits to make."""
     lines = [f"{result.command}: {result.step_ms:.4g} ms a step, peak {result.peak_gib:.2f} GiB", ""]
-    lines += [HEAD, *(row(tried) for tried in sorted(result.tried, key=_by_gain))]
+    by_gain = sorted(result.tried, key=lambda tried: (math.isnan(tried.gain_share), -tried.gain_share))
+    lines += [HEAD, *map(row, by_gain)]
     if result.together and len(result.kept) > 1:
         lines += ["", "together", row(result.together)]
     if result.edits:
@@ -94,7 +95,3 @@ def row(tried: Tried) -> str:
     gain += f" ({tried.low:.0%} to {tried.high:.0%})" if tried.low > WIDEST else ""
     peak = f"{tried.peak_gib:.2f}" if math.isfinite(tried.peak_gib) else "—"
     return f"{tried.change:<21} {gain:<24} {tried.verdict:<28} {peak:>8}  {tried.losses or tried.reason}"
-
-
-def _by_gain(tried: Tried) -> float:
-    return -tried.gain_share if math.isfinite(tried.gain_share) else math.inf
