@@ -15,10 +15,9 @@ assumptions()               what all of it takes for granted, with sources
 
 from .anybody import COUNTED, UnknownModel, fit_model
 from .cards import Card
-from .count import count
 from .estimate import config_run, estimate, estimate_text, plan_run
 from .plan import Plan, fit, text, this_memory_gib
-from .rank import rank_memory, rank_peak
+from .rank import count, rank_memory, rank_peak
 from .scaling import CLUSTERS, LINKS, Cluster, Link, assumptions, predict
 from .speed import speed
 from .traffic import Transfer, transfers

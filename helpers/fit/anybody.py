@@ -28,7 +28,7 @@ from helpers.lab.memory import GIB
 
 from .estimate import read_config
 from .ledger import Ledger, Peak
-from .plan import this_memory_gib
+from .plan import answer, checked_memory_gib
 
 PRECISIONS = ("fp32", "amp-bf16", "bf16")
 CHECKPOINTING = ("none", "full")
@@ -48,32 +48,18 @@ def fit_model(
     """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch, switches."""
     check_choice(PRECISIONS, precision=precision)
     check_choice(CHECKPOINTING, checkpointing=checkpointing)
-    memory_gib = this_memory_gib() if memory_gib is None else memory_gib
-    if not 0 < memory_gib <= 2**20:
-        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
+    memory_gib = checked_memory_gib(memory_gib)
     chosen = {"batch": batch, "sequence": sequence, "precision": precision, "checkpointing": checkpointing}
-    limit, needed = memory_gib * GIB, count_model(model, **chosen)
+    needed = count_model(model, **chosen)
     switches = []
     for change in ({"checkpointing": "full"}, {"precision": "bf16"}):
         if not change.items() <= chosen.items():
             with contextlib.suppress(NoCheckpointing):
-                size = count_model(model, **chosen | change).bytes
-                switches.append({"change": change, "peak_gib": size / GIB, "fits": size <= limit})
+                switches.append((change, count_model(model, **chosen | change).bytes))
     more = count_model(model, **chosen | {"batch": 2 * batch}).bytes - needed.bytes  # for as many samples again
-    largest = max(0, batch + int((limit - needed.bytes) * batch / max(more, 1)))
-    return chosen | {
-        "model": model,
-        "strategy": "single",
-        "ranks": 1,
-        "head": "full",
-        "memory_gib": memory_gib,
-        "parts_gib": {part: size / GIB for part, size in needed.parts.items()},
-        "moment": needed.moment,
-        "peak_gib": needed.bytes / GIB,
-        "fits": needed.bytes <= limit,
-        "largest_batch": largest,
-        "switches": switches,
-    }
+    largest = max(0, batch + int((memory_gib * GIB - needed.bytes) * batch / max(more, 1)))
+    chosen |= {"model": model, "strategy": "single", "ranks": 1, "head": "full"}
+    return chosen | answer(needed, memory_gib, largest, switches)
 
 
 class NoCheckpointing(ValueError):
@@ -92,12 +78,7 @@ def count_model(
     with _told(name, batch, sequence), FakeTensorMode(allow_non_fake_inputs=True), _without_values(), ledger:
         model, inputs = make(batch, sequence)
         optimizer, step = trainer(model, inputs, precision, checkpointing)
-        for weight in model.parameters():  # the optimizer's state, without the cost of a first step
-            weight.grad = torch.zeros_like(weight)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        ledger.learn(model, optimizer, tree_leaves(inputs))
-        ledger.begin_phase(first=True)
+        ledger.begin_step(model, optimizer, tree_leaves(inputs))
         step()
     return ledger.peak
 

@@ -79,6 +79,15 @@ class Ledger(TorchDispatchMode):
         self.name("tables, tokens", [*model.buffers(), *tokens])
         self.name("gradients", [weight.grad for weight in weights])
 
+    def begin_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: Iterable[Tensor]) -> None:
+        """As after a first step, without its cost: with the optimizer's state, and all that stays named."""
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.learn(model, optimizer, tokens)
+        self.begin_phase(first=True)
+
     def name(self, part: str, tensors: Iterable[Any]) -> None:
         """Say which part tensors are."""
         for tensor in tensors:

@@ -25,9 +25,8 @@ from helpers.rush import Setup
 from helpers.rush.optimizers import LEAST_BYTES
 from helpers.rush.rates import flops_per_token, parameters
 
-from .count import count
 from .ledger import Peak
-from .rank import rank_peak
+from .rank import count, rank_peak
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
 # By one device or by many; only what can be counted
@@ -87,20 +86,23 @@ def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
     """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does,
     switches with their peaks, and the least time of a step."""
     plan.check()
-    memory_gib = this_memory_gib() if memory_gib is None else memory_gib
-    if not 0 < memory_gib <= 2**20:
-        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
-    limit, needed = memory_gib * GIB, peak(plan)
-    largest = largest_batch(plan, limit)
-    return asdict(plan) | {
+    memory_gib = checked_memory_gib(memory_gib)
+    needed, largest = peak(plan), largest_batch(plan, memory_gib * GIB)
+    switches = [(change, peak(replace(plan, **change)).bytes) for change in changes(plan, largest)]
+    return asdict(plan) | answer(needed, memory_gib, largest, switches) | {"time": least_time(plan)}
+
+
+def answer(needed: Peak, memory_gib: float, largest: int, switches: list[tuple[dict, int]]) -> dict[str, Any]:
+    """What `fit` says of a peak, the largest batch, and switches with the bytes that they need."""
+    limit = memory_gib * GIB
+    return {
         "memory_gib": memory_gib,
         "parts_gib": {part: size / GIB for part, size in needed.parts.items()},
         "moment": needed.moment,
         "peak_gib": needed.bytes / GIB,
         "fits": needed.bytes <= limit,
         "largest_batch": largest,
-        "switches": [_switch(change, plan, limit) for change in changes(plan, largest)],
-        "time": least_time(plan),
+        "switches": [{"change": change, "peak_gib": size / GIB, "fits": size <= limit} for change, size in switches],
     }
 
 
@@ -144,11 +146,6 @@ def changes(plan: Plan, largest: int) -> list[dict[str, Any]]:
     return [change for number, change in enumerate(new) if change and change not in new[:number]]
 
 
-def _switch(change: dict[str, Any], plan: Plan, limit: float) -> dict[str, Any]:
-    needed = peak(replace(plan, **change)).bytes
-    return {"change": change, "peak_gib": needed / GIB, "fits": needed <= limit}
-
-
 def least_time(plan: Plan) -> dict[str, Any] | None:
     """Least seconds of a step by recorded ceilings, of this machine, else of one that has them; None without records.
 
@@ -170,6 +167,14 @@ def least_time(plan: Plan) -> dict[str, Any] | None:
         seconds = operations / tflops / 1e12 + moved / gb_s / 1e9
         return {"seconds": seconds, "machine": machine, "dtype": dtype, "tflops": tflops, "gb_per_s": gb_s}
     return None
+
+
+def checked_memory_gib(given: float | None) -> float:
+    """The memory that is given, or else this machine's."""
+    memory_gib = this_memory_gib() if given is None else given
+    if not 0 < memory_gib <= 2**20:
+        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
+    return memory_gib
 
 
 def this_memory_gib() -> float:

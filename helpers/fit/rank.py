@@ -1,7 +1,8 @@
-"""SIMULATION: memory of one rank of many, without the other ranks, on a machine with one GPU or none.
+"""SIMULATION: memory of one device, and of one rank of many without the other ranks, with one GPU or none.
 
-It runs the training code in a fake process group, whose collectives return at once and move nothing: values are
-meaningless, but shapes, shards and the order of operations and collectives are those of a real cluster.
+`count` runs the `Trainer` of one device on fake tensors. A rank runs the training code in a fake process group, whose
+collectives return at once and move nothing: values are meaningless, but shapes, shards and the order of operations and
+collectives are those of a real cluster.
 
 Allocations are those of a real cluster too, except for NCCL's own buffers, which torch doesn't count (some 100 MiB to a
 few GiB). On CUDA the allocator's peak is measured, and the time of a step without communication. On the CPU the same
@@ -28,10 +29,33 @@ from helpers.lab.machine import device as this_device
 from helpers.lab.memory import GIB, peak_memory
 from helpers.lab.timing import Timing, each
 from helpers.models.llama import preset
+from helpers.rush import Setup, Trainer
 
 from .ledger import Ledger, Peak, deepened, split_step
 
 Rank = tuple[nn.Module, Optimizer, Batches]
+
+
+def count(setup: Setup) -> Peak:
+    """The peak of a training step of an uncompiled setup, after the first, by part. It takes a second."""
+    if setup.compile != "none":
+        raise ValueError(f"compile is {setup.compile!r}; what a compiler saves isn't counted: take 'none'")
+    layers = setup.layers or preset(setup.model)["layers"]
+    return deepened(lambda layers: counted(replace(setup, layers=layers)), layers)
+
+
+def counted(setup: Setup) -> list[Peak]:
+    """The peaks of a step's phases, with all layers of the setup."""
+    ledger = Ledger(setup.batch * setup.sequence)
+    with FakeTensorMode(), ledger:
+        trainer = Trainer(setup, torch.device("cpu"))
+        tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
+        for weight in trainer.model.parameters():
+            weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
+        split_step(ledger, trainer.model.layers, trainer.optimizer)
+        ledger.begin_step(trainer.model, trainer.optimizer, [tokens])
+        trainer.step(tokens)
+    return ledger.peaks
 
 
 def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str, Any]:
@@ -42,6 +66,11 @@ def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str,
     """
     job.check(ranks)
     count = this_device().type != "cuda" if count is None else count
+    if count:
+        ledger, state = count_rank(job, ranks)
+        measured = _row("counted", state, ledger.peak.bytes)
+    else:
+        measured = _measured(job, ranks)
     return {
         "simulated": True,
         "strategy": job.strategy,
@@ -51,7 +80,7 @@ def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str,
         "sequence": job.sequence,
         "precision": job.precision,
         "checkpointing": job.checkpointing,
-    } | (_counted(job, ranks) if count else _measured(job, ranks))
+    } | measured
 
 
 def _measured(job: Job, ranks: int) -> dict[str, Any]:
@@ -68,11 +97,6 @@ def _measured(job: Job, ranks: int) -> dict[str, Any]:
         timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batches)))
         row = _row("measured", state_bytes(model, optimizer), torch.cuda.max_memory_allocated())
     return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
-
-
-def _counted(job: Job, ranks: int) -> dict[str, Any]:
-    ledger, state = count_rank(job, ranks)
-    return _row("counted", state, ledger.peak.bytes)
 
 
 def rank_peak(job: Job, ranks: int) -> Peak:

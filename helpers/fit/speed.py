@@ -174,18 +174,16 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     tp, pp, vocab = column["tp"], column["pp"], column["vocab"]
     copies, accumulate, tokens = column["copies"], column["accumulate"], column["micro_batch"] * seq
     devices = [run["card"] for run in runs]
-    rate = np.array([c.tflops(run["precision"]) for c, run in zip(devices, runs, strict=True)]) * 1e12
-    sixteen = np.array([
-        c.tflops("bf16" if run["precision"] == "fp8" else run["precision"])
-        for c, run in zip(devices, runs, strict=True)
-    ]) * 1e12  # fmt: skip
+    precisions = [run["precision"] for run in runs]
+    plain = ["bf16" if precision == "fp8" else precision for precision in precisions]
+    rate, sixteen = (np.array(list(map(Card.tflops, devices, names))) * 1e12 for names in (precisions, plain))
     special, memory, link = (
         np.array([getattr(c, name) for c in devices]) * scale
         for name, scale in (("special_tops", 1e12), ("gb_per_s", 1e9), ("link_gb_per_s", LINK_SHARE * 1e9))
     )
     network = np.array([NETWORK_GB_S[c.bf16_tflops > 400] for c in devices]) * NETWORK_SHARE * 1e9
     again = np.array([run["act_ckpt"] for run in runs], float)  # the forward pass, a second time
-    size = np.array([PRECISIONS[run["precision"]] for run in runs])
+    size = np.array([PRECISIONS[precision] for precision in precisions])
     sharded = np.array([run["kind"] == "sharded" for run in runs])
     split = sharded | np.array([run["kind"] == "gradients" or run["strategy"] in ("none", "offload") for run in runs])
     rounds = np.array([ROUNDS[run["kind"]] for run in runs])
@@ -205,18 +203,15 @@ def terms(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     between = each * slowest + layers * 8 * width * 2 * (tp - 1) / tp / link  # tensor parallel: eight all-reduces
     logits = vocab * LOGIT_BYTES / memory * bubble
     launches = layers / pp * LAUNCHES_US * 1e-6 / tokens * shared
-    return (
-        np.stack([linear, attended, exponentials, moved], 1),
-        np.stack([logits, optimizer, between, launches], 1),
-    )
+    multiplied, fixed = (linear, attended, exponentials, moved), (logits, optimizer, between, launches)
+    return np.stack(multiplied, 1), np.stack(fixed, 1)
 
 
 def seconds(runs: Sequence[Mapping[str, Any]], theta: np.ndarray) -> list[dict[str, float]]:
     """Seconds of a token of each run, by part."""
     parts = []
-    for (linear, attended, exponentials, moved), (logits, optimizer, between, launches) in zip(
-        *terms(runs), strict=True
-    ):
+    for multiplied, fixed in zip(*terms(runs), strict=True):
+        (linear, attended, exponentials, moved), (logits, optimizer, between, launches) = multiplied, fixed
         part = dict(
             products=theta[0] * linear,
             attention=theta[0] * attended + theta[1] * exponentials,

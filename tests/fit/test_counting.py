@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.distributed import Job
 from helpers.distributed.training import train_step
 from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
-from helpers.fit.count import counted as counted_phases
 from helpers.fit.ledger import Ledger
 from helpers.fit.rank import count_rank
+from helpers.fit.rank import counted as counted_phases
 from helpers.fit.scaling import transfer_ms
-from helpers.fit.shapes import Shapes, elements, share
-from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Transfer
+from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Shapes, Transfer, elements, share
 from helpers.models import Llama
 
 PCIE4, PCIE5, NVLINK4 = CLUSTERS
