@@ -1,6 +1,7 @@
 """Spans of time, in order and disjoint, as sets: unions, intersections, differences, lengths."""
 
 from bisect import bisect_left, bisect_right
+from math import inf
 
 from .trace import Event
 
@@ -37,19 +38,8 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    rest, j = [], 0
-    for begin, end in left:
-        while j < len(right) and right[j][1] <= begin:
-            j += 1
-        k = j
-        while k < len(right) and right[k][0] < end:
-            if right[k][0] > begin:
-                rest.append((begin, right[k][0]))
-            begin = max(begin, right[k][1])
-            k += 1
-        if begin < end:
-            rest.append((begin, end))
-    return rest
+    edges = [-inf, *(time for span in right for time in span), inf]
+    return intersect(left, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(spans: Spans) -> float:

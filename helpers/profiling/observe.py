@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ _SET_TIMER_SLACK = 29
 KEPT_ITERATIONS = 5000
 BATCHES = 8  # whose padding is counted
 USER = "user"
+DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
 
 def wake_in_time() -> None:
@@ -170,10 +172,7 @@ class Observer:
     def watching(self) -> Iterator[None]:
         """See evaluations, epochs, padding and garbage collections."""
         train, iterate, embed = nn.Module.train, DataLoader.__iter__, nn.Embedding.forward
-        autograd: Any = torch.autograd
-        backward = autograd.backward
-        modes: list[Any] = [torch.no_grad, torch.inference_mode]
-        enters = [(mode, mode.__enter__, mode.__exit__) for mode in modes]
+        backward = torch.autograd.backward
 
         @functools.wraps(train)
         def trained(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -202,21 +201,13 @@ class Observer:
                 self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
             backward(*arguments, **options)
 
-        def entering(enter: Any) -> Any:
-            @functools.wraps(enter)
-            def entered(mode: Any) -> Any:
-                self._no_grad += 1
-                return enter(mode)
+        def deepening(method: Any, by: int) -> Any:
+            @functools.wraps(method)
+            def passed(mode: Any, *error: Any) -> Any:
+                self._no_grad += by
+                return method(mode, *error)
 
-            return entered
-
-        def leaving(leave: Any) -> Any:
-            @functools.wraps(leave)
-            def left(mode: Any, *error: Any) -> Any:
-                self._no_grad -= 1
-                return leave(mode, *error)
-
-            return left
+            return passed
 
         def collected(phase: str, _about: dict) -> None:
             if phase == "start":
@@ -224,24 +215,22 @@ class Observer:
             elif not self.paused and threading.get_ident() == self._thread:
                 self.garbage_s += time.perf_counter() - self._collecting
 
-        nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = trained, iterated, embedded  # type: ignore
-        for mode, enter, leave in enters:
-            mode.__enter__, mode.__exit__ = entering(enter), leaving(leave)
-        autograd.backward = gone_back
         gc.callbacks.append(collected)
         switched = sys.getswitchinterval()
         sys.setswitchinterval(min(switched, SWITCH_S))
+        replaced: list[tuple[Any, str, Any]] = [(nn.Module, "train", trained), (DataLoader, "__iter__", iterated)]
+        replaced += [(nn.Embedding, "forward", embedded), (torch.autograd, "backward", gone_back)]
+        for mode in (torch.no_grad, torch.inference_mode):
+            replaced += [(mode, name, deepening(getattr(mode, name), by)) for name, by in DEEPER.items()]
         try:
-            yield
+            with contextlib.ExitStack() as patches:
+                for holder, name, function in replaced:
+                    patches.enter_context(mock.patch.object(holder, name, function))
+                yield
         finally:
             self.stop()
             sys.setswitchinterval(switched)
             gc.callbacks.remove(collected)
-            if autograd.backward is gone_back:
-                autograd.backward = backward
-            nn.Module.train, DataLoader.__iter__, nn.Embedding.forward = train, iterate, embed  # type: ignore
-            for mode, enter, leave in enters:
-                mode.__enter__, mode.__exit__ = enter, leave
 
     def data(self) -> dict[str, Any]:
         """What was seen, for JSON."""

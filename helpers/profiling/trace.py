@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 OP, ANNOTATION, PYTHON, RUNTIME = "op", "annotation", "python", "runtime"  # on the host
@@ -13,12 +14,8 @@ KERNEL, COPY, FILL = "kernel", "copy", "fill"  # on the device
 ON_DEVICE = (KERNEL, COPY, FILL)
 
 BACKWARD = "autograd::engine::evaluate_function: "
-STEP, LOADER, OPTIMIZER, ZERO_GRAD = (
-    "ProfilerStep#",
-    "enumerate(DataLoader)#",
-    "Optimizer.step#",
-    "Optimizer.zero_grad#",
-)
+STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)#"
+OPTIMIZER, ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
 TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
@@ -160,12 +157,8 @@ class Trace:
             if event.parent is None and self.steps[0].name != WHOLE:
                 return None
             event = event.parent or event
-        index = bisect_right(self._step_begins, event.begin) - 1
+        index = bisect_right(self.steps, event.begin, key=attrgetter("begin")) - 1
         return index if index >= 0 and event.begin < self.steps[index].end else None
-
-    @cached_property
-    def _step_begins(self) -> list[float]:
-        return [s.begin for s in self.steps]
 
     @cached_property
     def ops(self) -> list[Event]:
@@ -222,11 +215,8 @@ class Trace:
 
         An op carries the number of the next node, so a node is made by the last op that carries its number.
         """
-        recorded = [
-            e
-            for e in self.host
-            if e.kind == OP and e.track == self.thread and not e.backward and e.sequence is not None
-        ]
+        ops = (e for e in self.host if e.kind == OP and e.track == self.thread and not e.backward)
+        recorded = [e for e in ops if e.sequence is not None]
         made = {}
         for event, after in zip(recorded, [*recorded, None][1:], strict=True):
             following = after.sequence if after else max(self.executed, default=-1) + 1

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim import Optimizer
@@ -34,7 +35,7 @@ from helpers.lab import files
 
 from . import workers
 from .findings.observed import Observed
-from .run_script import Stop, run_script
+from .run_script import Stop, compiled, run_script
 from .windows import Windows
 
 OWN_PROFILER = (
@@ -112,9 +113,7 @@ def watch(
             raise Stop if threading.current_thread() is threading.main_thread() else SystemExit
 
     # Kept until the profiles are saved, which don't own the names of its functions.
-    program = (
-        script if module else compile(Path(script).read_bytes(), os.path.abspath(script), "exec", dont_inherit=True)
-    )
+    program = script if module else compiled(script)
     began, loading = time.monotonic(), []
     then = "goes on to its end" if go_on else f"is stopped, after {limit:.0f} s at the latest"
     tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
@@ -200,9 +199,8 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut. A step
     in the backward pass counts when that is over: a profiler that starts or stops inside of one crashes.
     """
-    optimizers: Any = Optimizer  # both are patched
-    autograd: Any = torch.autograd
-    inside, originals, hook, backward = threading.local(), {}, optimizers.profile_hook_step, autograd.backward
+    inside, originals = threading.local(), {}
+    hook, backward = Optimizer.profile_hook_step, torch.autograd.backward
     waiting: list[Optimizer] = []
     unstepped = 0  # backward passes so far, of a script in which nothing has stepped
     already = len(_optimizers())
@@ -258,13 +256,14 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     for kind in before:  # those that had an instance
         if getattr(vars(kind).get("step"), "hooked", False):
             kind.step = counted(kind.step)
-    optimizers.profile_hook_step = staticmethod(lambda step: counted(hook(step)))
-    autograd.backward = whole_backward
+    hooked = staticmethod(lambda step: counted(hook(step)))
     try:
-        yield
+        with (
+            mock.patch.object(Optimizer, "profile_hook_step", hooked),
+            mock.patch.object(torch.autograd, "backward", whole_backward),
+        ):
+            yield
     finally:
-        autograd.backward = backward
-        optimizers.profile_hook_step = staticmethod(hook)
         for kind in kinds(Optimizer):
             if vars(kind).get("step") in originals:
                 kind.step = originals[kind.step]
@@ -295,8 +294,5 @@ def _noting_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
         windows.others.discard(id(self))
         return leave(self, *error)
 
-    kind._prepare_trace, kind.__exit__ = prepared, left
-    try:
+    with mock.patch.object(kind, "_prepare_trace", prepared), mock.patch.object(kind, "__exit__", left):
         yield
-    finally:
-        kind._prepare_trace, kind.__exit__ = prepare, leave

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 from torch.utils.data._utils import fetch, worker
 
@@ -44,11 +45,10 @@ def watching() -> Iterator[Callable[[], Seen]]:
         finally:
             ended.set()
 
-    worker._worker_loop = looked_at
     try:
-        yield lambda: _sum(folder)
+        with mock.patch.object(worker, "_worker_loop", looked_at):
+            yield lambda: _sum(folder)
     finally:
-        worker._worker_loop = loop
         if os.getpid() == process:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -26,13 +26,8 @@ from ..trace import Note
 from . import LOADER_WAITS
 
 EVALUATION, CHECKPOINTS, DRAWN, LOGGED = "evaluation", "checkpoints", "drawing", "logging"
-RECOMPILED, PADDING, LOOP, GARBAGE, GROWTH = (
-    "compiling",
-    "padding",
-    "Python loop",
-    "garbage collection",
-    "growing memory",
-)
+RECOMPILED, PADDING, LOOP = "compiling", "padding", "Python loop"
+GARBAGE, GROWTH = "garbage collection", "growing memory"
 LATE, RECOMPUTED, REPEATED, SMALL = "late rank", "recomputed activations", "repeated backward", "small batches"
 ANOMALY = "anomaly detection"
 FIRST = (GROWTH, LATE, ANOMALY)  # warnings that come before any finding
@@ -107,14 +102,13 @@ class Observed:
     ) -> Finding:
         return Finding(name, "observed", share * self.step_ms, share, where, evidence, advice, sure)
 
-    def _dearest(self, *activities: str) -> tuple[str, str]:
-        """The place and the text of the dearest line of an activity."""
+    def _dearest(self, of: str) -> str:
+        """The dearest line of an activity."""
         lines: Counter[tuple[str, int]] = Counter()
         for file, line, _, activity, seconds, _calls in self.data["lines"]:
-            if activity in activities:
+            if activity == of:
                 lines[file, line] += seconds
-        (file, line), _ = lines.most_common(1)[0]
-        return place(file, line), source(file, line)
+        return _at(*max(lines, key=lines.__getitem__))
 
     def _of_activities(self) -> list[Finding]:
         found = []
@@ -122,19 +116,18 @@ class Observed:
             share = self.activities[activity]
             if not share:
                 continue
-            where, text = self._dearest(activity)
             evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
             if activity == COMPILING and self.data["recompiles"]:
                 evidence += f"; compiled again because {self.data['recompiles'][-1]}"
-            once = activity == EVALUATING and self.data["evaluations"] < 2
-            found.append(self._finding(name, share, _at(where, text), evidence, advice, BOUND if once else MEASURED))
+            sure = BOUND if activity == EVALUATING and self.data["evaluations"] < 2 else MEASURED
+            found.append(self._finding(name, share, self._dearest(activity), evidence, advice, sure))
         return found
 
     def _loader(self) -> list[Finding]:
         waits, inside = self.activities[LOADING], self.activities[DATASET]
         if waits + inside < LEAST_PADDING:
             return []
-        where, text = self._dearest(DATASET if inside else LOADING)
+        where = self._dearest(DATASET if inside else LOADING)
         workers = self.data.get("workers", [])
         evidence = f"{waits + inside:.0%} of the time until a batch is there"
         if inside:
@@ -142,11 +135,11 @@ class Observed:
         advice = "give the DataLoader num_workers and persistent_workers; do once what doesn't change by epoch"
         if workers and not inside:
             file, line, seconds = workers[0]
-            where, text = place(file, line), source(file, line)
+            where = _at(file, line)
             evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
         if not inside:
             advice = "more workers or a larger prefetch_factor; do less for each sample"
-        return [self._finding(LOADER_WAITS, waits + inside, _at(where, text), evidence, advice)]
+        return [self._finding(LOADER_WAITS, waits + inside, where, evidence, advice)]
 
     def _loops(self) -> list[Finding]:
         """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
@@ -166,9 +159,8 @@ class Observed:
             evidence = f"{calls[file, name]:,} calls an iteration from {name}, {share:.0%} of the time"
             evidence += f", and {back:.0%} for their backward pass" if back >= LEAST_BACKWARD else ""
             share += back if back >= LEAST_BACKWARD else 0.0
-            where = _at(place(file, line), source(file, line))
             advice = "do for all elements at once what the loop does one by one: an index, a mask, a batch"
-            found.append(self._finding(LOOP, share, where, evidence, advice, BOUND))
+            found.append(self._finding(LOOP, share, _at(file, line), evidence, advice, BOUND))
         return found
 
     def _padding(self) -> list[Finding]:
@@ -190,7 +182,7 @@ class Observed:
         share = self.data["garbage_s"] / self.total
         evidence = f"{share:.0%} of the time in Python's collector of cycles"
         asked = next((line for line in self.data["lines"] if "gc.collect" in source(line[0], line[1])), None)
-        where = _at(place(*asked[:2]), source(*asked[:2])) if asked else "wherever objects are made"
+        where = _at(*asked[:2]) if asked else "wherever objects are made"
         advice = "collect every n-th epoch, if at all" if asked else "gc.freeze() after the set-up"
         return [self._finding(GARBAGE, share, where, evidence, advice)]
 
@@ -199,17 +191,17 @@ class Observed:
         each = self.data["backwards"] / len(self.iterations)
         if not self.activities[BACKWARD] or each < 1.5:
             return []
-        where, text = self._dearest(BACKWARD)
+        where = self._dearest(BACKWARD)
         if self.data["retained"] >= 0.5 * len(self.iterations):
             share = self.activities[BACKWARD] * (1 - 1 / each)
             evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
-            return [self._finding(REPEATED, share, _at(where, text), evidence, "add the losses, one backward", BOUND)]
+            return [self._finding(REPEATED, share, where, evidence, "add the losses, one backward", BOUND)]
         if each < MICRO_BATCHES:
             return []
         share = (self.activities[BACKWARD] + self.activities[COMPUTING]) * (1 - 1 / each)
         evidence = f"{each:.3g} micro-batches an iteration"
         advice = "larger micro-batches, fewer of them: as many samples as memory holds"
-        return [self._finding(SMALL, share, _at(where, text), evidence, advice, BOUND)]
+        return [self._finding(SMALL, share, where, evidence, advice, BOUND)]
 
     def warnings(self) -> list[Note]:
         grown = growth(self.data["memory"], self.data["device_bytes"])
@@ -280,5 +272,5 @@ def source(file: str, line: int) -> str:
     return " ".join(linecache.getline(file, line).split())
 
 
-def _at(where: str, text: str) -> str:
-    return f"{where}  {text}" if text else where
+def _at(file: str, line: int) -> str:
+    return "  ".join(filter(None, [place(file, line), source(file, line)]))
