@@ -4,6 +4,7 @@ What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helpers.command_line import parser
+from helpers.command_line import Terminated, parser, terminable
 
 if TYPE_CHECKING:
     from helpers.fit import Card
@@ -32,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
         return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
     try:
-        return _run(options)
-    except KeyboardInterrupt:
+        # While notebooks run, signals are the report's to handle.
+        with contextlib.nullcontext() if options.command == "report" else terminable():
+            return _run(options)
+    except KeyboardInterrupt as stopped:
         ended = {
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
         }
-        return _fail(ended.get(options.command, "stopped"), 130)
+        return _fail(ended.get(options.command, "stopped"), 143 if isinstance(stopped, Terminated) else 130)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,6 +1,12 @@
 """The commands of `dlspeed` and their options."""
 
 import argparse
+import contextlib
+import functools
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -9,6 +15,46 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as `kill`, a scheduler or a container's end sends it."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(os, "register_at_fork"):
+        yield  # only the main thread may set handlers, and Windows sends no SIGTERM
+        return
+    _reset_in_forks()
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise Terminated
+
+
+@functools.cache
+def _reset_in_forks() -> None:
+    """Hold SIGTERM back during a fork: Python would lose one that reaches the child before its handler is reset."""
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    def reset() -> None:
+        if signal.getsignal(signal.SIGTERM) is _stop:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    def hold() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=reset)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,5 +1,8 @@
 """The command line as a user types it: what it prints, where, and how it exits."""
 
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -172,3 +175,23 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(place, monkeypatch, capsy
     monkeypatch.setattr(f"helpers.__main__.{place}", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "dlspeed: stopped\n"
+
+
+def test_sigterm_stops_as_ctrl_c_does_but_not_a_fork(monkeypatch, capsys):
+    forked = []
+
+    def terminated(options):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+        child.start()
+        child.terminate()
+        child.join(60)
+        forked.append(child.exitcode)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(100)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("helpers.__main__._run", terminated)
+    assert main(["doctor"]) == 143
+    assert capsys.readouterr().err == "dlspeed: stopped\n"
+    assert forked == [-signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before

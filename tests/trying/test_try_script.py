@@ -217,7 +217,7 @@ def test_a_change_that_hangs_or_raises_is_a_row_with_its_reason(script, monkeypa
     assert row.verdict == "failed" and "hangs" in row.reason
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_no_process(script, tmp_path, number):
     name = script(SHORT.format(steps=10**6, pause=0.002, argument=""))
     command = [sys.executable, "-m", "helpers", "try", "--only", "optimizer", name]
