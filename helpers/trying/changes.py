@@ -290,26 +290,8 @@ class AllThreads(OneThread):
         return "" if facts["threads"] < cores else f"there are {facts['threads']} threads already"
 
 
-ALL: dict[str, Change] = {
-    change.name: change
-    for change in (
-        MatmulPrecision(),
-        OneOptimizerKernel(),
-        Workers(),
-        Persistent(),
-        Pinned(),
-        SetToNone(),
-        Autocast(),
-        ChannelsLast(),
-        NoAnomalies(),
-        NotDeterministic(),
-        NoAttentionWeights(),
-        KeptPages(),
-        HugePages(),
-        AllThreads(),
-        OneThread(),
-        CompileBlocks(),
-        CompileModel(),
-        *probes.PROBES,
-    )
-}
+KINDS: tuple[type[Change], ...] = (
+    MatmulPrecision, OneOptimizerKernel, Workers, Persistent, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
+    NotDeterministic, NoAttentionWeights, KeptPages, HugePages, AllThreads, OneThread, CompileBlocks, CompileModel,
+)  # fmt: skip
+ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

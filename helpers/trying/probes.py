@@ -93,5 +93,5 @@ class NoCollection(Change):
         gc.collect = _nothing
 
 
-PROBES = (SameBatch(), NoOutput(), NoCollection())
+PROBES = (SameBatch, NoOutput, NoCollection)
 COUNTED = {"evaluation": "no-evaluation", "save": "no-checkpoint"}  # calls that are seen, and their probes

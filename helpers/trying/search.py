@@ -24,7 +24,6 @@ from helpers.lab.trials.programs import Living, living, log_ratios, take_pairs
 from helpers.profiling.run_script import ROOT
 
 from . import changes, child, losses, table
-from .losses import Losses
 from .probes import COUNTED
 from .table import Result, Tried
 
@@ -288,22 +287,15 @@ def _try(search: Search, base: Living, base_report: Path, names: tuple[str, ...]
     row |= {"seconds": time.monotonic() - began, "peak_gib": seen.peak_gib}
     if took is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {seconds:.0f} s")
-    row |= _gains(took)
+    wide = took.verdict.startswith("no ") and took.high - took.low > WIDE
+    row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low}
+    row["verdict"] = "undecided" if wide else took.verdict
     if row["kind"] == "probe":
         return Tried(**row, losses="another training")
-    judged = _judge(search, read(base_report), seen)
+    unchanged = read(base_report)
+    differ = any(one != other for one, other in zip(unchanged.batches, seen.batches, strict=False))
+    judged = losses.compare(unchanged.losses, seen.losses, search.twin.losses, differ)
     return Tried(**row, losses=str(judged), same=judged.same)
-
-
-def _gains(took: Estimate) -> dict[str, Any]:
-    wide = took.verdict.startswith("no ") and took.high - took.low > WIDE
-    verdict = "undecided" if wide else took.verdict
-    return {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low, "verdict": verdict}
-
-
-def _judge(search: Search, base: Seen, seen: Seen) -> Losses:
-    differ = any(one != other for one, other in zip(base.batches, seen.batches, strict=False))
-    return losses.compare(base.losses, seen.losses, search.twin.losses, differ)
 
 
 def _combine(search: Search, base: Living, report: Path, result: Result) -> None:

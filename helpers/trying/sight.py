@@ -172,8 +172,6 @@ class Sight:
         see_built_optimizers()
 
     def _see_calls(self) -> None:
-        zero_grad, module_zero = torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
-
         def zeroed(original: Callable) -> Callable:
             @functools.wraps(original)
             def zero(holder: Any, set_to_none: bool = True) -> None:
@@ -183,13 +181,12 @@ class Sight:
 
             return zero
 
-        torch.optim.Optimizer.zero_grad, nn.Module.zero_grad = zeroed(zero_grad), zeroed(module_zero)
+        for holder in (torch.optim.Optimizer, nn.Module):
+            holder.zero_grad = zeroed(holder.zero_grad)
+        for name in ("save", "use_deterministic_algorithms"):
+            setattr(torch, name, self._timed(name, getattr(torch, name)))
         builtins.print = self._timed("print", builtins.print)
         logging.Logger.handle = self._timed("print", logging.Logger.handle)  # type: ignore[method-assign]
-        torch.save = self._timed("save", torch.save)
-        torch.use_deterministic_algorithms = self._timed(
-            "use_deterministic_algorithms", torch.use_deterministic_algorithms
-        )
         torch.autocast.__enter__ = self._timed("autocast", torch.autocast.__enter__)
         for mode in (torch.autograd.set_detect_anomaly, torch.autograd.detect_anomaly):
             mode.__init__ = self._timed(mode.__name__, mode.__init__)
