@@ -86,12 +86,10 @@ def count_model(
 @contextlib.contextmanager
 def _told(name: str, batch: int, sequence: int) -> Iterator[None]:
     """What a model raises, in a line: the tokens are more than its positions, or a function takes other arguments."""
-    logs = [logging.getLogger(source) for source in ("torch._subclasses.fake_tensor", "transformers")]
-    silent = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.ExitStack() as silenced:
+            for source in ("torch._subclasses.fake_tensor", "transformers"):
+                silenced.enter_context(mock.patch.object(logging.getLogger(source), "disabled", True))
             warnings.simplefilter("ignore")
             yield
     except NoCheckpointing:
@@ -100,9 +98,6 @@ def _told(name: str, batch: int, sequence: int) -> Iterator[None]:
         chosen = f"batch {batch}" if ":" in name else f"batch {batch}, sequence {sequence}"
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{name} can't do a step at {chosen}: {type(error).__name__}: {reason}") from error
-    finally:
-        for log, was in zip(logs, silent, strict=True):
-            log.disabled = was
 
 
 def _without_values() -> contextlib.AbstractContextManager:

@@ -30,10 +30,7 @@ def plan_run(plan: Plan) -> dict[str, Any]:
     return {
         "count": plan.ranks,
         "params": parameters(plan.model),
-        "layers": size["layers"],
-        "width": size["width"],
-        "heads": size["heads"],
-        "kv_heads": size["kv_heads"],
+        **{name: size[name] for name in ("layers", "width", "heads", "kv_heads")},
         "ffn": size["feedforward_size"],
         "vocab": size["vocab_size"],
         "seq": plan.sequence,

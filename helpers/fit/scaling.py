@@ -59,11 +59,7 @@ class Cluster:
     gpus: int = 8
 
 
-CLUSTERS = (
-    Cluster(name="PCIe 4", inside=PCIE4),
-    Cluster(name="PCIe 5", inside=PCIE5),
-    Cluster(name="NVLink 4", inside=NVLINK4),
-)
+CLUSTERS = tuple(Cluster(name=link.name, inside=link) for link in (PCIE4, PCIE5, NVLINK4))
 
 # Simplifications of `predict`, in addition to the figures above: (what, value, source).
 ASSUMPTIONS = (
