@@ -144,9 +144,7 @@ def _with_observed(
     new = loop.findings(least)
     names = {finding.finding for finding in new}
     inside = 1 - loop.outside
-    scaled = [
-        replace(finding, gain_share=finding.gain_share * inside) for finding in findings if finding.finding not in names
-    ]
+    scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
     warnings = (*loop.warnings(), *diagnosis.warnings)
     notes = (*loop.notes(), *diagnosis.notes)
     diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)

@@ -91,17 +91,12 @@ class Diagnosis:
 
     def data(self) -> dict[str, Any]:
         """What `--json` prints."""
-        names = ("verdict", "bound", "steps", "step_ms", "account", "idle")
-        return (
-            {name: getattr(self, name) for name in names}
-            | ({"host": self.host} if self.host else {})
-            | ({"lines": [asdict(line) for line in self.lines]} if self.lines else {})
-            | ({"warnings": [[warning.kind, warning.text] for warning in self.warnings]} if self.warnings else {})
-            | {
-                "findings": [_row(finding) for finding in self.findings],
-                "notes": [*(warning.text for warning in self.warnings), *self.remarks],
-            }
-        )
+        data = {name: getattr(self, name) for name in ("verdict", "bound", "steps", "step_ms", "account", "idle")}
+        warnings = [[warning.kind, warning.text] for warning in self.warnings]
+        some = {"host": self.host, "lines": [asdict(line) for line in self.lines], "warnings": warnings}
+        data |= {name: value for name, value in some.items() if value}
+        notes = [*(warning.text for warning in self.warnings), *self.remarks]
+        return data | {"findings": [_row(finding) for finding in self.findings], "notes": notes}
 
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
@@ -154,21 +149,21 @@ BAR = 60  # columns
 
 def _bars(diagnosis: Diagnosis) -> Iterator[str]:
     """A row for each part, beginning where the one above ends, so that the rows fill the width together."""
-    shares, column = list(diagnosis.parts.values()), 0
-    rows = zip(diagnosis.parts, divided(shares, 1000), divided(shares, BAR), strict=True)
-    for name, thousandths, cells in rows:
-        yield _bar(f"  {name}", thousandths, column, cells, "█")
+    for name, place in _placed(diagnosis.parts, 1000, 0, BAR):
+        yield _bar(f"  {name}", *place, "█")
         if name == "idle":
-            yield from _idle_bars(diagnosis, thousandths, column, cells)
-        column += cells
+            reasons = _placed(idle_reasons(diagnosis), *place)
+            yield from (_bar(f"    {reason}", *inside, "▒") for reason, inside in reasons if inside[0])
 
 
-def _idle_bars(diagnosis: Diagnosis, thousandths: int, column: int, cells: int) -> Iterator[str]:
-    reasons = idle_reasons(diagnosis)
-    parts = zip(reasons, divided(reasons.values(), thousandths), divided(reasons.values(), cells), strict=True)
-    for reason, part, width in parts:
-        if part:
-            yield _bar(f"    {reason}", part, column, width, "▒")
+Place = tuple[int, int, int]  # thousandths, the first column, columns
+
+
+def _placed(shares: dict[str, float], thousandths: int, column: int, cells: int) -> Iterator[tuple[str, Place]]:
+    """Where each share of a row is drawn."""
+    parts = zip(shares, divided(shares.values(), thousandths), divided(shares.values(), cells), strict=True)
+    for name, part, width in parts:
+        yield name, (part, column, width)
         column += width
 
 

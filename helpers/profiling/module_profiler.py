@@ -147,11 +147,9 @@ class ModuleProfiler:
         path = Path(path)
         self._recorded()
         counter = "allocated" if self._device.type == "cuda" else "saved for backward"
-        events = [
-            event
-            for step in self._steps
-            for event in _span_events(step, self._paths, self._types) + _level_events(step, f"{counter} (MiB)")
-        ]
+        events = []
+        for step in self._steps:
+            events += _span_events(step, self._paths, self._types) + _level_events(step, f"{counter} (MiB)")
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # enclosing spans before those inside
         events = _track_names(f"{self.name} on {self._device}") + events
         trace = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self._clock.unix_ns, "traceEvents": events}
@@ -179,8 +177,7 @@ class ModuleProfiler:
     def _leave(self) -> None:
         self._recorder.detach()
         self._inside = False
-        for module in self._modules:
-            _profiled.discard(module)
+        _profiled.difference_update(self._modules)
 
     def _memory_mark(self, step: Step) -> Callable[[], Any]:
         """A function that makes a mark and notes the memory at it."""

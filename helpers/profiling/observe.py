@@ -58,6 +58,7 @@ _SET_TIMER_SLACK = 29
 KEPT_ITERATIONS = 5000
 BATCHES = 8  # whose padding is counted
 USER = "user"
+COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly")
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
 
@@ -238,23 +239,15 @@ class Observer:
             [code.co_filename, line, code.co_name, activity, seconds, self.calls[code]]
             for (code, line, activity), seconds in self.seconds.most_common(200)
         ]
-        times = [seconds for seconds, _ in self.iterations]
         return {
             "seconds": sum(self.seconds.values()),
-            "iterations": times,
+            "iterations": [seconds for seconds, _ in self.iterations],
             "lines": lines,
             "slowest": sorted(self.iterations, reverse=True)[:5],
-            "memory": self.memory,
             "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
-            "epochs": self.epochs,
-            "evaluations": self.evaluations,
-            "garbage_s": self.garbage_s,
-            "backwards": self.backwards,
-            "retained": self.retained,
-            "anomaly": self.anomaly,
             "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
             "recompiles": recompiles(),
-        }
+        } | {name: getattr(self, name) for name in COUNTED}
 
 
 def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:

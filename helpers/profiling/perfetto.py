@@ -48,11 +48,8 @@ def events(diagnosis: Diagnosis, trace: Trace) -> list[dict[str, Any]]:
     slices: list[dict[str, Any]] = []
     for thread, (name, spans) in enumerate(threads, PROCESS + 1):
         names += [_named("thread_name", thread, name)] * bool(spans)
-        slices += [
-            {"ph": "X", "cat": "diagnosis", "name": label, "pid": PROCESS, "tid": thread, "args": args}
-            | _times(begin, end)
-            for begin, end, label, args in spans
-        ]
+        shared = {"ph": "X", "cat": "diagnosis", "pid": PROCESS, "tid": thread}
+        slices += [shared | {"name": label, "args": args} | _times(*span) for *span, label, args in spans]
     return names + sorted((event for event in slices if event["dur"]), key=lambda event: event["ts"])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 SIZES = (96, 384, 1024)  # of the products
 LENGTHS, HEADS = (128, 512, 1056), 8  # of sequences that attend; glibc maps the last one's weights anew each time
 CONVOLUTION, ATTENTION, FP64 = "convolution", "attention", "fp64"
+FUSED = functools.partial(F.scaled_dot_product_attention, is_causal=True)
 REPEATS = 5
 EMULATED = 0.1  # below that the processor has no such instructions, and large products take minutes
 
@@ -34,10 +35,8 @@ def speedups() -> dict[str, float]:
     """
     found = {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
     for length in LENGTHS:
-        shapes = [(1, HEADS, length, 32)] * 3
-        found[f"{ATTENTION} {4 * HEADS * length**2}"] = _fastest_s(_attention, shapes) / _fastest_s(
-            _fused_attention, shapes
-        )
+        ours, fused = (_fastest_s(way, [(1, HEADS, length, 32)] * 3) for way in (_attention, FUSED))
+        found[f"{ATTENTION} {4 * HEADS * length**2}"] = ours / fused
     small = bf16_speedup(SIZES[0])
     kinds = (SIZES[0],) if small < EMULATED else (*SIZES, CONVOLUTION)
     found |= {str(kind): bf16_speedup(kind) for kind in kinds}
@@ -60,10 +59,6 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @functools.cache
 def _mask(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)
-
-
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _fastest_s(apply: Callable[..., Tensor], shapes: Any, dtype: torch.dtype = torch.float32) -> float:

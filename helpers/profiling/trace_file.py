@@ -12,22 +12,16 @@ from .call_sites import CALLED_FROM
 from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
 
 # kineto's categories (torch 2), and those of the profiler before it.
-_KINDS = {
-    "cpu_op": OP,
-    "user_annotation": ANNOTATION,
-    "python_function": PYTHON,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME,
-    "kernel": KERNEL,
-    "gpu_memcpy": COPY,
-    "gpu_memset": FILL,
-    "operator": OP,
-    "runtime": RUNTIME,
-    "memcpy": COPY,
-    "memset": FILL,
+_CATEGORIES = {
+    OP: ("cpu_op", "operator"),
+    ANNOTATION: ("user_annotation",),
+    PYTHON: ("python_function",),
+    RUNTIME: ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime"),
+    KERNEL: ("kernel",),
+    COPY: ("gpu_memcpy", "memcpy"),
+    FILL: ("gpu_memset", "memset"),
 }
+_KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories}
 
 
 # The beginning of an event as torch.profiler writes it, to go on after one that can't be parsed.

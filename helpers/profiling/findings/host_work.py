@@ -134,9 +134,8 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     Where the loop itself calls `empty_cache`, its cost includes the requests that follow.
     """
     trace = scene.trace
-    emptied = [
-        e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache") and trace.step_of(e) is not None
-    ]
+    emptied = [e for e in trace.host if e.kind == PYTHON and e.name.endswith(": empty_cache")]
+    emptied = [e for e in emptied if trace.step_of(e) is not None]
     starting = set(start_up_calls(trace))
     calls = [e for e in trace.calls if _RESERVES.fullmatch(e.name) and e not in starting]
     steady = {trace.step_of(e) for e in calls} - {0}  # the first step may reserve what all need

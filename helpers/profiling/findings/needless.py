@@ -68,13 +68,8 @@ def kept_graph(trace: Trace) -> Iterator[Note]:
 def unused_results(scene: Scene) -> Iterator[Finding]:
     """A product that the backward pass did not reach, though it ran: the loss doesn't depend on its result."""
     trace = scene.trace
-    unused = [
-        op
-        for stretch in _stretches(trace)
-        if _any_ran(trace, stretch)
-        for op in stretch
-        if _is_heavy(op) and not any(number in trace.executed for number in trace.nodes(op))
-    ]
+    heavy = [op for ops in _stretches(trace) if _any_ran(trace, ops) for op in ops if _is_heavy(op)]
+    unused = [op for op in heavy if not _any_ran(trace, [op])]
     if unused:
         yield scene.finding(
             UNUSED,
@@ -93,17 +88,11 @@ def _stretches(trace: Trace) -> list[list[Event]]:
     """
     if not trace.executed and any(e.name.startswith(OPTIMIZER) for e in trace.annotations):
         return []
-    recorded = list(dict.fromkeys(trace.makers.values()))
-    cuts = sorted(
-        time
-        for e in trace.host
-        if e.track == trace.thread and (e.kind == ANNOTATION or e.name.startswith(BACKWARD))
-        for time in (e.begin, e.end)
-    )
+    cutting = [e for e in trace.host if e.name.startswith(BACKWARD) or (e.kind, e.track) == (ANNOTATION, trace.thread)]
     # On a GPU the backward pass runs in a thread of its own while this one waits.
-    cuts = sorted(cuts + [e.begin for e in trace.host if e.name.startswith(BACKWARD) and e.track != trace.thread])
+    cuts = sorted([e.begin for e in cutting] + [e.end for e in cutting if e.track == trace.thread])
     stretches: dict[int, list[Event]] = {}
-    for op in recorded:
+    for op in dict.fromkeys(trace.makers.values()):
         if op.kind == OP and trace.step_of(op) is not None:
             stretches.setdefault(bisect_right(cuts, op.begin), []).append(op)
     return list(stretches.values())
@@ -126,9 +115,8 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
     for chain in _constant_chains(trace):
         made = tuple((op.name, str(op.dims), str(op.values)) for op in chain)
         built[(source_line(trace, chain[0]), made)][trace.step_of(chain[0])].append(chain)
-    chains = [
-        c for steps in built.values() if len(steps) == len(trace.steps) for chains in steps.values() for c in chains
-    ]
+    everywhere = [steps for steps in built.values() if len(steps) == len(trace.steps)]
+    chains = [chain for steps in everywhere for of_step in steps.values() for chain in of_step]
     if not chains:
         return
     longest = max(chains, key=lambda chain: sum(op.us for op in chain))
@@ -166,11 +154,8 @@ def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
 
 def outermost(trace: Trace) -> list[Event]:
     """The ops of the forward pass, in the loop's thread, that no other op contains."""
-    return [
-        op
-        for op in trace.ops
-        if op.track == trace.thread and op.backward is None and not any(o.kind == op.kind for o in op.outer())
-    ]
+    forward = [op for op in trace.ops if op.track == trace.thread and op.backward is None]
+    return [op for op in forward if not any(outer.kind == OP for outer in op.outer())]
 
 
 def _constructed_shape(op: Event) -> list[int]:

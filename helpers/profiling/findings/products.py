@@ -215,10 +215,7 @@ def _elementwise_kind(kernel: str) -> str:
 
 def layout_conversions(scene: Scene) -> Iterator[Finding]:
     """cuDNN's conversions between NCHW and NHWC around convolutions."""
-    if scene.account is None:
-        return
-    kernels = kernels_that(scene.trace, "layout")
-    if not kernels:
+    if scene.account is None or not (kernels := kernels_that(scene.trace, "layout")):
         return
     spans = scene.kernels(kernels)
     yield scene.finding(
@@ -308,11 +305,8 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN picks algorithms by heuristics though sizes repeat and one benchmark would pay. Only from a GPU's trace."""
     if not scene.trace.on_gpu:
         return
-    chosen = [
-        op
-        for op in _convolutions(scene.trace)
-        if op.dims and not _flag(op, _BENCHMARK, unknown=True) and not _flag(op, _DETERMINISTIC)
-    ]
+    chosen = [op for op in _convolutions(scene.trace) if op.dims and not _flag(op, _BENCHMARK, unknown=True)]
+    chosen = [op for op in chosen if not _flag(op, _DETERMINISTIC)]
     sizes = {str(op.dims[:2]) for op in chosen}
     if chosen and len(sizes) * len(scene.trace.steps) <= len(chosen):
         advice = "torch.backends.cudnn.benchmark = True: sizes repeat from step to step"

@@ -87,14 +87,8 @@ def waits(scene: Scene) -> list[Event]:
     trace = scene.trace
     last = max((e.begin for e in trace.device), default=0.0)
     pageable = {_copying_op(e) for e in trace.device if is_pageable(e)}
-    return [
-        call
-        for call in trace.calls
-        if (is_wait(call) or _is_blocking_copy(call))
-        and call.end < last
-        and enclosing_op(call) not in pageable
-        and not call.within(LOADER)
-    ]
+    calls = [call for call in trace.calls if call.end < last and (is_wait(call) or _is_blocking_copy(call))]
+    return [call for call in calls if enclosing_op(call) not in pageable and not call.within(LOADER)]
 
 
 def _is_blocking_copy(call: Event) -> bool:
@@ -135,14 +129,11 @@ def reads_on_cpu(scene: Scene) -> list[Event]:
     trace = scene.trace
     reads = [e for e in trace.ops if e.name in _READS and not e.backward]
     reads = [e for e in reads if not any(o.name in _READS for o in e.outer())]
-    methods = [
-        e for e in trace.host if e.kind == PYTHON and _READS_IN_PYTHON.match(e.name) and trace.step_of(e) is not None
-    ]
-    reads += [e for e in methods if not any(inner.name in _READS for inner in e.inner())]
-    return sorted(
-        (e for e in reads if not e.within(LOADER) and not trace.in_update(e) and not _is_of_torchs(e)),
-        key=lambda e: e.begin,
-    )
+    methods = [e for e in trace.host if e.kind == PYTHON and _READS_IN_PYTHON.match(e.name)]
+    methods = [e for e in methods if not any(inner.name in _READS for inner in e.inner())]
+    reads += [e for e in methods if trace.step_of(e) is not None]
+    reads = [e for e in reads if not (e.within(LOADER) or trace.in_update(e) or _is_of_torchs(e))]
+    return sorted(reads, key=lambda e: e.begin)
 
 
 def _is_of_torchs(event: Event) -> bool:
