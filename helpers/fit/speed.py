@@ -306,9 +306,8 @@ def nearest(run: Mapping[str, Any], number: int = 3) -> list[dict[str, Any]]:
     def apart(known: Mapping[str, Any]) -> float:
         ratios = (("params", 1.0), ("seq", 0.4), ("count", 0.15), ("micro_batch", 0.1))
         same = (("gpu", 1.5), ("precision", 0.7), ("kind", 0.3), ("act_ckpt", 0.5))
-        return sum(w * abs(math.log(run[n] / known[n])) for n, w in ratios) + sum(
-            w * (run[n] != known[n]) for n, w in same
-        )
+        distance = sum(w * abs(math.log(run[n] / known[n])) for n, w in ratios)
+        return distance + sum(w * (run[n] != known[n]) for n, w in same)
 
     shown = ("source", "gpu", "count", "model", "seq", "micro_batch", "precision", "strategy", "act_ckpt", "tok_s_gpu",
              "link")  # fmt: skip

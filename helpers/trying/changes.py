@@ -228,9 +228,8 @@ class NotDeterministic(Change):
         return "" if facts["deterministic"] else "algorithms are chosen freely already"
 
     def apply(self, facts: Facts) -> None:
-        torch._C._set_deterministic_algorithms = functools.partial(
-            _switched_off, torch._C._set_deterministic_algorithms
-        )
+        switch = torch._C._set_deterministic_algorithms
+        torch._C._set_deterministic_algorithms = functools.partial(_switched_off, switch)
 
     def edits(self, facts: Facts) -> list[Edit]:
         return _replaced(facts, [("use_deterministic_algorithms", "{}(False)")])

@@ -124,9 +124,8 @@ def diff(edits: Iterable[Edit], folder: str) -> str:
                 parts.append(f"# by hand, as {error}: {edit}\n")
         name = os.path.relpath(file, folder)
         name = name if not name.startswith("..") else file
-        parts += difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
+        old, new = (text.splitlines(keepends=True) for text in (before, after))
+        parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     return "".join(parts)
 
 

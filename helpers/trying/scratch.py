@@ -199,12 +199,9 @@ def install(scratch: Scratch) -> None:
     builtins.open = io.open = opened
     os.open = opened_low
     remove_tree, shutil.rmtree = shutil.rmtree, rmtree
-    for name in READERS:
-        setattr(os, name, on_path(getattr(os, name), scratch.readable))
-    for name in REMOVERS:
-        setattr(os, name, on_path(getattr(os, name), scratch.remove))
-    for name in MAKERS:
-        setattr(os, name, on_path(getattr(os, name), scratch.writable))
+    for names, place in ((READERS, scratch.readable), (REMOVERS, scratch.remove), (MAKERS, scratch.writable)):
+        for name in names:
+            setattr(os, name, on_path(getattr(os, name), place))
     for name in ("rename", "replace"):
         setattr(os, name, moved(getattr(os, name)))
     for module, name, index in PATH_WRITERS:
