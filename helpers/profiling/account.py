@@ -7,7 +7,7 @@ operators, the loader, the optimizer, copies of data, and Python for the rest.
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -119,19 +119,21 @@ def _reasons(trace: Trace, idle: Spans) -> dict[str, Spans]:
         BEFORE_FIRST: [(idle[0][0] - 1, first)] if idle else [],
         IN_OP: of([e for e in host if e.kind in (OP, RUNTIME)]),
     }
-    reasons, left = {}, idle
-    for reason, spans in ranked.items():
-        reasons[reason], left = intersect(left, spans), subtract(left, spans)
-    return reasons | {IN_PYTHON: left}
+    return _divided(idle, ranked, IN_PYTHON)
+
+
+def _divided(left: Spans, ranked: dict[str, Spans], rest: str) -> dict[str, Spans]:
+    """Time by part: of parts that run at once the first counts; what no part takes is the rest's."""
+    parts = {}
+    for part, spans in ranked.items():
+        parts[part], left = intersect(left, spans), subtract(left, spans)
+    return parts | {rest: left}
 
 
 def _launching_threads(trace: Trace) -> set[object]:
     """The loop's thread, and those that launched at least a hundredth of the kernels, as autograd's do."""
-    launched: dict[object, int] = defaultdict(int)
-    for event in trace.device:
-        if event.kind == KERNEL and event.parent is not None:
-            launched[event.parent.track] += 1
-    return {trace.thread} | {track for track, count in launched.items() if count >= sum(launched.values()) / 100}
+    launched = Counter(e.parent.track for e in trace.device if e.kind == KERNEL and e.parent is not None)
+    return {trace.thread} | {track for track, count in launched.items() if count >= launched.total() / 100}
 
 
 def _queued(trace: Trace, idle: Spans) -> Spans:
@@ -165,10 +167,7 @@ def host_account(trace: Trace) -> dict[str, Spans]:
         COPYING: of([e for e in mine if e.kind == OP and e.name in _COPY_OPS]),
         OPERATORS: of([e for e in mine if e.kind == OP]),
     }
-    parts, left = {}, union(steps)
-    for part, spans in ranked.items():
-        parts[part], left = intersect(left, spans), subtract(left, spans)
-    return parts | {PYTHON_CODE: left}
+    return _divided(union(steps), ranked, PYTHON_CODE)
 
 
 def states(trace: Trace) -> tuple[str, dict[str, Spans]]:

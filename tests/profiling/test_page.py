@@ -16,10 +16,9 @@ from profiling.synthetic import Synthetic, parse
 
 from helpers.__main__ import main
 from helpers.profiling import diagnose, trace_file
-from helpers.profiling.page import page
+from helpers.profiling.page import MARK, page
 from helpers.profiling.perfetto import events, marked
 from helpers.profiling.read_trace import read_trace
-from helpers.profiling.step_picture import MARK
 from helpers.profiling.trace import Note
 
 decode = trace_file._decode

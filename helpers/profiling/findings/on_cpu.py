@@ -166,9 +166,8 @@ def _chains(scene: Scene) -> Iterator[list[Event]]:
         if op is not None and op.name in VIEWS - {"aten::to", "aten::contiguous"}:
             continue
         follows = op is not None and op.name in _ELEMENTWISE and _bytes(op) > CACHE
-        if chain and not (
-            follows and prod(op.shape) == prod(chain[0].shape) and user_frame(op) is user_frame(chain[0])
-        ):
+        alike = follows and chain and prod(op.shape) == prod(chain[0].shape)
+        if chain and not (alike and user_frame(op) is user_frame(chain[0])):
             if len(chain) >= LEAST_CHAIN and not any(e in attention for op in chain for e in (op, *op.inner())):
                 yield chain
             chain = []
