@@ -1,5 +1,6 @@
 """Figures: one style sheet, vector output with a raster copy, the same bytes when drawn twice."""
 
+import errno
 import io
 import os
 import re
@@ -89,10 +90,14 @@ def png(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, name: str) -> Path:
-    """Write `figures/<name>.svg`."""
-    path = folder() / f"{name}.svg"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(svg(figure, name), encoding="utf-8")
+    """Write `figures/<name>.svg`; nothing where that can't be written, as in a project that is mounted read-only."""
+    path, text = folder() / f"{name}.svg", svg(figure, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
     return path
 
 

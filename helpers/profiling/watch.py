@@ -54,7 +54,10 @@ BACKWARDS = 16  # of a script whose update rule is its own
 
 
 class NothingRecorded(Exception):
-    """The script ended before a whole iteration was recorded; says why in one line. `seen` tells what was seen."""
+    """The script ended before a whole iteration was recorded, or nothing can be saved; says why in one line.
+
+    `seen` tells what was seen.
+    """
 
     def __init__(self, reason: str, seen: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -102,6 +105,8 @@ def watch(
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     costs = folder / ("costs.json.gz" if ranks == 1 else f"rank{rank}.json.gz")
     places = folder / "places.json.gz"
+    if not os.access(next(place for place in (folder, *folder.parents) if place.exists()), os.W_OK):
+        raise NothingRecorded(f"{folder} can't be written: name another folder (--output)")
     _clear(folder, rank, ranks)
     windows = Windows(costs, places, steps, after, rank, ranks, until_epoch)
     variables = {name: os.environ.get(name) for name in READ_EARLY}

@@ -1,4 +1,9 @@
+import errno
+from pathlib import Path
+from unittest.mock import Mock
+
 import matplotlib
+import pytest
 
 from helpers.lab import figures
 from helpers.lab.values import Number
@@ -65,3 +70,13 @@ def test_a_forest_is_grey_where_the_interval_holds_1_and_hollow_without_one():
     assert [point.get_color() for point in points] == [figures.BLUE, figures.GREY, figures.BLUE]
     assert [point.get_fillstyle() for point in points] == ["full", "full", "none"]
     assert [label.get_text() for label in axis.get_yticklabels()] == list(numbers)
+
+
+def test_where_figures_cannot_be_written_they_are_only_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
+    refusal = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=refusal))
+    figures.save(figures.new()[0], "shown")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        figures.save(figures.new()[0], "shown")

@@ -358,6 +358,13 @@ def test_a_variable_that_comes_too_late_for_torch_is_told(script, monkeypatch):
     assert recording.note == "train.py sets OMP_NUM_THREADS, which torch had read before: set it in the shell"
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_script_runs(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert main(["profile", script("print('it ran')\n" + PLAIN)]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"dlspeed: {tmp_path}/profile-train can't be written: name another folder (--output)\n" and not out
+
+
 def test_a_stop_by_the_keyboard_is_one_line(script, capsys):
     assert main(["profile", script("raise KeyboardInterrupt")]) == 130
     assert capsys.readouterr().err == "dlspeed: stopped\n"

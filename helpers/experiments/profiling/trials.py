@@ -19,8 +19,8 @@ WORK = """
 import sys, time
 busy, every = map(float, sys.argv[1:])
 while True:
-    began = time.time()
-    while time.time() - began < busy:
+    began = time.monotonic()
+    while time.monotonic() - began < busy:
         pass
     time.sleep(every - busy)
 """
