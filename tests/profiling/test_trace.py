@@ -90,13 +90,9 @@ def test_damage_in_the_middle_loses_only_what_it_hits(text, tmp_path):
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"  \n", "is empty"),
         (b"\x1f\x8b", "is empty"),
         (b"hello", "no trace"),
-        (b"{}", "no trace"),
         (b'{"traceEvents": []}', "no trace"),
-        (b"[1, 2]", "no trace"),
-        (b'{"traceEvents": 3}', "no trace"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "no trace"),
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "no op and no kernel"),
     ],

