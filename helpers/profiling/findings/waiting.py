@@ -86,7 +86,7 @@ def waits(scene: Scene) -> list[Event]:
     """
     trace = scene.trace
     last = max((e.begin for e in trace.device), default=0.0)
-    pageable = {_copying_op(e) for e in trace.device if is_pageable(e)}
+    pageable = {enclosing_op(e) for e in trace.device if is_pageable(e)} - {None}
     calls = [call for call in trace.calls if call.end < last and (is_wait(call) or _is_blocking_copy(call))]
     return [call for call in calls if enclosing_op(call) not in pageable and not call.within(LOADER)]
 
@@ -163,11 +163,6 @@ def _reader(event: Event) -> str:
 
 def enclosing_op(event: Event) -> Event | None:
     return next((outer for outer in event.outer() if outer.kind == OP), None)
-
-
-def _copying_op(event: Event) -> Event:
-    """The op that a copy belongs to, or else the call."""
-    return enclosing_op(event) or event.parent or event
 
 
 def is_pageable(event: Event) -> bool:
