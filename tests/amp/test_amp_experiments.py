@@ -9,8 +9,14 @@ from helpers.experiments.amp import gradients, overheads, setups, trainings
 from helpers.lab.memory import GIB, Memory
 
 
-def test_quality_says_how_a_run_went():
-    rows = experiments.quality("small").to_dict("records")
+@pytest.fixture(scope="module")
+def trained():
+    """The tables of runs and of their curves, of one training each."""
+    return experiments.quality("small"), experiments.curves("small")
+
+
+def test_quality_says_how_a_run_went(trained):
+    rows = trained[0].to_dict("records")
     assert {row["task"] for row in rows} == {"segmentation", "lm"}
     for row in rows:
         assert row["diverged"] == "no"
@@ -20,8 +26,8 @@ def test_quality_says_how_a_run_went():
         assert (row["final_scale"] == row["final_scale"]) == (row["precision"] == "dynamic")
 
 
-def test_curves_follow_loss_and_scale():
-    rows = experiments.curves("small")
+def test_curves_follow_loss_and_scale(trained):
+    rows = trained[1]
     dynamic = rows[rows["precision"] == "dynamic"]
     assert dynamic["scale"].eq(2.0**16).all()
     assert rows[rows["precision"] == "fp32"]["scale"].isna().all()
@@ -82,21 +88,7 @@ def test_zeros_are_counted_for_each_layer():
     assert rows.groupby("precision")["layer"].nunique().min() > 3
 
 
-def test_a_handed_over_step_never_reads_on_the_host_and_plain_operations_do():
-    rows = experiments.scaler_step("small").set_index("variant")
-    assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
-    assert rows.loc["plain operations", "host_reads"] == 1
-    assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
-    assert rows.loc["ours", "ratio_to_torch_low"] <= rows.loc["ours", "ratio_to_torch"]
-
-
-@pytest.mark.parametrize("millions", [1, 10, 24, 100, 1000])
-def test_a_decoder_has_about_as_many_parameters_as_asked_for(millions):
-    parameters = sum(torch.Size(shape).numel() for shape in overheads.decoder_shapes(millions))
-    assert parameters == pytest.approx(millions * 1e6, rel=0.1)
-
-
-def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
+def test_a_handed_over_step_never_reads_on_the_host_and_each_is_queued_behind_a_busy_gpu(monkeypatch):
     calls = []
     monkeypatch.setattr(overheads, "queue_ahead", lambda _: calls.append("busy"))
     steps = overheads.scaler_steps
@@ -108,8 +100,18 @@ def test_each_step_is_queued_behind_a_busy_gpu(monkeypatch):
         }
 
     monkeypatch.setattr(overheads, "scaler_steps", logged)
-    experiments.scaler_step("small")
+    rows = experiments.scaler_step("small").set_index("variant")
     assert [calls[at - 1] for at, call in enumerate(calls) if call in names] == ["busy"] * (len(calls) // 2)
+    assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
+    assert rows.loc["plain operations", "host_reads"] == 1
+    assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
+    assert rows.loc["ours", "ratio_to_torch_low"] <= rows.loc["ours", "ratio_to_torch"]
+
+
+@pytest.mark.parametrize("millions", [1, 10, 24, 100, 1000])
+def test_a_decoder_has_about_as_many_parameters_as_asked_for(millions):
+    parameters = sum(torch.Size(shape).numel() for shape in overheads.decoder_shapes(millions))
+    assert parameters == pytest.approx(millions * 1e6, rel=0.1)
 
 
 def test_gradients_of_the_stack_are_in_the_range_of_fp16():

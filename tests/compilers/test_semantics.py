@@ -62,11 +62,10 @@ def test_inductor_generates_code_for_what_dynamo_captures():
     assert measure_semantics("branch on shape", INDUCTOR)["outcome"] == RECOMPILES
 
 
-@pytest.mark.parametrize("lacking", ["C++ compiler", "Python.h"])
-def test_what_a_machine_lacks_is_not_held_against_a_case(lacking, monkeypatch):
-    monkeypatch.setattr(machine, "installed", lambda name: None if name == lacking else "1")
+def test_what_a_machine_lacks_is_not_held_against_a_case(monkeypatch):
+    monkeypatch.setattr(machine, "installed", lambda name: None if name == "Python.h" else "1")
     status = {row["variant"]: row["status"] for row in experiments.semantics.rows({"case": "printing"})}
-    assert status.pop(INDUCTOR) == f"not installed: {lacking}"
+    assert status.pop(INDUCTOR) == "not installed: Python.h"
     assert set(status.values()) == {"ok"}
 
 

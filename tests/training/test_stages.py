@@ -70,13 +70,13 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.1 * rates[1]
 
 
-@pytest.mark.parametrize("names", [[], [BATCHES, PROFILED, FUSED]])
-def test_a_training_by_stages_learns_from_equally_many_real_tokens(names):
-    row = run(names, **FAST)
-    assert row["real_tokens"] == run([], **FAST)["real_tokens"] > 0
-    assert 0 < row["epoch_s"] < row["train_s"]
-    assert 0 < row["validation_loss"] < 10
-    assert row["skipped_steps"] == 0
+def test_a_training_by_stages_learns_from_equally_many_real_tokens():
+    rows = [run(names, **FAST) for names in ([], [BATCHES, PROFILED, FUSED])]
+    assert rows[1]["real_tokens"] == rows[0]["real_tokens"] > 0
+    for row in rows:
+        assert 0 < row["epoch_s"] < row["train_s"]
+        assert 0 < row["validation_loss"] < 10
+        assert row["skipped_steps"] == 0
 
 
 def test_mixed_precision_scales_its_loss_and_still_learns():
