@@ -8,13 +8,15 @@ import pytest
 from helpers.lab import in_fresh_process
 
 
-def test_a_function_runs_elsewhere_and_its_result_comes_back():
-    assert in_fresh_process(os.getpid) != os.getpid()
+def place(variable):
+    return os.getpid(), os.getenv(variable)
 
 
-def test_variables_are_there_only():
-    assert in_fresh_process(os.getenv, "MALLOC_TRIM_THRESHOLD_", environment={"MALLOC_TRIM_THRESHOLD_": "7"}) == "7"
-    assert "MALLOC_TRIM_THRESHOLD_" not in os.environ
+def test_a_function_runs_elsewhere_with_variables_that_are_there_only_and_its_result_comes_back():
+    name = "MALLOC_TRIM_THRESHOLD_"
+    process, value = in_fresh_process(place, name, environment={name: "7"})
+    assert process != os.getpid() and value == "7"
+    assert name not in os.environ
 
 
 def test_an_error_comes_back():

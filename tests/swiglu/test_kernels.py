@@ -165,7 +165,7 @@ def test_whoever_still_needs_what_backward_wrote_over_is_told(interpreted, level
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "layers"),
-    [(64, 32, 256, 1), (64, 32, 256, 3), (16, 64, 256, 3), (8, 32, 48, 4), (5, 7, 11, 2)],
+    [(64, 32, 256, 1), (16, 64, 256, 3), (8, 32, 48, 4), (5, 7, 11, 2)],
 )
 def test_the_peak_is_the_predicted_one_to_the_byte(interpreted, level, tokens, hidden, intermediate, layers):
     stack = torch.nn.Sequential(*(MemoryOptimizedSwigluMLP(hidden, intermediate, level) for _ in range(layers)))
