@@ -22,7 +22,6 @@ from helpers.lab.machine import device_name, slug
         (["measure", "nothing"], "unknown chapter 'nothing'; valid: "),
         (["measure", "swiglu/nothing"], "unknown table 'nothing' in chapter swiglu; valid: ceilings, peers"),
         (["measure", "--preset", "huge"], "invalid choice: 'huge' (choose from"),
-        (["measure", "--budget", "soon"], "'soon' is not a number of seconds above 0"),
         (["measure", "--budget", "-3"], "'-3' is not a number of seconds above 0"),
         (["measure", "--hurry"], "unknown '--hurry'; valid options of dlspeed measure: -h, --help, --results"),
         (["dance"], "invalid choice: 'dance' (choose from"),

@@ -17,6 +17,22 @@ def small(table):
     return config | ({"rounds": 3} if "rounds" in config else {})
 
 
+@pytest.fixture
+def never_cudnns(monkeypatch):
+    """Attention is computed, never by cuDNN, which is enabled afterwards if it was before."""
+    enabled, product, met = torch.backends.cuda.cudnn_sdp_enabled, torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(*inputs, **options):
+        met.append(enabled())
+        return product(*inputs, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    before = enabled()
+    yield
+    assert met and not any(met)
+    assert enabled() == before
+
+
 def test_padding_falls_with_k_and_candidates_grow():
     rows = experiments.padding("small").set_index("variant")
     ks = rows.loc[[f"k = {k}" for k in SPREADS]]
@@ -40,6 +56,7 @@ def test_packing_loses_nothing_and_fills_more_when_it_looks_further():
     assert rows.loc["best-fit", "fill"] >= rows.loc["greedy", "fill"]
 
 
+@pytest.mark.usefixtures("never_cudnns")
 def test_an_epoch_of_batches_is_timed():
     rows = experiments.batch_time("small").set_index("variant")
     assert (rows["min_ms"] <= rows["median_ms"]).all() and (rows["median_ms"] <= rows["max_ms"]).all()
@@ -63,21 +80,7 @@ def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkey
     assert len(times_ms) == 7 and all(ms >= 0 for ms in times_ms)
 
 
-@pytest.mark.parametrize("table", ["batch_time", "attention", "throughput", "training"])
-def test_what_is_timed_never_meets_cudnns_attention(table, monkeypatch):
-    enabled, product, met = torch.backends.cuda.cudnn_sdp_enabled, torch.nn.functional.scaled_dot_product_attention, []
-
-    def spy(*inputs, **options):
-        met.append(enabled())
-        return product(*inputs, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    before = enabled()
-    getattr(experiments, table).rows(small(table))
-    assert met and not any(met)
-    assert enabled() == before
-
-
+@pytest.mark.usefixtures("never_cudnns")
 def test_variants_of_attention_agree_and_those_that_cannot_run_say_why():
     rows = experiments.attention("small").set_index("variant")
     assert "FlexAttention does not support backward on CPU" in rows.loc["flex", "status"]
@@ -87,6 +90,7 @@ def test_variants_of_attention_agree_and_those_that_cannot_run_say_why():
     assert rows.loc[["dense", "varlen"], "build_ms"].gt(0).all()
 
 
+@pytest.mark.usefixtures("never_cudnns")
 def test_training_runs_say_what_they_learned():
     rows = experiments.training("small")
     assert rows["validation_loss"].between(1, 10).all()
@@ -94,6 +98,7 @@ def test_training_runs_say_what_they_learned():
     assert rows["guess_accuracy"].between(0, 1).all()
 
 
+@pytest.mark.usefixtures("never_cudnns")
 def test_training_steps_are_compared_by_real_tokens_and_dense_attention_is_timed_on_few_masks(monkeypatch):
     variants, measure = {}, model_times.rates
     monkeypatch.setattr(
