@@ -26,7 +26,7 @@ def pytest_configure():
 
 
 # Begun first, so that the others fill the time beside them and no worker is left alone with one at the end.
-LONGEST = ("test_notebooks.py", "test_report_build.py", "test_backends.py", "test_ranks.py")
+LONGEST = ("test_notebooks.py", "test_report_build.py", "test_backends.py", "test_ranks.py", "test_try_script.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -197,7 +197,6 @@ def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
         (["--gpu", "h1000"], "nearest: h100"),
         (["--peak-tflops", "100"], "--bandwidth is None"),
         (["--gpu", "t4", "--price", "-1"], "price is -1.0; it must be above 0"),
-        (["--gpu", "t4", "--model", "absent.json"], "absent.json can't be read"),
         (["--model", "absent.json"], "absent.json can't be read"),
         (["--model", "AbsentForCausalLM"], "is no class of transformers"),
         (["--gpu", "t4", "--ranks", "0"], "not a whole number above 0"),
