@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import subprocess
 import sys
 import time
@@ -36,6 +37,14 @@ class Quiet(contextlib.nullcontext):
 
     def __enter__(self):
         return self
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap():
+    """Each row collects garbage, which takes a second where other tests have imported much."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
