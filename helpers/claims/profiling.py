@@ -319,9 +319,7 @@ def _wrapped(line: str) -> str:
 
 def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
     """What a change did from outside, beside what `profile` promised for its fault and what the edit by hand does."""
-    names = {"loop": "script", "gained": "by_hand", "gained_low": "by_hand_low", "gained_high": "by_hand_high"}
-    known = loops[[*names, "promised"]].rename(columns=names).set_index("script")
-    both = rows.set_index("script").combine_first(known).loc[rows["script"]].reset_index()
+    both = rows.merge(loops[["loop", "promised"]].rename(columns={"loop": "script"}), how="left", on="script")
     shown = both.assign(
         promised=[Number(share, PERCENT, decimals=0) for share in both["promised"]],
         **{name: [_share(row, name) for row in both.to_dict("records")] for name in ("tried", "by_hand")},

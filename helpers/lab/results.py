@@ -67,7 +67,7 @@ class Named:
     def __init__(
         self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...], trials: Results | None = None
     ):
-        self.claims, self.sources, self.trials = claims, sources, trials
+        self._claims, self.sources, self._trials = claims, sources, trials
 
     @property
     def measured(self) -> bool:
@@ -80,8 +80,11 @@ class Named:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        tables = [table.measured for table in (*self.sources, self.trials) if table is not None]
-        return vars(self.claims(*tables))
+        tables = [table.measured for table in (*self.sources, self._trials) if table is not None]
+        values = vars(self._claims(*tables))
+        if hidden := {"measured", "origin", "sources"} & values.keys():
+            raise AttributeError(f"{self._claims.__qualname__} names {', '.join(hidden)}, which a table has itself")
+        return values
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -90,7 +93,7 @@ class Named:
             return lacking(", ".join(table.experiment.name for table in self.sources if not len(table.measured)))
         if name not in self._values:
             names = ", ".join(sorted(self._values))
-            raise AttributeError(f"{self.claims.__qualname__} names no {name!r}; it names: {names}")
+            raise AttributeError(f"{self._claims.__qualname__} names no {name!r}; it names: {names}")
         return self._values[name]
 
 

@@ -132,11 +132,12 @@ def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
 
 def test_changes_from_outside_are_held_against_those_by_hand():
     row = {"change": "optimizer", "losses": "bitwise equal", "tried_low": 0.18, "tried_high": 0.22, "tried": 0.2}
-    absent = {"by_hand": None, "by_hand_low": None, "by_hand_high": None}
-    whole = {"script": "vit", "by_hand": 0.25, "by_hand_low": 0.24, "by_hand_high": 0.26}
-    rows = pd.DataFrame([row | absent | {"script": name} for name in "abc"] + [row | whole])
-    loops = {"loop": ["a", "b", "d"], "promised": [0.3, None, 0.5], "gained": [0.25, 0.4, 0.1]}
-    loops |= {"gained_low": [0.24, 0.35, 0.1], "gained_high": [0.26, 0.45, 0.1]}
+    hands = {"a": (0.25, 0.24, 0.26), "b": (0.4, 0.35, 0.45), "c": (None, None, None), "vit": (0.25, 0.24, 0.26)}
+    names = ("by_hand", "by_hand_low", "by_hand_high")
+    rows = pd.DataFrame(
+        [row | {"script": script} | dict(zip(names, hand, strict=True)) for script, hand in hands.items()]
+    )
+    loops = {"loop": ["a", "b", "d"], "promised": [0.3, None, 0.5]}
     found = profiling.tried(rows, pd.DataFrame(loops))
     assert (found.equal.value, found.count.value, found.vit.value) == (1, 2, pytest.approx(0.8))
     assert not found.gpt.measured

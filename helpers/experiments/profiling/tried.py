@@ -4,6 +4,7 @@ Scripts are those of the open loops whose fault a change or a probe takes away, 
 several do.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -26,6 +27,17 @@ CHANGES = {
     "collects_garbage": "no-collection",
     "evaluate_often": "no-evaluation",
     "checkpoint_each_step": "no-checkpoint",
+}
+# The same change in the text, where `--fixed` does something else: it draws each 500th figure, say, and not none.
+WORKERS = {"num_workers": min(4, len(os.sched_getaffinity(0))), "persistent_workers": True}
+SHUFFLED = "DataLoader(Lines(), batch_size=32, shuffle=True)"
+EDITS = {
+    "slow_reads": ("else {}", f"else {WORKERS}"),
+    "tokenise": (SHUFFLED, f"[next(iter({SHUFFLED}))] * 64"),
+    "figure_each_step": ('fig.savefig(folder + "/loss.png")', "pass"),
+    "logs_everything": ('log.info("step %d %s %s", step, name, row[:8])', "pass"),
+    "evaluate_often": ("            accuracy(model, held_out)", "            pass"),
+    "checkpoint_each_step": ("torch.save(state, path)", "pass"),
 }
 BY_HAND = {
     "vit": ("bf16", "fused_optimizer", "set_to_none", "workers"),
@@ -51,24 +63,38 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
     same_work=False,
 )
 def tried(script: str) -> Row:
-    """The share of a step's time that goes by a change from outside; of chapter 3's loops also by the same by hand.
+    """The share of a step's time that goes by a change from outside, and by the same change in the script.
 
-    `told` is what the command prints for those, as a JSON string.
+    `told` is what the command prints for chapter 3's loops, as a JSON string.
     """
-    if script in CHANGES:
-        (outside,) = try_script(LOOPS / f"{script}.py", seconds=SECONDS["loop"], only=[CHANGES[script]]).tried
-        return _row(CHANGES[script], outside)
     with tempfile.TemporaryDirectory() as folder:
+        if script in CHANGES:
+            path = LOOPS / f"{script}.py"
+            (outside,) = try_script(path, seconds=SECONDS["loop"], only=[CHANGES[script]]).tried
+            (hand,) = try_edited(path, [], *_edited(path, Path(folder)), seconds=SECONDS["loop"]).tried
+            return _row(CHANGES[script], outside, hand)
         path = Path(folder) / "slow.py"
         path.write_text(SLOW_LOOP)
         shutil.copytree(TRAINING, path.with_name("pipelines"), ignore=shutil.ignore_patterns("__pycache__"))
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")
-    told = {"told": as_cell(text(result))}
-    return _row(" + ".join(result.kept) or "nothing", outside) | interval("by_hand", hand) | told
+    return _row(" + ".join(result.kept) or "nothing", outside, hand) | {"told": as_cell(text(result))}
 
 
-def _row(change: str, tried: Tried) -> Row:
+def _edited(script: Path, folder: Path) -> tuple[Path, list[str]]:
+    """The script with the same change in its text, and the arguments that it is run with."""
+    if script.stem not in EDITS:
+        return script, ["--fixed"]
+    old, new = EDITS[script.stem]
+    source = script.read_text()
+    if source.count(old) != 1:
+        raise ValueError(f"{script.name} has {source.count(old)} times: {old}")
+    edited = folder / script.name
+    edited.write_text(source.replace(old, new))
+    return edited, []
+
+
+def _row(change: str, tried: Tried, hand: Tried) -> Row:
     row = {"change": change, "kind": tried.kind, "verdict": tried.verdict, "losses": tried.losses or tried.reason}
-    return row | interval("tried", tried)
+    return row | interval("tried", tried) | interval("by_hand", hand)
