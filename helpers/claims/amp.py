@@ -24,7 +24,10 @@ TIMED = ["variant", "median_ms", "p20_ms", "p80_ms", "ratio_to_torch"]
 
 
 def exponents(rows: pd.DataFrame) -> SimpleNamespace:
-    """Shares of nonzero gradients by exponent: task → kind → rows; and the shares below fp16's limits."""
+    """Shares of nonzero gradients by exponent: task → kind → rows; and the shares below fp16's limits.
+
+    `zeroed` is the share of each task's activation gradients that fp16 rounds to zero.
+    """
     tasks: dict[str, dict[str, pd.DataFrame]] = {}
     lost = []
     for (task, kind), part in rows.dropna(subset="exponent").groupby(["task", "kind"], sort=False):
@@ -32,7 +35,10 @@ def exponents(rows: pd.DataFrame) -> SimpleNamespace:
         below = {name: part["share"][part["exponent"] < limit].sum() for name, limit in LIMITS.items()}
         shares = {name: share / part["share"].sum() for name, share in below.items()}
         lost.append({"task": TASKS[task], "gradients of": kind} | shares)
-    return SimpleNamespace(tasks=tasks, lost=pd.DataFrame(lost))
+    table = pd.DataFrame(lost, columns=["task", "gradients of", *LIMITS])
+    activations = table[table["gradients of"] == "activations"]
+    zeroed = {task: pick(activations, "below 2⁻²⁵", PERCENT, 0, task=name) for task, name in TASKS.items()}
+    return SimpleNamespace(tasks=tasks, lost=table, zeroed=zeroed)
 
 
 def zeros(rows: pd.DataFrame) -> SimpleNamespace:
@@ -58,12 +64,12 @@ def quality(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
-    """A task's table; by precision the accuracy, and its difference to fp32's in points."""
+    """A task's table; by precision the accuracy, its difference to fp32's in points, and the steps skipped."""
     trained = rows[rows["diverged"] != "yes"]
     accuracy = trained.pivot(index="seed", columns="precision", values="validation_accuracy").reindex(columns=RUNS)
     guess = rows.groupby("seed")["constant_accuracy"].first()
     first = rows.iloc[0] if len(rows) else pd.Series(index=rows.columns, dtype=object)
-    zero_share = trained.groupby("precision")["zero_share"].mean()
+    zero_share, skipped = (trained.groupby("precision")[name].mean() for name in ("zero_share", "skipped_steps"))
     present = [run for run in RUNS if run in set(rows["precision"])]
     return SimpleNamespace(
         table=pd.DataFrame([_training(rows[rows["precision"] == run], accuracy) for run in present]),
@@ -75,6 +81,7 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
         points={run: _points(accuracy[run] - accuracy["fp32"], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
         over_guess=_points(accuracy["amp"] - guess, f"{TASKS[name]}, {RUNS['amp']}"),
+        skipped={run: Number(skipped.get(run, float("nan")), decimals=0, missing=RUNS[run]) for run in RUNS},
         lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
     )
 

@@ -61,7 +61,7 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         tables=[shaped.loc[rows["batch_size"] == size, ["variant", *columns]] for size in sizes],
         sizes=sizes,
-        model=f"width {rows['width'].iloc[0]}, {rows['dtype'].iloc[0]}, {rows['source'].iloc[0]}",
+        model=f"{_epoch(rows)}, {rows['dtype'].iloc[0]}, {rows['source'].iloc[0]}",
         against_brain=rates.reindex(STEPS) / rates.reindex([BRAIN]).to_numpy(),
         big_brain=gains[BIG_BRAIN],
         balanced=gains[BALANCED],
@@ -71,6 +71,10 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
         bound=derived(1 / (1 - brain.value), "1 / (1 − padding)", decimals=1),
         balanced_padding=balanced,
     )
+
+
+def _epoch(rows: pd.DataFrame) -> str:
+    return f"an epoch of {rows['samples'].max():,.0f} samples, width {rows['width'].iloc[0]}"
 
 
 def _most(numbers: Iterable[Number]) -> Number:

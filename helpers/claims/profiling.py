@@ -186,9 +186,10 @@ def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
     gains = {row["fix"]: _gain(row) for row in rows.to_dict("records")}
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
     alone = dict(sorted(gains.items(), key=lambda item: -item[1].value))
-    changes = {switch.name: switch.changes or "" for switch in PIPELINES[pipeline].switches}
+    switches = {switch.name: switch for switch in PIPELINES[pipeline].switches}
     table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
-    table.insert(0, "changes", [changes.get(name, "").partition(":")[0] for name in alone])
+    table.insert(0, "the slow loop", [switches[name].slow for name in alone])
+    table.insert(1, "changes", [(switches[name].changes or "").partition(":")[0] for name in alone])
     table["speedup"] = list(alone.values())
     headings = {"baseline_us_per_target": "slow loop, µs", "us_per_target": "fixed, µs"}
     (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
@@ -289,6 +290,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
         promises=rows.dropna(subset=["promised"]),
+        promised=derived(rows["promised"].count(), "counted", "", 0),
         right=derived(right.mean(), "counted", PERCENT, 0),
         right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
         line_right=derived(line_right.mean(), "counted", PERCENT, 0),
@@ -356,8 +358,8 @@ def _reached(row: dict | None, pipeline: str) -> Number:
 
 
 def coverage(rows: pd.DataFrame) -> SimpleNamespace:
-    """Simulated trials of a program against itself: the share of intervals that hold 1, and of false verdicts."""
-    heads = {"machine": "machine", "starts": "starts", "rounds": "rounds", "covered": "holds 1"}
+    """Simulated trials of a program against itself: the share of intervals that contain 1, and of false verdicts."""
+    heads = {"machine": "machine", "starts": "starts", "rounds": "rounds", "covered": "contains 1"}
     heads |= {"false_verdicts": "false verdicts"}
     shares = rows.assign(**{name: [Number(x, PERCENT) for x in rows[name]] for name in ("covered", "false_verdicts")})
     return SimpleNamespace(

@@ -1,12 +1,13 @@
-"""Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
+"""Chapter 0: the whole training stage by stage, what each change is worth, cold reads, and the roofline."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, over_runs, pick, visible
 from helpers.training.stages import COMPILED, STAGES
 
 SAME = 0.1  # two measurements apart of the same differ by up to that
@@ -107,23 +108,54 @@ def machines(known: pd.DataFrame, first: str) -> str:
 
 
 def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
-    """What each change gains in each setting, the largest first, and those of no visible effect."""
+    """What each change gains in each setting, the largest first, and those of no visible effect.
+
+    `unseen` names all of no visible effect; `near` those of them that have no interval.
+    """
     gains = {
         f"{change.replace('_', ' ')} ({setting})": gain
         for setting, all_of in settings.items()
         for change, gain in all_of.items()
     }
     seen = {name: gain for name, gain in gains.items() if visible(gain, SAME)}
-    unseen = {
-        setting: [
-            change.replace("_", " ") for change, gain in all_of.items() if gain.measured and gain not in seen.values()
-        ]
+    ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
+    largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
+
+    def unseen(gain: Number) -> bool:
+        return gain.measured and not visible(gain, SAME)
+
+    return SimpleNamespace(
+        gains=ordered,
+        count=sum(gain.measured for gain in gains.values()),
+        largest=largest,
+        largest_gain=largest_gain,
+        unseen=_by_setting(settings, unseen),
+        near=_by_setting(settings, lambda gain: unseen(gain) and gain.low is None) or "none",
+        below=derived(SAME, "a setting", PERCENT, 0),
+    )
+
+
+def _by_setting(settings: Mapping[str, Mapping[str, Number]], wanted: Callable[[Number], bool]) -> str:
+    """The changes whose gain is wanted: `ViT: bf16, workers; language model: packed`."""
+    chosen = {
+        setting: [change.replace("_", " ") for change, gain in all_of.items() if wanted(gain)]
         for setting, all_of in settings.items()
     }
+    return "; ".join(f"{setting}: {', '.join(names)}" for setting, names in chosen.items() if names)
+
+
+def reading(rows: pd.DataFrame) -> SimpleNamespace:
+    """Speedups of reading in order, outside the page cache and without workers, over one small file a sample."""
+    cold = rows[(rows["cached"] == "cold") & (rows["order"] == "sequential") & (rows["workers"] == 0)]
+
+    def speedup(kind: str, format: str) -> Number:
+        rate = partial(pick, cold, "samples_per_s", kind=kind)
+        return over(rate(format=format), rate(format="files"))
+
     return SimpleNamespace(
-        gains=dict(sorted(seen.items(), key=lambda item: -item[1].value)),
-        unseen="; ".join(f"{setting}: {', '.join(names)}" for setting, names in unseen.items() if names),
-        below=derived(SAME, "a setting", PERCENT, 0),
+        pictures_tar=speedup("image", "webdataset by index"),
+        pictures_mapped=speedup("image", "mapped"),
+        tokens_mapped=speedup("tokens", "mapped"),
     )
 
 
@@ -147,13 +179,18 @@ def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
-    """The machine's limits, and the layers of chapter 3's models by FLOP per byte."""
+    """The machine's limits, and those layers of chapter 3's models that compute matrix products, by FLOP per byte."""
     bandwidth = ceilings["gb_per_s"].max()
     peaks = ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max()
-    points = layers[(layers["total_ms"] > 0) & layers["gflop"].notna()]
+    points = layers[(layers["total_ms"] > 0) & (layers["gflop"] > 0)]
     points = points.groupby(["variant", "type"])[["gflop", "moved_mib", "total_ms"]].sum().reset_index()
     points["intensity"] = points["gflop"] * 1e9 / (points["moved_mib"] * 2**20)
     balances = ", ".join(f"{tflops * 1e3 / bandwidth:.0f} in {dtype}" for dtype, tflops in peaks.items())
     return SimpleNamespace(
-        bandwidth=Number(bandwidth, "GB/s", decimals=0), peaks=peaks, points=points, balances=balances
+        bandwidth=Number(bandwidth, "GB/s", decimals=0),
+        peaks=peaks,
+        points=points,
+        balances=balances,
+        least=Number(points["intensity"].min(), "FLOP per byte", decimals=0, missing="matrix products"),
+        fastest=Number((points["gflop"] / points["total_ms"]).max(), "TFLOP/s", missing="matrix products"),
     )

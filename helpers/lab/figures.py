@@ -42,7 +42,7 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
 
 
 def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
-    """Ratios with their intervals, one below the other; grey if the interval holds 1, hollow without an interval."""
+    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval."""
     drawn, axis = new(height=0.5 + height * len(numbers))
     for place, ratio in enumerate(numbers.values()):
         value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))

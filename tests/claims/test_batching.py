@@ -33,7 +33,7 @@ def test_losses_of_too_few_trainings_are_not_measured(missing):
 def epoch(variant, size, rate, padding):
     times = dict.fromkeys(("min_ms", "mean_ms", "median_ms", "max_ms", "epoch_s"), 1.0)
     row = {"variant": variant, "batch_size": size, "real_tokens_per_s": rate, "padding_share": padding, "batches": 9}
-    return row | times | {"width": 8, "dtype": "float32", "source": "text"}
+    return row | times | {"samples": 24, "width": 8, "dtype": "float32", "source": "text"}
 
 
 EPOCHS = pd.DataFrame(

@@ -11,7 +11,18 @@ def test_changes_are_ordered_by_gain_and_those_without_an_effect_are_named():
     vit = {"compile": Number(2.0, TIMES), "set_to_none": Number(1.05, TIMES), "flash": lacking("flash", TIMES)}
     worth = summary.worth({"Llama": llama, "ViT": vit})
     assert list(worth.gains) == ["compile (ViT)", "compile (Llama)"]
-    assert worth.unseen == "Llama: fused adamw; ViT: set to none"
+    assert worth.unseen == "Llama: fused adamw; ViT: set to none" and worth.near == "ViT: set to none"
+    assert worth.largest == "compile (ViT)" and worth.count == 4
+
+
+def test_cold_reads_are_held_against_one_small_file_a_sample():
+    row = {"cached": "cold", "order": "sequential", "workers": 0, "kind": "image"}
+    rates = {"files": 10.0, "webdataset by index": 70.0, "mapped": 90.0}
+    rows = [row | {"format": name, "samples_per_s": rate} for name, rate in rates.items()]
+    rows.append(row | {"format": "files", "samples_per_s": 1000.0, "cached": "warm"})
+    reading = summary.reading(pd.DataFrame(rows))
+    assert (reading.pictures_tar.value, reading.pictures_mapped.value) == (7.0, 9.0)
+    assert not reading.tokens_mapped.measured
 
 
 def test_a_small_gain_whose_interval_leaves_1_out_is_one():
