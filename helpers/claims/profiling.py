@@ -281,7 +281,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     rows = rows.sort_values("loop")
     shown = rows.assign(
         **{name: [Number(x, PERCENT, decimals=0) for x in rows[name]] for name in ("promised", "gained")},
-        first=rows["first"].str.slice(0, 48),
+        first=[textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")],
     )
     apart, right, line_right = (rows[name].map(str) == "True" for name in ("apart", "right", "line_right"))
     alarms = rows.dropna(subset=["alarm"])

@@ -64,7 +64,7 @@ def ceilings(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": NAMES})[names])
 
 
-def shapes(rows: pd.DataFrame) -> SimpleNamespace:
+def sweep(rows: pd.DataFrame) -> SimpleNamespace:
     """Steps of stacks in fp32: each shape at each level, and how far the levels lie from level 0."""
     task = rows[rows["dtype"] == "float32"]
     lines = []

@@ -25,23 +25,23 @@ STACKS = pd.DataFrame(
 
 
 def test_levels_are_compared_with_level_0_of_the_same_shape():
-    shapes = swiglu.shapes(STACKS)
-    assert f"{shapes.level1.lower.least} {shapes.level1.lower.most}" == "50% 60%"
-    assert f"{shapes.level1.longer.least} {shapes.level1.longer.most}" == "25% 30%"
-    assert f"{shapes.level2.lower.least} {shapes.predicted}" == "20% 33%"
-    assert shapes.table["level"].tolist() == [0, 1, 2, 0, 1]
-    np.testing.assert_array_equal(shapes.table["reduction, GiB"], [np.nan, 5, 2, np.nan, 12])
+    sweep = swiglu.sweep(STACKS)
+    assert f"{sweep.level1.lower.least} {sweep.level1.lower.most}" == "50% 60%"
+    assert f"{sweep.level1.longer.least} {sweep.level1.longer.most}" == "25% 30%"
+    assert f"{sweep.level2.lower.least} {sweep.predicted}" == "20% 33%"
+    assert sweep.table["level"].tolist() == [0, 1, 2, 0, 1]
+    np.testing.assert_array_equal(sweep.table["reduction, GiB"], [np.nan, 5, 2, np.nan, 12])
 
 
 def test_without_level_0_there_is_no_reduction():
-    shapes = swiglu.shapes(STACKS[STACKS["checkpoint_level"] > 0])
-    assert not shapes.level1.lower.least.measured
-    assert shapes.table["reduction, GiB"].isna().all()
+    sweep = swiglu.sweep(STACKS[STACKS["checkpoint_level"] > 0])
+    assert not sweep.level1.lower.least.measured
+    assert sweep.table["reduction, GiB"].isna().all()
 
 
 def test_a_renamed_column_is_an_error():
     with pytest.raises(KeyError, match="peak_gib"):
-        swiglu.shapes(STACKS.rename(columns={"peak_gib": "peak"}))
+        swiglu.sweep(STACKS.rename(columns={"peak_gib": "peak"}))
 
 
 def test_one_thing_grows_in_each_panel():
