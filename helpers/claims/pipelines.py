@@ -41,7 +41,6 @@ def formats(rows: pd.DataFrame) -> SimpleNamespace:
         tar=speedup("webdataset by index"),
         tar_warm=speedup("webdataset by index", WARM),
         mapped=speedup("mapped"),
-        largest=largest("webdataset by index", "mapped", "tfrecord"),
         largest_shards=largest("webdataset by index", "tfrecord"),
         largest_mapped=largest("mapped"),
         files_us=SimpleNamespace(cold=us("files", COLD), warm=us("files", WARM)),
