@@ -84,7 +84,10 @@ def test_the_two_gradients_of_a_tied_embedding_are_added_as_in_training(change):
     assert added(setup) == pytest.approx(peak_memory(lambda: trainer.step(tokens)).peak_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize("machine", records.devices(cpu=True))
+CLIMBED = [machine for machine in records.devices(cpu=True) if len(records.read(machine, "rush", "ladder"))]
+
+
+@pytest.mark.parametrize("machine", CLIMBED)
 def test_recorded_peaks_of_the_uncompiled_ladder_are_counted_within_5_percent(machine):
     rows = records.read(machine, "rush", "ladder")
     rows = rows[(rows["model"] == "llama-60m") & (rows["status"] == "ok")]
