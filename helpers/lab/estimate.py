@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-LUCK = 0.012  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
+LUCK = 0.02  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
 LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
