@@ -1,16 +1,19 @@
 """Chapter 2: what padding, samplers and packers cost; how fast and well a model learns from each kind of batches."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
+from statistics import NormalDist
 from types import SimpleNamespace
 
 import pandas as pd
 
 from helpers.experiments.batching import OURS, STEPS
-from helpers.lab.values import PERCENT, Number, derived, lacking, over, pick
+from helpers.lab.estimate import SHOWN, students
+from helpers.lab.values import NORMAL, PERCENT, Number, derived, lacking, over, pick
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57)  # the 97.5 % quantiles of Student's t, for 2 to 6 seeds
+QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # from one to the other, in standard deviations
 
 
 def padding(rows: pd.DataFrame) -> SimpleNamespace:
@@ -52,7 +55,7 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     names = dict.fromkeys([*STEPS, *rows["variant"]])
     sizes = [int(size) for size in sorted(rows["batch_size"].unique())]
     rates = rows.pivot(index="variant", columns="batch_size", values="real_tokens_per_s")
-    rate = {key: pick(rows, "real_tokens_per_s", variant=key[0], batch_size=key[1]) for key in product(names, sizes)}
+    rate = {key: _rate(rows, *key) for key in product(names, sizes)}
     gains = {name: _most(over(rate[name, size], rate[BRAIN, size]) for size in sizes) for name in names}
     brain, balanced = (
         _most(pick(rows, "padding_share", PERCENT, decimals, variant=name, batch_size=size) for size in sizes)
@@ -71,6 +74,16 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
         bound=derived(1 / (1 - brain.value), "1 / (1 − padding)", decimals=1),
         balanced_padding=balanced,
     )
+
+
+def _rate(rows: pd.DataFrame, variant: str, size: int) -> Number:
+    """Real tokens/s of an epoch, as uncertain as if its batches, which differ in length, had been drawn."""
+    rate = pick(rows, "real_tokens_per_s", variant=variant, batch_size=size)
+    if not rate.measured:
+        return rate
+    (row,) = rows[(rows["variant"] == variant) & (rows["batch_size"] == size)].to_dict("records")
+    deviation = (row["p75_ms"] - row["p25_ms"]) / QUARTILES / row["mean_ms"]
+    return replace(rate, reach=NORMAL * deviation / row["batches"] ** 0.5)
 
 
 def _epoch(rows: pd.DataFrame) -> str:
@@ -140,7 +153,7 @@ def _excess(losses: pd.DataFrame, variant: str) -> Number:
     if not {variant, BIG_BRAIN} <= set(losses):
         return lacking(f"the losses of {variant} and {BIG_BRAIN}")
     excess = (losses[variant] - losses[BIG_BRAIN]).dropna()
-    if not 2 <= len(excess) <= len(STUDENT) + 1:
-        return lacking(f"the losses of {variant} for 2 to {len(STUDENT) + 1} seeds")
-    error = STUDENT[len(excess) - 2] * excess.std() / len(excess) ** 0.5
+    if len(excess) < 2:
+        return lacking(f"the losses of {variant} for two seeds")
+    error = students(SHOWN, len(excess) - 1) * excess.std() / len(excess) ** 0.5
     return Number(excess.mean(), "nats", excess.mean() - error, excess.mean() + error, len(excess), decimals=2)

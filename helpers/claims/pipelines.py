@@ -22,7 +22,9 @@ PARTS |= {"demo, its loop": "its loop alone"}
 def formats(rows: pd.DataFrame) -> SimpleNamespace:
     """Microseconds a sample by format and case, speedups over small files, sizes on disk and times to look up."""
     cases = rows["cached"] + ", " + rows["order"].replace("sequential", "in order")
-    single = rows.assign(case=cases, us=1e6 / rows["samples_per_s"])[rows["workers"] == 0]
+    ends = {"": "", "_p20": "_p80", "_p80": "_p20"}
+    times = {f"us{end}": 1e6 / rows[f"samples_per_s{of_rate}"] for end, of_rate in ends.items()}
+    single = rows.assign(case=cases, **times)[rows["workers"] == 0]
 
     def us(format: str, case: str, kind: str = "image") -> Number:
         return pick(single, "us", "µs", 0, kind=kind, format=format, case=case)

@@ -10,7 +10,19 @@ import numpy as np
 import pandas as pd
 
 from helpers.lab.trials import FASTER, SLOWER
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, over_runs, pick, speedup, visible
+from helpers.lab.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    derived,
+    lacking,
+    median_of,
+    over,
+    over_runs,
+    pick,
+    speedup,
+    visible,
+)
 from helpers.training import CLOTHES, LANGUAGE
 
 NAMES = {"vit": "ViT", "gpt": "language model"}
@@ -216,7 +228,7 @@ def metrics_cost(rows: pd.DataFrame) -> SimpleNamespace:
     """Milliseconds of a step with either metric, in the first and the last tenth of an epoch."""
     lines = dict(list(rows.groupby("variant")))
     ends = {
-        variant: [Number(line["ms"].iloc[of].median(), "ms", decimals=1) for of in _tenths(len(line))]
+        variant: [median_of(line["ms"].iloc[of], "ms", 1) for of in _tenths(len(line))]
         for variant, line in lines.items()
     }
     absent = [lacking("the metric's cost", "ms")] * 2

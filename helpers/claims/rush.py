@@ -1,5 +1,6 @@
 """Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from helpers import fit
 from helpers.experiments.rush.steps import BEFORE_BATCHES, BEST
 from helpers.fit.speed import left_out, published
+from helpers.lab.estimate import LUCK
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from helpers.rush import Setup, climb
@@ -68,7 +70,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
         adamw=_gain(ranked, "fused AdamW"),
-        attention_bytes=over(_peak(rungs, stands_on("FlashAttention", _kind(rows))), _peak(rungs, "FlashAttention")),
+        attention_bytes=_bytes_saved(rungs, "FlashAttention", _kind(rows)),
         matmul_share=Number(best["matmul_share"], PERCENT),
         total=_speedup(rows, trials, best["rung"], START),
         limit=_limits(rows).max(),
@@ -109,18 +111,27 @@ def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str | None) -> Number:
-    """How many times as many tokens/s a step trains as another one: of their trial, else of their rows."""
+    """How many times as many tokens/s a step trains as another one: of their trial, else of their rows.
+
+    Each row is of a process of its own.
+    """
     if baseline is None:
         return lacking("a rung before the first", TIMES)
     together = trials[(trials["rung"] == step) & (trials["baseline"] == baseline)]
     if len(together):
         return speedup(together.iloc[0], 2)
     rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
-    return in_unit(over(rate, base), TIMES, 2)
+    return in_unit(over(rate, base, LUCK), TIMES, 2)
 
 
 def _peak(rungs: pd.DataFrame, rung: str) -> Number:
     return pick(rungs, "peak_gib", "GiB", rung=rung)
+
+
+def _bytes_saved(rungs: pd.DataFrame, rung: str, kind: str) -> Number:
+    """A rung's peak against that of the one it stands on: both are counts of allocated bytes."""
+    ratio = over(_peak(rungs, stands_on(rung, kind)), _peak(rungs, rung))
+    return replace(ratio, derivation="allocated bytes") if ratio.measured else ratio
 
 
 def _gain(ranked: pd.DataFrame, rung: str) -> Number:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pandas as pd
 
 from helpers.experiments.swiglu import GRADIENTS, derived_costs
-from helpers.experiments.swiglu.layer_variants import BUDGET, COMPILED, OURS, PLAIN, SAVES
+from helpers.experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from helpers.lab.memory import GIB
-from helpers.lab.values import PERCENT, Number, derived, number, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, of_rounds, over, pick
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALF = ("bfloat16", "float16")
@@ -132,11 +132,18 @@ def peers(rows: pd.DataFrame, ceilings: pd.DataFrame) -> SimpleNamespace:
         wide={NAMES[name]: of for name, of in rows[rows["hidden_dim"] == WIDTH].groupby("dtype")},
         half=_levels(rows, half),
         single=_levels(rows, "float32"),
-        level2_slowest=Number(level2["ratio_to_compiled"].max(), "×", missing="level 2", decimals=2),
+        level2_slowest=_slowest(level2),
         level2_bytes=derived(1 / level2["saved_ratio"].max(), "counted bytes", decimals=1),
         level2_stored=Number(level2["saved_ratio"].max(), PERCENT, missing="level 2", decimals=0),
         predicted=derived(11 / 9, "eleven products for nine"),
     )
+
+
+def _slowest(level2: pd.DataFrame) -> Number:
+    """Of all shapes the largest ratio to the compiled module."""
+    if not level2["ratio_to_compiled"].notna().any():
+        return lacking("level 2 beside the compiled module", TIMES)
+    return of_rounds(level2.loc[level2["ratio_to_compiled"].idxmax()], "ratio_to_compiled", 2)
 
 
 def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
@@ -154,8 +161,9 @@ def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
 def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
     """Ratios of times and shares of bytes at `WIDTH`, in one type."""
 
-    def ms(variant: str) -> Number:
-        return pick(rows, "median_ms", "ms", dtype=dtype, hidden_dim=WIDTH, variant=variant)
+    def ratio(variant: str, to: str) -> Number:
+        chosen = rows[(rows["dtype"] == dtype) & (rows["hidden_dim"] == WIDTH) & (rows["variant"] == variant)]
+        return of_rounds(chosen.iloc[0], f"ratio_to_{to}", 2) if len(chosen) else lacking(variant, TIMES)
 
     def stored(variant: str) -> Number:
         return pick(rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH, variant=variant)
@@ -163,11 +171,11 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
     one, two, three = (f"{OURS}{level}" for level in (1, 2, 3))
     return SimpleNamespace(
         dtype=NAMES[dtype],
-        level1_to_level2=over(ms(one), ms(two)),
-        level2=over(ms(two), ms(COMPILED)),
-        level2_to_plain=over(ms(two), ms(PLAIN)),
-        level3=over(ms(three), ms(COMPILED)),
-        budget=over(ms(BUDGET), ms(COMPILED)),
+        level1_to_level2=over(ratio(one, "plain"), ratio(two, "plain")),
+        level2=ratio(two, "compiled"),
+        level2_to_plain=ratio(two, "plain"),
+        level3=ratio(three, "compiled"),
+        budget=ratio(BUDGET, "compiled"),
         stored2=stored(two),
         stored3=stored(three),
         stored_budget=stored(BUDGET),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
+FIRST_LUCK = 0.012  # what trials took it for whose rows don't tell
 LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
@@ -87,8 +89,26 @@ def _variance_of_median(logs: np.ndarray, generator: np.random.Generator) -> flo
     return float(np.median(resampled, axis=1).var()) * rounds / max(rounds - 1, 1)
 
 
+def widened(rows: pd.DataFrame) -> pd.DataFrame:
+    """Recorded trials of programs with the intervals that today's `LUCK` gives them, where they knew a smaller one."""
+    if "ended" not in rows or "low" not in rows:
+        return rows
+    known = rows["luck"] if "luck" in rows else pd.Series(math.nan, rows.index)
+    freedom = WEIGHT + rows["starts"] - 1
+    more = (LUCK**2 - known.fillna(FIRST_LUCK) ** 2).clip(lower=0) * WEIGHT / freedom / rows["starts"]
+    more *= freedom.map(lambda degrees: students(SHOWN, degrees)) ** 2
+    sides = {side: np.log(rows[side] / rows["ratio"]) for side in ("low", "high")}
+    reach = {side: np.sign(by) * np.sqrt(by**2 + more) for side, by in sides.items()}
+    wider = {side: rows["ratio"] * np.exp(by) for side, by in reach.items()}
+    return rows.assign(**{side: by.where(rows["ended"].notna(), rows[side]) for side, by in wider.items()})
+
+
 def students(confidence: float, freedom: float) -> float:
-    """The two-sided quantile of Student's t, by the expansion of Cornish and Fisher around the normal one."""
+    """The two-sided quantile of Student's t: exact for 1 and 2, else by Cornish and Fisher's expansion."""
+    if freedom == 1:
+        return math.tan(math.pi * confidence / 2)
+    if freedom == 2:
+        return confidence * math.sqrt(2 / (1 - confidence**2))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

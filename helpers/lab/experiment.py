@@ -28,7 +28,8 @@ PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is ne
 
 
 # What a trial adds to a row beside its times; every table may have them.
-TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", "ended", "dropped", "matmul_before", "matmul_after")
+OF_PROGRAMS = ("ended", "luck", "dropped", "matmul_before", "matmul_after")
+TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", *OF_PROGRAMS)
 
 
 class ColumnError(ValueError):

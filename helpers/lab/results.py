@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from . import records
+from .estimate import widened
 from .experiment import ColumnError, Experiment
 from .records import STATUS
 from .values import lacking
@@ -120,7 +121,7 @@ def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     required, optional = experiment.declared
     if (rows[STATUS] == "ok").any() and (absent := [name for name in required if name not in rows]):
         raise ColumnError(f"{experiment.name}: the records lack {', '.join(absent)}: measure the table again")
-    return rows.assign(**{name: np.nan for name in optional if name not in rows})
+    return widened(rows.assign(**{name: np.nan for name in optional if name not in rows}))
 
 
 def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:

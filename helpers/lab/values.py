@@ -2,7 +2,8 @@
 
     total = paired(row)                              # from the columns ratio low high pairs of a trial
     f"{total}"                                       # 2.4× (2.3 to 2.5, 12 pairs)
-    f"{over(pick(rows, 'median_ms', variant='eager'), pick(rows, 'median_ms', variant='fused'))}"    # 3.1× (unpaired)
+    f"{over(pick(rows, 'median_ms', variant='eager'), pick(rows, 'median_ms', variant='fused'))}"
+                                                     # 3.1× (2.9 to 3.3, unpaired): from the spread of both
     f"{derived(11 / 9, 'eleven products for nine')}"                                                 # 1.22×
     total.at_least(2).outcome                        # holds, does not hold, undecided or not measured
 
@@ -11,16 +12,22 @@ A number that the records lack is still a `Number`: it says what is missing wher
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
 
+from .estimate import SHOWN, students
+
 TIMES, PERCENT = "×", "%"
 NOT_MEASURED = "not measured"
 YES_NO = {"True": "yes", "False": "no"}
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}  # runs -> Student's t, two-sided
+WIDTH = 2 * NormalDist().inv_cdf(0.8)  # from the 20th to the 80th percentile, in standard deviations
+NORMAL = NormalDist().inv_cdf(0.5 + SHOWN / 2)  # half the width of a 95 % interval, in standard deviations
+OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
+TIMED = ("median_ms", "step_ms", "tokens_per_s", "real_tokens_per_s")  # whose spread is that of p20_ms and p80_ms
 quoted: set[str] = set()  # the factors that were formatted here: `say` lets no other pass
 
 
@@ -30,7 +37,8 @@ class Number:
 
     `derivation` says from what arithmetic or count a value comes that isn't timed and so needs no interval. A number
     that wasn't measured has the value NaN, and `missing` says what the records lack. `decimals` are those it is shown
-    with; None chooses them by its size.
+    with; None chooses them by its size. `reach` is half the width of its logarithm's 95 % interval, where its record
+    tells the spread: it isn't shown, but gives ratios their interval.
     """
 
     value: float
@@ -41,6 +49,7 @@ class Number:
     derivation: str = ""
     missing: str = ""
     decimals: int | None = None
+    reach: float = math.nan
 
     @property
     def measured(self) -> bool:
@@ -65,7 +74,7 @@ class Number:
             return f"{text} (unpaired)" if self.unit == TIMES and not self.derivation else text
         if "brief" in words:
             return text
-        pairs = f", {self.n} pairs" if self.n else ""
+        pairs = f", {self.n} pairs" if self.n else ", unpaired" if self.unit == TIMES and not self.derivation else ""
         return f"{text} ({self._text(self.low, decimals)} to {self._text(self.high, decimals)}{pairs})"
 
     def _unit(self) -> str:
@@ -123,13 +132,37 @@ def pick(rows: pd.DataFrame, column: str, unit: str = "", decimals: int | None =
     conditions = ", ".join(f"{name} {wanted}" for name, wanted in where.items())
     if len(chosen) > 1:
         raise ValueError(f"{len(chosen)} rows with {conditions or 'no condition'}: name one")
-    if not len(chosen):
-        rows[column]  # a wrong column raises, also where the row is missing
+    cells = chosen[column].dropna()  # a wrong column raises, also where the row is missing
+    if not len(cells):
         return lacking(f"{column} of {conditions}", unit)
-    row = chosen.iloc[0]
-    if pd.isna(row[column]):
-        return lacking(f"{column} of {conditions}", unit)
-    return Number(float(row[column]), unit, decimals=decimals)
+    return Number(float(cells.iloc[0]), unit, decimals=decimals, reach=_reach(chosen.iloc[0], column))
+
+
+def _reach(row: pd.Series, column: str) -> float:
+    names = ("p20_ms", "p80_ms") if column in TIMED else (f"{column}_p20", f"{column}_p80")
+    p20, p80, runs = (row.get(name, math.nan) for name in (*names, "n"))
+    return reach_of_median(p20, p80, runs)
+
+
+def reach_of_median(p20: float, p80: float, runs: float) -> float:
+    """Half the width of a median's 95 % interval, in logarithms, from the percentiles of its runs; NaN without them."""
+    if not (p20 > 0 and p80 > p20 and runs > 1):
+        return math.nan
+    return OF_MEDIAN * math.log(p80 / p20) / WIDTH / math.sqrt(runs) * students(SHOWN, runs - 1)
+
+
+def median_of(values: pd.Series, unit: str = "", decimals: int | None = None) -> Number:
+    """The median of repeated measurements."""
+    reach = reach_of_median(values.quantile(0.2), values.quantile(0.8), len(values))
+    return Number(float(values.median()), unit, decimals=decimals, reach=reach)
+
+
+def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Number:
+    """A ratio whose variants took turns, from its median over n rounds and their spread."""
+    ratio, reach = float(row[column]), _reach(row, column)
+    if math.isnan(reach):
+        return Number(ratio, TIMES, decimals=decimals)
+    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach), int(row["n"]), decimals=decimals)
 
 
 def paired(row: Any, unit: str = TIMES) -> Number:
@@ -144,14 +177,26 @@ def speedup(row: Any, decimals: int | None = None) -> Number:
     return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=decimals)
 
 
-def over(value: Number, baseline: Number) -> Number:
-    """Their ratio. Both were measured apart, so it has no interval; from two derived numbers it is derived."""
+def over(value: Number, baseline: Number, luck: float = 0.0) -> Number:
+    """Their ratio; from two derived numbers it is derived.
+
+    Both were measured apart. The interval comes from that of each, or from the spread of its runs, where the record
+    tells them; `luck` is the standard deviation of the ratio of two processes, where each had its own.
+    """
     if not (value.measured and baseline.measured):
         return lacking(value.missing or baseline.missing, TIMES)
     both = value.derivation and baseline.derivation
-    return Number(
-        value.value / baseline.value, TIMES, derivation=f"{value.derivation} / {baseline.derivation}" if both else ""
-    )
+    ratio, reach = value.value / baseline.value, math.hypot(_known(value), _known(baseline), luck * NORMAL)
+    if math.isnan(reach):
+        return Number(ratio, TIMES, derivation=f"{value.derivation} / {baseline.derivation}" if both else "")
+    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+def _known(number: Number) -> float:
+    """Half the width of a number's interval, in logarithms; NaN if it has none."""
+    if number.low and number.high:
+        return math.log(number.high / number.low) / 2
+    return number.reach
 
 
 def visible(gain: Number, drift: float = 0.1) -> bool:
@@ -162,16 +207,17 @@ def visible(gain: Number, drift: float = 0.1) -> bool:
 
 
 def over_runs(values: pd.Series, baselines: pd.Series) -> Number:
-    """The ratio of runs that differ in one thing, matched by index, such as the seed; with Student's 95 % interval.
+    """The ratio of runs that differ in one thing, matched by index, such as the seed.
 
-    With one run, or with more than `T95` tells, there is no interval.
+    With Student's 95 % interval, if there are two runs or more.
     """
     logs = np.log((values / baselines).dropna())
     if not len(logs):
         return lacking("runs of both", TIMES)
-    centre, spread = float(logs.mean()), float(logs.std()) / math.sqrt(len(logs)) * T95.get(len(logs), math.nan)
-    if math.isnan(spread):
+    centre = float(logs.mean())
+    if len(logs) == 1:
         return Number(math.exp(centre), TIMES)
+    spread = float(logs.std()) / math.sqrt(len(logs)) * students(SHOWN, len(logs) - 1)
     return Number(math.exp(centre), TIMES, math.exp(centre - spread), math.exp(centre + spread), len(logs))
 
 

@@ -52,10 +52,14 @@ def test_one_thing_grows_in_each_panel():
     assert depths["x"].tolist() == [2, 4]
 
 
+SPREAD = {"": 1.0, "_p20": 0.99, "_p80": 1.01}
+
+
 def layer(variant, ms, stored, dtype="bfloat16", hidden_dim=2048):
     row = {"batch": 1, "seq_len": 1000, "hidden_dim": hidden_dim, "intermediate_size": 8192, "dtype": dtype}
     row |= {"variant": variant, "median_ms": ms, "p20_ms": ms - 1, "p80_ms": ms + 1}
-    return row | {"ratio_to_compiled": ms / 100, "saved_ratio": stored}
+    ratios = {f"ratio_to_{to}{end}": by * ms / 100 for to in ("plain", "compiled") for end, by in SPREAD.items()}
+    return row | ratios | {"n": 20, "saved_ratio": stored}
 
 
 LAYERS = pd.DataFrame(
@@ -71,11 +75,11 @@ CEILINGS = pd.DataFrame({"dtype": ["bfloat16", "bfloat16", "float32"], "tflops":
 def test_a_level_is_compared_in_each_type():
     peers = swiglu.peers(LAYERS, CEILINGS)
     assert (peers.half.dtype, peers.single.dtype) == ("bf16", "fp32")
-    assert f"{peers.half.level1_to_level2} {peers.half.stored2}" == "1.25× (unpaired) 53%"
-    assert f"{peers.half.budget:brief}" == "1.20× (unpaired)"
+    assert f"{peers.half.level1_to_level2} {peers.half.stored2}" == "1.25× (1.24 to 1.26, unpaired) 53%"
+    assert f"{peers.half.budget:brief}" == "1.20×"
     assert not peers.half.level3.measured
-    assert peers.single.level2.missing == "median_ms of dtype float32, hidden_dim 2048, variant torch.compile"
-    assert f"{peers.level2_slowest} {peers.level2_stored}" == "1.04× (unpaired) 53%"
+    assert f"{peers.single.level2}" == "1.04× (1.03 to 1.05, 20 pairs)"
+    assert f"{peers.level2_slowest:brief} {peers.level2_stored}" == "1.04× 53%"
     assert peers.tokens == "1000 tokens in bf16, 1000 tokens in fp32"
 
 

@@ -2,14 +2,17 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.lab import notebook
 from helpers.lab.experiment import ColumnError, Experiment, experiment
 from helpers.lab.notebook import claim, say, when
 from helpers.lab.results import Results, with_declared
-from helpers.lab.values import Number, derived, lacking, number, over, paired, pick
+from helpers.lab.values import Number, derived, lacking, median_of, number, over, paired, pick
 
 TRIAL = {"ratio": 2.43, "low": 2.31, "high": 2.54, "pairs": 12}
 ROWS = pd.DataFrame({"variant": ["eager", "fused"], "median_ms": [6.0, 2.0]})
@@ -36,6 +39,25 @@ def test_a_trials_ratio_is_told_with_its_interval_and_pairs():
 def test_a_ratio_of_two_medians_says_that_it_is_unpaired():
     ratio = over(pick(ROWS, "median_ms", variant="eager"), pick(ROWS, "median_ms", variant="fused"))
     assert f"{ratio}" == "3.0× (unpaired)" == f"{ratio:brief}"
+
+
+def test_a_ratio_of_two_medians_takes_its_interval_from_the_spread_of_both():
+    spread = ROWS.assign(p20_ms=ROWS["median_ms"] * 0.9, p80_ms=ROWS["median_ms"] * 1.1, n=20)
+    eager, fused = (pick(spread, "median_ms", variant=name) for name in ROWS["variant"])
+    assert f"{eager} {over(eager, fused)}" == "6.00 3.0× (2.7 to 3.3, unpaired)"
+    apart = over(eager, fused, luck=0.1)  # of processes, which no number of runs averages out
+    assert apart.low < over(eager, fused).low and apart.high > over(eager, fused).high
+
+
+@given(st.integers(0, 2**32), st.sampled_from([10, 20, 50]))
+@settings(max_examples=20, deadline=None)
+def test_the_interval_of_two_medians_holds_the_true_ratio(seed, runs):
+    times = np.random.default_rng(seed).lognormal(0, 0.1, (2, 100, runs))
+    held = 0
+    for pair in np.moveaxis(times, 1, 0):
+        ratio = over(*(median_of(pd.Series(side)) for side in pair))
+        held += ratio.low <= 1 <= ratio.high
+    assert held >= 85  # of 100; 95 are expected
 
 
 def test_arithmetic_needs_no_interval():
