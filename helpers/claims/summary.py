@@ -130,7 +130,6 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
         largest=largest,
         largest_gain=largest_gain,
         unseen=_by_setting(settings, unseen),
-        near=_by_setting(settings, lambda gain: unseen(gain) and gain.low is None) or "none",
         below=derived(SAME, "a setting", PERCENT, 0),
     )
 

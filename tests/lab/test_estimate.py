@@ -65,4 +65,4 @@ def test_recorded_intervals_that_knew_less_luck_are_widened_to_todays():
     shown = widened(rows)
     assert shown["low"].iloc[0] == pytest.approx(today.low, rel=0.005)
     assert shown["high"].iloc[0] == pytest.approx(today.high, rel=0.005)
-    np.testing.assert_allclose(shown["low"].iloc[1:], rows["low"].iloc[1:])  # a trial of functions has a luck of its own
+    np.testing.assert_allclose(shown["low"].iloc[1:], rows["low"].iloc[1:])  # of functions
