@@ -7,8 +7,6 @@ casts its inputs, and runs it.
 """
 
 import contextlib
-import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -25,7 +23,7 @@ HALVES = (torch.float16, torch.bfloat16)
 CASTABLE = frozenset({*HALVES, torch.float32})
 
 
-class Autocast:
+class Autocast(contextlib.ContextDecorator):
     """Run matrix products, convolutions and attention in `dtype`, and operations that need range or precision in fp32.
 
     A context manager for the forward pass and the loss, or a decorator:
@@ -58,8 +56,6 @@ class Autocast:
     ) -> None:
         if enabled and dtype not in HALVES:
             raise ValueError(f"Autocast: dtype must be torch.float16 or torch.bfloat16, not {dtype}")
-        if device_type is not None and not torch.amp.is_autocast_available(device_type):
-            raise ValueError(f"Autocast: device_type is a kind of device, like 'cuda' or 'cpu', not {device_type!r}")
         self.dtype, self.enabled, self.device_type, self.cache_enabled = dtype, enabled, device_type, cache_enabled
 
     def __enter__(self) -> "Autocast":
@@ -72,18 +68,6 @@ class Autocast:
 
     def __exit__(self, *exception: Any) -> None:
         _entered.regions.pop().__exit__(*exception)
-
-    def __call__(self, function: Callable) -> Callable:
-        if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            what = getattr(function, "__name__", type(function).__name__)
-            raise TypeError(f"Autocast decorates functions that compute when they are called, not {what}: use `with`")
-
-        @functools.wraps(function)
-        def under_autocast(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return under_autocast
 
     @contextlib.contextmanager
     def _region(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ once, and a product is local.
 """
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -15,26 +16,20 @@ from torch.optim import Optimizer
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's gradients; for sparse ones their coalesced values. Empty ones are left out."""
-    grads: list[Tensor] = []
-    any_gradient = False
-    for parameter in parameters(optimizer):
-        grad = parameter.grad
-        if grad is None:
-            continue
-        any_gradient = True
-        if grad.dtype == torch.float16:
+    with_gradient = [parameter for parameter in parameters(optimizer) if parameter.grad is not None]
+    if not with_gradient:
+        raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
+    grads = []
+    for parameter in with_gradient:
+        if parameter.grad.dtype == torch.float16:
             raise ValueError(
                 "a gradient is in fp16: keep the parameters in fp32 and use Autocast; a model in pure fp16 has no "
                 "precision left to unscale into"
             )
-        if grad.is_sparse:
-            parameter.grad = grad = grad.coalesce()
-            grad = grad._values()
-        if grad.numel() > 0:
-            grads.append(grad)
-    if not any_gradient:
-        raise RuntimeError("the optimizer has no gradients: call scaler.scale(loss).backward() first")
-    return grads
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        grads.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    return [grad for grad in grads if grad.numel() > 0]
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -43,11 +38,9 @@ def parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
     """The norm of all gradients, in one read-only pass; of sharded ones over all ranks of their mesh."""
-    if all(type(grad) is Tensor for grad in grads):
-        return get_total_norm(grads, norm_type)
-    by_mesh: dict = {}
+    by_mesh = defaultdict(list)
     for grad in grads:
-        by_mesh.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
+        by_mesh[getattr(grad, "device_mesh", None)].append(grad)
     norms = [
         get_total_norm(group, norm_type) if mesh is None else _sharded_norm(group, norm_type)
         for mesh, group in by_mesh.items()

@@ -33,32 +33,26 @@ from torch.optim import Optimizer
 
 from .gradients import gradients, multiply_, not_finite, parameters, total_norm
 
-# The state of an optimizer since `update`, laid out as torch.amp.GradScaler's, which some libraries read. If
-# `clip_grad_norm_` has left the gradients as they are, "divisor" is what the fused step divides them by.
-_LAST_CALL = {OptState.READY: "scale", OptState.UNSCALED: "unscale_", OptState.STEPPED: "step"}
-
 
 def _new_state() -> dict[str, Any]:
+    """The state of an optimizer since `update`, laid out as torch.amp.GradScaler's, which some libraries read.
+
+    If `clip_grad_norm_` has left the gradients as they are, "divisor" is what the fused step divides them by.
+    """
     return {"stage": OptState.READY, "found_inf_per_device": {}}
-
-
-def _last_call(state: dict[str, Any]) -> str:
-    clipped = state["stage"] is OptState.READY and "divisor" in state
-    return "clip_grad_norm_" if clipped else _LAST_CALL[state["stage"]]
 
 
 class StaticGradScaler:
     """Scales by a constant factor. Steps with an inf or a NaN in a gradient are skipped; `skipped_steps()` counts them.
 
     With too small a scale small gradients underflow, with too large a scale every step is skipped: `DynamicGradScaler`
-    finds the largest that works. A scaler can be copied, pickled and saved by torch.save after `update`.
+    finds the largest that works.
     """
 
     def __init__(self, scale: float = 2.0**12, *, enabled: bool = True) -> None:
         self._enabled = enabled
-        # Numbers on the host until the first loss, then tensors on its device.
-        self._init_scale, self._init_skipped = fp32("scale", scale), 0
-        self._scale: Tensor | None = None
+        self._init_scale = fp32("scale", scale)
+        self._scale: Tensor | None = None  # from the first loss on, on its device, as is the count
         self._skipped: Tensor | None = None
         self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(_new_state)
 
@@ -70,10 +64,6 @@ class StaticGradScaler:
             if self._scale is None:
                 self._start(outputs.device)
             return outputs * self._scale.to(outputs.device, non_blocking=True)
-        if isinstance(outputs, Mapping):
-            return {name: self.scale(value) for name, value in outputs.items()}
-        if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-            return type(outputs)(*map(self.scale, outputs))
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(map(self.scale, outputs))
         if isinstance(outputs, Iterable):
@@ -85,33 +75,27 @@ class StaticGradScaler:
         if not self._enabled:
             return
         state = self._state(optimizer, "unscale_")
-        if _last_call(state) != "scale":
-            raise RuntimeError(f"unscale_ after {_last_call(state)}: call it once, before step, then update")
+        if state["stage"] is not OptState.READY or "divisor" in state:
+            raise RuntimeError("unscale_ is called once, before clip_grad_norm_ and step")
         grads = gradients(optimizer)
         self._record(state, total_norm(grads, math.inf))
-        multiply_(grads, _reciprocal(self._scale))
+        multiply_(grads, self._scale.reciprocal())
         state["stage"] = OptState.UNSCALED
 
-    def clip_grad_norm_(
-        self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> Tensor:
+    def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the optimizer's gradients to a norm of `max_norm`; returns their norm before that.
 
         It is the norm of the gradients without the scale, as a tensor on their device. With a fused optimizer no
         gradient is written: the step divides and clips at once. A sum of squares that overflows fp32
-        (a scaled gradient above 1e19) counts as inf, and the step is skipped, or it is a RuntimeError if
-        `error_if_nonfinite`, for which the host waits.
+        (a scaled gradient above 1e19) counts as inf, and the step is skipped.
         """
-        max_norm = positive("max_norm", max_norm, allow_inf=True)
         if not self._enabled:
-            return clip_grad_norm_(parameters(optimizer), max_norm, norm_type, error_if_nonfinite)
+            return clip_grad_norm_(parameters(optimizer), max_norm, norm_type)
         state = self._state(optimizer, "clip_grad_norm_")
-        if _last_call(state) in ("clip_grad_norm_", "step"):
-            raise RuntimeError(f"clip_grad_norm_ after {_last_call(state)}: call it once, before step")
+        if state["stage"] is OptState.STEPPED or "divisor" in state:
+            raise RuntimeError("clip_grad_norm_ is called once, before step")
         grads = gradients(optimizer)
         norm = total_norm(grads, norm_type)
-        if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(f"the gradients' norm is {norm.item()}; without error_if_nonfinite the step is skipped")
         true_norm = self._to_scale_device(norm)
         unscaled = state["stage"] is OptState.UNSCALED
         if not unscaled:
@@ -123,7 +107,7 @@ class StaticGradScaler:
         elif _hands_over(optimizer):
             state["divisor"] = self._scale * excess
         else:
-            multiply_(grads, _reciprocal(self._scale) / excess)
+            multiply_(grads, self._scale.reciprocal() / excess)
             state["stage"] = OptState.UNSCALED
         return true_norm
 
@@ -140,10 +124,9 @@ class StaticGradScaler:
             result = self._fused_step(optimizer, state, args, kwargs)
         else:
             if _is_captured(self._scale):
-                fused = getattr(optimizer, "_step_supports_amp_scaling", False)
                 raise RuntimeError(
                     f"the host decides whether this {type(optimizer).__name__} steps, so no CUDA graph can capture it: "
-                    + ("take its first step outside of the capture" if fused else "build the optimizer with fused=True")
+                    "build the optimizer with fused=True, and take its first step outside of the capture"
                 )
             if state["stage"] is OptState.READY:
                 self.unscale_(optimizer)
@@ -158,7 +141,7 @@ class StaticGradScaler:
         torch's fused optimizers read two attributes, as `torch.amp.GradScaler` sets them: they divide gradients by
         `grad_scale`, and do nothing where `found_inf` is 1 (and no other number).
         """
-        if _last_call(state) == "scale":
+        if state["stage"] is OptState.READY and "divisor" not in state:
             self._record(state, total_norm(gradients(optimizer), math.inf))
             state["divisor"] = self._scale
         optimizer.found_inf, optimizer.grad_scale = self._found_inf(state), state.get("divisor")
@@ -182,14 +165,10 @@ class StaticGradScaler:
             if not flags:
                 raise RuntimeError("update without step: call scaler.step(optimizer) (or unscale_) first")
             self._adapt(flags[0] if len(flags) == 1 else torch.stack(flags).amax())
-        elif not isinstance(new_scale, Tensor):
-            self._scale.fill_(fp32("new_scale", new_scale))
-        elif new_scale.numel() != 1 or new_scale.requires_grad or not new_scale.is_floating_point():
-            raise ValueError("new_scale must be a floating-point tensor with one element and no gradient")
+        elif isinstance(new_scale, Tensor) and new_scale.device.type != "cpu":
+            self._scale.copy_(new_scale.detach().reshape(()))
         else:
-            if new_scale.device.type == "cpu":
-                fp32("new_scale", new_scale.item())
-            self._scale.copy_(new_scale.reshape(()))
+            self._scale.fill_(fp32("new_scale", new_scale))
         self._per_optimizer_states.clear()
 
     def _adapt(self, found_inf: Tensor) -> None:
@@ -201,43 +180,29 @@ class StaticGradScaler:
 
     def get_scale(self) -> float:
         """The scale. Waits for the GPU."""
-        return on_host(self._scale, self._init_scale) if self._enabled else 1.0
+        if not self._enabled:
+            return 1.0
+        return self._init_scale if self._scale is None else self._scale.item()
 
     def skipped_steps(self) -> int:
         """The number of skipped steps. Waits for the GPU."""
-        return int(on_host(self._skipped, self._init_skipped))
+        return 0 if self._skipped is None else int(self._skipped.item())
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint. Waits for the GPU. Empty if disabled."""
         return {"scale": self.get_scale()} if self._enabled else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` returned; if part of it is missing or makes no sense, nothing changes."""
-        if not self._enabled:
-            return
-        if not state:
-            raise RuntimeError("the state is empty: it was saved by a scaler that was disabled")
-        self._check(state)
-        self._init_scale = fp32("scale", state["scale"])
-        if self._scale is not None:
-            self._scale.fill_(self._init_scale)
-
-    def _check(self, state: Mapping[str, Any]) -> None:
-        if missing := self.state_dict().keys() - state.keys():
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
-        fp32("scale", state["scale"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes for a copy or a pickle, with numbers in place of tensors."""
-        if self._per_optimizer_states:
-            raise RuntimeError("a scaler can't be copied or pickled in the middle of an iteration: call update first")
-        numbers = {"_init_scale": on_host(self._scale, self._init_scale), "_init_skipped": self.skipped_steps()}
-        return self.__dict__ | numbers | {"_scale": None, "_skipped": None}
+        """Take over a state that `state_dict` returned."""
+        if self._enabled:
+            self._init_scale = fp32("scale", state["scale"])
+            if self._scale is not None:
+                self._scale.fill_(self._init_scale)
 
     def _start(self, device: torch.device) -> None:
         """Put the state on the device, where it is used without waiting."""
         self._scale = torch.full((), self._init_scale, dtype=torch.float32, device=device)
-        self._skipped = torch.full((), float(self._init_skipped), device=device)
+        self._skipped = torch.zeros((), device=device)
 
     def _state(self, optimizer: Optimizer, caller: str) -> dict[str, Any]:
         if self._scale is None:
@@ -255,28 +220,12 @@ class StaticGradScaler:
         return number.to(self._scale.device, torch.float32, non_blocking=True)
 
 
-def positive(name: str, value: float, allow_inf: bool = False) -> float:
-    number = float(value)
-    if not number > 0 or (math.isinf(number) and not allow_inf):
-        raise ValueError(f"{name} is {value}; it must be above 0" + ("" if allow_inf else " and finite"))
-    return number
-
-
-def fp32(name: str, value: float) -> float:
-    """A scale, rounded to fp32, in which it is kept; a ValueError if that is 0 or not finite."""
-    number = torch.tensor(positive(name, value), dtype=torch.float32).item()
+def fp32(name: str, value: float | Tensor) -> float:
+    """A scale, rounded to fp32, in which it is kept; a ValueError if that is not above 0 and finite."""
+    number = torch.tensor(float(value), dtype=torch.float32).item()
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} is {value}, in fp32 {number}; it must be above 0 and finite")
+        raise ValueError(f"{name} is {value}; it must be above 0 and finite in fp32")
     return number
-
-
-def on_host(tensor: Tensor | None, otherwise: float) -> float:
-    return otherwise if tensor is None else tensor.item()
-
-
-def _reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale, rounded once."""
-    return scale.reciprocal() if scale.device.type == "mps" else scale.double().reciprocal().float()
 
 
 def _is_captured(tensor: Tensor) -> bool:
