@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .launch import RankFailed, joined, launch
-from .strategies import STRATEGIES, Job
+from .strategies import Job
 from .training import train
 
-__all__ = ["STRATEGIES", "Job", "RankFailed", "joined", "launch", "measure", "train"]
+__all__ = ["Job", "RankFailed", "joined", "launch", "measure", "train"]
 
 
 def measure(jobs: Sequence[Job], ranks: int) -> list[dict[str, Any]]:

@@ -21,12 +21,9 @@ from .strategies import CHOICES, Job
 HELP = {
     "model": "a preset of helpers.models.Llama",
     "batch": "sequences of a step, over all ranks",
-    "sequence": "tokens of a sequence",
     "accumulate": "micro-batches of a step",
     "precision": "amp-bf16: fp32 parameters, bf16 compute",
-    "checkpointing": "what blocks compute again in backward",
     "bucket_mib": "ddp: average gradients in pieces of so many MiB",
-    "clip": "the gradient's norm at most",
     "timeout_s": "how long a rank waits for one that is gone",
 }
 
@@ -40,12 +37,15 @@ class Parser(argparse.ArgumentParser):
 
 def arguments_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="helpers.distributed", description="Train a Llama on many ranks; print a row of JSON.")
-    parser.add_argument("--ranks", type=int, help="processes to start here; torchrun starts its own")
+    if under_torchrun():
+        parser.set_defaults(ranks=int(os.environ["WORLD_SIZE"]))
+    else:
+        parser.add_argument("--ranks", type=int, default=1, help="processes to start here; torchrun starts its own")
     for field in dataclasses.fields(Job):
         flag = "--" + field.name.replace("_", "-")
         choices = f"one of {', '.join(CHOICES[field.name])}" if field.name in CHOICES else ""
         text = "; ".join(filter(None, (HELP.get(field.name), choices)))
-        kind = {"int | None": int}.get(str(field.type), type(field.default))
+        kind = int if field.name == "layers" else type(field.default)
         parser.add_argument(flag, type=kind, default=field.default, help=f"{text} ({field.default})".strip())
     return parser
 
@@ -55,18 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = vars(arguments_parser().parse_args(arguments))
         ranks = chosen.pop("ranks")
         job = Job(**chosen)
-        if under_torchrun():
-            if ranks is not None:
-                raise ValueError("--ranks is for starting without torchrun, which has its own --nproc-per-node")
-            job.check(int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        else:
-            job.check(1 if ranks is None else ranks)
+        job.check(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     except ValueError as error:
         return _refused(error)
     if under_torchrun():
         return _as_a_rank(job)
     try:
-        [row] = measure([job], ranks or 1)
+        [row] = measure([job], ranks)
     except RankFailed as error:
         print(f"helpers.distributed: {error}", file=sys.stderr)
         return 1

@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, spawn
 
-# Timeout of collectives. It matters for ranks on other machines; on the same machine a failure ends all ranks at once.
-TIMEOUT_S = 50
 RENDEZVOUS = "RUSH_RENDEZVOUS"  # set by `launch`; torchrun sets MASTER_ADDR and MASTER_PORT
 
 
@@ -33,8 +31,10 @@ def under_torchrun() -> bool:
 
 
 @contextlib.contextmanager
-def joined(backend: str, timeout_s: float = TIMEOUT_S) -> Iterator[torch.device]:
+def joined(backend: str, timeout_s: float = 50.0) -> Iterator[torch.device]:
     """A context with a process group of all ranks; yields this rank's device.
+
+    Collectives wait `timeout_s` for a rank of another machine that is gone; on one machine a failure ends all at once.
 
     After an error the group isn't destroyed, as that would wait for ranks that are stuck because of the error.
     """
@@ -86,8 +86,8 @@ def launch(worker: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]
 def _run_rank(rank: int, ranks: int, folder: str, worker: Callable, arguments: tuple) -> None:
     """The main function of a process: writes the worker's result into the folder, or its traceback."""
     numbers = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
-    store = {RENDEZVOUS: Path(folder, "store").as_uri()}
-    os.environ.update({name: str(number) for name, number in numbers.items()} | store)
+    os.environ |= {name: str(number) for name, number in numbers.items()}
+    os.environ[RENDEZVOUS] = Path(folder, "store").as_uri()
     torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
     try:
         Path(folder, f"done-{rank}").write_bytes(pickle.dumps(worker(*arguments)))

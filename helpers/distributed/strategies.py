@@ -10,7 +10,6 @@ Bytes a rank stores for P parameters in fp32 with AdamW over n ranks, and bytes 
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,6 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
-    loss_parallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -36,15 +34,11 @@ from helpers.models import Llama
 from helpers.models.llama import preset
 from helpers.training.checkpointing import checkpoint_with
 
-STRATEGIES = {
-    "single": "one rank",
-    "ddp": "all ranks replicate everything; gradients are averaged",
-    "zero2": "gradients and optimizer state are sharded; parameters are gathered once a pass",
-    "zero3": "parameters are sharded too: gathered before each use, freed after it",
-    "tp": "each rank has a part of every layer's heads and channels",
-}
 CHOICES = {
-    "strategy": tuple(STRATEGIES),
+    # single: one rank. ddp: each rank has everything, gradients are averaged. zero2: gradients and optimizer state are
+    # sharded, parameters are gathered once a pass. zero3: parameters are sharded too, gathered before each use and
+    # freed after it. tp: each rank has a part of every layer's heads and channels.
+    "strategy": ("single", "ddp", "zero2", "zero3", "tp"),
     "backend": ("gloo", "nccl"),
     "precision": ("fp32", "amp-bf16"),
     "checkpointing": ("none", "full", "selective"),
@@ -93,18 +87,17 @@ class Job:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has {longest} positions")
         if self.strategy == "single" and ranks != 1:
             raise ValueError(f"strategy 'single' has one rank, not {ranks}")
-        pieces = self.data_ranks(ranks) * self.accumulate
-        if self.batch % pieces:
-            raise ValueError(
-                f"batch is {self.batch}; it must be a multiple of {pieces}: "
-                f"{self.data_ranks(ranks)} ranks × {self.accumulate} micro-batches"
-            )
+        groups = self.data_ranks(ranks)
+        if self.batch % (groups * self.accumulate):
+            product = f"{groups * self.accumulate}: {groups} ranks × {self.accumulate} micro-batches"
+            raise ValueError(f"batch is {self.batch}; it must be a multiple of {product}")
         if self.strategy == "tp":
             split = {name: sizes[name] for name in ("heads", "kv_heads", "feedforward_size", "vocab_size")}
             for name, size in (split | {"sequence": self.sequence}).items():
                 if size % ranks:
-                    needed = f"tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
-                    raise ValueError(f"{name} is {size}; {needed}")
+                    raise ValueError(
+                        f"{name} is {size}; tensor parallelism over {ranks} ranks needs a multiple of {ranks}"
+                    )
         if self.backend == "nccl":
             if reason := missing_because("CUDA"):
                 raise ValueError(f"backend 'nccl' {reason}, and this machine has none; 'gloo' runs on the CPU")
@@ -161,7 +154,7 @@ def build_model(
     return model
 
 
-def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str) -> nn.Module:
+def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str) -> None:
     """FSDP2, in place; it gathers and frees the parameters of a unit together.
 
     `gather_again` frees a unit's parameters after forward and gathers them again for backward (ZeRO-3); without it they
@@ -176,7 +169,6 @@ def shard(model: Llama, mesh: DeviceMesh, *, gather_again: bool, precision: str)
     fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     if head is not model:
         fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
 
 
 def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
@@ -190,7 +182,7 @@ def units(model: Llama) -> list[nn.Module | list[nn.Module]]:
     return [model.embedding, *model.layers, [model.norm, model.head]]
 
 
-def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
+def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
     """Shard the model over the mesh by heads and channels, in place. Its logits are a DTensor sharded by vocabulary.
 
     Within a block the q, k, v, gate and up products give each rank its own heads and channels; out and down sum over
@@ -226,7 +218,6 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
         parallelize_module(layer, mesh, block)
     if tied:
         model.head.weight = model.embedding.weight
-    return model
 
 
 def autocasts(job: Job) -> bool:
@@ -234,32 +225,19 @@ def autocasts(job: Job) -> bool:
     return job.precision == "amp-bf16" and job.strategy not in ("zero2", "zero3")
 
 
-def loss_of(job: Job, model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """`loss(tokens, targets)`, both (B, T): the mean cross-entropy, in fp32."""
-
-    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocasts(job)):
-            logits = model(tokens)  # (B, T, V)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-    return loss
+def cross_entropy(job: Job, model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    """The mean over tokens, of which both have (B, T), in fp32."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=autocasts(job)):
+        logits = model(tokens)  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def differentiating(job: Job) -> contextlib.AbstractContextManager:
-    """The context in which loss and backward run."""
-    return loss_parallel() if job.strategy == "tp" else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def synchronising(model: nn.Module, now: bool) -> Iterator[None]:
+def synchronising(model: nn.Module, now: bool) -> contextlib.AbstractContextManager:
     """A context in which backward averages gradients over the ranks, or (`now` false) accumulates them locally.
 
     Local accumulation costs zero2 and zero3 unsharded gradients, in the dtype of the gathered parameters.
     """
-    if isinstance(model, DistributedDataParallel) and not now:
-        with model.no_sync():
-            yield
-        return
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
-    yield
+    apart = isinstance(model, DistributedDataParallel) and not now
+    return model.no_sync() if apart else contextlib.nullcontext()

@@ -1,7 +1,7 @@
 """The training loop of all strategies, and its row."""
 
+import contextlib
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
 from helpers.lab.memory import GIB
@@ -41,11 +42,12 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
         norms.append(norm)
         marks.append(moment(device))
     synchronize(device)
+    peak = {"peak_gib": torch.cuda.max_memory_allocated() / GIB} if device.type == "cuda" else {}
     step_ms = [between_ms(start, end) for start, end in itertools.pairwise(marks)]
     return _row(job, ranks, device, step_ms) | {
         "losses": _averaged(losses),
         "gradient_norms": _averaged(norms),
-        **_largest(state_bytes(model, optimizer) | peak(device), device),
+        **_largest(state_bytes(model, optimizer) | peak, device),
     }
 
 
@@ -57,11 +59,11 @@ def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
 def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batches) -> tuple[Tensor, Tensor]:
     """One step over the micro-batches: this rank's mean loss, and the global gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
-    loss_of = strategies.loss_of(job, model, batches[0][0].device)
     total = torch.zeros((), device=batches[0][0].device)
     for number, (tokens, targets) in enumerate(batches, 1):
-        with strategies.synchronising(model, number == len(batches)), strategies.differentiating(job):
-            loss = loss_of(tokens, targets) / len(batches)
+        parallel = loss_parallel() if job.strategy == "tp" else contextlib.nullcontext()
+        with strategies.synchronising(model, number == len(batches)), parallel:
+            loss = strategies.cross_entropy(job, model, tokens, targets) / len(batches)
             loss.backward()
         total += full(loss.detach())
     return total, full(advance(optimizer, clip=job.clip))
@@ -84,37 +86,24 @@ def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.devi
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     """Bytes of this rank's parameters, gradients and optimizer state."""
-    parameters = list(model.parameters())
-    state = [t for per in optimizer.state.values() for t in per.values() if isinstance(t, Tensor)]
-    return {
-        "parameter_bytes": local_bytes(parameters),
-        "gradient_bytes": local_bytes(p.grad for p in parameters if p.grad is not None),
-        "optimizer_bytes": local_bytes(state),
+    tensors = {
+        "parameter_bytes": list(model.parameters()),
+        "gradient_bytes": [weight.grad for weight in model.parameters() if weight.grad is not None],
+        "optimizer_bytes": [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)],
     }
-
-
-def local_bytes(tensors: Iterable[Tensor]) -> int:
-    locals_ = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
-    return sum(t.numel() * t.element_size() for t in locals_)
-
-
-def peak(device: torch.device) -> dict[str, float]:
-    return {"peak_gib": torch.cuda.max_memory_allocated() / GIB} if device.type == "cuda" else {}
+    local = {name: [t.to_local() if isinstance(t, DTensor) else t for t in of] for name, of in tensors.items()}
+    return {name: sum(t.nbytes for t in of) for name, of in local.items()}
 
 
 def _row(job: Job, ranks: int, device: torch.device, step_ms: list[float]) -> dict[str, Any]:
     timing = Timing.of(step_ms[1:] or step_ms)
+    chosen = ("model", "batch", "sequence", "accumulate", "precision", "checkpointing")
     return {
         "strategy": job.strategy,
         "ranks": ranks,
         "backend": job.backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "model": job.model,
-        "batch": job.batch,
-        "sequence": job.sequence,
-        "accumulate": job.accumulate,
-        "precision": job.precision,
-        "checkpointing": job.checkpointing,
+        **{name: getattr(job, name) for name in chosen},
         "tokens_per_s": job.batch * job.sequence / timing.median_ms * 1e3,
         "step_ms": timing.median_ms,
         "p20_ms": timing.p20_ms,
