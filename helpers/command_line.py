@@ -94,7 +94,6 @@ def parser() -> argparse.ArgumentParser:
     added = command("train", "Train a task in a chosen precision; the last line is the result as JSON.")
     added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")
     added.add_argument("--precision", default="dynamic", help="fp32, fp16, bf16, amp, static, dynamic or torch-scaler")
-    added.add_argument("--autocast", default="ours", help="ours or torch")
     added.add_argument("--data", default="standard", help="base, standard, balanced or sequenced")
     added.add_argument("--preset", default="small", choices=("small", "reduced", "full"))
     added.add_argument("--epochs", type=int, default=5)

@@ -19,15 +19,14 @@ import torch
 from helpers.lab import device
 from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.training.cars import segmentation_task
-from helpers.training.language import language_task
+from helpers.training.language import SIZES, language_task
 from helpers.training.loop import OnStep, Step, fit
 from helpers.training.text_batches import DATA
-from helpers.training.trainer import AUTOCASTS, PRECISIONS, Precision, Task, Trainer
+from helpers.training.trainer import PRECISIONS, Precision, Task, Trainer
 
 __all__ = ["DATA", "PRECISIONS", "Setup", "Step", "build_task", "build_trainer", "train"]
 
 TASKS = {"lm": language_task, "segmentation": segmentation_task}
-SIZES = ("small", "reduced", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,6 @@ class Setup:
 
     task: str = "lm"
     precision: str = "dynamic"
-    autocast: str = "ours"
     data: str = "standard"  # how batches of text are made
     preset: str = "small"
     epochs: int = 5
@@ -48,7 +46,6 @@ class Setup:
     def __post_init__(self) -> None:
         check_choice(TASKS, task=self.task)
         check_choice(PRECISIONS, precision=self.precision)
-        check_choice(AUTOCASTS, autocast=self.autocast)
         check_choice(DATA, data=self.data)
         check_choice(SIZES, preset=self.preset)
         if self.task != "lm" and self.data != "standard":
@@ -59,7 +56,7 @@ class Setup:
             raise ValueError(f"clip is {self.clip}; it must be above 0")
 
     def in_precision(self) -> Precision:
-        return Precision(self.precision, self.autocast, self.growth_interval)
+        return Precision(self.precision, "ours", self.growth_interval)
 
 
 def train(setup: Setup, *, on_step: OnStep | None = None, progress: bool = True) -> dict[str, Any]:
@@ -69,13 +66,12 @@ def train(setup: Setup, *, on_step: OnStep | None = None, progress: bool = True)
     """
     trainer, epochs = build_trainer(setup), []
 
-    def note(done: int, loss: torch.Tensor, scores: dict[str, float]) -> None:
-        if scores:
-            epochs.append({"train_loss": float(loss)} | {f"validation_{name}": scores[name] for name in scores})
+    def note(loss: torch.Tensor, scores: dict[str, float]) -> None:
+        epochs.append({"train_loss": float(loss)} | {f"validation_{name}": scores[name] for name in scores})
 
     began = time.perf_counter()
     with trainer.settings():
-        done = fit(trainer, epochs=setup.epochs, on_step=on_step, on_stop=note, progress=progress)
+        done = fit(trainer, epochs=setup.epochs, on_step=on_step, on_epoch=note, progress=progress)
     scaler, last = trainer.scaler, epochs[-1]
     return {
         "setup": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setup).items()},

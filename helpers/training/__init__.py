@@ -2,25 +2,13 @@
 
 step, trainer, loop    the step and its capture; training and validation in a precision; epochs, timing, a profiler
 language, text_batches, cars, clothes    the tasks: data, model, loss, sizes
-faults, slow_parts, switches, switched    what is slow on purpose; its modules; the fixes; trainings with any of them
+switches, slow_parts, switched    what is slow on purpose, and the fixes; its modules; trainings with any of the fixes
 stages             chapter 0: the language model's training with the fixes of one chapter after another
 """
 
-from .loop import Excerpt, Step, fit
+from .loop import Step, fit
 from .step import TrainingStep
 from .switched import CLOTHES, LANGUAGE
 from .trainer import PRECISIONS, Batch, Precision, Task, Trainer
 
-__all__ = [
-    "CLOTHES",
-    "LANGUAGE",
-    "PRECISIONS",
-    "Batch",
-    "Excerpt",
-    "Precision",
-    "Step",
-    "Task",
-    "Trainer",
-    "TrainingStep",
-    "fit",
-]
+__all__ = ["CLOTHES", "LANGUAGE", "PRECISIONS", "Batch", "Precision", "Step", "Task", "Trainer", "TrainingStep", "fit"]

@@ -36,30 +36,22 @@ def segmentation_task(preset: str, path: Path | None, device: torch.device, seed
     batch_size = sizes["batch_size"]
     torch.manual_seed(seed)
 
-    def batches(epoch: int) -> Iterator[Batch]:
-        order = shuffled(len(pictures["train"][0]), seed, epoch).to(device).split(batch_size)
-        return (_take(pictures["train"], indices) for indices in order)
-
-    def validation() -> Iterator[Batch]:
-        order = torch.arange(len(pictures["validation"][0]), device=device).split(batch_size)
-        return (_take(pictures["validation"], indices) for indices in order)
+    def taken(split: str, order: Tensor) -> Iterator[Batch]:
+        images, masks = pictures[split]  # (N, 3, H, W), (N, 1, H, W)
+        parts = order.to(device).split(batch_size)
+        return (Batch(images[indices], masks[indices], real=len(indices)) for indices in parts)
 
     return Task(
         source=source,
         model=UNet(width=sizes["width"], depth=sizes["depth"]).to(device),
         loss=lambda logits, batch: binary_cross_entropy_with_logits(logits, batch.targets),
         validation_metric=PixelAccuracy(),
-        batches=batches,
+        batches=lambda epoch: taken("train", shuffled(len(pictures["train"][0]), seed, epoch)),
         steps=lambda epoch: -(-len(pictures["train"][0]) // batch_size),
-        validation=validation,
+        validation=lambda: taken("validation", torch.arange(len(pictures["validation"][0]))),
         learning_rate=LEARNING_RATE[preset],
         micro_batches=MICRO_BATCHES[preset],
     )
-
-
-def _take(pictures: tuple[Tensor, Tensor], indices: Tensor) -> Batch:
-    images, masks = pictures  # (N, 3, H, W), (N, 1, H, W)
-    return Batch(images[indices], masks[indices], real=len(indices))
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,24 +10,22 @@ import functools
 from collections.abc import Callable
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import helpers.kernels.blocked_attention  # noqa: F401  registers its operator
 
 # The operators whose results selective checkpointing saves: matrix products and attention, by torch's internal names.
-SAVED_OPERATORS = {
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "bmm",
-        "addmm",
-        "_scaled_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention",
-    )
-} | {torch.ops.rush.blocked_attention.default}
+SAVED_OPERATORS = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.rush.blocked_attention.default,
+]
 
 
 def checkpoint_with(checkpointing: str) -> Callable | None:
@@ -37,11 +35,6 @@ def checkpoint_with(checkpointing: str) -> Callable | None:
     if checkpointing == "full":
         return plain
     if checkpointing == "selective":
-        contexts = functools.partial(create_selective_checkpoint_contexts, _save_products)
+        contexts = functools.partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
         return functools.partial(plain, context_fn=contexts)
     return None
-
-
-def _save_products(context, operator, *args, **kwargs) -> CheckpointPolicy:
-    """Save results of matrix products and attention; recompute everything else."""
-    return CheckpointPolicy.MUST_SAVE if operator in SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE

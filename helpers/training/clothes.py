@@ -6,7 +6,6 @@ incomplete batch of an epoch is dropped.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from helpers.pictures.transforms import (
     random_boxes,
 )
 
-from .faults import NO_FAULTS, Faults
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
+from .switches import NO_FAULTS, Faults
 from .trainer import Batch, Task
 
 # `small` is for a CPU and for tests, `gpu` for a GPU of 8 GB. `classes` and the three below describe generated photos.
@@ -65,16 +64,11 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
     "full": FULL,
 }  # fmt: skip
 
-Constants = tuple[Tensor, Tensor]
+Feed = tuple[Callable[[int], Iterator[Batch]], Callable[[], Iterator[Batch]]]  # batches of an epoch; of validation
 
 
 def switched_clothes_task(
-    sizes: dict[str, Any],
-    path: str | Path | None,
-    device: torch.device,
-    seed: int,
-    dtype: torch.dtype,
-    faults: Faults,
+    sizes: dict[str, Any], path: str | Path | None, device: torch.device, seed: int, dtype: torch.dtype, faults: Faults
 ) -> Task:
     """The ViT and its photos, with the `faults` of `switches.CLOTHES`.
 
@@ -83,28 +77,22 @@ def switched_clothes_task(
     """
     counts = {name: sizes[name] for name in ("classes", "samples", "validation_samples")}
     splits = photo_files(path, **counts, size=sizes["photo_size"], seed=seed)
-    classes = len(splits[0].classes)
-    constants = functools.partial(channel_constants, device)
-    weights = functools.partial(class_weights, splits[0].labels, classes, device)
-    if not faults.constants_recomputed:
-        constants, weights = functools.cache(constants), functools.cache(weights)
-    feed = Feed(sizes, seed, device, constants, weights)
-    kind = LoadedBatches if faults.photos_copied else PreloadedBatches
-    batches = kind(feed, splits, faults)
-    metric = CollectedMetrics if faults.metrics_collected else StreamingMetrics
+    photos = PhotoBatches(sizes, splits, device, seed, faults)
+    batches, validation = photos.loaded() if faults.photos_copied else photos.preloaded()
+    classes, metric = len(splits[0].classes), CollectedMetrics if faults.metrics_collected else StreamingMetrics
     return Task(
         source=splits[0].source,
         model=build_vit(sizes, classes, seed, faults).to(device),
         loss=lambda logits, batch: F.cross_entropy(logits.float(), batch.targets, batch.weights),
         metric=metric(classes),
         validation_metric=metric(classes),
-        batches=batches.train,
-        steps=lambda epoch: len(batches.order) // batches.batch_size,
-        validation=batches.validation,
+        batches=batches,
+        steps=lambda epoch: len(photos.order) // photos.batch_size,
+        validation=validation,
         learning_rate=sizes["learning_rate"],
         weight_decay=0.05,
-        prepare_s=batches.prepare_s,
-        skipped=batches.skipped,
+        prepare_s=sum(split.seconds for split in photos.decoded),
+        skipped=photos.skipped,
     )
 
 
@@ -115,118 +103,108 @@ def build_vit(sizes: dict[str, Any], classes: int, seed: int, faults: Faults = N
     return with_slow_vit_parts(ViT(classes, width=width, dropout=sizes["dropout"], **sizes["model"]), faults)
 
 
-@dataclass(frozen=True)
-class Feed:
-    """What both kinds of batches need. `constants` and `weights` are called for each batch."""
+class PhotoBatches:
+    """Batches of training photos by epoch, and of validation photos: from a loader, or from photos on the device."""
 
-    sizes: dict[str, Any]
-    seed: int
-    device: torch.device
-    constants: Callable[[], Constants]  # mean and deviation of the channels
-    weights: Callable[[], Tensor]  # of the classes
-
-    @property
-    def side(self) -> int:
-        return self.sizes["model"]["image_size"]
-
-
-class LoadedBatches:
-    """Photos are cropped on the CPU, by this process or by workers, and copied to the device batch by batch."""
-
-    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], faults: Faults) -> None:
-        self.feed, sizes = feed, feed.sizes
-        decode_once = not faults.photos_decoded_again
-        decoded = [decode_photos(split, sizes["decoded_side"]) if decode_once else None for split in splits]
-        self.prepare_s = sum(split.seconds for split in decoded if split is not None)
-        self.skipped = dict(fault for split in decoded if split is not None for fault in split.skipped)
-        train, validation = splits
-        self.order = EpochOrder(len(train), feed.seed, decoded[0].usable if decode_once else None, sizes["passes"])
+    def __init__(
+        self,
+        sizes: dict[str, Any],
+        splits: tuple[PhotoFiles, PhotoFiles],
+        device: torch.device,
+        seed: int,
+        faults: Faults,
+    ) -> None:
+        self.sizes, self.splits, self.device, self.faults = sizes, splits, device, faults
+        self.side = sizes["model"]["image_size"]
+        # Called for each batch: mean and deviation of the channels, and the classes' weights.
+        self.constants = functools.partial(channel_constants, device)
+        self.weights = functools.partial(class_weights, splits[0].labels, len(splits[0].classes), device)
+        if not faults.constants_recomputed:
+            self.constants, self.weights = functools.cache(self.constants), functools.cache(self.weights)
+        again = faults.photos_decoded_again and faults.photos_copied
+        self.decoded = [] if again else [decode_photos(split, sizes["decoded_side"]) for split in splits]
+        self.skipped = dict(fault for split in self.decoded for fault in split.skipped)
+        self.order = EpochOrder(len(splits[0]), seed, None if again else self.decoded[0].usable, sizes["passes"])
         self.batch_size = min(sizes["batch_size"], len(self.order))
-        validation_order = decoded[1].usable if decode_once else np.arange(len(validation))
-        self.pinned = not faults.pageable_batches and feed.device.type == "cuda"
-        workers = 0 if faults.no_workers else sizes["workers"]
+
+    def loaded(self) -> Feed:
+        """Photos are cropped on the CPU, by this process or by workers, and copied to the device batch by batch."""
+        faults, workers = self.faults, 0 if self.faults.no_workers else self.sizes["workers"]
+        pinned = not faults.pageable_batches and self.device.type == "cuda"
         options = {
             "batch_size": self.batch_size,
             "collate_fn": collate,
             "num_workers": workers,
-            "pin_memory": self.pinned,
+            "pin_memory": pinned,
             "persistent_workers": workers > 0,
             "prefetch_factor": 2 if workers else None,
             "generator": torch.Generator(),  # else each epoch would advance the generator that dropout uses
         }
-        as_float = faults.photos_as_floats
-        photos = Photos(train, feed.side, decoded=decoded[0], middle_first=faults.photos_cut_twice, as_float=as_float)
-        self._train = DataLoader(photos, sampler=self.order, drop_last=True, **options)
-        photos = Photos(validation, feed.side, decoded=decoded[1], as_float=as_float)
-        self._validation = DataLoader(photos, sampler=[(int(index), None) for index in validation_order], **options)
-
-    def train(self, epoch: int) -> Iterator[Batch]:
-        self.order.epoch = epoch
-        return self._on_device(self._train)
-
-    def validation(self) -> Iterator[Batch]:
-        return self._on_device(self._validation)
-
-    def _on_device(self, loader: DataLoader) -> Iterator[Batch]:
-        seen = 0
-        for images, labels, skipped in loader:
-            self.skipped |= dict(skipped)
-            if len(labels):
-                seen += len(labels)
-                labels = labels.to(self.feed.device, non_blocking=self.pinned)
-                images = images.to(self.feed.device, non_blocking=self.pinned)
-                if images.dtype == torch.uint8:
-                    images = normalise(images, *self.feed.constants())
-                yield Batch(images, labels, real=len(labels), weights=self.feed.weights())
-        if not seen:
-            raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
-
-
-class PreloadedBatches:
-    """All decoded photos are on the device; a batch is gathered, cropped and normalised there, without a copy.
-
-    An epoch's order and crops are drawn as with a loader, and copied once an epoch.
-    """
-
-    def __init__(self, feed: Feed, splits: tuple[PhotoFiles, PhotoFiles], faults: Faults) -> None:
-        self.feed, sizes = feed, feed.sizes
-        self.middle_first = faults.photos_cut_twice
-        decoded = [decode_photos(split, sizes["decoded_side"]) for split in splits]
-        self.prepare_s = sum(split.seconds for split in decoded)
-        self.skipped = dict(fault for split in decoded for fault in split.skipped)
-        self.sizes = [split.sizes for split in decoded]
-        self.usable = [split.usable for split in decoded]
-        self.order = EpochOrder(len(splits[0]), feed.seed, self.usable[0], sizes["passes"])
-        self.batch_size = min(sizes["batch_size"], len(self.order))
-        self.pixels = [split.pixels.to(feed.device) for split in decoded]  # (N, s, s, 3) each
-        self.labels = [torch.from_numpy(split.labels).to(feed.device) for split in splits]
-
-    def train(self, epoch: int) -> Iterator[Batch]:
-        self.order.epoch = epoch
-        order, cuts = self.order.drawn()
-        cuts = cuts[order]
-        if self.middle_first:
-            boxes = boxes_within(random_boxes(cuts, np.ones((len(order), 2))), middle_boxes(self.sizes[0][order]))
-        else:
-            boxes = random_boxes(cuts, self.sizes[0][order])
-        complete = len(order) // self.batch_size * self.batch_size
-        return self._batches(0, order[:complete], boxes, cuts[:, 4] > 0)
-
-    def validation(self) -> Iterator[Batch]:
-        order = self.usable[1]
-        return self._batches(1, order, middle_boxes(self.sizes[1][order]), np.zeros(len(order), dtype=bool))
-
-    def _batches(self, split: int, order: np.ndarray, boxes: np.ndarray, mirrored: np.ndarray) -> Iterator[Batch]:
-        order, boxes, mirrored = (
-            torch.from_numpy(part).to(self.feed.device) for part in (order, boxes.astype(np.float32), mirrored)
+        cut = {"middle_first": faults.photos_cut_twice, "as_float": faults.photos_as_floats}
+        trained, validated = (
+            Photos(files, self.side, decoded=decoded, **cut)
+            for files, decoded in zip(self.splits, self.decoded or (None, None), strict=True)
         )
-        for start in range(0, len(order), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            images = self.pixels[split][order[part]].permute(0, 3, 1, 2)  # (B, 3, s, s)
-            images = cut_on_device(images, boxes[part], mirrored[part], self.feed.side)
-            labels = self.labels[split][order[part]]
-            images = normalise(images, *self.feed.constants())
-            yield Batch(images, labels, real=len(labels), weights=self.feed.weights())
+        in_order = self.decoded[1].usable if self.decoded else np.arange(len(validated))
+        train_loader = DataLoader(trained, sampler=self.order, drop_last=True, **options)
+        validation_loader = DataLoader(validated, sampler=[(int(index), None) for index in in_order], **options)
+
+        def on_device(loader: DataLoader) -> Iterator[Batch]:
+            seen = 0
+            for images, labels, skipped in loader:
+                self.skipped.update(skipped)
+                if len(labels):
+                    seen += len(labels)
+                    labels = labels.to(self.device, non_blocking=pinned)
+                    images = images.to(self.device, non_blocking=pinned)
+                    if images.dtype == torch.uint8:
+                        images = normalise(images, *self.constants())
+                    yield Batch(images, labels, real=len(labels), weights=self.weights())
+            if not seen:
+                raise PictureError(f"no photo of an epoch could be read; {len(self.skipped)} files are broken")
+
+        def train(epoch: int) -> Iterator[Batch]:
+            self.order.epoch = epoch
+            return on_device(train_loader)
+
+        return train, lambda: on_device(validation_loader)
+
+    def preloaded(self) -> Feed:
+        """All decoded photos are on the device; a batch is gathered, cropped and normalised there, without a copy.
+
+        An epoch's order and crops are drawn as with a loader, and copied once an epoch.
+        """
+        pixels = [split.pixels.to(self.device) for split in self.decoded]  # (N, s, s, 3) each
+        targets = [torch.from_numpy(split.labels).to(self.device) for split in self.splits]
+
+        def batches(split: int, order: np.ndarray, boxes: np.ndarray, mirrored: np.ndarray) -> Iterator[Batch]:
+            order, boxes, mirrored = (
+                torch.from_numpy(part).to(self.device) for part in (order, boxes.astype(np.float32), mirrored)
+            )
+            for start in range(0, len(order), self.batch_size):
+                part = slice(start, start + self.batch_size)
+                images = pixels[split][order[part]].permute(0, 3, 1, 2)  # (B, 3, s, s)
+                images = cut_on_device(images, boxes[part], mirrored[part], self.side)
+                labels = targets[split][order[part]]
+                images = normalise(images, *self.constants())
+                yield Batch(images, labels, real=len(labels), weights=self.weights())
+
+        def train(epoch: int) -> Iterator[Batch]:
+            self.order.epoch = epoch
+            order, cuts = self.order.drawn()
+            shapes, cuts = self.decoded[0].sizes[order], cuts[order]
+            if self.faults.photos_cut_twice:
+                boxes = boxes_within(random_boxes(cuts, np.ones((len(order), 2))), middle_boxes(shapes))
+            else:
+                boxes = random_boxes(cuts, shapes)
+            complete = len(order) // self.batch_size * self.batch_size
+            return batches(0, order[:complete], boxes, cuts[:, 4] > 0)
+
+        def validation() -> Iterator[Batch]:
+            order, shapes = self.decoded[1].usable, self.decoded[1].sizes
+            return batches(1, order, middle_boxes(shapes[order]), np.zeros(len(order), dtype=bool))
+
+        return train, validation
 
 
 def class_weights(labels: np.ndarray, classes: int, device: torch.device) -> Tensor:

@@ -16,8 +16,8 @@ from helpers.models import GPT2LikeModel
 from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
 from helpers.text.vocab import SPECIALS
 
-from .faults import NO_FAULTS, Faults
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
+from .switches import NO_FAULTS, Faults
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches
 from .trainer import Batch, Task
 
@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "shape": ({"d_model": 128, "num_heads": 4},) * 2, "max_length": 32, "micro_batches": 16,
     },
     "full": BASE | {
-        "samples": 20_000, "validation_samples": 2500, "vocab_size": None,
+        "samples": 20_000, "validation_samples": 2500, "vocab_size": 24_728,
         "shape": ({"d_model": 512, "num_heads": 8},) * 2, "layers": 6, "max_length": 640,
         "batch_size": 64, "learning_rate": 3e-4,
     },
@@ -88,12 +88,7 @@ MULTIPLE = {"cuda": 64, "cpu": 16}  # a pack's length is a multiple of it, for t
 
 
 def language_task(
-    preset: str,
-    path: Path | None,
-    device: torch.device,
-    seed: int,
-    data: str = "standard",
-    dtype: torch.dtype = torch.float32,
+    preset: str, path: Path | None, device: torch.device, seed: int, data: str, dtype: torch.dtype
 ) -> Task:
     """The language model and its text, with nothing slow on purpose. `dtype` is the one that attention will compute in.
 
@@ -110,8 +105,8 @@ def text_task(
     texts: tuple[Samples, Samples],
     device: torch.device,
     seed: int,
-    data: str = "standard",
-    dtype: torch.dtype = torch.float32,
+    data: str,
+    dtype: torch.dtype,
 ) -> Task:
     """The language model of these sizes, trained on the first text and evaluated on the second."""
     pad_id, batch_size = texts[0].vocab.pad_id, sizes["batch_size"]
@@ -132,12 +127,7 @@ def text_task(
 
 
 def switched_language_task(
-    sizes: dict[str, Any],
-    path: str | Path | None,
-    device: torch.device,
-    seed: int,
-    dtype: torch.dtype,
-    faults: Faults,
+    sizes: dict[str, Any], path: str | Path | None, device: torch.device, seed: int, dtype: torch.dtype, faults: Faults
 ) -> Task:
     """The language model and lines of text, with the `faults` of `switches.LANGUAGE`."""
     texts = open_texts(path, sizes["samples"], sizes["validation_samples"], sizes["vocab_size"])
@@ -207,7 +197,7 @@ def build_gpt(sizes: dict[str, Any], words: int, pad_id: int, seed: int, faults:
 
 
 def open_texts(
-    path: str | Path | None, samples: int, validation_samples: int, vocab_size: int | None, limited: bool = True
+    path: str | Path | None, samples: int, validation_samples: int, vocab_size: int, limited: bool = True
 ) -> tuple[Samples, Samples]:
     """Training and validation text: generated without a `path`, else WikiText's validation and test split.
 
@@ -215,8 +205,7 @@ def open_texts(
     samples limit what is taken of WikiText, too.
     """
     if path is None:
-        options = {} if vocab_size is None else {"vocab_size": vocab_size}
-        return SyntheticText(samples, 0, **options), SyntheticText(validation_samples, 1, **options)
+        return SyntheticText(samples, 0, vocab_size), SyntheticText(validation_samples, 1, vocab_size)
     limits = (samples, validation_samples) if limited else (None, None)
     train = corpus("validation", path, max_samples=limits[0])
     return train, corpus("test", path, vocab=train.vocab, max_samples=limits[1])

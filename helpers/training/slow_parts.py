@@ -16,7 +16,7 @@ from helpers.models import GPT2LikeModel, PositionalEncoding
 from helpers.models.gpt import sinusoids
 from helpers.models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
 
-from .faults import Faults
+from .switches import Faults
 
 # The language model's
 

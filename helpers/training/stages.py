@@ -27,8 +27,9 @@ from helpers.lab.memory import GIB
 from helpers.lab.records import Row
 
 from .language import guess_scores
-from .loop import Excerpt, Step, fit
+from .loop import Step, fit
 from .switched import LANGUAGE
+from .switches import check_names
 from .trainer import Precision, Trainer, mixed_precision
 
 PRECISION = "bf16"  # chapter 3's switch, in whose place `mixed_precision` chooses
@@ -48,32 +49,28 @@ class Stage:
     fixes: frozenset[str] = frozenset()
 
 
-MIXED, BATCHES, PROFILED, FUSED, COMPILED = (
-    "mixed precision",
-    "batching",
-    "profiling fixes",
-    "fused norm and optimizer",
-    "compile",
-)
 STAGES: dict[str, Stage] = {
-    MIXED: Stage(about="bf16 under autocast; fp16 with our loss scale on a GPU without bf16", chapter="01_amp"),
-    BATCHES: Stage(
+    "mixed precision": Stage(
+        about="bf16 under autocast; fp16 with our loss scale on a GPU without bf16", chapter="01_amp"
+    ),
+    "batching": Stage(
         about="samples packed into sequences of one length; fused attention within each, heads of 64 channels for it",
         chapter="02_batching",
         fixes=BATCHING,
     ),
-    PROFILED: Stage(
+    "profiling fixes": Stage(
         about="what the profiler found: in the loader, the model, the loop and the validation",
         chapter="03_profiling",
         fixes=LANGUAGE.fixed - BATCHING - OPTIMIZER - {PRECISION},
     ),
-    FUSED: Stage(
+    "fused norm and optimizer": Stage(
         about="AdamW in one kernel; each LayerNorm in our kernel, on a GPU: a CPU keeps torch's",
         chapter="05_optimization_rush",
         fixes=OPTIMIZER,
     ),
-    COMPILED: Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
+    "compile": Stage(about="torch.compile of the model", chapter="07_compilers", fixes=frozenset({"compile"})),
 }
+MIXED, BATCHES, PROFILED, FUSED, COMPILED = STAGES
 
 
 def run(
@@ -96,7 +93,7 @@ def run(
     it would plan for each new length. `path` is WikiText-103's folder, without it the text is generated; `changes`
     replace values of the preset.
     """
-    chosen = check_stages(stages)
+    chosen = check_names(stages, STAGES, "stage", "stages")
     check_positive(epochs=epochs)
     check_at_least(0, seed=seed)
     before = _peak_bytes()
@@ -104,16 +101,14 @@ def run(
         began = time.perf_counter()
         trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
-            timed = fit(
-                trainer, epochs=epochs, excerpt=Excerpt(None, settling=SETTLING), on_step=_schedule(trainer, epochs)
-            )
+            timed = fit(trainer, epochs=epochs, settling=SETTLING, on_step=_schedule(trainer, epochs))
         train_s = time.perf_counter() - began
     counts, mean_ms = trainer.counts, timed["iteration_mean_ms"]
     return {
         "train_s": train_s,
         "epoch_s": timed["epoch_s"],
         "step_ms": timed["iteration_ms"],
-        "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3 if mean_ms else None,
+        "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3,
         "real_tokens": counts.real * epochs,
         "padding_share": 1 - counts.real / counts.positions,
         "peak_gib": (_peak_bytes() - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
@@ -131,7 +126,7 @@ def run(
 
 def run_apart(stages: Iterable[str], **options: Any) -> Row:
     """`run` in a process of its own, whose allocator keeps its pages. It takes some seconds to start."""
-    return in_fresh_process(run, check_stages(stages), environment=environment(), **options)
+    return in_fresh_process(run, check_names(stages, STAGES, "stage", "stages"), environment=environment(), **options)
 
 
 def environment() -> dict[str, str]:
@@ -177,13 +172,3 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, runtimes.empty_cache(Path(folder)):
         yield
-
-
-def check_stages(stages: Iterable[str]) -> frozenset[str]:
-    """The names as a frozenset, if all of them are known."""
-    if isinstance(stages, str):
-        raise ValueError(f"stages is {stages!r}; it must be names, such as [{stages!r}]")
-    chosen = frozenset(stages)
-    if unknown := sorted(chosen.difference(STAGES)):
-        raise ValueError(f"unknown stage {unknown[0]!r}; valid: {', '.join(STAGES)}")
-    return chosen

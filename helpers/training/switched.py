@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.lab import device
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least, check_choice, check_positive
 from helpers.pictures import cores
 
 from . import clothes, language, switches
-from .faults import Faults
-from .loop import Excerpt, OnStep, Profile, fit
-from .switches import Fixes, Switch
+from .loop import OnStep, Profile, fit
+from .switches import Faults, Switch, check_names
 from .trainer import Precision, Task, Trainer, mixed_precision
 
 
@@ -38,12 +37,12 @@ class Switched:
     rate: str  # the key of the throughput in a run's row
 
     @property
-    def fixed(self) -> Fixes:
+    def fixed(self) -> frozenset[str]:
         """The names of all fixes but the optional."""
         return frozenset(switch.name for switch in self.switches if not switch.optional)
 
     @property
-    def everything(self) -> Fixes:
+    def everything(self) -> frozenset[str]:
         """The names of all fixes, the optional included."""
         return frozenset(switch.name for switch in self.switches)
 
@@ -66,7 +65,11 @@ class Switched:
         Unless a precision is given it is fp32, or bf16 if that is among the fixes; fp16 with a loss scale on a GPU
         without bf16 units. `changes` replace values of the preset.
         """
-        fixes = self.fixed if fixes is None else switches.check_fixes(fixes, self.switches)
+        fixes = (
+            self.fixed
+            if fixes is None
+            else check_names(fixes, [switch.name for switch in self.switches], "fix", "fixes")
+        )
         precision = precision or (mixed_precision() if "bf16" in fixes else Precision())
         chosen = choose(self.sizes, preset, changes)
         chosen["workers"] = min(chosen["workers"], cores())
@@ -81,7 +84,8 @@ class Switched:
         preset: str = "small",
         epochs: int = 1,
         path: str | Path | None = None,
-        steps: int | Excerpt | None = None,
+        steps: int | None = None,
+        validates: bool = True,
         seed: int = 0,
         on_step: OnStep | None = None,
         profile: Profile | None = None,
@@ -90,16 +94,15 @@ class Switched:
         """Train on `device()`; returns a row of times, memory and scores.
 
         `path` is the folder of the clothing dataset, or of WikiText-103; without it the data is generated. `loop.fit`
-        explains `on_step`, `profile` and the times. A number of `steps` ends the run after so many, with a validation.
+        explains `on_step`, `profile` and the times. `steps` ends the run after so many.
         The throughput (`real_tokens_per_s` or `images_per_s`) counts real targets, not padding, whose share of the last
         epoch's positions is `padding_share`. `prepare_s` was spent once, before the first epoch, to tokenise or to
         decode. Validation covers its whole split.
         """
-        check_positive(epochs=epochs)
-        excerpt = Excerpt.of(steps)
+        check_positive(epochs=epochs, steps=1 if steps is None else steps)
         trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
-            timed = fit(trainer, epochs=epochs, excerpt=excerpt, on_step=on_step, profile=profile)
+            timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
         task, counts, mean_ms = trainer.task, trainer.counts, timed["iteration_mean_ms"]
         if task.skipped:
             examples = ", ".join(list(task.skipped)[:3]) + (", …" if len(task.skipped) > 3 else "")
@@ -109,8 +112,8 @@ class Switched:
             "preset": preset,
             "source": task.source,
             **timed,
-            self.rate: None if mean_ms is None else counts.real / max(counts.steps, 1) / mean_ms * 1e3,
-            "padding_share": 1 - counts.real / max(counts.positions, 1),
+            self.rate: counts.real / counts.steps / mean_ms * 1e3,
+            "padding_share": 1 - counts.real / counts.positions,
             "prepare_s": task.prepare_s,
             **{f"train_{name}": value for name, value in trainer.train_scores().items()},
             "skipped_files": len(task.skipped),
@@ -119,8 +122,7 @@ class Switched:
 
 def choose(sizes: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a preset, with `changes` of values that it has."""
-    if preset not in sizes:
-        raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(sizes)}")
+    check_choice(sizes, preset=preset)
     chosen = sizes[preset]
     if unknown := sorted(set(changes) - set(chosen)):
         raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")

@@ -5,9 +5,7 @@ which fixes are accumulated.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-Fixes = frozenset[str]
+from dataclasses import dataclass, make_dataclass
 
 
 @dataclass(frozen=True)
@@ -15,21 +13,22 @@ class Switch:
     """One inefficiency and its fix, and what else the fix changes."""
 
     name: str
-    fault: str = ""  # the field of `Faults` that the fix clears; "" if the precision or an option of the trainer does
+    fault: str = (
+        ""  # what `Faults` call it while it isn't fixed; "" if the precision or an option of the trainer fixes it
+    )
     slow: str = ""  # what the loop does without the fix
-    changes: str | None = None  # of the function or the data; None: the same numbers up to rounding
+    changes: str | None = None  # what the fix changes beside the time; None: the same numbers up to rounding
     optional: bool = False  # an optimization beyond the loop's inefficiencies; left out of `fixed`
     on_cpu: bool = True  # a CPU's steps show it, too
 
 
-def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
-    """The names as a frozenset, if all of them are known."""
-    if isinstance(fixes, str):
-        raise ValueError(f"fixes is {fixes!r}; it must be a set of names, such as {{{fixes!r}}}")
-    known = [switch.name for switch in switches]
-    chosen = frozenset(fixes)
-    if unknown := sorted(chosen.difference(known), key=str):
-        raise ValueError(f"unknown fix {unknown[0]!r}; valid: {', '.join(known)}")
+def check_names(names: Iterable[str], valid: Iterable[str], one: str, many: str) -> frozenset[str]:
+    """The names as a frozenset, if all of them are valid; `one` and `many` say what they name."""
+    if isinstance(names, str):
+        raise ValueError(f"{many} is {names!r}; it must be a set of names, such as {{{names!r}}}")
+    valid, chosen = list(valid), frozenset(names)
+    if unknown := sorted(chosen.difference(valid)):
+        raise ValueError(f"unknown {one} {unknown[0]!r}; valid: {', '.join(valid)}")
     return chosen
 
 
@@ -37,8 +36,8 @@ def check_fixes(fixes: Iterable[str], switches: Iterable[Switch]) -> Fixes:
 # fixed: from page-locked memory, while the host goes on
 PINNED = Switch("pinned", "pageable_batches", slow="batches are copied from pageable memory", on_cpu=False)
 # slow: matrix products in fp32
-# fixed: in bf16, by autocast
-BF16 = Switch("bf16", slow="matrix products in fp32", changes="the numbers: products have 8 bits of mantissa")
+# fixed: in bf16, by autocast: products have 8 bits of mantissa
+BF16 = Switch("bf16", slow="matrix products in fp32", changes="the numbers")
 # slow: validation keeps a graph for a backward that never comes
 # fixed: torch.inference_mode keeps nothing
 INFERENCE_MODE = Switch(
@@ -70,29 +69,15 @@ LANGUAGE = (
     Switch("short_padding", "padded_to_maximum", slow="samples are padded to the maximum"),
     # slow: short samples stand beside long ones, and the difference is padding
     # fixed: samples stand one after another in one sequence, always as long; attention keeps them apart
-    Switch(
-        "packed",
-        "unpacked",
-        slow="one sample a row, the rest of it padding",
-        changes="the data: the same samples, but others meet in a step, as many as fill it",
-    ),
+    # the same samples, but others meet in a step, as many as fill it
+    Switch("packed", "unpacked", slow="one sample a row, the rest of it padding", changes="the data"),
     BF16,
     # slow: the width is 1023, 11 heads of 93: rows begin at odd addresses, which keeps products from fast kernels
-    # fixed: the width is 1024, 16 heads of 64
-    Switch(
-        "width_1024",
-        "odd_width",
-        slow="width 1023: rows begin at odd addresses",
-        changes="the model: one channel more, and the heads are more and narrower",
-    ),
+    # fixed: the width is 1024, 16 heads of 64: one channel more, and the heads are more and narrower
+    Switch("width_1024", "odd_width", slow="width 1023: rows begin at odd addresses", changes="the model"),
     # slow: the logits are as many as there are words, whatever number that is: 24,725 of made-up text
-    # fixed: a multiple of 64: the last few are of words that never occur
-    Switch(
-        "vocabulary_64",
-        "odd_vocabulary",
-        slow="as many logits as there are words",
-        changes="the model: up to 63 words more for the loss to rule out",
-    ),
+    # fixed: a multiple of 64: the last few, up to 63, are of words that never occur, for the loss to rule out
+    Switch("vocabulary_64", "odd_vocabulary", slow="as many logits as there are words", changes="the model"),
     # slow: queries, keys and values are three products
     # fixed: what has the same input is one product
     Switch("fused_qkv", "separate_qkv", slow="queries, keys and values are three products"),
@@ -130,26 +115,17 @@ CLOTHES = (
     # fixed: they travel as uint8 and are normalised on the device
     Switch("uint8_transfer", "photos_as_floats", slow="photos are normalised on the CPU, in fp32"),
     # slow: the whole photo is resized and its middle cut out before a random part of that is cut and resized again
-    # fixed: the random part is cut from the photo itself: one resampling
-    Switch(
-        "single_cut",
-        "photos_cut_twice",
-        slow="photos are resized and cut twice",
-        changes="the data: parts come from the whole photo, not only from its middle, and are resampled once",
-    ),
+    # fixed: the random part is cut from the photo itself, not only from its middle: one resampling
+    Switch("single_cut", "photos_cut_twice", slow="photos are resized and cut twice", changes="the data"),
     # slow: every JPEG is decoded at its full size again in each epoch
     # fixed: all are decoded once, at a reduced size where JPEG allows, and kept in memory as squares
+    # small parts are blurrier, for what is kept is smaller than the photo
     Switch(
-        "decode_once",
-        "photos_decoded_again",
-        slow="each JPEG is decoded in full in each epoch",
-        changes="the data: small parts are blurrier, for what is kept is smaller than the photo",
+        "decode_once", "photos_decoded_again", slow="each JPEG is decoded in full in each epoch", changes="the data"
     ),
     # slow: the width is 255: rows begin at odd addresses, which keeps matrix products from their fast kernels
     # fixed: the width is 256
-    Switch(
-        "width_256", "odd_width", slow="width 255: rows begin at odd addresses", changes="the model: one channel more"
-    ),
+    Switch("width_256", "odd_width", slow="width 255: rows begin at odd addresses", changes="the model"),
     # slow: queries, keys and values are three small products
     # fixed: they are one
     Switch("fused_qkv", "separate_qkv", slow="queries, keys and values are three products"),
@@ -178,14 +154,15 @@ CLOTHES = (
     BF16,
     # slow: each batch is cut on the CPU and copied to the device
     # fixed: all photos lie on the device, decoded once, and are cut there: no work for workers, no copies
-    Switch(
-        "photos_on_device",
-        "photos_copied",
-        slow="each batch is cut on the CPU and copied",
-        changes="the data: as decode_once, and parts are interpolated without rounding to uint8",
-    ),
+    # the data changes as by decode_once, and parts are interpolated without rounding to uint8
+    Switch("photos_on_device", "photos_copied", slow="each batch is cut on the CPU and copied", changes="the data"),
     COMPILE,
     # slow: Python launches each kernel of a step
     # fixed: the step is recorded once and replayed with one launch
     Switch("cuda_graph", slow="Python launches each kernel of a step", optional=True, on_cpu=False),
 )
+
+_FAULTS = dict.fromkeys(switch.fault for switch in (*LANGUAGE, *CLOTHES) if switch.fault)
+# The faults that a training has, True, or doesn't have. By default None: torch's settings are left as they are, too.
+Faults = make_dataclass("Faults", [(name, bool | None, None) for name in _FAULTS], frozen=True, kw_only=True)
+NO_FAULTS = Faults()

@@ -68,13 +68,8 @@ def random_batches(
 ) -> Feed:
     """Random batches, padded to the longest sample of each, or to the dataset's maximum length if `to_maximum`."""
     order = RandomOrder(len(dataset), size, seed)
-    loader = _Loader(_padded(dataset, to_maximum), device, dataset.pad_id, batch_sampler=order, **loading)
-
-    def batches(epoch: int) -> Iterator[Batch]:
-        order.set_epoch(epoch)
-        return iter(loader)
-
-    return batches, lambda epoch: len(order)
+    loaded = _loaded(_padded(dataset, to_maximum), device, dataset.pad_id, batch_sampler=order, **loading)
+    return _by_epoch(order, loaded)
 
 
 def balanced_batches(
@@ -88,17 +83,7 @@ def balanced_batches(
 ) -> Feed:
     """Random batches of lengths that differ by at most k, padded to the longest sample of each."""
     order = BalancedBatchSampler(dataset.lengths, size, k, seed)
-    loader = _Loader(dataset, device, dataset.pad_id, batch_sampler=order, **loading)
-
-    def batches(epoch: int) -> Iterator[Batch]:
-        order.set_epoch(epoch)
-        return iter(loader)
-
-    def steps(epoch: int) -> int:
-        order.set_epoch(epoch)
-        return len(order)
-
-    return batches, steps
+    return _by_epoch(order, _loaded(dataset, device, dataset.pad_id, batch_sampler=order, **loading))
 
 
 def packed_batches(
@@ -122,15 +107,21 @@ def packed_batches(
     capacity = -(-capacity // multiple) * multiple
     packed = SequencedDataset(dataset, None, capacity, strategy=strategy, seed=seed, pad_id=dataset.pad_id, fixed=True)
     variant = variant or packed_variant(device, dtype)
-    loader = _Loader(packed, device, dataset.pad_id, batch_size=None, variant=variant, **loading)
+    return _by_epoch(packed, _loaded(packed, device, dataset.pad_id, batch_size=None, variant=variant, **loading))
+
+
+def _by_epoch(
+    order: RandomOrder | BalancedBatchSampler | SequencedDataset, loaded: Callable[[], Iterator[Batch]]
+) -> Feed:
+    """An epoch's batches, and how many it has, where what is loaded follows from `order`."""
 
     def batches(epoch: int) -> Iterator[Batch]:
-        packed.set_epoch(epoch)
-        return iter(loader)
+        order.set_epoch(epoch)
+        return loaded()
 
     def steps(epoch: int) -> int:
-        packed.set_epoch(epoch)
-        return len(packed)
+        order.set_epoch(epoch)
+        return len(order)
 
     return batches, steps
 
@@ -159,60 +150,54 @@ def batches_in_order(
     dataset: StandardDataset, size: int, device: torch.device, to_maximum: bool = False, **loading: Any
 ) -> Callable[[], Iterator[Batch]]:
     """Validation batches: padded, in the order of the text, the same whatever the training batches are."""
-    loader = _Loader(_padded(dataset, to_maximum), device, dataset.pad_id, batch_size=size, **loading)
-    return lambda: iter(loader)
+    return _loaded(_padded(dataset, to_maximum), device, dataset.pad_id, batch_size=size, **loading)
 
 
 def _padded(dataset: StandardDataset, to_maximum: bool) -> StandardDataset:
     return BaseDataset(dataset.samples, dataset.max_length, pad_id=dataset.pad_id) if to_maximum else dataset
 
 
-class _Loader:
-    """A `DataLoader` whose batches are copied to the device, with the attention that suits them."""
+def _loaded(
+    dataset: Any,
+    device: torch.device,
+    pad_id: int,
+    *,
+    workers: int = 0,
+    pinned: bool = True,
+    materialised: bool = False,
+    variant: str = "dense",
+    **batching: Any,
+) -> Callable[[], Iterator[Batch]]:
+    """The batches of a `DataLoader`, copied to the device, with the attention that suits them."""
+    pinned = pinned and device.type == "cuda"
+    loader = DataLoader(
+        dataset,
+        collate_fn=None if isinstance(dataset, SequencedDataset) else functools.partial(_collate, pad_id=pad_id),
+        num_workers=workers,
+        pin_memory=pinned,
+        persistent_workers=workers > 0,
+        prefetch_factor=4 if workers else None,
+        generator=torch.Generator(),  # else each epoch would advance the generator that dropout uses
+        **batching,
+    )
 
-    def __init__(
-        self,
-        dataset: Any,
-        device: torch.device,
-        pad_id: int,
-        *,
-        workers: int = 0,
-        pinned: bool = True,
-        materialised: bool = False,
-        variant: str = "dense",
-        **batching: Any,
-    ) -> None:
-        self.device, self.pad_id, self.materialised, self.variant = device, pad_id, materialised, variant
-        self.pinned = pinned and device.type == "cuda"
-        self.loader = DataLoader(
-            dataset,
-            collate_fn=None if isinstance(dataset, SequencedDataset) else functools.partial(_collate, pad_id=pad_id),
-            num_workers=workers,
-            pin_memory=self.pinned,
-            persistent_workers=workers > 0,
-            prefetch_factor=4 if workers else None,
-            generator=torch.Generator(),  # else each epoch would advance the generator that dropout uses
-            **batching,
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self._on_device, self.loader)
-
-    def _on_device(self, loaded: Tensor | Packed) -> Batch:
+    def on_device(loaded: Tensor | Packed) -> Batch:
         """Real tokens are counted by numpy: `diagnose` would report reading a tensor as a wait for the device."""
-        copied = loaded.to(self.device, non_blocking=self.pinned)
+        copied = loaded.to(device, non_blocking=pinned)
         if isinstance(loaded, Packed):
             offsets = loaded.offsets.numpy()
             real = int(offsets[-1]) - (len(offsets) - 1)  # the last token of each document has no target
-            tokens, targets, options = copied.tokens[None], copied.targets(self.pad_id)[None], {}  # (1, T)
+            tokens, targets, options = copied.tokens[None], copied.targets(pad_id)[None], {}  # (1, T)
             options["positions"] = copied.positions
-            attend = None if self.materialised else packed_attention(loaded.layout(), self.variant, self.device)
+            attend = None if materialised else packed_attention(loaded.layout(), variant, device)
         else:
-            real = int(np.count_nonzero(loaded.numpy()[:, 1:] != self.pad_id))
+            real = int(np.count_nonzero(loaded.numpy()[:, 1:] != pad_id))
             tokens, targets, options = copied[:, :-1], copied[:, 1:], {}  # (B, T)
-            attend = None if self.materialised else causal_attention
+            attend = None if materialised else causal_attention
         options["attend"] = attend or materialised_attention(hidden_keys(tokens, options.get("positions")))
         return Batch(tokens, targets, options, real)
+
+    return lambda: map(on_device, loader)
 
 
 def _collate(samples: list[Tensor], pad_id: int) -> Tensor:

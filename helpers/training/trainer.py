@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +26,17 @@ from helpers.batching.attention import without_cudnn_attention
 from helpers.lab import device, half_dtype
 from helpers.lab.precision import fp32_products
 
-from .faults import NO_FAULTS, Faults
 from .step import TrainingStep
+from .switches import NO_FAULTS, Faults
 
 # `fp32` excludes TF32. `fp16` is a model in pure fp16, without autocast or scaler. The others use autocast: `bf16`,
 # `amp` for fp16 without a scaler, and fp16 with the named scaler.
 PRECISIONS = ("fp32", "fp16", "bf16", "amp", "static", "dynamic", "torch-scaler")
-AUTOCASTS = ("ours", "torch")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """One of `PRECISIONS`, by one of `AUTOCASTS`; `growth_interval` is that of the dynamic scale."""
+    """One of `PRECISIONS`, by our autocast or torch's; `growth_interval` is that of the dynamic scale."""
 
     name: str = "fp32"
     autocast: str = "torch"
@@ -45,9 +45,7 @@ class Precision:
     @property
     def dtype(self) -> torch.dtype:
         """The type that matrix products are computed in."""
-        if self.name == "fp32":
-            return torch.float32
-        return torch.bfloat16 if self.name == "bf16" else torch.float16
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(self.name, torch.float16)
 
     def region(self) -> contextlib.AbstractContextManager:
         """A context for forward and loss: autocast, or nothing for fp32 and pure fp16."""
@@ -195,8 +193,8 @@ class Trainer:
     def forward(self, batch: Batch, model: nn.Module | Callable[..., Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Loss and output of a batch, under autocast if the precision has it."""
         if self.precision.name == "fp16":
-            halved = {name: _half(getattr(batch, name)) for name in ("inputs", "targets")}
-            batch = replace(batch, **halved)
+            pair = {"inputs": batch.inputs, "targets": batch.targets}
+            batch = replace(batch, **{name: x.half() for name, x in pair.items() if x.is_floating_point()})
         with self.precision.region():
             with record_function("forward"):
                 output = (self.model if model is None else model)(batch.inputs, **batch.options)
@@ -266,23 +264,15 @@ def scores(metric: Any) -> dict[str, float]:
     return value if isinstance(value, dict) else {"accuracy": value}
 
 
-def _half(tensor: Tensor) -> Tensor:
-    return tensor.half() if tensor.is_floating_point() else tensor
-
-
 @contextlib.contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
     """Deterministic algorithms, or the fastest. cuBLAS is deterministic only with the environment variable."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    unset = name not in os.environ
-    os.environ.setdefault(name, ":4096:8")
-    with warnings.catch_warnings():
+    with mock.patch.dict(os.environ), warnings.catch_warnings():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         warnings.filterwarnings("ignore", message=".*deterministic")  # about ops without such an algorithm
         torch.use_deterministic_algorithms(wanted, warn_only=True)
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            if unset:
-                os.environ.pop(name, None)

@@ -108,19 +108,6 @@ def test_both_metrics_are_accuracy_and_f1_by_their_definition(data, classes, cou
         assert np.isnan(metrics.compute()["accuracy"])
 
 
-def test_the_collected_metric_grows_and_the_streaming_one_does_not():
-    sizes = {}
-    for metrics in (CollectedMetrics(4), StreamingMetrics(4)):
-        for step in range(10):
-            metrics.update(torch.randn(8, 4), torch.randint(4, (8,)))
-            if step in (0, 9):
-                bytes_held = [value for value in vars(metrics).values() if not isinstance(value, int)]
-                arrays = [array for value in bytes_held for array in (value if isinstance(value, list) else [value])]
-                sizes.setdefault(type(metrics).__name__, []).append(sum(array.nbytes for array in arrays))
-    assert sizes["CollectedMetrics"][1] == 10 * sizes["CollectedMetrics"][0]
-    assert sizes["StreamingMetrics"][1] == sizes["StreamingMetrics"][0] == 8 * 16
-
-
 @settings(max_examples=30, deadline=None)
 @given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=50))
 def test_class_weights_make_every_class_count_alike(labels):

@@ -73,14 +73,9 @@ def test_padding_is_short_or_long_and_a_pack_always_as_long():
     assert set(widths["packed"]) == {(1, capacity())}
 
 
-def test_a_batch_larger_than_the_data_is_packed_as_long_as_the_data():
-    (batch,) = LANGUAGE.prepare({"packed"}, batch_size=1000).epoch(0)
-    assert batch.inputs.shape[1] - lengths().sum() in range(64)
-
-
 def test_a_text_teaches_the_model_what_follows_what():
-    size = {"samples": 320, "validation_samples": 60, "vocab_size": 99, "max_length": 32, "layers": 1, "batch_size": 8}
-    result = LANGUAGE.run(CLEAN, epochs=4, dropout=0.0, learning_rate=2e-2, **size)
+    size = {"samples": 200, "validation_samples": 40, "vocab_size": 99, "max_length": 32, "layers": 1, "batch_size": 8}
+    result = LANGUAGE.run(CLEAN, epochs=4, dropout=0.0, learning_rate=3e-2, **size)
     assert result["validation_loss"] < 3.72 - 1  # nats: the entropy of the words' frequencies
 
 

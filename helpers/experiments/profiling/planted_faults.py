@@ -20,7 +20,6 @@ from helpers.profiling import findings
 from helpers.profiling.read_trace import read_trace
 from helpers.profiling.trace import Trace
 from helpers.text import local_wikitext
-from helpers.training.loop import Excerpt
 from helpers.training.switched import CLOTHES, LANGUAGE, Switched
 from helpers.training.trainer import Trainer
 
@@ -145,7 +144,7 @@ def trace_of(pipeline: Switched, fixes: frozenset[str], size: str, detailed: boo
 
     steps = wait + active + 3
     taken = options(pipeline, size) | within_an_epoch(pipeline, steps, size)
-    pipeline.run(fixes, steps=Excerpt(steps), profile=profile_steps, **taken)
+    pipeline.run(fixes, steps=steps, validates=False, profile=profile_steps, **taken)
     return read_trace(profiles[0])
 
 

@@ -15,7 +15,6 @@ from helpers.profiling.account import timeline as read_timeline
 from helpers.profiling.diagnose import diagnose as read_diagnosis
 from helpers.profiling.diagnosis import LEAST
 from helpers.profiling.module_profiler import ModuleProfiler
-from helpers.training import Excerpt
 
 from .layer_costs import CalledLayers
 from .planted_faults import (
@@ -117,7 +116,7 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
 
     switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant, size), 5 if size == "small" else 14
     taken = options(switched, size) | within_an_epoch(switched, steps, size)
-    switched.run(fixes, steps=Excerpt(steps), profile=profile_model, **taken)
+    switched.run(fixes, steps=steps, validates=False, profile=profile_model, **taken)
     ((profiler, layers),) = profiled
     table, dtype = profiler.summary(median=True), half_dtype() if "bf16" in fixes else torch.float32
     (_, tflops), (_, gb_per_s) = matmul(CEILINGS[size][0], dtype), copy(CEILINGS[size][1])
