@@ -37,17 +37,18 @@ def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOS
     `compile_s` is the excess of the first step over a timed one. The peak counts what is allocated from the trainer's
     construction on, over all steps but the first, as compiling and tuning take memory too.
     """
-    baseline_bytes = _allocated_bytes()
+    on_cpu = device().type == "cpu"
+    baseline_bytes = 0 if on_cpu else _allocated_bytes()
     step = Trainer(setup).step
     curve, took_s = [], []
     for tokens in itertools.islice(fixed_tokens(setup), max(loss_steps, 1)):
         began = time.perf_counter()
         curve.append(float(step(tokens)))
         took_s.append(time.perf_counter() - began)
-        if len(curve) == 1:
-            _reset_peak()
+        if len(curve) == 1 and not on_cpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
     batches = itertools.cycle(text_tokens(setup, SEQUENCES))
-    on_cpu = device().type == "cpu"
     counted = [seconds * 1e3 for seconds in took_s[1 + warmup :]] if on_cpu else []
     longest, least = (ON_CPU_S, 3 - len(counted)) if on_cpu else (LONGEST_S, LEAST)
     affordable = min(steps - len(counted), max(int(longest / min(took_s)), least))
@@ -109,21 +110,12 @@ def spread(timing: Timing) -> dict[str, float]:
 
 
 def _allocated_bytes() -> int:
-    """Bytes allocated on the GPU; 0 on a CPU, where `_peak_gib` counts from its own call on."""
-    if device().type != "cuda":
-        return 0
     gc.collect()  # else unreachable tensors would be in the baseline but not in the peak
     return torch.cuda.memory_allocated()
 
 
-def _reset_peak() -> None:
-    if device().type == "cuda":
-        synchronize()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def _peak_gib(step: Callable[[], Tensor], baseline_bytes: int) -> float:
-    """On CUDA: the peak since `_reset_peak`, graph capture included, less `baseline_bytes`. On a CPU: what one more
+    """On CUDA: the peak since its reset, graph capture included, less `baseline_bytes`. On a CPU: what one more
     step allocates on top of what stays allocated between steps."""
     if device().type == "cuda":
         synchronize()

@@ -2,6 +2,7 @@
 step by step, each one change from its baseline."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +41,15 @@ FP32_PRODUCTS = {"fp32": "highest", "fp32-onednn": "medium"}
 AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision -> the type of products
 
 # Requirements of values, for `lab.machine.missing_because`: on any device, and on a device type. Others have none.
-NEEDS: dict[tuple[str, Any], tuple[str, ...]] = {
-    ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
-    ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
-    ("norm", "triton"): ("CUDA", "triton"),
-    ("cuda_graph", True): ("CUDA",),
-    ("optimizer", "8-bit"): ("torchao",),
-    ("float8", "tensorwise"): ("compute capability 8.9", "torchao"),
-}
-NEEDS_ON: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
+NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
+    "any": {
+        ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
+        ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
+        ("norm", "triton"): ("CUDA", "triton"),
+        ("cuda_graph", True): ("CUDA",),
+        ("optimizer", "8-bit"): ("torchao",),
+        ("float8", "tensorwise"): ("compute capability 8.9", "torchao"),
+    },
     "cpu": {
         **{("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
         ("optimizer", "8-bit"): ("C++ compiler",),  # torchao compiles its update
@@ -97,11 +98,9 @@ class Setup:
     cuda_graph: bool = False  # the full step, from the tokens to the new weights, is one launch
     float8: str = "none"  # for the blocks' products; the head's isn't changed
     checkpointing: str = "none"
-    memory_budget: float = 0.5  # for "memory budget": share of the compiler's default saved activations
     batch: int = 1
     sequence: int = 2048
     learning_rate: float = 3e-4
-    clip: float | None = None  # maximal gradient norm; None: no clipping
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,13 +110,9 @@ class Setup:
         longest = PRESETS[self.model].get("max_length", 131072)
         if self.sequence > longest:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has positions for {longest}")
-        if not 0 <= self.memory_budget <= 1:
-            raise ValueError(f"memory_budget is {self.memory_budget}; it must be from 0 to 1")
-        for name in ("learning_rate", "clip"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        contradiction = self._contradiction()
-        if contradiction:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if contradiction := self._contradiction():
             raise ValueError(contradiction)
 
     def _contradiction(self) -> str:
@@ -126,10 +121,7 @@ class Setup:
         if self.checkpointing == "selective" and self.mlp != "plain":
             return f"checkpointing is 'selective' and mlp is {self.mlp!r}: both choose what the mlp keeps; take one"
         if self.cuda_graph and self.precision == "amp-fp16" and self.optimizer != "fused":
-            return (
-                f"cuda_graph is True, precision 'amp-fp16' and optimizer {self.optimizer!r}: only 'fused' skips a step "
-                "that overflowed without asking the host, which a graph can't do"
-            )
+            return "cuda_graph is True and precision 'amp-fp16': only optimizer 'fused' skips a step without the host"
         if self.residual == "bf16" and self.precision != "amp-bf16":
             return f"residual is 'bf16' and precision {self.precision!r}; it is for 'amp-bf16', where weights are fp32"
         if self.float8 == "none":
@@ -161,15 +153,14 @@ class Setup:
         reasons = {}
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
-            needs = NEEDS.get((name, value), ()) + NEEDS_ON.get(device.type, {}).get((name, value), ())
+            needs = (need for kind in ("any", device.type) for need in NEEDS[kind].get((name, value), ()))
             if reason := missing_because(*needs, device=device):
                 reasons[name] = f"{name} {value!r}: {reason}"
         if self.precision == "fp32-onednn" and not (device.type == "cpu" and medium_is_fp32()):
             reasons["precision"] = "precision 'fp32-onednn': oneDNN has no other kernel of fp32 products here"
         if self.head == "torch" and not hasattr(F, "linear_cross_entropy"):
             reasons["head"] = f"F.linear_cross_entropy isn't in torch {torch.__version__}"
-        in_fp32 = device.type == "cuda" and self.precision in ("fp32", "tf32")
-        if self.attention in ("flash", "cudnn") and in_fp32:
+        if device.type == "cuda" and self.attention in ("flash", "cudnn") and self.precision in ("fp32", "tf32"):
             given = f"attention {self.attention!r} has no {self.precision} kernel on a GPU"
             reasons["attention"] = f"{given}; it needs 'amp-bf16', 'amp-fp16' or 'bf16'"
         return reasons
@@ -257,13 +248,9 @@ PLAIN: dict[str, dict[str, Any]] = {"cuda": {}, "cpu": {"allocator": "kept"}}  #
 def stands_on(name: str, kind: str = "cuda") -> str:
     """The baseline of a step, which it is one change from: the last step before it that isn't left."""
     steps, left = LADDERS[kind]
-    before = START
-    for step in steps:
-        if step == name:
-            return before
-        if step not in left:
-            before = step
-    raise ValueError(f"no step {name!r}; valid: {', '.join(steps)}")
+    check_choice(steps, step=name)
+    before = itertools.takewhile(lambda step: step != name, steps)
+    return [START, *(step for step in before if step not in left)][-1]
 
 
 def climb(start: Setup, kind: str = "cuda") -> dict[str, Setup]:

@@ -29,6 +29,13 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2; on a CPU torch's flash kernel for CPUs
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+MEMORY_BUDGET = 0.5  # share of the activations that the compiler saves by default
+# A setup's norm: x (…, C), weight (C,) and epsilon -> the RMSNorm of x. torch's needs x and the weight in one dtype.
+NORMS = {
+    "eager": eager_rms_norm,
+    "torch": lambda x, weight, epsilon: F.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon),
+    "triton": rms_norm,
+}
 
 
 class Trainer:
@@ -58,7 +65,6 @@ class Trainer:
             lambda tokens: (self.loss(tokens),),
             self.optimizer,
             scaler=self.scaler,
-            clip=setup.clip,
             frees=True,
             captures=setup.cuda_graph,
         )
@@ -86,14 +92,15 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
 
     Weights are drawn again after construction, so that they don't depend on the modules that a setup uses.
     """
-    # Level N: chapter 4's layer, which on a GPU runs our Triton kernels. None: the plain one.
-    level = None if setup.mlp == "plain" else int(setup.mlp.removeprefix("level "))
+    mlp = None  # the plain one; level N: chapter 4's layer, which on a GPU runs our Triton kernels
+    if setup.mlp != "plain":
+        mlp = functools.partial(MemoryOptimizedSwigluMLP, checkpoint_level=int(setup.mlp.removeprefix("level ")))
     with torch.device(device):
         network = Llama.from_name(
             setup.model,
             attend=attention(setup.attention),
-            normalise=norm(setup.norm),
-            mlp=None if level is None else functools.partial(MemoryOptimizedSwigluMLP, checkpoint_level=level),
+            normalise=NORMS[setup.norm],
+            mlp=mlp,
             fused=setup.fused,
             residual=torch.bfloat16 if setup.residual == "bf16" else None,
             **({"layers": setup.layers} if setup.layers else {}),
@@ -132,16 +139,6 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
-def norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """A setup's norm function: x (…, C), weight (C,) and epsilon -> the RMSNorm of x."""
-    return {"eager": eager_rms_norm, "torch": torch_rms_norm, "triton": rms_norm}[name]
-
-
-def torch_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """torch's fused RMSNorm, which needs x and the weight in one dtype."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
-
-
 def head(setup: Setup) -> chunked_loss.Head:
     """The function from hidden states to the loss. Of a chunked head only the part between the products is compiled."""
     if setup.head == "full":
@@ -163,9 +160,9 @@ def options(setup: Setup) -> dict:
 
 
 def compiler_budget(setup: Setup) -> contextlib.AbstractContextManager:
-    """A context in which everything that is compiled observes the setup's memory budget."""
+    """A context in which everything that is compiled observes the memory budget, if it is the setup's."""
     if setup.checkpointing != "memory budget":
         return contextlib.nullcontext()
     import torch._functorch.config as compiler
 
-    return compiler.patch(activation_memory_budget=setup.memory_budget)
+    return compiler.patch(activation_memory_budget=MEMORY_BUDGET)

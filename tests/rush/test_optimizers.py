@@ -29,8 +29,3 @@ def test_with_8_bits_of_state_the_first_step_is_adamws_and_the_state_is_small(mo
     weight, optimizer = weights(optimizers.EIGHT_BIT, steps=1, capturable=True)
     torch.testing.assert_close(weight, weights(optimizers.FUSED, steps=1)[0], atol=1e-5, rtol=1e-5)
     assert {moment.codes.dtype for name, moment in optimizer.state[weight].items() if name != "step"} == {torch.uint8}
-
-
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(ValueError, match="variant is 'adam'; valid: 'for-loop', "):
-        optimizers.build_optimizer("adam", [])

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.experiments.amp.overheads import operations
 from helpers.experiments.rush import transformers_llama as peers
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed, missing_because
@@ -43,9 +43,10 @@ IMPOSSIBLE = {step: setup for step, setup in SETUPS.items() if setup.missing_bec
 
 
 def on_cpu(kind, name):
-    """The nearest setup that a CPU can run; only the compiler's own steps are compiled."""
+    """The nearest setup that a CPU can run in little time; only the steps named so are compiled."""
     possible = SETUPS[kind, name].possible(CPU)
-    return possible if "compile" in LADDERS[kind][0].get(name, {}) else dataclasses.replace(possible, compile="none")
+    small = dataclasses.replace(possible, batch=min(possible.batch, 2))
+    return small if name == "compile" else dataclasses.replace(small, compile="none")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,6 @@ def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monke
     assert run(TINY, loss_steps=10)["n"] == 8  # those of the loss curve after the first two
 
 
-def test_the_loss_of_a_row_is_that_of_the_last_pass_through_the_fixed_tokens():
-    row = run(TINY, steps=1, warmup=0, loss_steps=6)
-    assert row["loss"] == pytest.approx(sum(loss_curve(TINY, 6)[-4:]) / 4)
-
-
 def test_the_same_setup_gives_the_same_curve_and_another_seed_another(reference):
     assert loss_curve(TINY, 6) == reference
     assert loss_curve(tiny(seed=1), 6) != reference
@@ -100,31 +96,22 @@ def test_weights_do_not_depend_on_what_making_the_parts_draws(monkeypatch):
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("batch", [2, 3])
-def test_the_curve_does_not_depend_on_the_batch(batch, reference):
-    assert loss_curve(tiny(batch=batch), 6) == pytest.approx(reference, abs=1e-4)
+def test_the_curve_does_not_depend_on_the_batch(reference):
+    assert loss_curve(tiny(batch=3), 6) == pytest.approx(reference, abs=1e-4)
 
 
+# What the ladders' steps don't try, and what they try only beside changes that round.
 EXACT = [
     {"attention": "math"},
-    {"attention": "flash"},
-    {"attention": "blocked"},
-    {"norm": "torch"},
-    {"mlp": "level 1"},
+    {"attention": "blocked", "norm": "torch", "head": "chunked"},
+    {"mlp": "level 1", "optimizer": "foreach"},
     {"mlp": "level 2", "fused": True},
-    {"fused": True},
-    {"head": "chunked"},
-    {"optimizer": "foreach"},
     {"checkpointing": "full"},
-    {"checkpointing": "selective"},
     {"checkpointing": "selective", "attention": "flash"},
 ]
 ROUNDED = [
     {"mlp": "level 3"},
-    {"precision": "amp-bf16"},
     {"precision": "amp-fp16"},
-    {"precision": "amp-bf16", "residual": "bf16", "norm": "torch"},
-    {"precision": "bf16", "norm": "torch"},
     {"precision": "bf16", "head": "chunked", "checkpointing": "selective"},
 ]
 
@@ -134,16 +121,8 @@ def test_every_variant_walks_the_fp32_curve_and_what_rounds_stays_near_it(change
     assert loss_curve(tiny(**changes), 6) == pytest.approx(reference, abs=tolerance)
 
 
-def test_pure_bf16_holds_nothing_in_fp32():
-    one = Trainer(tiny(precision="bf16", optimizer="fused"))
-    one.step(text_tokens(one.setup, 1)[0])
-    assert {parameter.dtype for parameter in one.model.parameters()} == {torch.bfloat16}
-    moments = [value for state in one.optimizer.state.values() for n, value in state.items() if n != "step"]
-    assert {moment.dtype for moment in moments} == {torch.bfloat16}
-
-
 def test_fp16_trains_under_a_scale_that_backs_off():
-    one = Trainer(tiny(precision="amp-fp16", clip=1.0))
+    one = Trainer(tiny(precision="amp-fp16"))
     one.scaler.set_backoff_factor(0.25)
     before = one.model.head.weight.detach().clone()
     one.scaler.load_state_dict(one.scaler.state_dict() | {"scale": 2.0**24})
@@ -152,27 +131,14 @@ def test_fp16_trains_under_a_scale_that_backs_off():
     assert torch.equal(one.model.head.weight, before)
 
 
-class Counter(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
-        return function(*args, **kwargs or {})
-
-
 def test_selective_checkpointing_repeats_no_product_and_full_repeats_them():
     products, peaks = {}, {}
     for checkpointing in ("none", "selective", "full"):
         setup = tiny(checkpointing=checkpointing, sequence=256, attention="flash", head="chunked")
         one = Trainer(setup)
         tokens = text_tokens(setup, 1)[0]
-        with Counter() as counter:
-            one.loss(tokens).backward()
-        products[checkpointing] = counter.count
+        names = operations(lambda t=one, x=tokens: t.loss(x).backward())
+        products[checkpointing] = sum(name in ("aten::mm", "aten::bmm", "aten::addmm") for name in names)
         peaks[checkpointing] = peak_memory(lambda t=one, x=tokens: t.loss(x).backward()).peak_bytes
     assert products["selective"] == products["none"]
     # Of a block's seven products the last needn't be repeated: nothing's gradient depends on what it returns.
