@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,24 @@ def write(path: Path | str, content: bytes | str) -> Path:
     with replacing(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+@contextlib.contextmanager
+def building(folder: Path | str) -> Iterator[Path]:
+    """A temporary folder beside `folder`, which gets its name if the block succeeds: complete, or not there at all.
+
+    Only a killed process leaves the hidden temporary folder behind; nothing reads it.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already; a data set is written to a folder that is new or empty")
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part.mkdir(parents=True)
+    try:
+        yield part
+        os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def check_writable(folder: Path | str) -> None:
