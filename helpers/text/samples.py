@@ -1,7 +1,6 @@
 """`Samples`, token ids in one flat array, which every corpus is; and `TokenisedText`, which is cached.
 
-The words of a tokenised text are numbered by falling count, ties in alphabetical order. Every vocabulary made from it
-is then a prefix of its words, so that one cached file serves all of them.
+A tokenised text numbers its words as they come, so that one cached file serves every vocabulary.
 """
 
 import hashlib
@@ -9,17 +8,17 @@ import itertools
 import warnings
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.files import replacing
+from helpers.lab.files import cache_folder, replacing
 
-from .vocab import TOKENIZER, Vocab, tokenize
+from .vocab import TOKENIZER, TextError, Vocab, tokenize
 
-LAYOUT = "1"  # version of the cached files' format
+LAYOUT = "2"  # version of the cached files' format
 
 
 class Samples:
@@ -43,10 +42,7 @@ class Samples:
     def __getitem__(self, index: int | slice) -> "np.ndarray | Samples":
         if isinstance(index, slice):
             return self._part(range(len(self))[index])
-        index = index.__index__()
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a corpus of {len(self)} samples")
-        index %= len(self)
+        index = range(len(self))[index]
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def _part(self, numbers: range) -> "Samples":
@@ -56,16 +52,13 @@ class Samples:
         ids = np.concatenate([self.ids[:0], *chosen])
         return Samples(ids, offsets, self.vocab, f"{self.source}, {len(chosen):,} of its samples")
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[index] for index in range(len(self)))
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.source}, {len(self):,} samples, {len(self.ids):,} tokens>"
 
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """A text before it has a vocabulary: its distinct words, most frequent first, and their indices as tokens."""
+    """A text before it has a vocabulary: its distinct words, and their indices as tokens."""
 
     words: list[str]
     ids: np.ndarray  # (tokens,) int32, indices in `words`
@@ -87,22 +80,29 @@ def tokenise_lines(lines: Iterable[str], most: int | None = None) -> TokenisedTe
     for sample in itertools.islice(filter(None, map(tokenize, lines)), most):
         flat.extend(map(numbers.__getitem__, sample))
         ends.append(len(flat))
-    words, ids = list(numbers), np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
-    counts = np.bincount(ids, minlength=len(words))
-    order = sorted(range(len(words)), key=lambda number: (-counts[number], words[number]))
-    rank = np.empty(len(words), np.int32)
-    rank[order] = np.arange(len(words), dtype=np.int32)
-    return TokenisedText([words[number] for number in order], rank[ids], np.array(ends, np.int64))
+    return TokenisedText(list(numbers), np.array(flat, np.int32), np.array(ends, np.int64))
 
 
-def cache_key(checksums: Iterable[str], most: int | None) -> str:
-    """A hash of what was tokenised: the files' contents, the number of lines, the tokeniser."""
-    return hashlib.sha256("\n".join([LAYOUT, TOKENIZER, *checksums, "", str(most)]).encode()).hexdigest()[:32]
+def cache_file(sources: Iterable[Path], most: int | None) -> Path:
+    """The file in the cache for what is tokenised: named by the files' contents, the number of lines, the tokeniser.
+
+    Costs a pass over the files: about a second a GB.
+    """
+    name = hashlib.sha256("\n".join([LAYOUT, TOKENIZER, str(most)]).encode())
+    for source in sources:
+        try:
+            with open(source, "rb") as stream:
+                name.update(hashlib.file_digest(stream, "sha256").digest())
+        except OSError as error:
+            raise TextError(
+                f"{source}: cannot be read ({error.strerror}); check the path and its permissions"
+            ) from error
+    return cache_folder() / "tokens" / f"{name.hexdigest()[:32]}.npz"
 
 
 def save_tokens(tokens: TokenisedText, file: Path) -> None:
     """Write one .npz, whose members have CRCs, atomically. If it can't be written, warn."""
-    text = np.frombuffer("\n".join([file.stem, *tokens.words]).encode(), np.uint8)
+    text = np.frombuffer("\n".join(tokens.words).encode(), np.uint8)
     try:
         with replacing(file) as stream:
             np.savez(stream, words=text, ids=tokens.ids, offsets=tokens.offsets)
@@ -111,18 +111,11 @@ def save_tokens(tokens: TokenisedText, file: Path) -> None:
         warnings.warn(f"tokens are not cached: {file} cannot be written ({reason})", stacklevel=2)
 
 
-def load_tokens(file: Path) -> TokenisedText | None:
-    """What `save_tokens` wrote; None if the file is missing, or (with a warning) damaged."""
+def load_tokens(file: Path) -> TokenisedText:
+    """What `save_tokens` wrote; a `TextError` if it is damaged."""
     try:
         with np.load(file, allow_pickle=False) as stored:
-            text, ids, offsets = (stored[name] for name in ("words", "ids", "offsets"))
-        name, *words = text.tobytes().decode().split("\n")
-        if name != file.stem:
-            raise ValueError("it is of another text")
-    except FileNotFoundError:
-        return None
+            words, ids, offsets = (stored[name] for name in ("words", "ids", "offsets"))
+        return TokenisedText(words.tobytes().decode().split("\n"), ids, offsets)
     except Exception as error:  # damaged bytes fail in many ways: zip, header, CRC, sizes, text
-        reason = " ".join(str(error).split()) or type(error).__name__
-        warnings.warn(f"{file}: damaged, tokens are made again ({reason})", stacklevel=2)
-        return None
-    return TokenisedText(words, ids, offsets)
+        raise TextError(f"{file}: cannot be read; delete it, and the text is tokenised again ({error})") from error

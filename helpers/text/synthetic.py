@@ -44,27 +44,22 @@ GRAMMAR = 20_160_926  # the seed of the language, the same for all texts
 class SyntheticText(Samples):
     """Generated samples, the same for the same seed on every machine; nothing is downloaded or read.
 
-    Lengths are distributed as WikiText's (median 71, mean 85, 29% of ten tokens or fewer, at most 478), cut to
-    `max_length`. Word frequencies fall as rank**-0.97. Other seeds are other texts in the same language: train on seed
-    0 and validate on seed 1. More samples extend the same text. 100,000 samples, 8.5 million tokens, take about two
-    seconds and 300 MB.
+    Lengths are distributed as WikiText's (median 71, mean 85, 29% of ten tokens or fewer, at most 478). Word
+    frequencies fall as rank**-0.97. Other seeds are other texts in the same language: train on seed 0 and validate on
+    seed 1. More samples extend the same text. 100,000 samples, 8.5 million tokens, take about two seconds and 300 MB.
 
     The loss in nats a token, at the default `vocab_size` (which counts the three specials): 7.44 from frequencies
     alone, 5.7 with a smoothed bigram model of 10,000 samples, 4.64 with the best possible bigram model, and 4.52 with
     knowledge of the language and all words before.
     """
 
-    def __init__(self, samples: int = 10_000, seed: int = 0, vocab_size: int = SIZE, max_length: int | None = None):
+    def __init__(self, samples: int = 10_000, seed: int = 0, vocab_size: int = SIZE):
         check_positive(samples=samples)
         check_at_least(0, seed=seed)
         check_at_least(len(SPECIALS) + 1, vocab_size=vocab_size)
         if vocab_size > WORDS_AT_MOST:
             raise TextError(f"vocab_size is {vocab_size}; synthetic text has at most {WORDS_AT_MOST}")
-        lengths = draw_lengths(samples, seed)
-        if max_length is not None:
-            check_positive(max_length=max_length)
-            lengths = np.minimum(lengths, max_length)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = np.concatenate([[0], np.cumsum(draw_lengths(samples, seed))])
         ids = write(vocab_size - len(SPECIALS), offsets, seed, TEXT)
         ids += len(SPECIALS)
         super().__init__(ids, offsets, _vocab(vocab_size), f"synthetic text, seed {seed}")

@@ -1,14 +1,12 @@
 """The tokeniser, from text to tokens, and the vocabulary, from tokens to ids."""
 
-import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least
 
 TOKENIZER = "basic_english"  # of torchtext: the task's
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
@@ -40,8 +38,8 @@ def _tokenizer() -> Callable[[str], list[str]]:
 class Vocab:
     """Tokens and their ids: `<pad>` 0, `<unk>` 1, `<eos>` 2, then by falling count, ties in alphabetical order.
 
-    Made from samples (lists of tokens) or from counts. Left out are tokens that occur less than `min_count` times, and
-    the rarest ones beyond `max_size`, which counts the three specials.
+    Made from samples (lists of tokens) or from counts. Left out are the rarest tokens beyond `max_size`, which counts
+    the three specials.
 
     A token of the text that is spelled `<pad>` or `<eos>` becomes `<unk>`, as does WikiText's own `<unk>` for rare
     words. `<eos>` is for joining samples; no corpus contains it.
@@ -49,12 +47,9 @@ class Vocab:
 
     pad_id, unk_id, eos_id = range(len(SPECIALS))
 
-    def __init__(
-        self, samples: Mapping[str, int] | Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None
-    ):
-        check_positive(min_count=min_count)
+    def __init__(self, samples: Mapping[str, int] | Iterable[Sequence[str]], *, max_size: int | None = None):
         counts = samples if isinstance(samples, Mapping) else _count(samples)
-        words = [word for word, count in counts.items() if count >= min_count and word not in SPECIALS]
+        words = [word for word in counts if word not in SPECIALS]
         words.sort(key=lambda word: (-counts[word], word))
         if max_size is not None:
             check_at_least(len(SPECIALS) + 1, max_size=max_size)
@@ -102,13 +97,3 @@ def _refuse_text(tokens: object) -> None:
     """A TextError of a text, whose elements are its letters."""
     if isinstance(tokens, str):
         raise TextError(f"{tokens[:40]!r} is one text, and not a list of tokens: tokenize it first")
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Inside, an OSError becomes a `TextError` that names the file or folder."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise TextError(f"{path}: cannot be read ({reason}); check the path and its permissions") from error

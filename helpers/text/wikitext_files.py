@@ -1,19 +1,14 @@
 """WikiText's files: text, or parquet files, which can be downloaded from the Hugging Face hub.
 
-The old layout is `wiki.train.raw` (or `.tokens`, whose rare words are `<unk>`), `wiki.valid.*`, `wiki.test.*`, in a
-folder; the hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Downloads are of one
-revision, and sizes and checksums are those of its LFS objects. `$HF_ENDPOINT` names a mirror.
+The old layout is `wiki.train.raw` (or `.tokens`, whose rare words are `<unk>`), `wiki.valid.*`, `wiki.test.*`; the
+hub's layout is `train-00000-of-00002.parquet` and so on, one row a line. Downloads are of one revision, whose checksums
+stand here. `$HF_ENDPOINT` names a mirror.
 """
 
-import codecs
-import hashlib
 import http.client
 import os
 import re
-import socket
-import urllib.error
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,67 +16,61 @@ import torch
 
 from helpers.lab.files import cache_folder
 
-from .vocab import TextError, reading
+from .vocab import TextError
 
-SPLITS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
-SUFFIXES = (".raw", ".tokens")
-PARQUET = re.compile(r"(\w+)-(\d+)-of-(\d+)\.parquet")
+SPLITS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}  # and their names in files
 
 DATASET, CONFIGURATION = "Salesforce/wikitext", "wikitext-103-raw-v1"
-TO_GET_IT = f"to get it: pip install pyarrow, WikiText(split, download=True); it lies in the cache, in {CONFIGURATION}"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
-# split -> (bytes, sha256) of its files, which are called `SPLIT-00000-of-00002.parquet` and so on
-FILES = {
+CHECKSUMS = {  # sha256 of a split's files
     "train": (
-        (156_987_808, "74da360f23826045b3e6ac6375411fdb15f003030aa74f2596ed08b857cb9212"),
-        (157_088_770, "ba090ac30dbf5461e8dcbdd1a1b8e6f3cf9c2c756d64f0c1220450acd514f720"),
+        "74da360f23826045b3e6ac6375411fdb15f003030aa74f2596ed08b857cb9212",
+        "ba090ac30dbf5461e8dcbdd1a1b8e6f3cf9c2c756d64f0c1220450acd514f720",
     ),
-    "validation": ((657_209, "204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c"),),
-    "test": ((732_610, "5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91"),),
+    "validation": ("204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c",),
+    "test": ("5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91",),
 }
-SECONDS = 60  # of silence, after which a download fails
+TO_GET_IT = f"to get it: pip install pyarrow, WikiText(split, download=True); it lies in the cache, in {CONFIGURATION}"
 
 
-@dataclass(frozen=True)
-class Source:
-    """The files of one text, in order."""
-
-    files: tuple[Path, ...]
-
-    @property
-    def name(self) -> str:
-        """The name for captions: which WikiText this is, as far as the names of its files tell."""
-        within = self.files[0]
-        folder = within.resolve().parent.name
-        match = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", within.name)
-        if not match:
-            return within.name
-        family = re.search(r"wikitext-(2|103)(?!\d)", folder.lower())
-        which = f"WikiText-{family[1]}" if family else "WikiText"
-        raw = " raw" if within.suffix == ".raw" or (within.suffix == ".parquet" and "raw" in folder.lower()) else ""
-        split = next(split for split, names in SPLITS.items() if match[1] in names)
-        return f"{which}{raw}, {split} split"
-
-
-def find(path: Path | str, split: str) -> Source:
-    """The split's text in a folder, or a folder in it; a file is the text itself."""
+def find(path: Path | str, split: str) -> list[Path]:
+    """The files of the split's text in a folder; a file is the text itself."""
     path = Path(path)
-    if path.is_dir():
-        return _in_folder(path, split)
-    if not path.exists():
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
         raise TextError(f"{path}: is not there; give a folder or a file of WikiText ({TO_GET_IT})")
-    if path.suffix == ".zip":
-        raise TextError(f"{path}: a zip; unpack it and give the folder")
-    return Source((path,))
+    for suffix in ("raw", "tokens"):
+        for name in SPLITS[split]:
+            if (file := path / f"wiki.{name}.{suffix}").is_file():
+                return [file]
+    parts = sorted(path.glob(f"{split}-*-of-*.parquet"))
+    if not parts:
+        sought = f"wiki.{SPLITS[split][0]}.raw or .tokens, {split}-*.parquet"
+        raise TextError(f"{path}: has no {split} split ({sought}; {TO_GET_IT}); to use another text, name its file")
+    if len(parts) != (count := int(parts[0].stem.rpartition("-")[2])):
+        have = ", ".join(part.name for part in parts)
+        raise TextError(f"{path}: the {split} split is {count} parquet files, here are only {have}")
+    return parts
 
 
-def lines(source: Source) -> Iterator[str]:
+def name_of(file: Path) -> str:
+    """The name for captions: which WikiText a file is of, as far as its name and its folder's tell."""
+    folder = file.resolve().parent.name.lower()
+    match = re.match(r"(?:wiki\.)?(train|valid|validation|test)\b", file.name)
+    if not match:
+        return file.name
+    family = re.search(r"wikitext-(2|103)(?!\d)", folder)
+    which = f"WikiText-{family[1]}" if family else "WikiText"
+    raw = " raw" if file.suffix == ".raw" or (file.suffix == ".parquet" and "raw" in folder) else ""
+    split = next(split for split, names in SPLITS.items() if match[1] in names)
+    return f"{which}{raw}, {split} split"
+
+
+def lines(files: list[Path]) -> Iterator[str]:
     """The text line by line, with one line in memory (of parquet: some thousand)."""
-    for file in source.files:
-        if file.suffix == ".parquet":
-            yield from _parquet_lines(file)
-        else:
-            yield from _file_lines(file)
+    for file in files:
+        yield from _parquet_lines(file) if file.suffix == ".parquet" else _file_lines(file)
 
 
 def parquet() -> Any:
@@ -93,54 +82,16 @@ def parquet() -> Any:
     return pyarrow.parquet
 
 
-def _in_folder(folder: Path, split: str) -> Source:
-    with reading(folder):
-        folders = [folder, *sorted((p for p in folder.iterdir() if p.is_dir()), key=_order)]
-        for candidate in folders:
-            for file in (candidate / name for name in _text_names(split)):
-                if file.is_file():
-                    return Source((file,))
-            parts = sorted(p for p in candidate.glob("*.parquet") if _is_part(p, split))
-            if parts:
-                return Source(_complete(parts, split))
-    sought = ", ".join([*_text_names(split)[:2], f"{split}-*.parquet"])
-    raise TextError(f"{folder}: has no {split} split ({sought}; {TO_GET_IT}); to use another text, name its file")
-
-
-def _order(path: Path) -> tuple[bool, bool, str]:
-    """A sort key: WikiText-103 first, raw before tokens."""
-    return "wikitext-103" not in path.name, "raw" not in path.name, path.name
-
-
-def _text_names(split: str) -> list[str]:
-    return [f"wiki.{name}{suffix}" for suffix in SUFFIXES for name in SPLITS[split]]
-
-
-def _is_part(file: Path, split: str) -> bool:
-    match = PARQUET.fullmatch(file.name)
-    return bool(match) and match[1] in SPLITS[split]
-
-
-def _complete(parts: list[Path], split: str) -> tuple[Path, ...]:
-    count = int(PARQUET.fullmatch(parts[0].name)[3])
-    numbers = [int(PARQUET.fullmatch(part.name)[2]) for part in parts]
-    if numbers != list(range(count)):
-        have = ", ".join(part.name for part in parts)
-        raise TextError(f"{parts[0].parent}: the {split} split is {count} parquet files, here are only {have}")
-    return tuple(parts)
-
-
 def _file_lines(file: Path) -> Iterator[str]:
     """Lines of UTF-8; each must end in a line feed."""
-    with reading(file), open(file, "rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if not line.endswith(b"\n"):
-                raise TextError(f"{file}, line {number}: cut off in mid-line; get the whole file, or end its last line")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise TextError(f"{file}, line {number}: not UTF-8 ({error.reason}); get the file again") from error
+    try:
+        with open(file, encoding="utf-8-sig", newline="\n") as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith("\n"):
+                    raise TextError(f"{file}, line {number}: cut off in mid-line; get the file again, or end its line")
+                yield line
+    except UnicodeDecodeError as error:
+        raise TextError(f"{file}: not UTF-8 ({error.reason}); get the file again, or unpack it") from error
 
 
 def _parquet_lines(file: Path) -> Iterator[str]:
@@ -154,45 +105,24 @@ def _parquet_lines(file: Path) -> Iterator[str]:
         raise TextError(f"{file}: not a whole parquet file with a text column ({reason}); get it again") from error
 
 
-def hub_files(split: str, cache: Path | str | None = None, *, download: bool = False) -> list[Path]:
-    """A split's files in the cache, with checksums verified; missing ones are fetched with `download`."""
-    folder, parts = cache_folder(cache) / CONFIGURATION, FILES[split]
-    names = [f"{split}-{number:05d}-of-{len(parts):05d}.parquet" for number in range(len(parts))]
-    return [_hub_file(folder / name, *part, download) for name, part in zip(names, parts, strict=True)]
+def hub_files(split: str, *, download: bool = False) -> list[Path]:
+    """A split's files in the cache; missing ones are fetched with `download`, and their checksums verified."""
+    folder, checksums = cache_folder() / CONFIGURATION, CHECKSUMS[split]
+    names = [f"{split}-{number:05d}-of-{len(checksums):05d}.parquet" for number in range(len(checksums))]
+    for name, checksum in zip(names, checksums, strict=True):
+        if not (folder / name).is_file():
+            if not download:
+                raise TextError(f"{folder / name}: is not there; give path= to WikiText-103's files, or download=True")
+            _download(folder / name, checksum)
+    return [folder / name for name in names]
 
 
-def _hub_file(file: Path, size: int, digest: str, download: bool) -> Path:
-    if file.is_file() and file.stat().st_size == size and sha256(file) == digest:
-        return file
-    if not download:
-        state = "is damaged" if file.exists() else "is not there"
-        raise TextError(f"{file}: {state}; give path= to WikiText-103's files, or download=True ({size / 1e6:.1f} MB)")
+def _download(file: Path, checksum: str) -> None:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    folder = f"{endpoint.rstrip('/')}/datasets/{DATASET}/resolve/{REVISION}/{CONFIGURATION}"
-    _download(f"{folder}/{file.name}", file, digest)
-    return file
-
-
-def _download(url: str, file: Path, digest: str) -> None:
-    """Fetch a file and verify its checksum."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(SECONDS)  # torch.hub has no argument for it
+    url = f"{endpoint.rstrip('/')}/datasets/{DATASET}/resolve/{REVISION}/{CONFIGURATION}/{file.name}"
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(file), hash_prefix=digest)
-        return
-    except urllib.error.HTTPError as error:
-        reason = f"the server answers {error.code} {error.reason}"
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = f"cannot be fetched ({getattr(error, 'reason', None) or error})"
-    except RuntimeError:  # torch.hub's error for a wrong checksum
-        reason = "its checksum is wrong"
-    finally:
-        socket.setdefaulttimeout(before)
-    raise TextError(f"{url}: {reason}; nothing was saved: try again, or give path= to files you have")
-
-
-def sha256(file: Path) -> str:
-    """The checksum of a file's content. Costs one pass: about a second a GB."""
-    with reading(file), open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        torch.hub.download_url_to_file(url, str(file), hash_prefix=checksum)
+    except (OSError, http.client.HTTPException, ValueError, RuntimeError) as error:  # RuntimeError: a wrong checksum
+        reason = " ".join(str(error).split())
+        raise TextError(f"{url}: not fetched ({reason}); try again, or give path= to files you have") from error
