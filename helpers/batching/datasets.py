@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from helpers.lab.arguments import check_at_least
@@ -55,27 +57,14 @@ class BaseDataset(StandardDataset):
     """Samples cut *and* padded to `max_length`: every batch is as wide as the longest sample might be."""
 
     def _cut(self, sample: Sample) -> Tensor:
-        return pad([sample], self.max_length, self.pad_id)[0]
+        tokens = super()._cut(sample)
+        return F.pad(tokens, (0, self.max_length - len(tokens)), value=self.pad_id)
 
 
 def collate_fn(batch: Sequence[Sample], pad_id: int = 0) -> Tensor:
     """A batch (B, T) of samples, padded on the right to the longest of them."""
-    return pad(batch, pad_id=pad_id)
-
-
-def pad(samples: Sequence[Sample], length: int | None = None, pad_id: int = 0) -> Tensor:
-    """Token ids (B, length) as int64: each sample on the left of its row, `pad_id` after it.
-
-    `length` is that of the longest sample if it isn't given; longer samples are cut to it. One copy of each sample.
-    """
-    rows = [token_ids(sample) for sample in samples]
-    if length is None:
-        length = max((len(row) for row in rows), default=0)
-    tokens = np.full((len(rows), length), pad_id, dtype=np.int64)
-    for line, row in zip(tokens, rows, strict=True):
-        row = row[:length]
-        line[: len(row)] = row
-    return torch.from_numpy(tokens)
+    rows = [torch.tensor(token_ids(sample), dtype=torch.int64) for sample in batch]
+    return pad_sequence(rows, batch_first=True, padding_value=pad_id)
 
 
 def token_ids(sample: Sample, name: str = "a sample") -> np.ndarray:

@@ -108,10 +108,6 @@ class Packed(NamedTuple):
     def pin_memory(self) -> "Packed":
         return Packed(*(part.pin_memory() for part in self))
 
-    def mask(self) -> Tensor:
-        """(T, T) Which key, the column, each query may look at; see `causal_mask`. T² bytes."""
-        return causal_mask(self.documents)
-
     def layout(self) -> PackedLayout:
         """Where the documents lie, for attention; the padding is one more. For tensors on the host: it reads them."""
         return PackedLayout(self.offsets, len(self.tokens))

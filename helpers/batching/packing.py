@@ -14,7 +14,6 @@ No sample is cut, and none is left out. All three give exactly what the textbook
 see `_fit_decreasing` for why they need not run it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -45,27 +44,16 @@ class Packs:
         return len(self.loads)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        index = index.__index__()
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"pack {index} of {len(self)} packs")
-        index %= len(self)
+        index = range(len(self))[index]
         return self.order[self.offsets[index] : self.offsets[index + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
         return f"<Packs: {len(self.order):,} samples in {len(self):,} packs of {self.capacity:,}, {self.fill:.2%} full>"
 
     @property
-    def tokens(self) -> int:
-        """Tokens in all packs."""
-        return int(self.loads.sum())
-
-    @property
     def fill(self) -> float:
         """The share of the capacity that is used; nan if there are no packs."""
-        return self.tokens / (len(self) * self.capacity) if len(self) else float("nan")
+        return int(self.loads.sum()) / (len(self) * self.capacity) if len(self) else float("nan")
 
 
 def pack(lengths: Lengths, capacity: int, strategy: str = "best-fit") -> Packs:

@@ -42,7 +42,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     """Random batches of indices whose lengths differ by at most `k`; every index exactly once an epoch.
 
     A batch has `batch_size` samples, fewer only where too few samples have lengths that near. With k at least the
-    longest length less the shortest, batches are random over all samples. Lengths above `max_length` count as it.
+    longest length less the shortest, batches are random over all samples.
 
     The order depends on the seed and the epoch only, and the epoch doesn't advance by itself: call `set_epoch` before
     each pass, or each has the same batches. Lightning, accelerate and transformers' Trainer call it themselves.
@@ -63,16 +63,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         k: int,
         seed: int = 0,
         *,
-        max_length: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         lengths = checked_lengths(lengths)
         if not 0 < len(lengths) < MOST:
             raise ValueError(f"there are {len(lengths)} samples; allowed: 1 to {MOST - 1}")
-        if max_length is not None:
-            check_at_least(1, max_length=max_length)
-            lengths = np.minimum(lengths, max_length)
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, k=k, seed=seed)
         self.batch_size, self.seed = operator.index(batch_size), operator.index(seed)

@@ -65,9 +65,8 @@ class SequencedDataset(IterableDataset[Packed]):
     `fixed=True` pads to `max_length`, so that the tensors of a token each keep their shapes and compiled code is
     compiled once; `offsets` still has one entry a document.
 
-    Samples are a corpus of `helpers.text`, or anything with a length whose elements are token ids. Of a corpus
-    a sequence is gathered in one go from its flat `ids`. Of anything else each sample is looked at once when the
-    dataset is made, unless it has `lengths`.
+    Samples are a corpus of `helpers.text`, or anything with a length whose elements are token ids. Unless it has
+    `lengths`, each sample is looked at once when the dataset is made.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class SequencedDataset(IterableDataset[Packed]):
         self._check_choices()
         self.lengths = lengths_of(samples)
         self._check_samples()
-        self._source = _flat(samples, self.lengths)
         self._checksum = checksum(self.lengths)
         self._place = Place(rank, world_size)
         self._planned: tuple[tuple[int, int], Plan] | None = None
@@ -147,22 +145,6 @@ class SequencedDataset(IterableDataset[Packed]):
         self._place.reach(epoch, begin)
         return self._sequences(epoch, begin, workers)
 
-    def statistics(self) -> dict[str, float]:
-        """The epoch over all ranks: what it holds, what is lost, how full sequences are. Looks at no token."""
-        plan = self._plan(self._place.epoch)
-        tokens, whole = int(plan.sizes.sum()), int(self.lengths.sum())
-        fill = tokens / (len(plan) * self.max_length)
-        return {
-            "sequences": len(plan),
-            "samples": len(plan.order),
-            "tokens": tokens,
-            "lost_samples": len(self.lengths) - len(plan.order),
-            "lost_tokens": whole - tokens,
-            "lost_share": (whole - tokens) / max(whole, 1),
-            "fill": fill,
-            "padding_share": 1 - fill if self.fixed else 0.0,
-        }
-
     def _sequences(self, epoch: int, begin: int, step: int) -> Iterator[Packed]:
         plan, total = self._plan(epoch), self._count(epoch)
         rank, ranks = self._place.ranks
@@ -175,23 +157,14 @@ class SequencedDataset(IterableDataset[Packed]):
 
     def _sequence(self, indices: np.ndarray, sizes: np.ndarray) -> Packed:
         """The first `sizes` tokens of these samples, joined."""
-        if self._source is not None:
-            ids, offsets = self._source
-            starts = offsets[indices]
-            tokens = np.concatenate([ids[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-        else:
-            tokens = self._concatenated(indices.tolist(), sizes.tolist())
-        length = self.max_length if self.fixed else None
-        return join(tokens, sizes, length=length, pad_id=self.pad_id)
-
-    def _concatenated(self, indices: list[int], sizes: list[int]) -> np.ndarray:
         parts = [np.empty(0, np.int64)]
-        for index, size in zip(indices, sizes, strict=True):
+        for index, size in zip(indices.tolist(), sizes.tolist(), strict=True):
             part = token_ids(self.samples[index], f"sample {index}")
             if len(part) != self.lengths[index]:
                 raise ValueError(f"sample {index} has {len(part)} tokens, and had {self.lengths[index]} at first")
             parts.append(part[:size].astype(np.int64, copy=False))
-        return np.concatenate(parts)
+        length = self.max_length if self.fixed else None
+        return join(np.concatenate(parts), sizes, length=length, pad_id=self.pad_id)
 
     def _plan(self, epoch: int) -> Plan:
         """The epoch's plan over all ranks; the last one is kept."""
@@ -231,11 +204,3 @@ class SequencedDataset(IterableDataset[Packed]):
                 f"sample {longest} has {self.lengths[longest]} tokens and max_length is {self.max_length}; "
                 "cut the samples (StandardDataset does), raise max_length, or choose last='crop'"
             )
-
-
-def _flat(samples: Sequence[Sample], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """A corpus's ids and where each sample begins in them, if that is how the samples lie."""
-    ids, offsets = getattr(samples, "ids", None), getattr(samples, "offsets", None)
-    if not (isinstance(ids, np.ndarray) and isinstance(offsets, np.ndarray) and ids.dtype.kind in "iu"):
-        return None
-    return (ids, offsets) if np.array_equal(np.diff(offsets), lengths) else None

@@ -38,7 +38,7 @@ def qkv(length, heads=2, kv_heads=2, dtype=torch.float64):
 
 @pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("kv_heads", [4, 1])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(lengths=LENGTHS)
 def test_documents_and_their_gradients_are_what_they_are_alone(variant, kv_heads, lengths):
     inputs = [x.requires_grad_() for x in qkv(sum(lengths), 4, kv_heads)]
@@ -64,7 +64,7 @@ def test_what_one_document_holds_changes_nothing_in_another(variant):
     assert leaks.abs().max() > 0.1  # plain causal attention over the same sequence looks across
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lengths=LENGTHS, size=st.sampled_from([2, 8, 16, 128]))
 def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
     layout = layout_of(lengths)
@@ -80,13 +80,13 @@ def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
 
 
 def test_a_block_mask_takes_no_memory_for_pairs():
-    layout = layout_of([100] * 655 + [36])  # 65,536 positions: 4 GiB of pairs
+    layout = layout_of([100] * 163 + [84])  # 16,384 positions: 256 MiB of pairs
     documents = layout.documents
     tracemalloc.start()
     block_mask(documents, "cpu")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 32 * 2**20
+    assert peak < 4 * 2**20
 
 
 def test_flex_is_not_compiled_again_for_other_documents():
@@ -98,10 +98,9 @@ def test_flex_is_not_compiled_again_for_other_documents():
             torch.testing.assert_close(result, one_by_one(*inputs, lengths))
 
 
-@pytest.mark.parametrize("length", [40, 37])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_gives(dtype, length, monkeypatch):
-    layout, handed = layout_of([20, 1, length - 21]), []
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_gives(dtype, monkeypatch):
+    layout, handed = layout_of([20, 1, 16]), []
     product = F.scaled_dot_product_attention
 
     def spy(*inputs, attn_mask, **options):
@@ -109,7 +108,7 @@ def test_densely_one_added_mask_serves_all_layers_and_gives_what_a_boolean_one_g
         return product(*inputs, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    inputs = [x.requires_grad_() for x in qkv(length, dtype=dtype)]
+    inputs = [x.requires_grad_() for x in qkv(37, dtype=dtype)]
     with torch.inference_mode():
         attend = packed_attention(layout, "dense", "cpu")
         attend(*inputs)
@@ -133,10 +132,10 @@ def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compile
         fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition, inference_compiler=keep
     )
     torch._dynamo.reset()
-    network = GPT2LikeModel(50, d_model=16, num_heads=2, num_layers=3, dropout=0.0, max_length=40)
+    network = GPT2LikeModel(50, d_model=16, num_heads=2, num_layers=2, dropout=0.0, max_length=40)
     compiled = torch.compile(network, backend=backend, fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for lengths in ([20, 17], [1, 36], [12, 12, 13]):
+        for lengths in ([20, 17], [12, 12, 13]):
             layout = layout_of(lengths)
             tokens, positions = torch.randint(3, 50, (1, 37)), torch.from_numpy(layout.positions)
             result = compiled(tokens, positions, attend=packed_attention(layout, "dense", "cpu"))
@@ -145,7 +144,7 @@ def test_densely_a_compiled_model_has_one_mask_for_all_layers_and_is_not_compile
             result.sum().backward()
     forward = graphs[0]
     assert len(graphs) == 2  # forward and backward
-    assert sum("scaled_dot_product" in name for name in forward) == 6
+    assert sum("scaled_dot_product" in name for name in forward) == 4
     assert sum("tril" in name for name in forward) == 1
 
 
@@ -227,13 +226,12 @@ def test_documents_are_compiled_once_and_computed_as_they_are_eagerly():
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("variant", HERE)
-def test_a_packed_batch_gives_its_layout(variant):
+def test_a_packed_batch_gives_its_layout():
     batch = join(np.arange(1, 31), np.array([20, 1, 9]), length=40)
     layout = batch.layout()
     assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
     inputs = qkv(40)
-    result = packed_attention(layout, variant, "cpu")(*inputs)
+    result = packed_attention(layout, "varlen", "cpu")(*inputs)
     torch.testing.assert_close(result, one_by_one(*inputs, [20, 1, 9, 10]))
 
 

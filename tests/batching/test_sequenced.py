@@ -1,6 +1,4 @@
 import itertools
-import multiprocessing
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,11 +6,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed_cases import LENGTH_LISTS, MAX_LENGTH, layout_of
+from packed_cases import LENGTH_LISTS, MAX_LENGTH
 from torch.utils.data import DataLoader
 
 from helpers.batching import PackedLayout, SequencedDataset, StandardDataset
-from helpers.batching.packed import PADDING
+from helpers.batching.packed import PADDING, causal_mask
 from helpers.batching.packing import STRATEGIES
 from helpers.lab import ranks as ranks_module
 from helpers.text import SyntheticText
@@ -42,7 +40,7 @@ def text():
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: next(iter(choice.values())))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(LENGTH_LISTS, st.integers(0, 3), st.integers(1, 6), st.booleans())
 @example([0, 0, 0], 0, 1, False)
 def test_every_sample_comes_whole_and_once_over_all_ranks(choice, lengths, epoch, ranks, fixed):
@@ -61,9 +59,6 @@ def test_every_sample_comes_whole_and_once_over_all_ranks(choice, lengths, epoch
             result += parts(packed)
     assert sorted(map(tuple, result)) == sorted(tuple(sample.tolist()) for sample in numbered(lengths))
     assert max(counts) - min(counts) <= 1
-    counted = dataset.statistics()
-    assert (counted["sequences"], counted["lost_tokens"], counted["lost_samples"]) == (sum(counts), 0, 0)
-    assert counted["padding_share"] == (1 - counted["fill"] if fixed else 0)
 
 
 def check(packed, length):
@@ -77,18 +72,13 @@ def check(packed, length):
 
 
 @pytest.mark.parametrize("last", ["crop", "drop"])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(LENGTH_LISTS, st.none() | st.integers(1, 6))
-def test_what_is_lost_is_what_is_said_to_be(last, lengths, batch_size):
+def test_what_is_lost_is_cropped_or_dropped_as_asked(last, lengths, batch_size):
     if last == "crop":
         lengths = [2 * length for length in lengths]  # some are longer than a sequence
     dataset = SequencedDataset(numbered(lengths), batch_size, MAX_LENGTH, last=last)
     result = [part for packed in dataset for part in parts(packed)]
-    counted = dataset.statistics()
-    assert counted["samples"] == len(result) == len(lengths) - counted["lost_samples"]
-    assert counted["tokens"] == sum(map(len, result)) == sum(lengths) - counted["lost_tokens"]
-    assert counted["lost_share"] == counted["lost_tokens"] / max(sum(lengths), 1)
-    assert counted["fill"] == pytest.approx(counted["tokens"] / (len(dataset) * MAX_LENGTH))
     parents = [part[0] // 1000 for part in result if part]
     assert len(set(parents)) == len(parents)
     for part in filter(None, result):
@@ -119,31 +109,26 @@ def test_a_corpus_lists_and_tensors_give_the_same(text):
     assert sorted(as_lists(SequencedDataset(text, 1, 512))) == sorted([row.tolist()] for row in text)
 
 
-@pytest.mark.parametrize("choice", CHOICES[:2], ids=["carry", "greedy"])
-def test_workers_change_neither_the_sequences_nor_their_order(text, choice):
-    dataset = SequencedDataset(text, None, 512, **choice, fixed=True, rank=1, world_size=2)
+def test_workers_change_neither_the_sequences_nor_their_order(text):
+    dataset = SequencedDataset(text, None, 512, fixed=True, rank=1, world_size=2)
     expected = list(dataset)
-    for workers in (1, 2):
-        result = list(DataLoader(dataset, batch_size=None, num_workers=workers))
-        assert len(result) == len(expected) == len(dataset)
-        for ours, theirs in zip(result, expected, strict=True):
-            assert type(ours) is type(theirs)
-            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    result = list(DataLoader(dataset, batch_size=None, num_workers=2))
+    assert len(result) == len(expected) == len(dataset)
+    for ours, theirs in zip(result, expected, strict=True):
+        assert type(ours) is type(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize(
-    "start", [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
-)
-def test_set_epoch_reaches_workers_that_live_on(text, start):
-    samples = [row.tolist() for row in text][:60]
-    dataset = SequencedDataset(samples, None, 512)
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=start)
+def test_set_epoch_reaches_spawned_workers_that_live_on(text):
+    dataset = SequencedDataset([row.tolist() for row in text][:60], None, 512)
+    options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = DataLoader(dataset, batch_size=None, **options)
     epochs = []
-    for number in (0, 1, 1, 0):
+    for number in (0, 1, 0):
         dataset.set_epoch(number)
         epochs.append(as_lists(loader))
         assert epochs[-1] == as_lists(dataset)
-    assert epochs[0] == epochs[3] != epochs[1] == epochs[2]
+    assert epochs[0] == epochs[2] != epochs[1]
 
 
 def test_a_pass_keeps_the_epoch_it_began_with(text):
@@ -154,7 +139,7 @@ def test_a_pass_keeps_the_epoch_it_began_with(text):
     assert as_lists(begun) == expected != as_lists(dataset)
 
 
-@pytest.mark.parametrize(("workers", "done"), [(1, 0), (1, 4), (2, 3), (3, 5), (3, 100)])
+@pytest.mark.parametrize(("workers", "done"), [(1, 4), (2, 3), (3, 100)])
 def test_every_worker_resumes_where_it_was(text, monkeypatch, workers, done):
     """As torchdata's `StatefulDataLoader` does it: each worker tells its state, and gets it back."""
 
@@ -175,7 +160,7 @@ def test_every_worker_resumes_where_it_was(text, monkeypatch, workers, done):
         assert (state["epoch"], begun + left) == (2, whole)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_resumes_after_as_many_sequences_as_were_trained_on(text, workers):
     dataset, resumed = (SequencedDataset(text, None, 512, strategy="greedy") for _ in range(2))
     dataset.set_epoch(3)
@@ -201,42 +186,9 @@ def test_states_of_other_datasets_and_workers_are_refused(text):
             other.load_state_dict(state | change)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"num_workers": 1}], ids=str)
-def test_a_loader_that_would_stack_batches_says_what_to_do(text, options):
+def test_a_loader_that_would_stack_batches_says_what_to_do(text):
     with pytest.raises(ValueError, match=r"DataLoader\(dataset, batch_size=None\)"):
-        next(iter(DataLoader(SequencedDataset(text, None, 512, fixed=True), **options)))
-
-
-class Faulty:
-    """Samples of which one can't be had in a worker."""
-
-    lengths = np.full(40, 10)
-
-    def __init__(self, fault):
-        self.fault = fault
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        if index == 17:
-            self.fault()
-        return np.arange(10)
-
-
-def disk_gone():
-    raise OSError("the disk of sample 17 is gone")
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [(disk_gone, OSError, "the disk of sample 17 is gone"), (lambda: os._exit(3), RuntimeError, "exited unexpectedly")],
-    ids=["raises", "dies"],
-)
-def test_a_worker_that_fails_surfaces_as_its_own_error(fault, error, message):
-    loader = DataLoader(SequencedDataset(Faulty(fault), 4, 64), batch_size=None, num_workers=1, timeout=5)
-    with pytest.raises(error, match=message):
-        list(loader)
+        next(iter(DataLoader(SequencedDataset(text, None, 512, fixed=True), batch_size=2)))
 
 
 def test_targets_are_the_next_tokens_of_the_same_document():
@@ -248,12 +200,12 @@ def test_targets_are_the_next_tokens_of_the_same_document():
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.booleans())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 def test_the_mask_is_causal_and_never_looks_across_documents(lengths, fixed):
     for packed in SequencedDataset(numbered(lengths), None, MAX_LENGTH, fixed=fixed):
         documents = list(enumerate(packed.documents.tolist()))
         expected = [[mine == other and key <= query for key, other in documents] for query, mine in documents]
-        assert packed.mask().tolist() == expected
+        assert causal_mask(packed.documents).tolist() == expected
         assert {part.device.type for part in packed.to("meta")} == {"meta"}
 
 
@@ -291,9 +243,11 @@ def test_what_shows_only_in_an_epoch_is_named_too():
             list(dataset)
 
 
-@given(SOME_LENGTHS)
-def test_a_layout_knows_its_documents(lengths):
-    layout = layout_of(lengths)
+@given(lengths=SOME_LENGTHS, padding=st.integers(0, 9))
+@settings(deadline=None, max_examples=20)
+def test_a_layout_knows_its_documents_of_which_the_padding_is_one(lengths, padding):
+    layout = PackedLayout(torch.tensor([0, *itertools.accumulate(lengths)]), sum(lengths) + padding)
+    lengths = lengths + [padding] * (padding > 0)
     assert len(layout) == sum(lengths)
     assert layout.lengths.tolist() == lengths
     assert layout.documents.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
@@ -317,14 +271,10 @@ def test_wrong_offsets_are_named(offsets, message):
         PackedLayout(offsets)
 
 
-@given(lengths=SOME_LENGTHS, padding=st.integers(0, 9))
-def test_padding_at_the_end_is_one_document_more(lengths, padding):
-    offsets = np.cumsum([0, *lengths])
-    layout = PackedLayout(torch.from_numpy(offsets), int(offsets[-1]) + padding)
-    assert layout.lengths.tolist() == lengths + [padding] * (padding > 0)
-    for length in (sum(lengths) - 1, sum(lengths) + 0.5):
-        with pytest.raises(ValueError, match=f"length is {length}; it must be an integer of at least {sum(lengths)}"):
-            PackedLayout(offsets, length)
+def test_a_layout_ends_after_its_documents():
+    for length in (6, 7.5):
+        with pytest.raises(ValueError, match=f"length is {length}; it must be an integer of at least 7"):
+            PackedLayout([0, 3, 7], length)
 
 
 def test_a_layout_stays_as_it_was_made():
