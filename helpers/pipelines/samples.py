@@ -33,7 +33,7 @@ def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213))
 
 def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]:
     """`count` windows of `length` tokens, int32, each from another place of one synthetic text; labels 0 to 9."""
-    text = np.concatenate([np.asarray(SyntheticText(500, seed)[i], np.int32) for i in range(500)])
+    text = SyntheticText(500, seed).ids
     text = np.resize(text, count + length + len(text))
     return [Sample(f"window-{at:08d}", at % 10, text[at : at + length]) for at in range(count)]
 
@@ -41,12 +41,13 @@ def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
     """`count` JPEGs of drawn garments, of a size (width, height); 60 ms each for the default size."""
     check_positive(count=count, width=size[0], height=size[1])
-    files = []
-    for _, picture in _drawings(count, seed, size):
-        stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=quality)
-        files.append(stream.getvalue())
-    return files
+    return [_encoded(picture, quality) for _, picture in _drawings(count, seed, size)]
+
+
+def _encoded(picture: Any, quality: int) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=quality)
+    return stream.getvalue()
 
 
 @functools.lru_cache(maxsize=2)
@@ -62,10 +63,8 @@ def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[
     """A garment's name and the JPEG of a crop, which depends on seed and position only."""
     (name, image), rng = drawings[position % len(drawings)], np.random.default_rng([seed, position, 1])
     left, top = (int(rng.integers(room + 1)) for room in (image.width - size[0], image.height - size[1]))
-    stream = io.BytesIO()
     cut = image.crop((left, top, left + size[0], top + size[1]))
-    cut.save(stream, "JPEG", quality=int(rng.choice(QUALITIES)))
-    return name, stream.getvalue()
+    return name, _encoded(cut, int(rng.choice(QUALITIES)))
 
 
 def _numbered(name: str, jpeg: bytes, position: int) -> Sample:

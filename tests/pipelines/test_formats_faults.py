@@ -1,9 +1,12 @@
 """What is broken is named, and refused or skipped as the user chose; nothing is lost silently."""
 
+import gzip
 import io
-import os
 import pickle
 import shutil
+import struct
+import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +17,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from helpers.lab.machine import missing_because
-from helpers.pipelines.formats import FORMATS, Fault, FormatError, Sample, Stream, collate, decode, small_files
+from helpers.pipelines.formats import FORMATS, Fault, FormatError, Sample, Stream, collate, small_files
 from helpers.pipelines.formats.table import read
 
 HERE = [name for name, module in FORMATS.items() if not missing_because(*module.NEEDS)]
 SHARDED = [name for name in HERE if name in ("webdataset", "tfrecord")]
 INDEX = {"files": "labels.csv", "webdataset": "00001.index", "tfrecord": "00001.tfindex"}
 COUNT = 12
+HUGE = 6_300_000_000
 
 
 def jpeg(number):
@@ -93,7 +97,7 @@ def test_a_flipped_bit_is_named_and_costs_only_its_sample(name, copy):
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_file_that_is_cut_anywhere_loses_only_what_is_gone_and_says_so(name, share, copy):
     folder = copy(name)
@@ -136,28 +140,19 @@ def test_a_missing_index_is_refused_skipped_or_built_as_asked(name, copy, origin
 
 
 @pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize(("last", "beyond"), [(7, 100), (6, -20), (4, 0)])
-def test_an_index_that_is_built_of_a_cut_shard_says_what_is_lost_and_is_not_kept(name, last, beyond, copy):
+@pytest.mark.parametrize(("last", "beyond"), [(7, 100), (4, 0)])
+def test_a_cut_shard_gets_no_index(name, last, beyond, copy):
     folder = copy(name)
-    shard = file_with(folder, name, 5).name
+    shard = file_with(folder, name, 5)
     (folder / INDEX[name]).unlink()
-    with open(folder / shard, "r+b") as stream:
-        stream.truncate(where(folder / shard, last) + beyond)
-    with pytest.raises(FormatError, match=f"{shard}: truncated"):
+    with open(shard, "r+b") as stream:
+        stream.truncate(where(shard, last) + beyond)
+    with pytest.raises(FormatError, match=f"{shard.name}: truncated or damaged"):
         FORMATS[name].open_(folder, index="build")
     reader = FORMATS[name].open_(folder, faults="skip", index="build")
-    assert [fault.file for fault in reader.faults] == [str(folder / shard)]
-    assert [item.key for item in settled(reader)] == [sample.key for sample in SAMPLES[:last] + SAMPLES[8:]]
+    assert [fault.file for fault in reader.faults] == [str(shard)]
+    assert [item.key for item in settled(reader)] == [sample.key for sample in SAMPLES[:4] + SAMPLES[8:]]
     assert not (folder / INDEX[name]).exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
-@pytest.mark.parametrize("name", SHARDED)
-def test_a_pipe_among_the_shards_is_named_and_not_read(name, copy):
-    folder = copy(name)
-    os.mkfifo(folder / f"00003{file_with(folder, name, 0).suffix}")
-    with pytest.raises(FormatError, match=r"00003\.\w+: not a regular file"):
-        FORMATS[name].open_(folder)
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -180,11 +175,11 @@ def test_a_wrong_magic_number_is_named(copy):
     folder = copy("mapped")
     (folder / "samples.mapped").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5000))
     for policy in ("refuse", "skip"):
-        with pytest.raises(FormatError, match=r"samples.mapped: wrong magic number: it begins with b'\\x89PNG"):
+        with pytest.raises(FormatError, match=r"samples.mapped: .*wrong magic number: it begins with b'\\x89PNG"):
             FORMATS["mapped"].open_(folder, faults=policy)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @pytest.mark.parametrize(("name", "table"), [("mapped", "samples.mapped"), ("webdataset", "00001.index")])
 def test_no_flipped_bit_of_a_table_goes_unnoticed(name, table, share, bit, copy):
@@ -198,34 +193,13 @@ def test_no_flipped_bit_of_a_table_goes_unnoticed(name, table, share, bit, copy)
         FORMATS[name].open_(file.parent)
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_an_image_that_is_none_is_found_when_asked_for(name, tmp_path):
-    samples = [*SAMPLES[:3], Sample("a note", 0, np.frombuffer(b"no image at all", np.uint8)), *SAMPLES[4:6]]
-    FORMATS[name].write(samples, tmp_path / "data", "image")
-    assert len(list(FORMATS[name].open_(tmp_path / "data").stream())) == 6
-    with pytest.raises(FormatError, match=r"sample 3: not a readable image"):
-        list(FORMATS[name].open_(tmp_path / "data", check_image=True).stream())
-    items = settled(FORMATS[name].open_(tmp_path / "data", check_image=True, faults="skip"))
-    assert [isinstance(item, Fault) for item in items] == [False, False, False, True, False, False]
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", SAMPLES[1].data[:-300].tobytes(), b"GIF89a" + bytes(9)])
-def test_decoding_what_is_no_image_raises_one_line(data):
-    with pytest.raises(ValueError, match="not a readable image") as raised:
-        decode(np.frombuffer(data, np.uint8))
-    assert "\n" not in str(raised.value)
-    assert decode(SAMPLES[2].data).shape == (16, 16, 3)
-
-
-@pytest.mark.parametrize("mode", ["stream", "index"])
-def test_faults_cross_from_workers_with_their_batch(mode, copy):
+def test_faults_cross_from_workers_with_their_batch(copy):
     folder = copy("mapped")
     file = folder / "samples.mapped"
     for place in (2, 9):
         flip(file, where(file, place) + 3)
     reader = FORMATS["mapped"].open_(folder, faults="skip")
-    data = Stream(reader) if mode == "stream" else reader
-    batches = list(DataLoader(data, 4, num_workers=2, collate_fn=collate))
+    batches = list(DataLoader(Stream(reader), 4, num_workers=2, collate_fn=collate))
     faults = [fault for batch in batches for fault in batch.faults]
     assert sorted(fault.sample for fault in faults) == [2, 9]
     assert sum(len(batch.keys) for batch in batches) + len(faults) == COUNT
@@ -239,7 +213,7 @@ def test_a_fault_goes_through_pickle_with_its_parts():
 
 
 @pytest.mark.parametrize("name", SHARDED)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(4, 7), byte=st.integers(0, 511), bit=st.integers(0, 7))
 def test_what_comes_before_a_samples_data_can_be_damaged_and_nothing_is_lost_silently(name, place, byte, bit, copy):
     """A header of tar, a record's length: the library's reader may stop there, or go astray."""
@@ -290,7 +264,7 @@ def test_where_no_shard_can_be_opened_skipping_refuses_too(name, copy):
     folder = copy(name)
     for index in folder.glob(INDEX[name].replace("00001", "*")):
         index.unlink()
-    with pytest.raises(FormatError, match=r"nothing in it could be opened; the first: .*no such index"):
+    with pytest.raises(FormatError, match=r"that can be opened; the first: .*no such index"):
         FORMATS[name].open_(folder, faults="skip")
 
 
@@ -301,19 +275,121 @@ def write_table(folder, *rows):
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "{}/secret.jpg", "0/../../secret.jpg"])
 def test_the_table_of_small_files_reads_nothing_outside_of_its_folder(name, tmp_path):
-    folder = tmp_path / "data"
-    (folder / "0").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
     (tmp_path / "secret.jpg").write_bytes(b"secret")
-    (folder / "0" / "a..b.jpg").write_bytes(b"secret")
-    row = (0, "key", 6, 0)
-    write_table(folder, (name.format(tmp_path), *row), ("0/a..b.jpg", *row))
-    items = list(small_files.open_(folder, faults="skip", verify=False).stream())
-    assert "outside of the data set's folder" in items[0].what and items[1].data.tobytes() == b"secret"
+    write_table(tmp_path / "data", (name.format(tmp_path), 0, "key", 6, 0))
+    [fault] = small_files.open_(tmp_path / "data", faults="skip", verify=False).stream()
+    assert "outside of the data set's folder" in fault.what
 
 
 def test_a_small_file_that_has_grown_is_not_read_whole(tmp_path):
     (tmp_path / "0").mkdir()
     with open(tmp_path / "0" / "a.jpg", "wb") as stream:
-        stream.truncate(6_300_000_000)  # all of it a hole
+        stream.truncate(HUGE)  # all of it a hole
     write_table(tmp_path, ("0/a.jpg", 0, "a", 5, 0))
-    assert small_files.open_(tmp_path, faults="skip")[0].what == "has 6300000000 bytes; the table says 5"
+    assert small_files.open_(tmp_path, faults="skip")[0].what == f"has {HUGE} bytes; the table says 5"
+
+
+def write_tar(file, **contents):
+    with tarfile.open(file, "w") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"a.jpg": b"", "a.cls": b"1"},
+        {"a.jpg": b"", "a.json": b"{}"},
+        {"a.jpg": b"", "a.json": b"[1, 2]"},
+        {"a.jpg": b"", "a.json": b'{"label": 1.5, "key": "a"}'},
+        {"a.jpg": b"", "a.png": b"", "a.json": b'{"label": 1, "key": "a"}'},
+    ],
+)
+def test_a_tar_of_other_members_is_refused_by_name(members, tmp_path):
+    write_tar(tmp_path / "00000.tar", **members)
+    with pytest.raises(FormatError, match=r"00000\.tar: 'a' is no sample: expected one member \.jpg, .* and a \.json"):
+        FORMATS["webdataset"].open_(tmp_path, index="build")
+
+
+def unpacks_to_much(folder):
+    with gzip.open(folder / "00000.tar", "wb", compresslevel=1) as stream:
+        stream.write(bytes(50_000_000))
+
+
+def claims_much(folder):
+    member = tarfile.TarInfo("a.jpg")
+    member.size = HUGE
+    (folder / "00000.tar").write_bytes(member.tobuf() + bytes(1536))
+
+
+@pytest.mark.parametrize("make", [unpacks_to_much, claims_much])
+def test_a_tar_that_is_small_but_pretends_to_be_large_is_refused_and_takes_no_memory(make, tmp_path):
+    make(tmp_path)
+    tracemalloc.start()
+    with pytest.raises(FormatError, match=r"00000\.tar: truncated or damaged"):
+        FORMATS["webdataset"].open_(tmp_path, index="build")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+@pytest.mark.skipif("webdataset" not in HERE, reason="webdataset is not installed")
+def test_a_folder_that_is_called_like_a_command_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FORMATS["webdataset"].write([Sample("a", 1, b"data")], "pipe:touch ran;#", "image")
+    assert [sample.key for sample in FORMATS["webdataset"].open_("pipe:touch ran;#").stream()] == ["a"]
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe:touch ran;#"]
+
+
+def frame(record, length=None):
+    masked = pytest.importorskip("tfrecord.writer").TFRecordWriter.masked_crc
+    head = struct.pack("<Q", len(record) if length is None else length)
+    return head + masked(head) + record + masked(record)
+
+
+def example(**features):
+    made = pytest.importorskip("tfrecord.example_pb2").Example()
+    for name, values in features.items():
+        feature = made.features.feature[name]
+        (feature.int64_list if isinstance(values[0], int) else feature.bytes_list).value.extend(values)
+    return made.SerializeToString()
+
+
+OK = {"key": [b"ok"], "label": [5], "image": [b"data"]}
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"image": [b"x" * 100_000] + [b""] * 10_000},  # as a table of equal rows: 1 GB
+        {"label": [1, 2]},
+        {"key": [b"\xff"]},
+        {"image": []},
+        {"image": [], "tokens": [1], "dtype": [b"O"]},
+    ],
+    ids=lambda features: " ".join(features),
+)
+def test_a_record_of_odd_features_is_named_and_costs_only_its_sample(features, tmp_path):
+    odd = {name: values for name, values in (OK | features).items() if values}
+    (tmp_path / "00000.tfrecord").write_bytes(frame(example(**odd)) + frame(example(**OK)))
+    with pytest.raises(FormatError, match=r"00000\.tfrecord, sample 0: not a sample of ours"):
+        list(FORMATS["tfrecord"].open_(tmp_path, index="build").stream())
+    reader = FORMATS["tfrecord"].open_(tmp_path, faults="skip")
+    assert [type(item) for item in reader.stream()] == [Fault, Sample]
+    assert reader.labels.tolist() == [-(2**63), 5] and reader.keys == ["", "ok"]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_record_that_claims_to_be_huge_takes_no_memory(verify, tmp_path):
+    good = frame(example(**OK))
+    (tmp_path / "00000.tfrecord").write_bytes(good + frame(example(**OK), HUGE))
+    with pytest.raises(FormatError, match="truncated or damaged: its records end at byte 6"):
+        FORMATS["tfrecord"].open_(tmp_path, index="build")
+    (tmp_path / "00000.tfindex").write_text(f"0 {len(good)}\n{len(good)} {HUGE + 16}\n")  # it agrees with the record
+    tracemalloc.start()
+    items = list(FORMATS["tfrecord"].open_(tmp_path, faults="skip", verify=verify).stream())
+    assert [type(item) for item in items] == [Sample, Fault] and "truncated" in items[1].what
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()

@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
 
-from helpers.pipelines.formats import decode
+from helpers.pipelines import decoders
 from helpers.pipelines.samples import CROPS, example_jpegs, image_samples, token_windows
+
+
+def decode(data):
+    return decoders.decode("Pillow", data.tobytes())
 
 
 @pytest.fixture(scope="module")

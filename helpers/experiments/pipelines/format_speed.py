@@ -29,17 +29,34 @@ from torch.utils.data import DataLoader, IterableDataset
 from helpers.lab import Disagreement
 from helpers.lab.records import STATUS, Row
 from helpers.pipelines.formats import FORMATS, Sample, Stream
+from helpers.pipelines.formats.dataset import SUFFIXES, Reader
+from helpers.pipelines.formats.webdataset import Tar
 from helpers.pipelines.samples import image_samples, token_windows
 
 BATCH = 64
 BY_INDEX = "webdataset by index"
-# variant -> the format that is written, and options for opening it
-VARIANTS: dict[str, tuple[str, dict]] = {
-    "files": ("files", {}),
-    "webdataset": ("webdataset", {"library": True}),
-    BY_INDEX: ("webdataset", {}),
-    "mapped": ("mapped", {}),
-    "tfrecord": ("tfrecord", {}),
+
+
+class ByLibrary(Tar):
+    """Streams by the webdataset library's reader, which can only start with a shard."""
+
+    def in_order(self, piece: range) -> Iterator[Sample]:
+        import webdataset
+
+        if piece.start not in self.starts:
+            return
+        stages = {"shardshuffle": False, "nodesplitter": None, "workersplitter": None, "empty_check": False}
+        for position, row in zip(piece, webdataset.WebDataset([self.file_of(piece.start)], **stages), strict=False):
+            yield self._sample(position, row[SUFFIXES[self.kind]])
+
+
+# variant -> the format that is written, and what opens it
+VARIANTS: dict[str, tuple[str, Callable[..., Reader]]] = {
+    "files": ("files", FORMATS["files"].open_),
+    "webdataset": ("webdataset", ByLibrary),
+    BY_INDEX: ("webdataset", Tar),
+    "mapped": ("mapped", FORMATS["mapped"].open_),
+    "tfrecord": ("tfrecord", FORMATS["tfrecord"].open_),
 }
 SHARDS = 16  # so that each worker has full shards
 SHARE = 0.01  # of all samples: the subset that is fetched
@@ -81,12 +98,12 @@ def measure_format(
     With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a
     random 1 %; `find_s` to open the data set and find the samples of a label.
     """
-    written, options = VARIANTS[format]
+    written, open_ = VARIANTS[format]
     data = prepared(kind, count, written)
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
     row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
     row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
-    reader = FORMATS[written].open_(data.folder, verify=False, **options)
+    reader = open_(data.folder, verify=False)
     seconds = []
     for repeat in range(repeats):
         took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
@@ -112,7 +129,7 @@ def measure_format(
     positions = np.random.default_rng(0).permutation(count)[: max(int(SHARE * count), 1)].tolist()
     row["raw_s"] = once(lambda: _read_all(data.files))
     row["subset_s"] = once(lambda: [_touch(reader[at]) for at in positions])
-    return row | {"find_s": once(lambda: FORMATS[written].open_(data.folder, verify=False).find(data.label))}
+    return row | {"find_s": once(lambda: open_(data.folder, verify=False).find(data.label))}
 
 
 @functools.lru_cache(maxsize=1)

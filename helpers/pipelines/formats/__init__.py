@@ -5,7 +5,7 @@
     mapped.write(samples, folder, "image")              # samples: Sample(key, label, data), data a JPEG's bytes
     reader = mapped.open_(folder)                       # len(reader), reader[i], reader.stream(), reader.find(label)
     for module in FORMATS.values(): ...                 # each has write, open_ and NEEDS, what must be installed
-    webdataset.open_(folder, index="build")             # shards of others: NAME.jpg with NAME.cls or NAME.json
+    webdataset.open_(folder, index="build")             # makes the indexes that are missing
 
             one sample by position     in order                   a label's positions      to change one sample
 files       open, read, close          the same, each             from the table           replace its file
@@ -20,7 +20,7 @@ For a damaged sample `faults="refuse"` raises a `FormatError` that names file, s
 from types import ModuleType
 
 from . import mapped, small_files, tfrecord, webdataset
-from .dataset import Fault, FormatError, Sample, decode
+from .dataset import Fault, FormatError, Sample
 from .stream import ORDERS, Stream, collate
 
 FORMATS: dict[str, ModuleType] = {
@@ -30,4 +30,4 @@ FORMATS: dict[str, ModuleType] = {
     "tfrecord": tfrecord,
 }
 
-__all__ = ["FORMATS", "ORDERS", "Fault", "FormatError", "Sample", "Stream", "collate", "decode"]
+__all__ = ["FORMATS", "ORDERS", "Fault", "FormatError", "Sample", "Stream", "collate"]

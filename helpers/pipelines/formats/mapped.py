@@ -20,8 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.lab.files import building
+
 from . import table
-from .dataset import TOKEN_TYPES, Fault, Reader, Sample, building, checked, naming
+from .dataset import Fault, Reader, Sample, checked, naming
 
 NEEDS = ()
 NAME = "samples.mapped"
@@ -39,7 +41,7 @@ def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
             payload.write(data)
             entries.append((end, data.nbytes, label, zlib.crc32(data), key.encode()))
             end += data.nbytes
-        head = table.pack(table.made({"kind": kind, "dtype": dtype, "bytes": end}, entries))
+        head = table.pack({"kind": kind, "dtype": dtype, "bytes": end}, entries)
         payload.seek(0)
         with open(part / NAME, "wb") as stream:
             stream.write(head.ljust(_page_end(len(head)), b"\0"))
@@ -57,23 +59,18 @@ class Mapped(Reader):
     _map: mmap.mmap | None = None
 
     def _open(self) -> None:
+        self.file = str(self.folder / NAME)
         with naming(self.file), open(self.file, "rb") as stream:
             self.file_bytes = os.fstat(stream.fileno()).st_size
             entries = table.read(stream, self.file_bytes)
             start = _page_end(stream.tell())
-            if (dtype := entries.about.get("dtype")) not in TOKEN_TYPES:
-                raise ValueError(f"has data of type {dtype!r}; expected one of {', '.join(TOKEN_TYPES)}")
         if self.file_bytes != (expected := start + entries.about["bytes"]):
             reason = f"truncated or changed: it has {self.file_bytes} bytes of {expected}"
             self._raise_or_record(Fault(self.file, None, reason))
-        self.kind, self.dtype = entries.about["kind"], np.dtype("<" + dtype)
+        self.kind, self.dtype = entries.about["kind"], np.dtype("<" + entries.about["dtype"])
         self.offsets, self.sizes = entries.rows["offset"] + start, entries.rows["size"]  # within the file
         self.labels, self.sums, self.keys = entries.rows["label"], entries.rows["crc32"], table.Keys([entries])
         self.shards = [range(len(entries.rows))]
-
-    @property
-    def file(self) -> str:
-        return str(self.folder / NAME)
 
     def file_of(self, position: int) -> str:
         return self.file
@@ -87,10 +84,7 @@ class Mapped(Reader):
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open(self.file, "rb") as stream:
-                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            if len(mapped) != self.file_bytes:
-                raise ValueError("is another than when it was opened: its size changed")
-            self._map = mapped
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         return self._map
 
     def in_order(self, piece: range) -> Iterator[Sample]:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .dataset import KINDS, Reader, Sample, building, checked, naming, pack, suffix_of
+from helpers.lab.files import building
+
+from .dataset import KINDS, Reader, Sample, checked, naming, pack, suffix_of
 
 NEEDS = ()
 TABLE = "labels.csv"
@@ -41,15 +43,17 @@ class Files(Reader):
     """Sample i is line i of the table, which is read at opening: about 2 µs a sample."""
 
     def _open(self) -> None:
-        table = self.folder / TABLE
-        with naming(table, "cannot be read as a table of samples"):
+        with naming(self.folder / TABLE):
             try:
-                self.names, labels, self.keys, sizes, sums = zip(*_read_table(table), strict=True)
-                self.labels = np.array(labels, np.int64)
-                self.sizes, self.sums = np.array(sizes, np.int64), np.array(sums, np.uint32)
-            except (csv.Error, OverflowError) as error:
-                raise ValueError(str(error)) from error
-        self.kind = _kind(self.names[0])
+                with open(self.folder / TABLE, newline="", encoding="utf-8-sig") as stream:  # spreadsheets add a mark
+                    header, *rows = csv.reader(stream)
+                self.names, labels, self.keys, sizes, sums = zip(*rows, strict=True)
+                self.labels, self.sizes = np.array(labels, np.int64), np.array(sizes, np.int64)
+                self.sums, self.kind = np.array(sums, np.uint32), KINDS[self.names[0].rpartition(".")[2]]
+                if tuple(header) != COLUMNS:
+                    raise ValueError(f"its columns are {', '.join(header)}")
+            except (csv.Error, KeyError, OverflowError, ValueError) as error:
+                raise ValueError(f"no samples with {', '.join(COLUMNS)} ({error})") from error
         self.shards = [range(at, min(at + SHARD, len(labels))) for at in range(0, len(labels), SHARD)]
 
     def file_of(self, position: int) -> str:
@@ -68,18 +72,3 @@ class Files(Reader):
 
 
 open_ = Files
-
-
-def _read_table(table: Path) -> list[tuple[str, int, str, int, int]]:
-    with open(table, newline="", encoding="utf-8-sig") as stream:  # a spreadsheet may have added the mark
-        lines = csv.reader(stream)
-        if tuple(next(lines, ())) != COLUMNS:
-            raise ValueError(f"no such columns; expected {', '.join(COLUMNS)}")
-        rows = [(name, int(label), key, int(size), int(crc)) for name, label, key, size, crc in lines]
-    if not rows or any(_kind(row[0]) is None for row in rows):
-        raise ValueError(f"no samples, or files of another kind than .{', .'.join(KINDS)}")
-    return rows
-
-
-def _kind(name: str) -> str | None:
-    return KINDS.get(os.path.splitext(name)[1][1:].lower())

@@ -14,15 +14,16 @@ position; its indexing tool stops at a damaged length without an error. So recor
 import contextlib
 import functools
 import itertools
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from .dataset import TOKEN_TYPES, Fault, Sample, building, checked
+from helpers.lab.files import building
+
+from .dataset import TOKEN_TYPES, Fault, Sample, checked
 from .shards import Shards
-from .table import ROW, Table, check_extents
+from .table import ROW, Table
 
 NEEDS = ("tfrecord",)
 DATA, INDEX = ".tfrecord", ".tfindex"
@@ -51,34 +52,28 @@ class Records(Shards):
     `labels` and `keys` each read every record, once; a record that can't be read has the label `UNKNOWN` and no key.
     """
 
-    suffix, index_suffix, compressed = DATA, INDEX, (f"{DATA}.gz",)
+    suffix, index_suffix = DATA, INDEX
 
     def read_index(self, file: Path) -> Table:
         if not file.stat().st_size:  # numpy only warns
             raise ValueError("it is empty")
-        extents = np.loadtxt(file, np.int64, ndmin=2)  # (records, 2)
-        if extents.shape[1] != 2:
-            raise ValueError("expected lines of offset and bytes")
-        return _table(extents, sum(extents[-1].tolist()))
+        offsets, sizes = np.loadtxt(file, np.int64, ndmin=2).T  # (records,) each
+        rows = np.zeros(len(offsets), ROW)
+        rows["offset"], rows["size"] = offsets, sizes
+        return Table({"bytes": int(offsets[-1]) + int(sizes[-1])}, rows, b"")
 
-    def build_index(self, shard: Path) -> tuple[Table, bytes, str]:
+    def build_index(self, shard: Path) -> bytes:
         """Reads only the records' lengths."""
-        extents, at, size = [], 0, shard.stat().st_size
+        lines, at, size = [], 0, shard.stat().st_size
         with open(shard, "rb") as stream:
             while at < size:
                 stream.seek(at)
-                head = stream.read(HEAD)
-                if len(head) < HEAD or _masked_crc(head[:8]) != head[8:]:
-                    break
-                length = HEAD + struct.unpack_from("<Q", head)[0] + TAIL
-                if at + length > size:
-                    break
-                extents.append((at, length))
+                length = HEAD + int.from_bytes(stream.read(8), "little") + TAIL
+                lines.append(f"{at} {length}\n")
                 at += length
-        lost = f"what comes after its first {len(extents)} samples is lost"
-        reason = "" if extents and at == size else f"truncated or damaged (no whole record at byte {at}); {lost}"
-        content = "".join(f"{offset} {length}\n" for offset, length in extents)
-        return _table(np.array(extents, np.int64).reshape(-1, 2), size), content.encode(), reason
+        if at != size:
+            raise ValueError(f"truncated or damaged: its records end at byte {at} of {size}")
+        return "".join(lines).encode()
 
     @functools.cached_property
     def kind(self) -> str:
@@ -95,12 +90,10 @@ class Records(Shards):
 
     def _sample(self, position: int, raw: bytes | memoryview) -> Sample:
         head, record, crc = bytes(raw[:HEAD]), bytes(raw[HEAD:-TAIL]), raw[-TAIL:]
-        if len(raw) < HEAD + TAIL or struct.unpack_from("<Q", head)[0] != len(record):
+        if int.from_bytes(head[:8], "little") != len(record):
             raise ValueError("its record's length is another than the index's")
-        if self.verify and _masked_crc(head[:8]) != head[8:]:
-            raise ValueError("the crc of its record's length is wrong")
-        if self.verify and _masked_crc(record) != crc:
-            raise ValueError("the crc of its record is wrong: the content changed")
+        if self.verify and (_masked_crc(head[:8]), _masked_crc(record)) != (head[8:], crc):
+            raise ValueError("a crc of its record is wrong: the content changed")
         try:
             return _parsed(record)
         except Exception as error:  # DecodeError, or a ValueError, as a feature that is missing has no values
@@ -109,13 +102,6 @@ class Records(Shards):
 
 
 open_ = Records
-
-
-def _table(extents: np.ndarray, shard_bytes: int) -> Table:
-    rows = np.zeros(len(extents), ROW)
-    rows["offset"], rows["size"] = extents.T
-    check_extents(rows, shard_bytes)
-    return Table({"bytes": shard_bytes}, rows, b"")
 
 
 def _features(sample: Sample, kind: str) -> dict:
