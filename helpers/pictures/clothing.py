@@ -106,8 +106,7 @@ def _generated(
     names = list(GARMENTS)[:classes]
     check_at_least(1, samples=counts[0], validation_samples=counts[1])
     check_at_least(0, seed=seed)
-    if len(size) != 2 or min(size) < 32:
-        raise PictureError(f"size is {size!r}; it must be width and height, each 32 pixels or more")
+    check_at_least(32, width=size[0], height=size[1])
     shape = f"{size[0]}x{size[1]}"
     folder = cache_folder() / "photos" / f"garments-{DRAWN}-{classes}-{counts[0]}-{counts[1]}-{shape}-{seed}"
     if not folder.is_dir():

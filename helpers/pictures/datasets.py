@@ -146,7 +146,6 @@ class EpochOrder(Sampler):
     """
 
     def __init__(self, count: int, seed: int, usable: np.ndarray | None = None, passes: int = 1) -> None:
-        check_positive(passes=passes)
         self.count, self.seed, self.epoch, self.passes = count, seed, 0, passes
         self.usable = np.arange(count) if usable is None else usable
 
@@ -253,8 +252,7 @@ class DrawnCars(Dataset):
     def __init__(self, samples: int = 4096, size: int = 256, seed: int = 0, split: str = "train") -> None:
         check_positive(samples=samples)
         check_choice(SPLITS, split=split)
-        if size < 16:
-            raise ValueError(f"size is {size}; a car needs at least 16 pixels")
+        check_at_least(16, size=size)
         check_at_least(0, seed=seed)
         self.samples, self.size, self.seed, self.split = samples, size, seed, split
 

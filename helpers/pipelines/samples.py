@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab.arguments import check_positive
+from helpers.lab.arguments import check_at_least, check_positive
 from helpers.text import SyntheticText
 
 from .formats import Sample
@@ -24,8 +24,7 @@ def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213))
     file's comment.
     """
     check_positive(count=count)
-    if min(size) < 16:
-        raise ValueError(f"size is {size}; width and height must be 16 or more")
+    check_at_least(16, width=size[0], height=size[1])
     drawings = _drawings(min(DRAWINGS, count), seed, tuple(int(side * ROOM) for side in size))
     crops = [_cut(drawings, position, seed, size) for position in range(min(CROPS, count))]
     return [_numbered(*crops[position % len(crops)], position) for position in range(count)]

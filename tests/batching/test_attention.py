@@ -72,11 +72,9 @@ def test_the_block_mask_is_the_one_that_torch_finds_pair_by_pair(lengths, size):
     theirs = create_block_mask(ours.mask_mod, None, None, len(layout), len(layout), device="cpu", BLOCK_SIZE=size)
     assert ours.seq_lengths == theirs.seq_lengths
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
-    for side in ("kv", "full_kv", "q", "full_q"):
-        for table in (f"{side}_num_blocks", f"{side}_indices"):
-            result, expected = getattr(ours, table), getattr(theirs, table)
-            assert result.dtype == expected.dtype
-            assert torch.equal(result, expected), table
+    for table in (f"{side}_{what}" for side in ("kv", "full_kv", "q", "full_q") for what in ("num_blocks", "indices")):
+        result, expected = getattr(ours, table), getattr(theirs, table)
+        assert result.dtype == expected.dtype and torch.equal(result, expected), table
 
 
 def test_a_block_mask_takes_no_memory_for_pairs():

@@ -214,7 +214,6 @@ def test_the_mask_is_causal_and_never_looks_across_documents(lengths, fixed):
     [
         (([], 4, 20), "there are no samples"),
         (([[1]], 0, 20), "batch_size is 0; it must be an integer of at least 1"),
-        (([[1]], 4, 0), "max_length is 0; it must be an integer of at least 1"),
         (([[1]], 4, 20, {"last": "keep"}), "last is 'keep'; valid: 'carry', 'crop', 'drop'"),
         (([[1]], None, 20, {"strategy": "worst"}), "strategy is 'worst'; valid: 'greedy', 'first-fit', 'best-fit'"),
         (([[1]], 4, 20, {"strategy": "best-fit"}), "batch_size is 4; it must be None with strategy='best-fit'"),

@@ -164,7 +164,7 @@ def test_a_broken_file_is_named(folder, name, damage):
 def test_wrong_settings_are_named():
     with pytest.raises(ValueError, match="samples is 0"):
         DrawnCars(0)
-    with pytest.raises(ValueError, match="size is 8; a car needs at least 16"):
+    with pytest.raises(ValueError, match="size is 8; it must be an integer of at least 16"):
         DrawnCars(size=8)
     with pytest.raises(ValueError, match="seed is -1"):
         DrawnCars(seed=-1)

@@ -95,7 +95,7 @@ def test_a_broken_file_is_refused_by_name(variant, fault, photo):
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_a_jpeg_cut_anywhere_is_seen_to_be_cut(data):
     photo = jpeg(smooth(40, 30), progressive=data.draw(st.booleans()))

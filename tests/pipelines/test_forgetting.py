@@ -178,25 +178,22 @@ def test_holds_few_bytes_a_sample_and_a_step_is_few_operations_whatever_the_batc
 INDICES, CORRECT = torch.tensor([0, 1]), torch.tensor([True, False])
 
 
-@pytest.mark.parametrize("arguments", [(INDICES[None], CORRECT[None]), (INDICES, CORRECT[:1]), (INDICES, INDICES)])
-def test_bad_input_is_refused_and_counts_nothing(arguments):
-    tracker = ForgettingTracker(SAMPLES)
-    with pytest.raises(ValueError, match=r"both are \(B,\), and correct is bool"):
-        tracker.update(*arguments)
-    assert same(tracker, ForgettingTracker(SAMPLES))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"indices": INDICES[None], "correct": CORRECT[None]}, r"both are \(B,\), and correct is bool"),
+        ({"correct": CORRECT[:1]}, r"both are \(B,\)"),
+        ({"correct": INDICES}, r"both are \(B,\)"),
         ({"logits": torch.zeros(2, 3)}, "either correct, or logits and labels"),
         ({"logits": torch.zeros(2, 3), "labels": INDICES, "correct": CORRECT}, "either correct"),
         ({"correct": CORRECT, "labels": INDICES}, "either correct"),
     ],
 )
-def test_logits_and_labels_go_together(arguments, message):
+def test_bad_input_is_refused_and_counts_nothing(arguments, message):
+    tracker = ForgettingTracker(SAMPLES)
     with pytest.raises(ValueError, match=message):
-        ForgettingTracker(SAMPLES).update(INDICES, **arguments)
+        tracker.update(**{"indices": INDICES} | arguments)
+    assert same(tracker, ForgettingTracker(SAMPLES))
 
 
 def test_wrong_states_and_shares_are_named():

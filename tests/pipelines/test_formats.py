@@ -160,8 +160,7 @@ def test_epochs_differ_and_repeat_by_their_number_also_in_workers_that_persist(f
 
 
 def test_a_shuffled_stream_takes_shards_in_another_order(folders):
-    reader = FORMATS["webdataset"].open_(folders["webdataset"])
-    stream = Stream(reader, "shuffled", buffer=1, seed=4)
+    stream = Stream(FORMATS["webdataset"].open_(folders["webdataset"]), "shuffled", buffer=1, seed=4)
     tens = [int(sample.key[1:]) // 10 for sample in stream]
     assert tens != sorted(tens) and sorted(tens) == [place // 10 for place in range(53)]
 

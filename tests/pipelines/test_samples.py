@@ -48,7 +48,7 @@ def test_windows_have_a_length_and_no_two_are_alike():
 def test_what_cannot_be_had_is_named():
     with pytest.raises(ValueError, match="count is 0"):
         image_samples(0)
-    with pytest.raises(ValueError, match="size is"):
+    with pytest.raises(ValueError, match="width is 8"):
         image_samples(1, size=(8, 100))
 
 

@@ -1,6 +1,4 @@
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,14 +31,6 @@ def test_what_a_vocabulary_was_made_of_comes_back_but_never_as_padding_or_an_end
     for sample in samples:
         expected = [token if token not in ("<pad>", "<eos>") else "<unk>" for token in sample]
         assert vocab.decode(vocab.encode(sample)) == expected
-
-
-def test_ids_are_what_an_embedding_takes():
-    vocab = Vocab([["a", "b"]])
-    ids = vocab.encode(["a", "b", "a"])
-    assert ids.dtype == np.int32
-    assert torch.nn.Embedding(len(vocab), 2)(torch.from_numpy(ids)).shape == (3, 2)
-    assert vocab.decode(torch.from_numpy(ids)) == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(
