@@ -1,10 +1,11 @@
 """Chapter 1: which gradients fp16 loses, how well each precision trains, and what loss scaling and autocast cost."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.amp import TORCHS_KERNELS
+from helpers.experiments.amp.gradients import TORCHS_KERNELS
 from helpers.lab.estimate import students
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, over, pick
 
@@ -181,15 +182,11 @@ def autocast_overhead(rows: pd.DataFrame) -> SimpleNamespace:
 
 def _ratio(row: pd.DataFrame, column: str) -> Number:
     """A ratio of the only row, with its interval where it was recorded."""
-    ratio, low, high, pairs = (pick(row, column + end) for end in ("", "_low", "_high", "_pairs"))
-    if not ratio.measured:
-        return lacking(column, TIMES)
-    if not low.measured:
-        return Number(ratio.value, TIMES)
-    return Number(ratio.value, TIMES, low.value, high.value, int(pairs.value))
+    ratio, low, high, pairs = (pick(row, column + end, TIMES) for end in ("", "_low", "_high", "_pairs"))
+    return replace(ratio, low=low.value, high=high.value, n=int(pairs.value)) if low.measured else ratio
 
 
 def _inverse(ratio: Number) -> Number:
-    if not ratio.measured or ratio.low is None:
+    if ratio.low is None:
         return over(derived(1, "one"), ratio)
     return Number(1 / ratio.value, TIMES, 1 / ratio.high, 1 / ratio.low, ratio.n)

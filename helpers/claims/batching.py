@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.batching import OURS, STEPS
+from helpers.experiments.batching.model_times import STEPS
+from helpers.experiments.batching.samplers_and_packers import OURS
 from helpers.lab.estimate import SHOWN, students
 from helpers.lab.values import NORMAL, PERCENT, Number, derived, lacking, over, pick
 
@@ -61,10 +62,12 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
         _most(pick(rows, "padding_share", PERCENT, decimals, variant=name, batch_size=size) for size in sizes)
         for name, decimals in ((BRAIN, 0), (BALANCED, 1))
     )
+    first = rows.iloc[0]
+    epoch = f"an epoch of {rows['samples'].max():,.0f} samples, width {first['width']}"
     return SimpleNamespace(
         tables=[shaped.loc[rows["batch_size"] == size, ["variant", *columns]] for size in sizes],
         sizes=sizes,
-        model=f"{_epoch(rows)}, {rows['dtype'].iloc[0]}, {rows['source'].iloc[0]}",
+        model=f"{epoch}, {first['dtype']}, {first['source']}",
         against_brain=rates.reindex(STEPS) / rates.reindex([BRAIN]).to_numpy(),
         big_brain=gains[BIG_BRAIN],
         balanced=gains[BALANCED],
@@ -84,10 +87,6 @@ def _rate(rows: pd.DataFrame, variant: str, size: int) -> Number:
     (row,) = rows[(rows["variant"] == variant) & (rows["batch_size"] == size)].to_dict("records")
     deviation = (row["p75_ms"] - row["p25_ms"]) / QUARTILES / row["mean_ms"]
     return replace(rate, reach=NORMAL * deviation / row["batches"] ** 0.5)
-
-
-def _epoch(rows: pd.DataFrame) -> str:
-    return f"an epoch of {rows['samples'].max():,.0f} samples, width {rows['width'].iloc[0]}"
 
 
 def _most(numbers: Iterable[Number]) -> Number:
@@ -112,9 +111,10 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
     packed = next(iter(best.loc[best["variant"].str.startswith(PACKED), "variant"]), PACKED)
     rate = {name: pick(best, "real_tokens_per_s", "real tokens/s", 0, variant=name) for name in (BRAIN, packed)}
     share = {name: pick(best, "ratio_to_no_padding", PERCENT, 0, variant=name) for name in (BRAIN, BALANCED, packed)}
+    first = rows.iloc[0]
     return SimpleNamespace(
         table=rows[names].rename(columns={"ratio_to_no_padding": "tokens/s, limit = 1"}),
-        model=_model(rows),
+        model=f"{first['layers']} layers of width {first['width']}, {first['dtype']}",
         fastest=packed,
         packed=share[packed],
         balanced=share[BALANCED],
@@ -125,11 +125,6 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
-def _model(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    return f"{first['layers']} layers of width {first['width']}, {first['dtype']}"
-
-
 def training(rows: pd.DataFrame) -> SimpleNamespace:
     """Whole trainings on each kind of batches: means over the seeds, and by how much losses exceed random batches'."""
     metrics = ["steps", "train_s", "peak_mib", "validation_loss", "guess_loss", "validation_accuracy", "guess_accuracy"]
@@ -137,23 +132,21 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
     table = groups[metrics].mean().assign(std=groups["validation_loss"].std())
     table = table[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
     table.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in table]
-    losses = rows.pivot(index="seed", columns="data", values="validation_loss")
+    losses = rows.pivot(index="seed", columns="data", values="validation_loss").reindex(columns=STEPS)
     first = rows.iloc[0]
     return SimpleNamespace(
         table=table.reset_index(),
         sizes=f"{rows['seed'].nunique()} seeds, {first['real_tokens']:,} real tokens, width {first['width']}",
         balanced_excess=_excess(losses, BALANCED),
         packed_excess=_excess(losses, PACKED),
-        seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()) if BIG_BRAIN in losses else float("nan"),
+        seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
     )
 
 
 def _excess(losses: pd.DataFrame, variant: str) -> Number:
     """How much higher the loss is than with random batches, from seed to seed, with a 95 % interval."""
-    if not {variant, BIG_BRAIN} <= set(losses):
-        return lacking(f"the losses of {variant} and {BIG_BRAIN}")
     excess = (losses[variant] - losses[BIG_BRAIN]).dropna()
     if len(excess) < 2:
-        return lacking(f"the losses of {variant} for two seeds")
+        return lacking(f"the losses of {variant} and {BIG_BRAIN} for two seeds or more")
     error = students(SHOWN, len(excess) - 1) * excess.std() / len(excess) ** 0.5
     return Number(excess.mean(), "nats", excess.mean() - error, excess.mean() + error, len(excess), decimals=2)

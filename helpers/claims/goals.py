@@ -10,19 +10,22 @@ from functools import reduce
 import pandas as pd
 
 from helpers import experiments
-from helpers.lab.results import Results, recorded
+from helpers.lab.results import recorded
 from helpers.lab.values import Verdict, lacking, number
 
 CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
 CHAPTERS |= {"swiglu": "4 SwiGLU", "rush": "5 rush", "pipelines": "6 pipelines", "compilers": "7 compilers"}
+
+# table -> those that its claims read beside it
+BESIDE = {"swiglu/peers": ("swiglu/ceilings",), "rush/ladder": ("rush/pairs",)}
 
 
 @dataclass(frozen=True)
 class Goal:
     """That a number of a table's claims is `at_least` or `at_most` something.
 
-    `table` names the experiment, `amp/quality`, whose claims are the function of the same name; `beside` is another
-    table that they read. A dot in `name` leads into a namespace.
+    `table` names the experiment, `amp/quality`, whose claims are the function of the same name. A dot in `name` leads
+    into a namespace.
     """
 
     table: str
@@ -30,20 +33,14 @@ class Goal:
     measure: str
     at_least: float | None = None
     at_most: float | None = None
-    beside: str = ""
 
     @property
     def verdict(self) -> Verdict:
         chapter, _, table = self.table.partition("/")
-        first, *others = (_recorded(name) for name in (self.table, self.beside) if name)
+        first, *others = map(recorded, experiments.select([self.table, *BESIDE.get(self.table, ())]))
         named = first.named(getattr(importlib.import_module(f"helpers.claims.{chapter}"), table), *others)
         value = reduce(getattr, self.name.split("."), named) if named.measured else lacking(self.table)
         return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)
-
-
-def _recorded(table: str) -> Results:
-    (experiment,) = experiments.select([table])
-    return recorded(experiment)
 
 
 def table() -> pd.DataFrame:
@@ -73,13 +70,9 @@ GOALS = (
     Goal("profiling/predicted", "median_error", "median error of a predicted gain, share of a step", at_most=0.1),
     Goal("profiling/predicted", "largest_excess", "largest gain beyond its prediction, share of a step", at_most=0.05),
     Goal("profiling/predicted", "share_right", "pairs of faults whose better fix is named first", at_least=0.9),
-    Goal(
-        "swiglu/peers", "level2_slowest", "time of level 2 against torch.compile", at_most=1.0, beside="swiglu/ceilings"
-    ),
-    Goal(
-        "swiglu/peers", "level2_stored", "saved bytes of level 2 against plain", at_most=0.55, beside="swiglu/ceilings"
-    ),
-    Goal("rush/ladder", "matmul_share", "share of the matmul throughput", at_least=0.65, beside="rush/pairs"),
+    Goal("swiglu/peers", "level2_slowest", "time of level 2 against torch.compile", at_most=1.0),
+    Goal("swiglu/peers", "level2_stored", "saved bytes of level 2 against plain", at_most=0.55),
+    Goal("rush/ladder", "matmul_share", "share of the matmul throughput", at_least=0.65),
     Goal("rush/peers", "over_compiled", "speedup over compiled transformers", at_least=1.3),
     Goal("rush/peers", "speedup", "speedup over the fastest setup of transformers", at_least=1.3),
     Goal("pipelines/formats", "largest_shards", "speedup of cold tar or TFRecord reads over small files", at_least=3),

@@ -40,11 +40,12 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
     ranked = rungs.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
     best, start_loss = _best(rungs, trials), pick(measured, "loss", decimals=3, rung=START)
     losses = (measured["loss"] - float(start_loss)).abs().fillna(0)
-    heads = {"rung": "rung", "gain": "speedup", "tokens/s": "tokens/s", "step_ms": "step_ms"}
-    heads |= {"matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
-    heads |= {"peak_gib": "peak_gib", "loss": "loss"}
-    change = {"rung": "change", "baseline": "baseline", "gain": "speedup", "compile_s": "compile_s"}
+    kept = ["rung", "gain", "tokens/s", "step_ms", "matmul_share", "product_tflops", "peak_gib", "loss"]
+    heads = {"gain": "speedup", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+    left_out = others[["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]]
     unseen = [row["rung"] for row in rungs.to_dict("records") if row["gain"].measured and not visible(row["gain"])]
+    before_flash = stands_on("FlashAttention", _kind(rows))
+    peaks = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
@@ -53,8 +54,8 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
             f"{rate:,.0f}" + (f"  ({gain:brief})" if gain.measured else "")
             for rate, gain in zip(rungs["tokens/s"], rungs["gain"], strict=True)
         ],
-        rungs=rungs[list(heads)].rename(columns=heads),
-        left=others[[*change, "peak_gib", "loss"]].rename(columns=change).assign(note=others["rung"].map(left)),
+        rungs=rungs[kept].rename(columns=heads),
+        left=left_out.rename(columns={"rung": "change"} | heads).assign(note=others["rung"].map(left)),
         unseen=", ".join(unseen) or "none",
         gains=dict(zip(measured["rung"], measured["gain"], strict=True)),
         **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
@@ -64,17 +65,14 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
         best_share=Number(best["matmul_share"], PERCENT, decimals=0),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         best_loss=Number(best["loss"], decimals=3),
-        start_rate=pick(rungs, "tokens/s", "tokens/s", 0, rung=START),
-        setups=derived(len(measured), "counted", "", 0),
         model=first["model"],
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
         adamw=_gain(ranked, "fused AdamW"),
-        attention_bytes=_bytes_saved(rungs, "FlashAttention", _kind(rows)),
+        attention_bytes=replace(over(*peaks), derivation="allocated bytes"),
         matmul_share=Number(best["matmul_share"], PERCENT),
         total=_speedup(rows, trials, best["rung"], START),
         limit=_limits(rows).max(),
-        library=best.get("product_library", ""),
         start_loss=start_loss,
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
         loss_rung=measured.loc[losses.idxmax(), "rung"],
@@ -106,7 +104,6 @@ def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     rungs = rows.assign(matmul_share=rows["tokens_per_s"] / _limits(rows)).set_index("step", drop=False).loc[order]
     rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
     rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
-    rungs["compile_s"] = rungs.get("compile_s", float("nan"))
     return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])
 
 
@@ -122,16 +119,6 @@ def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str 
         return speedup(together.iloc[0], 2)
     rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
     return in_unit(over(rate, base, LUCK), TIMES, 2)
-
-
-def _peak(rungs: pd.DataFrame, rung: str) -> Number:
-    return pick(rungs, "peak_gib", "GiB", rung=rung)
-
-
-def _bytes_saved(rungs: pd.DataFrame, rung: str, kind: str) -> Number:
-    """A rung's peak against that of the one it stands on: both are counts of allocated bytes."""
-    ratio = over(_peak(rungs, stands_on(rung, kind)), _peak(rungs, rung))
-    return replace(ratio, derivation="allocated bytes") if ratio.measured else ratio
 
 
 def _gain(ranked: pd.DataFrame, rung: str) -> Number:
@@ -191,23 +178,15 @@ def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
 
 def peers(rows: pd.DataFrame) -> SimpleNamespace:
     """transformers' step against ours, trained in turn in one process."""
-    heads = {
-        "variant": "variant",
-        "speedup": "our speedup",
-        "step_gib": "peak, GiB",
-        "ours_step_gib": "ours, peak, GiB",
-    }
-    heads |= {"loss": "loss", "ours_loss": "ours, loss"}
+    names = ["variant", "speedup", "step_gib", "ours_step_gib", "loss", "ours_loss"]
+    heads = {"speedup": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
     in_pairs = "low" in rows and rows["low"].notna().all()
-    rows = rows.assign(
-        speedup=[
-            paired(row) if in_pairs else Number(row["ratio"], TIMES, decimals=2) for row in rows.to_dict("records")
-        ]
-    )
+    ratio = paired if in_pairs else lambda row: Number(row["ratio"], TIMES, decimals=2)
+    rows = rows.assign(speedup=[ratio(row) for row in rows.to_dict("records")])
     fastest = rows.loc[rows["ratio"].idxmin()]
     compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
-        variants=rows[list(heads)].rename(columns=heads),
+        variants=rows[names].rename(columns=heads | {"ours_loss": "ours, loss"}),
         fastest=fastest["variant"],
         over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
         speedup=fastest["speedup"],

@@ -1,8 +1,9 @@
 """Chapter 0: the whole training stage by stage, what each change is worth, cold reads, and the roofline."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pandas as pd
@@ -112,35 +113,30 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
 
     `unseen` names all of no visible effect; `near` those of them that have no interval.
     """
-    gains = {
-        f"{change.replace('_', ' ')} ({setting})": gain
-        for setting, all_of in settings.items()
-        for change, gain in all_of.items()
-    }
-    seen = {name: gain for name, gain in gains.items() if visible(gain, SAME)}
+    changes = [
+        (setting, change.replace("_", " "), gain)
+        for setting, gains in settings.items()
+        for change, gain in gains.items()
+        if gain.measured
+    ]
+    seen = {f"{change} ({setting})": gain for setting, change, gain in changes if visible(gain, SAME)}
+    unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
     ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
     largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
-
-    def unseen(gain: Number) -> bool:
-        return gain.measured and not visible(gain, SAME)
-
     return SimpleNamespace(
         gains=ordered,
-        count=sum(gain.measured for gain in gains.values()),
+        count=len(changes),
         largest=largest,
         largest_gain=largest_gain,
-        unseen=_by_setting(settings, unseen),
+        unseen=_by_setting(unseen),
         below=derived(SAME, "a setting", PERCENT, 0),
     )
 
 
-def _by_setting(settings: Mapping[str, Mapping[str, Number]], wanted: Callable[[Number], bool]) -> str:
-    """The changes whose gain is wanted: `ViT: bf16, workers; language model: packed`."""
-    chosen = {
-        setting: [change.replace("_", " ") for change, gain in all_of.items() if wanted(gain)]
-        for setting, all_of in settings.items()
-    }
-    return "; ".join(f"{setting}: {', '.join(names)}" for setting, names in chosen.items() if names)
+def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:
+    """Their names: `ViT: bf16, workers; language model: packed`."""
+    groups = itertools.groupby(changes, key=itemgetter(0))
+    return "; ".join(f"{setting}: {', '.join(change for _, change, _ in of)}" for setting, of in groups)
 
 
 def reading(rows: pd.DataFrame) -> SimpleNamespace:

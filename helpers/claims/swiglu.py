@@ -1,5 +1,6 @@
 """Chapter 4: what each level of saving costs in time, bytes and accuracy, measured and derived."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
@@ -72,7 +73,8 @@ def sweep(rows: pd.DataFrame) -> SimpleNamespace:
         base = of_shape.loc[of_shape[LEVEL] == 0, "peak_gib"].max()
         for row in of_shape.sort_values(LEVEL).to_dict("records"):
             level = int(row[LEVEL])
-            saving = derived_costs.peak_saving_bytes(level, batch * length, hidden, intermediate, layers, 4)
+            shape = (batch * length, hidden, intermediate, layers, 4)
+            saving = derived_costs.peak_bytes(0, *shape) - derived_costs.peak_bytes(level, *shape)
             line = {"batch": batch, "sequence": length, "d": hidden, "layers": layers, "level": level}
             line |= {"forward, s": row["forward_s"], "backward, s": row["backward_s"], "peak, GiB": row["peak_gib"]}
             less = {"reduction, GiB": base - row["peak_gib"], "derived, GiB": saving / GIB}
@@ -95,11 +97,8 @@ def _against(base: pd.DataFrame, level: pd.DataFrame) -> SimpleNamespace:
 
 def _range(shares: pd.Series) -> SimpleNamespace:
     """The least and the largest of some shares."""
-    least, most = (
-        Number(float(of), PERCENT, missing="stacks in fp32 at both levels", decimals=0)
-        for of in (shares.min(), shares.max())
-    )
-    return SimpleNamespace(least=least, most=most)
+    share = partial(Number, unit=PERCENT, missing="stacks in fp32 at both levels", decimals=0)
+    return SimpleNamespace(least=share(shares.min()), most=share(shares.max()))
 
 
 def growth(rows: pd.DataFrame) -> SimpleNamespace:
@@ -165,10 +164,8 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
         chosen = rows[(rows["dtype"] == dtype) & (rows["hidden_dim"] == WIDTH) & (rows["variant"] == variant)]
         return of_rounds(chosen.iloc[0], f"ratio_to_{to}", 2) if len(chosen) else lacking(variant, TIMES)
 
-    def stored(variant: str) -> Number:
-        return pick(rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH, variant=variant)
-
     one, two, three = (f"{OURS}{level}" for level in (1, 2, 3))
+    stored = partial(pick, rows, "saved_ratio", PERCENT, 0, dtype=dtype, hidden_dim=WIDTH)
     return SimpleNamespace(
         dtype=NAMES[dtype],
         level1_to_level2=over(ratio(one, "plain"), ratio(two, "plain")),
@@ -176,9 +173,9 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
         level2_to_plain=ratio(two, "plain"),
         level3=ratio(three, "compiled"),
         budget=ratio(BUDGET, "compiled"),
-        stored2=stored(two),
-        stored3=stored(three),
-        stored_budget=stored(BUDGET),
+        stored2=stored(variant=two),
+        stored3=stored(variant=three),
+        stored_budget=stored(variant=BUDGET),
     )
 
 

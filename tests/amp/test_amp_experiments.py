@@ -1,5 +1,6 @@
 """Chapter 1's experiments on the small preset."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -11,8 +12,13 @@ from helpers.lab.memory import GIB, Memory
 
 @pytest.fixture(scope="module")
 def trained():
-    """The tables of runs and of their curves, of one training each."""
-    return experiments.quality("small"), experiments.curves("small")
+    """The tables of runs and of their curves, and how many trainings they took."""
+    done, train = [], trainings.training.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainings.training, "train", lambda *given, **how: done.append(1) or train(*given, **how))
+        tables = (experiments.quality, experiments.curves)
+        runs, curves = (pd.DataFrame([r for c in e.configurations("small")[::2] for r in e.rows(c)]) for e in tables)
+        return runs, curves, len(done)
 
 
 def test_quality_says_how_a_run_went(trained):
@@ -26,17 +32,17 @@ def test_quality_says_how_a_run_went(trained):
         assert (row["final_scale"] == row["final_scale"]) == (row["precision"] == "dynamic")
 
 
-def test_curves_follow_loss_and_scale(trained):
-    rows = trained[1]
-    dynamic = rows[rows["precision"] == "dynamic"]
-    assert dynamic["scale"].eq(2.0**16).all()
-    assert rows[rows["precision"] == "fp32"]["scale"].isna().all()
-    assert rows["loss"].notna().all()
+def test_curves_follow_loss_and_scale_of_the_same_trainings(trained):
+    runs, curves, trainings = trained
+    assert trainings == len(runs)
+    assert curves.loc[curves["precision"] == "dynamic", "scale"].eq(2.0**16).all()
+    assert curves.loc[curves["precision"] == "fp32", "scale"].isna().all()
+    assert curves["loss"].notna().all()
 
 
-def test_the_constant_guess_is_the_most_frequent_target_of_training():
-    share = experiments.quality.measure(task="segmentation", precision="fp32", size="small", seed=0)
-    assert share["constant_accuracy"] > 0.5  # background
+def test_the_constant_guess_is_the_most_frequent_target_of_training(trained):
+    runs = trained[0]
+    assert runs.loc[runs["task"] == "segmentation", "constant_accuracy"].gt(0.5).all()  # background
     setup = setups.training_setup("lm", "fp32", "small")
     task = trainings.training.build_task(setup, torch.device("cpu"))
     tokens = torch.cat([batch.targets.flatten() for batch in task.batches(0)])
@@ -44,19 +50,6 @@ def test_the_constant_guess_is_the_most_frequent_target_of_training():
     targets = torch.cat([batch.targets.flatten() for batch in task.validation()])
     expected = float((targets == commonest).sum() / (targets != 0).sum())
     assert trainings._constant_accuracy(task) == pytest.approx(expected)
-
-
-def test_one_training_serves_the_table_of_runs_and_their_curves(monkeypatch):
-    run = {"task": "segmentation", "precision": "dynamic", "size": "small"}
-    monkeypatch.setattr(trainings, "_curve_of", {})
-    alone = experiments.curves.measure(**run)
-    for seed in (0, 1):
-        experiments.quality.measure(**run, seed=seed)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainings.training, "train", lambda *_, **__: pytest.fail("trained once more"))
-        beside = experiments.curves.measure(**run)
-    assert beside == alone
-    assert experiments.curves.measure(**run) == alone  # what was left is taken: trained anew
 
 
 def test_what_takes_seconds_is_measured_before_whole_trainings():
@@ -89,26 +82,18 @@ def test_zeros_are_counted_for_each_layer():
 
 
 def test_a_handed_over_step_never_reads_on_the_host_and_each_is_queued_behind_a_busy_gpu(monkeypatch):
-    calls = []
-    monkeypatch.setattr(overheads, "queue_ahead", lambda _: calls.append("busy"))
-    steps = overheads.scaler_steps
-    names = ("no scaler", "torch.amp.GradScaler", "plain operations", "ours")
-
-    def logged(parameters):
-        return {
-            name: lambda name=name, step=step: (calls.append(name), step()) for name, step in steps(parameters).items()
-        }
-
-    monkeypatch.setattr(overheads, "scaler_steps", logged)
+    busy = []
+    monkeypatch.setattr(overheads, "queue_ahead", busy.append)
+    monkeypatch.setattr(overheads, "large_copy", lambda on_cpu: 1)
     rows = experiments.scaler_step("small").set_index("variant")
-    assert [calls[at - 1] for at, call in enumerate(calls) if call in names] == ["busy"] * (len(calls) // 2)
+    assert len(busy) > rows["n"].sum()
     assert rows.loc["ours", "host_reads"] == rows.loc["no scaler", "host_reads"] == 0
     assert rows.loc["plain operations", "host_reads"] == 1
     assert rows.loc["torch.amp.GradScaler", "ratio_to_torch"] == 1
     assert rows.loc["ours", "ratio_to_torch_low"] <= rows.loc["ours", "ratio_to_torch"]
 
 
-@pytest.mark.parametrize("millions", [1, 10, 24, 100, 1000])
+@pytest.mark.parametrize("millions", [1, 24, 1000])
 def test_a_decoder_has_about_as_many_parameters_as_asked_for(millions):
     parameters = sum(torch.Size(shape).numel() for shape in overheads.decoder_shapes(millions))
     assert parameters == pytest.approx(millions * 1e6, rel=0.1)
@@ -121,14 +106,14 @@ def test_gradients_of_the_stack_are_in_the_range_of_fp16():
         assert torch.finfo(torch.float16).tiny < gradient < 1
 
 
-def test_the_memory_of_a_gradient_leaves_out_what_else_lies_there(monkeypatch):
+def test_gradients_are_timed_and_their_memory_leaves_out_what_else_lies_there(monkeypatch):
     pictures = 10 * GIB
     monkeypatch.setattr(gradients, "peak_memory", lambda step: Memory(pictures, pictures + GIB, pictures))
     for task in setups.BOTH:
-        run = {"task": task, "precision": "dynamic", "size": "small", "kernels": experiments.FP32_KERNELS}
-        assert 1 < experiments.gradient_time.measure(**run)["peak_gib"] < 1.01
+        run = {"task": task, "precision": "dynamic", "size": "small", "kernels": gradients.FP32_KERNELS}
+        row = experiments.gradient_time.measure(**run)
+        assert row["median_ms"] > 0 and 1 < row["peak_gib"] < 1.01
 
 
-def test_costs_are_measured_for_each_variant():
+def test_each_autocast_is_measured():
     assert set(experiments.autocast_overhead("small")["variant"]) == {"no autocast", "torch.autocast", "ours"}
-    assert (experiments.gradient_time("small")["median_ms"] > 0).all()

@@ -76,17 +76,13 @@ def test_the_fastest_of_several_variants_is_quoted():
         "9.0× (unpaired)",
     )
     assert not throughput.balanced.measured
-    with pytest.raises(KeyError, match="real_tokens_per_s"):
-        batching.throughput(trained.rename(columns={"real_tokens_per_s": "tokens_per_s"}))
 
 
-def test_samplers_and_packers_are_tabled_by_size():
+def test_samplers_are_tabled_by_size():
     scaling = pd.DataFrame({"samples": [10**4, 10**6], "variant": "BalancedBatchSampler", "init_s": [0.001, 0.05]})
     scaling = batching.sampler_scaling(scaling.assign(first_batch_ms=1.0, batch_us=[5.0, 4.0]))
     assert scaling.table["init, ms: ours"].tolist() == [1, 50]
     assert f"{scaling.growth}" == "0.80× (unpaired)"
-    packs = pd.DataFrame({"samples": [10, 100], "capacity": 8, "strategy": "greedy", "fill": [0.5, 0.9], "pack_s": 0.1})
-    assert batching.packing(packs).table["filled, %: greedy"].tolist() == [90]
     padded = pd.DataFrame(
         {"samples": 100, "batch_size": [4, 8], "variant": "BRAIN", "candidate_share": 1.0, "fill": 1.0}
     )

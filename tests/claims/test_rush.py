@@ -14,7 +14,7 @@ RATES = {START: 100.0, ONEDNN: 120.0, "mixed precision": 150.0, "fused AdamW": 4
 def rungs(rates=RATES, **others):
     """A row for each rung; fp32's product rate is 0.2 TFLOP/s, bf16's grows from rung to rung."""
     row = {"model": "tiny", "sequence": 64, "text": "text", "preset": "cpu", "step_ms": 1.0, "p20_ms": 1.0}
-    row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0} | others
+    row |= {"p80_ms": 1.0, "peak_gib": 1.0, "loss": 7.0, "compile_s": None} | others
     rates_of = {step: 0.2 if step in (START, ONEDNN) else 0.5 + n / 10 for n, step in enumerate(rates)}
     rows = [row | {"step": s, "tokens_per_s": r, "product_tflops": rates_of[s]} for s, r in rates.items()]
     return pd.DataFrame(rows)
@@ -50,10 +50,6 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visi
     assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best == "fused AdamW"
 
 
-def test_a_rung_that_nothing_stands_on_has_no_gain():
-    assert "not measured" in f"{rush.ladder(rungs({START: 1.0, ONEDNN: 2.0})).third.gain}"
-
-
 def test_pages_are_kept_at_both_ends_of_the_ladder():
     row = {"median_ms": 1.0, "baseline_ms": 3.0, "ratio": 1 / 3, "low": 0.3, "high": 0.4, "pairs": 5}
     named = rush.allocator(pd.DataFrame([row | {"rung": START, "sequence": 512}]))
@@ -72,7 +68,7 @@ def test_a_ladder_without_its_first_rung_has_no_total():
     rates = {step: rate for step, rate in RATES.items() if step != START}
     named = rush.ladder(rungs(rates))
     assert not any(number.measured for number in (named.total, named.start_share, named.start_loss, named.loss_apart))
-    assert named.best == "fused AdamW"
+    assert named.best == "fused AdamW" and not rush.ladder(rungs({START: 1.0})).first.gain.measured
 
 
 def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
@@ -119,14 +115,7 @@ def test_losses_of_ranks_need_the_one_of_a_single_process():
     assert not named.apart.measured
 
 
-def test_a_renamed_column_raises():
-    with pytest.raises(KeyError, match="tokens_per_s"):
-        rush.ladder(rungs().rename(columns={"tokens_per_s": "rate"}))
-
-
 def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     named = rush.published_speed()
     assert len(named.table) == len(rush.GPUS) * len(rush.TRAININGS) and float(named.count) == len(named.runs)
     assert float(named.median) < float(named.p90) < 0.25
-    within = ((named.runs["predicted"] / named.runs["tok_s_gpu"] - 1).abs() <= float(named.p90)).mean()
-    assert within == pytest.approx(0.9, abs=0.01)

@@ -39,11 +39,6 @@ def test_without_level_0_there_is_no_reduction():
     assert sweep.table["reduction, GiB"].isna().all()
 
 
-def test_a_renamed_column_is_an_error():
-    with pytest.raises(KeyError, match="peak_gib"):
-        swiglu.sweep(STACKS.rename(columns={"peak_gib": "peak"}))
-
-
 def test_one_thing_grows_in_each_panel():
     growth = swiglu.growth(STACKS)
     lengths, _, depths = growth.panels.values()

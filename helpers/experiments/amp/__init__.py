@@ -4,18 +4,8 @@ The order of the imports is that of measuring: one whole training after another 
 among them leaves the rest complete.
 """
 
-from .gradients import FP32_KERNELS, TORCHS_KERNELS, exponents, gradient_time, zeros
+from .gradients import exponents, gradient_time, zeros
 from .overheads import autocast_overhead, scaler_step
 from .trainings import curves, quality
 
-__all__ = [
-    "FP32_KERNELS",
-    "TORCHS_KERNELS",
-    "autocast_overhead",
-    "curves",
-    "exponents",
-    "gradient_time",
-    "quality",
-    "scaler_step",
-    "zeros",
-]
+__all__ = ["autocast_overhead", "curves", "exponents", "gradient_time", "quality", "scaler_step", "zeros"]

@@ -4,17 +4,7 @@ cuDNN's attention is left out of all that is timed on a device, see `without_cud
 """
 
 from .attention_variants import attention
-from .model_times import STEPS, batch_time, throughput, training
-from .samplers_and_packers import OURS, packing, padding, sampler_scaling
+from .model_times import batch_time, throughput, training
+from .samplers_and_packers import packing, padding, sampler_scaling
 
-__all__ = [
-    "OURS",
-    "STEPS",
-    "attention",
-    "batch_time",
-    "packing",
-    "padding",
-    "sampler_scaling",
-    "throughput",
-    "training",
-]
+__all__ = ["attention", "batch_time", "packing", "padding", "sampler_scaling", "throughput", "training"]

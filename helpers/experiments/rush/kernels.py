@@ -18,21 +18,20 @@ from helpers.rush import optimizers
 TIMES = "variant median_ms p20_ms p80_ms n baseline_ms "
 
 
-@experiment(
-    small=[{"kind": kind, "rows": 64, "width": 64, "dtype": "float32"} for kind in swaps.KINDS],
-    # in fp32: a CPU adds up the gradient of torch's weights in their own type, and bf16 loses a tenth of it
-    cpu=[{"kind": kind, "rows": 2048, "width": 2048, "dtype": "float32"} for kind in swaps.KINDS],
-    gpu=[
+def _each_kind(*shapes: tuple[int, int, str]) -> list[Row]:
+    return [
         {"kind": kind, "rows": rows, "width": width, "dtype": dtype}
         for kind in swaps.KINDS
-        for rows, width in ((8192, 2048), (32768, 1024))
-        for dtype in ("float16", "bfloat16")
-    ],
-    big_gpu=[
-        {"kind": kind, "rows": rows, "width": width, "dtype": "bfloat16"}
-        for kind in swaps.KINDS
-        for rows, width in ((16384, 2048), (16384, 4096), (65536, 1024))
-    ],
+        for rows, width, dtype in shapes
+    ]
+
+
+@experiment(
+    small=_each_kind((64, 64, "float32")),
+    # in fp32: a CPU adds up the gradient of torch's weights in their own type, and bf16 loses a tenth of it
+    cpu=_each_kind((2048, 2048, "float32")),
+    gpu=_each_kind(*((*shape, t) for shape in ((8192, 2048), (32768, 1024)) for t in ("float16", "bfloat16"))),
+    big_gpu=_each_kind((16384, 2048, "bfloat16"), (16384, 4096, "bfloat16"), (65536, 1024, "bfloat16")),
     version=2,
     columns=TIMES + "ratio_to_torch share_of_copy peak_gib",
 )
@@ -55,12 +54,9 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     missing = {variant: missing_because(*swaps.needs(variant)) for variant in swaps.VARIANTS}
     steps = {v: partial(both, swaps.norm(v, kind)) for v, reason in missing.items() if not reason}
     timed = compare({swaps.TORCH: steps[swaps.TORCH]} | steps, before=queue_ahead)
-    moved = sum(swaps.least_bytes(x.numel(), x.element_size()))
-
-    def peak(variant: str) -> Row:
-        return {"peak_gib": peak_memory(steps[variant]).added_bytes / GIB}
-
-    return _kernel_rows(missing, timed, swaps.TORCH, moved, peak)
+    result = _kernel_rows(missing, timed, swaps.TORCH, sum(swaps.least_bytes(x.numel(), x.element_size())))
+    peaks = {variant: peak_memory(step).added_bytes / GIB for variant, step in steps.items()}
+    return [row | {"peak_gib": peaks.get(row["variant"])} for row in result]
 
 
 @experiment(
@@ -89,13 +85,7 @@ def adam(million_parameters: int) -> list[Row]:
     return _kernel_rows(missing, timed, optimizers.FUSED, moved)
 
 
-def _kernel_rows(
-    missing: dict[str, str],
-    timed: Comparison,
-    baseline: str,
-    moved: int,
-    more: Callable[[str], Row] = lambda _: {},
-) -> list[Row]:
+def _kernel_rows(missing: dict[str, str], timed: Comparison, baseline: str, moved: int) -> list[Row]:
     """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
     share of a copy's; or why it can't run here."""
     gb_per_s = copy(large_copy(on_cpu=512))[1]
@@ -106,7 +96,7 @@ def _kernel_rows(
             rows.append({"variant": variant, STATUS: status})
             continue
         row = _against(timed, variant, baseline)
-        rows.append(row | {"share_of_copy": moved / row["median_ms"] / 1e6 / gb_per_s} | more(variant))
+        rows.append(row | {"share_of_copy": moved / row["median_ms"] / 1e6 / gb_per_s})
     return rows
 
 

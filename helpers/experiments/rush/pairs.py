@@ -7,11 +7,11 @@ from collections.abc import Callable
 from helpers.lab import device, experiment
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
-from helpers.rush import Setup, Trainer, rung, stands_on
+from helpers.rush import Setup, Trainer, stands_on
 from helpers.rush.measurement import text_tokens
 from helpers.rush.setup import CPU_LEFT, CPU_STEPS, START
 
-from .steps import BEST, ON_CPU, SMALL
+from .steps import BEST, ON_CPU, SMALL, missing, setup_of
 
 BATCHES = 4  # different ones, in turn
 TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 60.0}
@@ -19,24 +19,18 @@ PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEP
 PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
 
 
-def _setup(name: str, model: str, sequence: int) -> Setup:
-    return rung(name, Setup(model=model, sequence=sequence), device())
-
-
-def _missing(model: str, sequence: int, baseline: str, rung: str, **_: object) -> str:
-    """Why the two can't be compared here; a baseline that isn't possible is the nearest that is."""
+def _missing(rung: str, **sizes: object) -> str:
+    """Why a rung can't be compared here; a baseline that isn't possible is the nearest that is."""
     if device().type != "cpu":
         return "for a CPU: a GPU's ladder is compared in one process"
-    reason = _setup(rung, model, sequence).missing_because(device())
-    return f"not here: {reason}" if reason else ""
+    return missing(step=rung, **sizes)
 
 
-def _against(baseline: tuple[str, Setup], changed: tuple[str, Setup], seconds: float) -> Row:
+def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     """A trial of two setups, whose calls are of as many sequences; nothing of theirs is queued, so all steps count."""
-    step = f"{__name__}:training_step"
-    sequences = max(baseline[1].batch, changed[1].batch)
+    step, sequences = f"{__name__}:training_step", max(setup.batch for setup in setups.values())
     sides = []
-    for name, setup in (baseline, changed):
+    for name, setup in setups.items():
         arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
         sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
     return trial(*sides, seconds=seconds, drop=0, turn_steps=3, wanted=1).row()
@@ -51,21 +45,20 @@ def _against(baseline: tuple[str, Setup], changed: tuple[str, Setup], seconds: f
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
-    before, after = (_setup(name, model, sequence) for name in (baseline, rung))
-    return _against((baseline, before.possible(device())), (rung, after), trial_s)
+    before, after = (setup_of(model, sequence, name) for name in (baseline, rung))
+    return _trial({baseline: before.possible(device()), rung: after}, trial_s)
 
 
 @experiment(
     small=[TINY | {"rung": START}],
     cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline baseline_ms",
-    missing=lambda rung, **sizes: _missing(**sizes, baseline=rung, rung=rung),
+    missing=_missing,
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
     """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""
-    kept = _setup(rung, model, sequence)
-    given = dataclasses.replace(kept, allocator="default")
-    return _against(("default", given), ("kept", kept), trial_s)
+    kept = setup_of(model, sequence, rung)
+    return _trial({"default": dataclasses.replace(kept, allocator="default"), "kept": kept}, trial_s)
 
 
 def training_step(setup: dict[str, object], sequences: int) -> Callable[[], None]:

@@ -8,14 +8,15 @@ from helpers.lab.records import STATUS, Row
 from helpers.rush.rates import PEAKS, flops_per_token
 
 TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
+SHARDED = ("ddp", "zero2", "zero3")
 PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}
 
 
 @experiment(
     small=[{"model": TINY, "strategy": "zero3"}],
-    cpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
-    gpu=[{"model": SIXTY_M, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
-    big_gpu=[{"model": ONE_B, "strategy": strategy} for strategy in ("ddp", "zero2", "zero3")],
+    cpu=[{"model": SIXTY_M, "strategy": name} for name in SHARDED],
+    gpu=[{"model": SIXTY_M, "strategy": name} for name in SHARDED],
+    big_gpu=[{"model": ONE_B, "strategy": name} for name in SHARDED],
     columns=["counted_gib", "measured_gib", "ratio"],
 )
 def memory_alone(model: str, strategy: str) -> Row:
@@ -40,7 +41,7 @@ def distributed(ranks: int) -> list[Row]:
     Processes on one CPU share its cores, so losses and bytes are valid for GPUs too, but times aren't.
     """
     rows, jobs = [], []
-    for strategy in ("single",) if ranks == 1 else ("ddp", "zero2", "zero3", "tp"):
+    for strategy in ("single",) if ranks == 1 else (*SHARDED, "tp"):
         job = Job(strategy=strategy, steps=20, timeout_s=300)
         try:
             job.check(ranks)
@@ -54,23 +55,16 @@ def distributed(ranks: int) -> list[Row]:
 
 @experiment(
     small=[{"model": TINY, "strategy": "zero3", "ranks": 2}],
-    cpu=[
-        {"model": EIGHT_B, "strategy": strategy, "ranks": ranks}
-        for strategy in ("ddp", "zero2", "zero3")
-        for ranks in (2, 8, 64, 512)
-    ],
-    columns=[
-        *("simulated", "batch_per_rank", "sequence", "precision", "checkpointing", "how", "peak_gib"),
-        *("parameter_gib", "gradient_gib", "optimizer_gib", "compute_ms?", "p20_ms?", "p80_ms?", "n?"),
-    ],
+    cpu=[{"model": EIGHT_B, "strategy": name, "ranks": ranks} for name in SHARDED for ranks in (2, 8, 64, 512)],
+    columns="simulated batch_per_rank sequence precision checkpointing how peak_gib parameter_gib gradient_gib "
+    "optimizer_gib compute_ms? p20_ms? p80_ms? n?",
     memory_here=False,
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""
     sequence = 64 if model == TINY else 4096
     job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
-    row = rank_memory(job, ranks)
-    return {name: value for name, value in row.items() if name not in ("strategy", "ranks", "model")}
+    return rank_memory(job, ranks)
 
 
 ASSUMED_MFU = 0.5  # of the computation without communication
@@ -79,10 +73,8 @@ ASSUMED_MFU = 0.5  # of the computation without communication
 @experiment(
     small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
     cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
-    columns=[
-        *("predicted", "strategy", "ranks", "nodes", "overlapped", "sent_gib", "compute_ms", "communication_ms"),
-        *("exposed_ms", "step_ms", "tokens_per_s", "efficiency"),
-    ],
+    columns="predicted strategy ranks nodes overlapped sent_gib compute_ms communication_ms exposed_ms step_ms "
+    "tokens_per_s efficiency",
     memory_here=False,
 )
 def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
@@ -90,11 +82,11 @@ def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
 
     Compute time assumes half the peak of an H100 or H200; nothing here is measured.
     """
-    by_name = {known.name: known for known in CLUSTERS}
+    (links,) = (known for known in CLUSTERS if known.name == cluster)
     compute_ms = flops_per_token(model, sequence) * sequence / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
     rows = []
-    for strategy in ("ddp", "zero2", "zero3"):
+    for strategy in SHARDED:
         for ranks in (2, 4, 8, 16, 64, 256, 512):
             job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
-            rows.append(predict(job, ranks, by_name[cluster], compute_ms))
-    return [{name: value for name, value in row.items() if name not in ("model", "cluster")} for row in rows]
+            rows.append(predict(job, ranks, links, compute_ms))
+    return rows

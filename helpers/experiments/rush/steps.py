@@ -44,7 +44,7 @@ def _run(setup: Setup, **steps: int) -> Row:
     return _apart(setup, run, setup, **(FEW if setup.model == TINY else on_cpu | steps))
 
 
-def _setup(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
+def setup_of(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
     """A configuration's setup, a step of the device's ladder; the tiny model's is uncompiled, to save time."""
     names = BEFORE_BATCHES if batch else BEFORE_LENGTHS if checkpointing else BEST
     setup = rung(step or names[device().type], Setup(model=model, sequence=sequence), device())
@@ -53,10 +53,10 @@ def _setup(model: str, sequence: int, step: str = "", batch: int = 0, checkpoint
     return replace(setup, **changed)
 
 
-def _missing(**config: object) -> str:
+def missing(**config: object) -> str:
     """Why a configuration's setup can't run here, as a status; "" if it can."""
     try:
-        reason = _setup(**config).missing_because(device())
+        reason = setup_of(**config).missing_because(device())
     except ValueError as error:  # on an old GPU without a compiler a rung isn't compiled, which its change may need
         reason = str(error)
     return f"not here: {reason}" if reason else ""
@@ -68,12 +68,12 @@ def _missing(**config: object) -> str:
     gpu=[MEDIUM | {"step": step} for step in LADDER],
     big_gpu=[FULL | {"step": step} for step in LADDER],
     version=3,
-    missing=_missing,
+    missing=missing,
     columns=RUN,
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
-    return _run(_setup(model, sequence, step))
+    return _run(setup_of(model, sequence, step))
 
 
 @experiment(
@@ -86,7 +86,7 @@ def ladder(model: str, sequence: int, step: str) -> Row:
     big_gpu=[FULL | {"variant": variant} for variant in transformers_llama.VARIANTS],
     version=3,
     missing=lambda variant, **sizes: (
-        missing_because(*transformers_llama.needs(variant), "native bf16") or _missing(**sizes)
+        missing_because(*transformers_llama.needs(variant), "native bf16") or missing(**sizes)
     ),
     columns=PEERS,
 )
@@ -95,7 +95,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
 
     Both have the process's allocator, which on a CPU is the best rung's.
     """
-    setup = _setup(model, sequence)
+    setup = setup_of(model, sequence)
     return _apart(setup, transformers_llama.against, variant, setup)
 
 
@@ -105,12 +105,12 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     gpu=[MEDIUM | {"workers": workers, "pinned": pinned} for workers in (0, 2) for pinned in (False, True)],
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
-    missing=_missing,
+    missing=missing,
     columns=f"step_ms {SPREAD} wait_ms copy_ms epoch_s",
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
-    setup = _setup(model, sequence)
+    setup = setup_of(model, sequence)
     steps = {TINY: 8, SIXTY_M: 12}.get(model, 40)
     return _apart(setup, epoch, setup, steps, workers, pinned)
 
@@ -121,12 +121,12 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     gpu=[],  # the ladder's largest batch fills such a GPU
     big_gpu=[FULL | {"batch": size} for size in (32,)],
     version=3,
-    missing=_missing,
+    missing=missing,
     columns=RUN,
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
-    return _run(_setup(model, sequence, batch=batch), loss_steps=WARM)
+    return _run(setup_of(model, sequence, batch=batch), loss_steps=WARM)
 
 
 CHECKPOINTING = ("none", "selective", "full", "memory budget")
@@ -139,9 +139,9 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
     gpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (2048, 8192) for name in CHECKPOINTING],
     big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
     version=3,
-    missing=_missing,
+    missing=missing,
     columns=RUN,
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
-    return _run(_setup(model, sequence, checkpointing=checkpointing), loss_steps=WARM)
+    return _run(setup_of(model, sequence, checkpointing=checkpointing), loss_steps=WARM)

@@ -1,7 +1,6 @@
 """Baselines: transformers' Llama, by default and with the usual additions (liger-kernel, FlashAttention-2, ...)."""
 
 import contextlib
-import functools
 import itertools
 import statistics
 import time
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from helpers.lab import compare, peak_memory
 from helpers.lab import device as this_device
-from helpers.lab.arguments import check_choice
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
 from helpers.models import Llama
@@ -38,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def needs(variant: str) -> tuple[str, ...]:
     """What a variant needs, for `lab.machine.missing_because`."""
-    check_choice(VARIANTS, variant=variant)
     parts = VARIANTS[variant]
     flash = ("flash_attn", "CUDA") if parts.get("attention") == FLASH else ()
     liger = ("liger-kernel", "CUDA") if parts.get("liger") else ()
@@ -81,6 +78,8 @@ def training_step(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
     """`step(tokens)`: one training step of a variant on tokens (B, T + 1); returns the loss without a sync."""
     if reason := missing_because(*needs(variant)):
         raise ValueError(reason)
+    from transformers.models.llama import modeling_llama
+
     device, parts = this_device(), VARIANTS[variant]
     model = transformers_llama(setup, device, parts.get("attention", "sdpa"))
     patched = apply_liger(model) if parts.get("liger") else {}
@@ -92,7 +91,7 @@ def training_step(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
 
     def step(tokens: Tensor) -> Tensor:
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with replaced(_modeling(), patched):
+        with replaced(modeling_llama, patched):
             with torch.autocast(device.type, torch.bfloat16, enabled=setup.precision == "amp-bf16"):
                 loss = forward(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss
             loss.backward()
@@ -119,15 +118,10 @@ def transformers_llama(setup: Setup, device: torch.device, attention: str) -> nn
 
 def config(model: str, attention: str = "sdpa"):
     """transformers' configuration of a preset."""
-    import transformers
+    from transformers import LlamaConfig
 
     size = preset(model)
-    theta, scaling = size.get("theta", 500000.0), size.get("scaling")
-    rope: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if scaling is None else _scaling(scaling)}
-    if int(transformers.__version__.split(".")[0]) >= 5:
-        kind = {"rope_type": "default"} if scaling is None else _scaling(scaling)
-        rope = {"rope_parameters": {"rope_theta": theta} | kind}
-    return transformers.LlamaConfig(
+    return LlamaConfig(
         vocab_size=size["vocab_size"],
         hidden_size=size["width"],
         intermediate_size=size["feedforward_size"],
@@ -139,7 +133,8 @@ def config(model: str, attention: str = "sdpa"):
         rms_norm_eps=size.get("epsilon", 1e-5),
         attn_implementation=attention,
         use_cache=False,
-        **rope,
+        rope_theta=size.get("theta", 500000.0),
+        rope_scaling=_scaling(size["scaling"]) if "scaling" in size else None,
     )
 
 
@@ -150,8 +145,8 @@ def apply_liger(model: nn.Module) -> dict[str, Any]:
     while it runs.
     """
     from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama as module
 
-    module = _modeling()
     before = dict(vars(module))
     apply_liger_kernel_to_llama(model=model)
     patched = {name: value for name, value in vars(module).items() if value is not before.get(name)}
@@ -171,13 +166,6 @@ def replaced(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
-
-
-@functools.cache
-def _modeling() -> ModuleType:
-    from transformers.models.llama import modeling_llama
-
-    return modeling_llama
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any]:

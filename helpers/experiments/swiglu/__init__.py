@@ -1,6 +1,7 @@
 """What chapter 4 measures. Each function takes one configuration and returns one row, or a row for each variant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,24 +31,16 @@ def _at_each_level(configs: list[Row]) -> list[Row]:
     return [config | {"checkpoint_level": level} for config in configs for level in LEVELS]
 
 
+def _limits(dtypes: Sequence[str], sizes: Sequence[int], copies: Sequence[int]) -> list[Row]:
+    products = [{"ceiling": "matmul", "dtype": dtype, "size": size} for dtype in dtypes for size in sizes]
+    return products + [{"ceiling": "copy", "dtype": "", "size": mib} for mib in copies]
+
+
 @experiment(
-    small=_shapes("ceiling dtype size", ("matmul", "float32", 512), ("copy", "", 64)),
-    cpu=_shapes(
-        "ceiling dtype size",
-        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (1024, 2048, 4096)),
-        ("copy", "", 512),
-    ),
-    gpu=_shapes(
-        "ceiling dtype size",
-        *(("matmul", dtype, size) for dtype in ("float16", "bfloat16", "float32") for size in (2048, 4096, 8192)),
-        ("copy", "", 1024),
-    ),
-    big_gpu=_shapes(
-        "ceiling dtype size",
-        *(("matmul", dtype, size) for dtype in ("bfloat16", "float32") for size in (4096, 8192, 16384)),
-        ("copy", "", 4096),
-        ("copy", "", 8192),
-    ),
+    small=_limits(["float32"], [512], [64]),
+    cpu=_limits(["bfloat16", "float32"], [1024, 2048, 4096], [512]),
+    gpu=_limits(["float16", "bfloat16", "float32"], [2048, 4096, 8192], [1024]),
+    big_gpu=_limits(["bfloat16", "float32"], [4096, 8192, 16384], [4096, 8192]),
     columns=(*TIMES, "tflops?", "gb_per_s?"),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
@@ -119,11 +112,9 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
 
 
 @experiment(
-    small=[{"dtype": "float32", "checkpoint_level": level} for level in LEVELS],
-    cpu=[{"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16") for level in LEVELS],
-    big_gpu=[
-        {"dtype": dtype, "checkpoint_level": level} for dtype in ("float32", "bfloat16", "float16") for level in LEVELS
-    ],
+    small=_at_each_level([{"dtype": "float32"}]),
+    cpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16")]),
+    big_gpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
     columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
@@ -191,40 +182,33 @@ SWEEP_TASK = _shapes(  # the task's shapes, in the task's fp32
     (16, 512, 1024, 4096, 3, "float32"),
     (4, 1024, 4096, 16384, 5, "float32"),
 )
-SWEEP_CPU = _shapes(  # the task's first two, its third with a quarter of the batch; then one thing grows at a time
+SWEEP_CPU = SWEEP_TASK[:2] + _shapes(  # the task's third with a quarter of the batch; then one thing grows at a time
     STACK,
-    (16, 128, 512, 2048, 2, "float32"),
-    (32, 128, 512, 2048, 2, "float32"),
     (2, 512, 1024, 4096, 3, "float32"),
     *((2, seq_len, 512, 2048, 4, "bfloat16") for seq_len in (128, 256, 512, 1024)),
     *((2, 256, hidden, 4 * hidden, 4, "bfloat16") for hidden in (256, 1024)),
     *((2, 256, 512, 2048, layers, "bfloat16") for layers in (1, 2, 8)),
 )
-SWEEP_GROWTH = _shapes(  # one thing grows at a time, from batch 8, sequence 2048, width 2048, 8 layers
-    STACK,
-    *((8, seq_len, 2048, 8192, 8, "bfloat16") for seq_len in (512, 1024, 2048, 4096, 8192)),
-    *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
-    *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
-)
-SWEEP_GPU = _shapes(  # one thing grows at a time, within 8 GB; fp16, as not each such GPU has bf16 units
+SWEEP_GPU = SWEEP_TASK[:3] + _shapes(  # one thing grows at a time, within 8 GB; fp16, as not each has bf16 units
     STACK,
     *((4, seq_len, 1024, 4096, 8, "float16") for seq_len in (512, 1024, 2048)),
     *((4, 1024, hidden, 4 * hidden, 8, "float16") for hidden in (512, 2048)),
     *((4, 1024, 1024, 4096, layers, "float16") for layers in (2, 4, 16)),
 )
-SWEEP_FILL = _shapes(  # more than an H200 holds at level 0, then at level 2
+SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
     STACK,
-    (16, 4096, 2048, 8192, 48, "bfloat16"),
-    (16, 4096, 2048, 8192, 80, "bfloat16"),
+    *((8, seq_len, 2048, 8192, 8, "bfloat16") for seq_len in (512, 1024, 2048, 4096, 8192)),
+    *((8, 2048, hidden, 4 * hidden, 8, "bfloat16") for hidden in (512, 1024, 4096)),
+    *((8, 2048, 2048, 8192, layers, "bfloat16") for layers in (2, 4, 16)),
+    *((16, 4096, 2048, 8192, layers, "bfloat16") for layers in (48, 80)),  # more than an H200 holds at level 0, then 2
 )
-SWEEP_SMALL = _shapes(STACK, (2, 32, 64, 256, 2, "float32"), (2, 32, 64, 256, 4, "float32"))
 
 
 @experiment(
-    small=_at_each_level(SWEEP_SMALL),
+    small=_at_each_level(_shapes(STACK, *((2, 32, 64, 256, layers, "float32") for layers in (2, 4)))),
     cpu=_at_each_level(SWEEP_CPU),
-    gpu=_at_each_level(SWEEP_TASK[:3] + SWEEP_GPU),
-    big_gpu=_at_each_level(SWEEP_TASK + SWEEP_GROWTH + SWEEP_FILL),
+    gpu=_at_each_level(SWEEP_GPU),
+    big_gpu=_at_each_level(SWEEP_BIG_GPU),
     columns=(
         *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
         *("n", "peak_gib", "before_gib", "saved_gib"),
@@ -245,12 +229,8 @@ def sweep(
     """
     check_layer(hidden_dim, intermediate_size, dtype, checkpoint_level)
     factory = {"device": device(), "dtype": getattr(torch, dtype)}
-    stack = nn.Sequential(
-        *(
-            MemoryOptimizedSwigluMLP(hidden_dim, intermediate_size, checkpoint_level, **factory)
-            for _ in range(num_layers)
-        )
-    )
+    layer = partial(MemoryOptimizedSwigluMLP, hidden_dim, intermediate_size, checkpoint_level, **factory)
+    stack = nn.Sequential(*(layer() for _ in range(num_layers)))
     x = torch.randn(batch, seq_len, hidden_dim, **factory, requires_grad=True)
     l = torch.randn(batch, seq_len, hidden_dim, **factory)
 
@@ -265,8 +245,8 @@ def sweep(
     saved = saved_bytes(lambda: stack(x), without=stack.parameters())
     row: Row = {}
     for name, timing in times.items():
-        seconds = (timing.median_ms / 1e3, timing.p20_ms / 1e3, timing.p80_ms / 1e3)
-        row |= dict(zip((f"{name}_s", f"{name}_p20_s", f"{name}_p80_s"), seconds, strict=True))
+        row |= {f"{name}_s": timing.median_ms / 1e3}
+        row |= {f"{name}_p20_s": timing.p20_ms / 1e3, f"{name}_p80_s": timing.p80_ms / 1e3}
     return row | {
         "n": times["forward"].n,
         "peak_gib": memory.peak_gib,

@@ -10,8 +10,6 @@ from helpers.swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVE
 
 from . import layer_variants as variants
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
 
 def saved_bytes(level: int, tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
     """What a layer saves for backward besides its weights: its input, and what the level adds."""
@@ -90,12 +88,6 @@ def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: 
         ledger.free(narrow if layer > 0 else 0)  # x, the output of the layer below
         ledger.free(narrow if layer < layers - 1 else 0)  # ∂L/∂y, which the layer above had made
     return ledger.peak
-
-
-def peak_saving_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: int, itemsize: int) -> int:
-    """How much lower a level's peak is than level 0's."""
-    shape = (tokens, hidden, intermediate, layers, itemsize)
-    return peak_bytes(KEEP_ALL, *shape) - peak_bytes(level, *shape)
 
 
 def _saved_hidden(level: int, elements: int, itemsize: int) -> int:

@@ -3,6 +3,7 @@
 Each variant is built from a plain module, with its weights, and returned with the module that owns them.
 """
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -30,22 +31,22 @@ def checkpointed(module: SwigluMLP) -> Built:
 
 
 def compiled(module: SwigluMLP) -> Built:
-    copy = _copy(module)
-    return compiled_apart(copy), copy
+    copied = copy.deepcopy(module)
+    return compiled_apart(copied), copied
 
 
 def compiled_on_a_budget(module: SwigluMLP) -> Built:
     """The compiler may keep half of what it would keep by default, and chooses what to compute again."""
     import torch._functorch.config as compiler
 
-    copy = _copy(module)
-    run = compiled_apart(copy)
+    copied = copy.deepcopy(module)
+    run = compiled_apart(copied)
 
     def forward(x: Tensor) -> Tensor:
         with compiler.patch(activation_memory_budget=0.5):
             return run(x)
 
-    return forward, copy
+    return forward, copied
 
 
 def liger(module: SwigluMLP) -> Built:
@@ -98,10 +99,3 @@ def weight_gradients(owner: nn.Module) -> list[Tensor]:
     """The gradients of W, V, U as (out, in), like a Linear's, whichever module owns the weights."""
     weights = [owner[name] if isinstance(owner, nn.ModuleDict) else getattr(owner, name) for name in "WVU"]
     return [w.weight.grad if isinstance(w, nn.Linear) else w.grad.t() for w in weights]
-
-
-def _copy(module: SwigluMLP) -> SwigluMLP:
-    weight = module.W.weight
-    copy = SwigluMLP(module.W.in_features, module.W.out_features, device=weight.device, dtype=weight.dtype)
-    copy.load_state_dict(module.state_dict())
-    return copy
