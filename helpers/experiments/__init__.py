@@ -17,24 +17,10 @@ from helpers.lab.experiment import Experiment
 # What a measurement of everything begins with, since a budget may cut it short: the tables that the first pages quote,
 # short ones before long ones. On a GPU the ladder compiles for a quarter of an hour.
 FIRST = (
-    "swiglu/ceilings",
-    "swiglu/peers",
-    "amp/scaler_step",
-    "amp/autocast_overhead",
-    "rush/norms",
-    "rush/adam",
-    "batching/throughput",
-    "batching/attention",
-    "profiling/diagnose",
-    "profiling/modules",
-    "compilers/fusion",
-    "rush/ladder",
-    "rush/pairs",
-    "rush/allocator",
-    "rush/peers",
-    "summary/stages",
-    "profiling/whole_runs",
-    "compilers/latency",
+    *("swiglu/ceilings", "swiglu/peers", "amp/scaler_step", "amp/autocast_overhead", "rush/norms", "rush/adam"),
+    *("batching/throughput", "batching/attention", "profiling/diagnose", "profiling/modules", "compilers/fusion"),
+    *("rush/ladder", "rush/pairs", "rush/allocator", "rush/peers"),
+    *("summary/stages", "profiling/whole_runs", "compilers/latency"),
 )
 
 
@@ -59,17 +45,14 @@ def tables_of(chapter: str) -> list[Experiment]:
 
 def select(targets: Iterable[str]) -> list[Experiment]:
     """The experiments that `CHAPTER` or `CHAPTER/TABLE` names, each once; for no names all of them, from `FIRST` on."""
-    chosen: list[Experiment] = []
+    chosen: dict[str, Experiment] = {}
     for target in list(targets) or [*FIRST, *chapters()]:
         chapter, _, table = target.partition("/")
-        selected = tables_of(chapter)
-        if table:
-            tables = [e.table for e in selected]
-            if table not in tables:
-                raise UnknownName(f"unknown table {table!r} in chapter {chapter}; valid: {', '.join(tables)}")
-            selected = [e for e in selected if e.table == table]
-        chosen += [e for e in selected if e not in chosen]
-    return chosen
+        tables = {e.table: e for e in tables_of(chapter)}
+        if table and table not in tables:
+            raise UnknownName(f"unknown table {table!r} in chapter {chapter}; valid: {', '.join(tables)}")
+        chosen |= {e.name: e for e in ([tables[table]] if table else tables.values())}
+    return list(chosen.values())
 
 
 def __getattr__(name: str):

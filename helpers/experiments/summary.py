@@ -1,7 +1,7 @@
 """What chapter 0 measures: complete trainings with the stages accumulated, and with each stage alone."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helpers.lab import device, experiment, in_fresh_process
@@ -22,25 +22,8 @@ def chosen(way: str, stage: str, stages: Sequence[str]) -> list[str]:
     return {START: [], ALONE: [stage], CUMULATIVE: list(up_to)}[way]
 
 
-def _cumulative(stages: Sequence[str], seed: int) -> list[Row]:
-    runs = [{"way": START, "stage": "none"}, *({"way": CUMULATIVE, "stage": name} for name in stages)]
-    return [config | {"seed": seed} for config in runs]
-
-
-def _alone(stages: Sequence[str], seed: int) -> list[Row]:
-    """The first stage alone equals the stages up to it, so it isn't run again."""
-    return [{"way": ALONE, "stage": name, "seed": seed} for name in stages[1:]]
-
-
-def _on_cpu() -> list[Row]:
-    """The stages alone, and compilation, which takes longer than all the rest, are measured with one seed."""
-    compiled = {"way": CUMULATIVE, "stage": COMPILED, "seed": SEEDS[0]}
-    climbed = [config for seed in SEEDS for config in _cumulative(NAMES[:-1], seed)]
-    return [*climbed, compiled, *_alone(NAMES, SEEDS[0])]
-
-
-def _on_gpu() -> list[Row]:
-    return [config for seed in SEEDS for config in _cumulative(NAMES, seed) + _alone(NAMES, seed)]
+def _runs(size: str, variants: Iterable[tuple[str, str]], seeds: Iterable[int]) -> list[Row]:
+    return [{"way": way, "stage": stage, "seed": seed, "size": size} for seed in seeds for way, stage in variants]
 
 
 @functools.cache
@@ -58,37 +41,33 @@ def _settle_norms(stages: frozenset[str], preset: str) -> None:
     run(stages, preset=preset, **ONE_STEP)
 
 
-def _measured(names: Sequence[str], preset: str, seed: int, **changes: int) -> Row:
-    """On a CPU in a process of its own, whose allocator keeps its pages."""
-    if device().type == "cpu" and preset != "small":
-        options = {"environment": environment(), "preset": preset, "seed": seed} | changes
-        return in_fresh_process(_settled, names, **options)
-    if FUSED in names and device().type == "cuda":
-        _settle()
-        _settle_norms(frozenset(names) - {COMPILED}, preset)
-    return _settled(names, preset=preset, seed=seed, **changes)
-
-
 def _settled(names: Sequence[str], **options: Any) -> Row:
     _settle()
     return run(names, path=local_wikitext(), **options)
 
 
-FEW = [
-    {"way": START, "stage": "none", "seed": 0},
-    {"way": CUMULATIVE, "stage": PROFILED, "seed": 0},
-    {"way": ALONE, "stage": PROFILED, "seed": 0},
-]
+CLIMBED = [(START, "none"), *((CUMULATIVE, name) for name in NAMES)]
+SINGLE = [(ALONE, name) for name in NAMES[1:]]  # the first stage alone equals the stages up to it
 
 
 @experiment(
-    small=[config | {"size": "small"} for config in FEW],
-    cpu=[config | {"size": "reduced"} for config in _on_cpu()],
-    gpu=[config | {"size": "gpu"} for config in _on_gpu()],
-    big_gpu=[config | {"size": "full"} for config in _on_gpu()],
+    small=_runs("small", [(START, "none"), (CUMULATIVE, PROFILED), (ALONE, PROFILED)], [0]),
+    # Compilation, which takes longer than all the rest, and the stages alone are measured with one seed.
+    cpu=_runs("reduced", CLIMBED[:-1], SEEDS) + _runs("reduced", [CLIMBED[-1], *SINGLE], [0]),
+    gpu=_runs("gpu", CLIMBED + SINGLE, SEEDS),
+    big_gpu=_runs("full", CLIMBED + SINGLE, SEEDS),
     version=3,
 )
 def stages(way: str, stage: str, seed: int, size: str) -> Row:
-    """A whole training of the language model: its time, memory, and what it learned from equally many real tokens."""
+    """A whole training of the language model: its time, memory, and what it learned from equally many real tokens.
+
+    On a CPU in a process of its own, whose allocator keeps its pages.
+    """
     names = chosen(way, stage, NAMES)
-    return _measured(names, size, seed, **({"samples": SAMPLES} if size == "full" else {}))
+    options = {"preset": size, "seed": seed} | ({"samples": SAMPLES} if size == "full" else {})
+    if device().type == "cpu" and size != "small":
+        return in_fresh_process(_settled, names, environment=environment(), **options)
+    if FUSED in names and device().type == "cuda":
+        _settle()
+        _settle_norms(frozenset(names) - {COMPILED}, size)
+    return _settled(names, **options)

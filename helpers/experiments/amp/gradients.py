@@ -84,8 +84,7 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
             return
         for name, parameter in step.model.named_parameters():
             if parameter.grad is not None and parameter.dim() > 1:
-                finite = bool(torch.isfinite(parameter.grad).all())
-                share = float(zero_share([parameter.grad])) if finite else None
+                share = float(zero_share([parameter.grad])) if parameter.grad.isfinite().all() else None
                 rows.append({"layer": name, "step": step.number + 1, "weights": parameter.numel(), "zero_share": share})
         raise _LookedAt
 

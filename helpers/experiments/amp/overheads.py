@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -18,7 +17,7 @@ from helpers.lab.timing import queue_ahead
 SCALE = 2.0**8
 
 NO_SCALER, TORCHS, PLAIN, OURS = "no scaler", "torch.amp.GradScaler", "plain operations", "ours"
-NO_AUTOCAST, TORCHS_AUTOCAST = "no autocast", "torch.autocast"
+TORCHS_AUTOCAST = "torch.autocast"
 
 
 def decoder_shapes(million_parameters: float) -> list[tuple[int, ...]]:
@@ -83,16 +82,6 @@ def operations(step: Callable[[], None]) -> list[str]:
     return names
 
 
-def autocast_regions(dtype: torch.dtype) -> dict[str, Callable[[], AbstractContextManager]]:
-    """No autocast, torch's and ours."""
-    kind = device().type
-    return {
-        NO_AUTOCAST: partial(torch.autocast, kind, enabled=False),
-        TORCHS_AUTOCAST: partial(torch.autocast, kind, dtype=dtype),
-        OURS: partial(Autocast, dtype=dtype, device_type=kind),
-    }
-
-
 LEAST_BYTES = 32  # per parameter, of an unscaled and clipped AdamW step
 BUSY_CYCLES = 4_000_000  # about 2 ms of a GPU: Python takes as long to queue a step
 REFERENCES = {"no_scaler": NO_SCALER, "torch": TORCHS}
@@ -148,11 +137,9 @@ def scaler_step(million_parameters: int) -> list[Row]:
 def _against(timed: Comparison, variant: str, to: str, name: str) -> Row:
     """A variant's ratio to a baseline, with the baseline's time, in columns that name it."""
     row = timed.row(variant, to)
-    columns = {f"{name}_ms": row["baseline_ms"]}
-    columns |= {f"ratio_to_{name}{end}": row[f"ratio{end}"] for end in ("", "_p20", "_p80")}
-    if "low" in row:
-        columns |= {f"ratio_to_{name}_{end}": row[end] for end in ("low", "high", "pairs")}
-    return columns
+    spread = {f"ratio_to_{name}{end}": row[f"ratio{end}"] for end in ("", "_p20", "_p80")}
+    interval = {f"ratio_to_{name}_{end}": row[end] for end in ("low", "high", "pairs")}
+    return {f"{name}_ms": row["baseline_ms"]} | spread | interval
 
 
 LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs into fp16's normal numbers
@@ -172,11 +159,16 @@ def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     Batches are so large that the GPU takes longer than Python; with small ones it would be Python's time. The loss
     is scaled for all three, for without it most gradients in fp16 are zeros, which a GPU multiplies faster.
     """
-    dtype = torch.bfloat16 if device().type == "cpu" else torch.float16
+    kind = device().type
+    dtype = torch.bfloat16 if kind == "cpu" else torch.float16
+    regions = {
+        "no autocast": partial(torch.autocast, kind, enabled=False),
+        TORCHS_AUTOCAST: partial(torch.autocast, kind, dtype=dtype),
+        OURS: partial(Autocast, dtype=dtype, device_type=kind),
+    }
     blocks = [nn.Sequential(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.GELU()) for _ in range(layers)]
     model = nn.Sequential(*blocks).to(device())
     x = torch.randn(batch, hidden, device=device())
-    regions = autocast_regions(dtype)
 
     def run(region: Callable) -> Tensor:
         model.zero_grad()

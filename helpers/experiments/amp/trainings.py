@@ -79,21 +79,16 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
     with fp16_by_fp32():
         outcome = training.train(setup, on_step=look, progress=False)
     task = training.build_task(setup, device())
-    row = {
-        "validation_accuracy": outcome["validation_accuracy"],
-        "validation_loss": outcome["validation_loss"],
+    names = ("validation_accuracy", "validation_loss", "train_loss", "skipped_steps", "steps", "source")
+    row = {name: outcome[name] for name in names} | {
         "constant_accuracy": _constant_accuracy(task),
-        "train_loss": outcome["train_loss"],
         "diverged": "yes" if outcome["diverged"] else "no",
         "zero_share": float(torch.stack(shares).mean()),
-        "skipped_steps": outcome["skipped_steps"],
         "first_scale": float(seen[0][2]),
         "final_scale": outcome["scale"],
         "growth_interval": setup.growth_interval,
         "micro_batches": task.micro_batches,
-        "steps": outcome["steps"],
         "train_s": outcome["seconds"],
-        "source": outcome["source"],
     }
     every = max(len(seen) // 80, 1)
     curve = [

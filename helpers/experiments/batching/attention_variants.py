@@ -34,11 +34,8 @@ LEAKING, PER_DOCUMENT = "causal, leaking", "SDPA per document"
     gpu=[{"tokens": tokens, "heads": 8, "head_dim": 64} for tokens in (2048, 8192)],
     big_gpu=[{"tokens": tokens, "heads": 8, "head_dim": 128} for tokens in (2048, 8192, 32768)],
     version=3,
-    columns=(
-        *("variant", "dtype", "median_ms", "p20_ms", "p80_ms", "n"),
-        *("baseline", "baseline_ms", "ratio", "ratio_p20", "ratio_p80", "build_ms", "peak_gib"),
-        *("low?", "high?", "pairs?", "starts?", "verdict?"),
-    ),
+    columns="variant dtype median_ms p20_ms p80_ms n baseline baseline_ms ratio ratio_p20 ratio_p80 build_ms peak_gib "
+    "low? high? pairs? starts? verdict?",
 )
 @without_cudnn_attention()
 def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:

@@ -21,7 +21,7 @@ from helpers.training.trainer import Precision, Trainer, mixed_precision
 
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
 from .samplers_and_packers import SPREADS
-from .step_times import PERCENTILES, RATE_COLUMNS, Steps, epoch, percentiles, rates, training_step
+from .step_times import PERCENTILES, epoch, fits, percentiles, rates, training_step
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS = ("BRAIN", "BIG BRAIN", "k = 10", "packed")
 FEEDS = {
@@ -43,10 +43,8 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 50_000} for size in (64, 256)],
     version=3,
-    columns=(
-        *("variant", *PERCENTILES, "mean_ms", "batches", "padding_share", "device_s", "epoch_s", "real_tokens_per_s"),
-        *("attention", "dtype", "source", "baseline", "ratio_to_brain"),
-    ),
+    columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share device_s epoch_s real_tokens_per_s "
+    "attention dtype source baseline ratio_to_brain",
 )
 @without_cudnn_attention()
 def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
@@ -84,7 +82,7 @@ def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_s
     big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
     version=3,
     same_work=False,  # each step takes another batch
-    columns=(*RATE_COLUMNS, "ratio_to_no_padding", "dtype", "source", "baseline"),
+    columns="variant median_ms p20_ms p80_ms n real_tokens_per_s ratio_to_no_padding dtype source baseline",
 )
 @without_cudnn_attention()
 def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: int) -> list[Row]:
@@ -108,22 +106,23 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
         if not missing_because(variant, device(), dtype):
             feeds[f"packed, {variant}"] = partial(packed_batches, variant=variant)
     mean, count = round(float(dataset.lengths.mean())), BATCHES if on_cuda else BATCHES // 2
-    variants = {NO_PADDING: Steps.of(step, [full_batch(samples, batch_size, mean, device())])}
+    batches = {NO_PADDING: [full_batch(samples, batch_size, mean, device())]}
     for name, feed in feeds.items():
-        batches, _ = feed(dataset, batch_size, device(), dtype, 0)
-        variants[name] = Steps.of(step, list(itertools.islice(batches(0), count)))
-    variants["packed, dense"].batches = variants["packed, dense"].batches[:DENSE_BATCHES]
-    variants[BRAIN].batches = variants[BRAIN].batches[:1]
-    names = list(variants)
+        epochs, _ = feed(dataset, batch_size, device(), dtype, 0)
+        batches[name] = list(itertools.islice(epochs(0), count))
+    real_tokens = {name: np.mean([int((b.targets != 0).sum()) for b in of]) for name, of in batches.items()}
+    batches["packed, dense"] = batches["packed, dense"][:DENSE_BATCHES]
+    batches[BRAIN] = batches[BRAIN][:1]
+    names = list(batches)
     for name in reversed(names):  # the largest last, when all masks are there
-        if not variants[name].fit():
-            del variants[name]
-    rows = {row["variant"]: row for row in rates(variants, rounds, warmup=1)}
+        if not fits(step, batches[name]):
+            del batches[name]
+    rows = rates(step, batches, real_tokens, rounds)
     limit = rows.get(NO_PADDING)
     for row in rows.values():
         row["ratio_to_no_padding"] = row["real_tokens_per_s"] / limit["real_tokens_per_s"] if limit else None
     origin = {"dtype": dtype_name(), "source": samples.source, "baseline": NO_PADDING}
-    return [rows.get(name, {"variant": name, STATUS: OUT_OF_MEMORY}) | origin for name in names]
+    return [{"variant": name} | rows.get(name, {STATUS: OUT_OF_MEMORY}) | origin for name in names]
 
 
 def _trainings(seeds: int, *sizes: float) -> list[Row]:
@@ -137,10 +136,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
     gpu=_trainings(3, 256, 4, 8192, 10_000, MAX_LENGTH, 16, 1, 1e-3),
     big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,
-    columns=(
-        *("train_s", "peak_gib", "validation_loss", "validation_accuracy"),
-        *("guess_loss", "guess_accuracy", "steps", "real_tokens", "source"),
-    ),
+    columns="train_s peak_gib validation_loss validation_accuracy guess_loss guess_accuracy steps real_tokens source",
 )
 @without_cudnn_attention()
 def training(

@@ -11,8 +11,8 @@ import numpy as np
 from helpers.batching import BalancedBatchSampler, pack
 from helpers.batching.packing import STRATEGIES
 from helpers.lab import experiment
-from helpers.lab.machine import NOT_INSTALLED
-from helpers.lab.records import STATUS, Row
+from helpers.lab.machine import missing_because
+from helpers.lab.records import Row
 
 from .inputs import MAX_LENGTH, wikitext_lengths
 
@@ -64,17 +64,15 @@ def _candidate_share(lengths: np.ndarray, k: int) -> float:
 @experiment(
     small=[{"samples": n, "variant": name} for n in (1000, 4000) for name in (OURS, TORCHTEXT)],
     cpu=[{"samples": 10**power, "variant": name} for power in range(3, 8) for name in (OURS, TORCHTEXT)],
-    columns=("init_s", "first_batch_ms", "batch_us", "batch_p20_us", "batch_p80_us", "n"),
+    columns="init_s first_batch_ms batch_us batch_p20_us batch_p80_us n",
+    missing=lambda variant, **_: missing_because("torchtext") if variant == TORCHTEXT else "",
 )
 def sampler_scaling(samples: int, variant: str) -> Row:
     """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""
     lengths, batch_size = wikitext_lengths(samples), 32
+    make = _bucket_iterator if variant == TORCHTEXT else partial(BalancedBatchSampler, k=5)
     began = time.perf_counter()
-    try:
-        make = _bucket_iterator if variant == TORCHTEXT else partial(BalancedBatchSampler, k=5)
-        sampler = make(lengths, batch_size)
-    except ImportError:
-        return {STATUS: f"{NOT_INSTALLED}torchtext"}
+    sampler = make(lengths, batch_size)
     init_s = time.perf_counter() - began
     begin = sampler if variant == TORCHTEXT else partial(iter, sampler)
     return {"init_s": init_s} | _sampler_times(begin)

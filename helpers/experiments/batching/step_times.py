@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from helpers.lab.timing import queue_ahead, synchronize
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
 PERCENTILES = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "p95_ms": 95, "max_ms": 100}
-RATE_COLUMNS = ("variant", "median_ms", "p20_ms", "p80_ms", "n", "real_tokens_per_s")  # of `rates`
 
 
 def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
@@ -62,46 +60,31 @@ def percentiles(times_ms: list[float]) -> Row:
     return row | {"mean_ms": float(np.mean(times_ms))}
 
 
-@dataclass
-class Steps:
-    """A variant's training step, to be called again and again: each call takes the next batch, round and round."""
-
-    step: Callable[[Any], Any]
-    batches: list
-    real_tokens: float  # of a batch, on the mean
-    number: int = 0
-
-    @classmethod
-    def of(cls, step: Callable[[Any], Any], batches: list) -> "Steps":
-        """With the real tokens counted; padding is 0."""
-        return cls(step, batches, float(np.mean([int((batch.targets != 0).sum()) for batch in batches])))
-
-    def __call__(self) -> None:
-        self.step(self.batches[self.number % len(self.batches)])
-        self.number += 1
-
-    def fit(self) -> bool:
-        """Whether there is memory enough for a step on each batch, by trying. If not, what was taken is given back."""
-        try:
-            for batch in self.batches:
-                self.step(batch)
-            return True
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        free_memory()
-        return False
+def fits(step: Callable[[Any], Any], batches: list) -> bool:
+    """Whether there is memory enough for a step on each batch, by trying. If not, what was taken is given back."""
+    try:
+        for batch in batches:
+            step(batch)
+        return True
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    free_memory()
+    return False
 
 
-def rates(steps: dict[str, Steps], rounds: int, warmup: int) -> list[Row]:
-    """A row for each variant, timed interleaved: median and spread of a step, real tokens a second over all steps."""
-    timed = compare(steps, check=False, rounds=rounds, warmup=warmup)
-    return [
-        {"variant": variant}
-        | timed.timing(variant).row()
-        | {"real_tokens_per_s": its.real_tokens * 1e3 / float(np.mean(timed.samples_ms[variant]))}
-        for variant, its in steps.items()
-    ]
+def rates(
+    step: Callable[[Any], Any], batches: dict[str, list], real_tokens: dict[str, float], rounds: int
+) -> dict[str, Row]:
+    """For each variant, timed interleaved: median and spread of a step, real tokens a second over all steps.
+
+    Each step takes the next of the variant's batches, round and round; `real_tokens` are those of a batch, on the mean.
+    """
+    endless = {name: itertools.cycle(of) for name, of in batches.items()}
+    steps = {name: lambda of=of: step(next(of)) for name, of in endless.items()}
+    timed = compare(steps, check=False, rounds=rounds, warmup=1)
+    per_s = {name: real_tokens[name] * 1e3 / float(np.mean(timed.samples_ms[name])) for name in steps}
+    return {name: timed.timing(name).row() | {"real_tokens_per_s": per_s[name]} for name in steps}
 
 
 def training_step(parameters: Iterable[Tensor], loss: Callable[[Any], Tensor]) -> Callable[[Any], None]:
