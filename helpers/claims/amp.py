@@ -33,8 +33,8 @@ def exponents(rows: pd.DataFrame) -> SimpleNamespace:
     lost = []
     for (task, kind), part in rows.dropna(subset="exponent").groupby(["task", "kind"], sort=False):
         tasks.setdefault(task, {})[kind] = part
-        below = {name: part["share"][part["exponent"] < limit].sum() for name, limit in LIMITS.items()}
-        shares = {name: share / part["share"].sum() for name, share in below.items()}
+        share, exponent = part["share"], part["exponent"]
+        shares = {name: share[exponent < limit].sum() / share.sum() for name, limit in LIMITS.items()}
         lost.append({"task": TASKS[task], "gradients of": kind} | shares)
     table = pd.DataFrame(lost, columns=["task", "gradients of", *LIMITS])
     activations = table[table["gradients of"] == "activations"]

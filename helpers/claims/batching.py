@@ -1,8 +1,5 @@
 """Chapter 2: what padding, samplers and packers cost; how fast and well a model learns from each kind of batches."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import product
 from statistics import NormalDist
 from types import SimpleNamespace
 
@@ -53,45 +50,38 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     """An epoch of forward passes by batch size: gains over BRAIN, padding, and what packs gain over k = 10."""
     columns = ["min_ms", "mean_ms", "median_ms", "max_ms", "batches", "padding, %", "epoch_s", "real_tokens_per_s"]
     shaped = rows.assign(**{"padding, %": (100 * rows["padding_share"]).map("{:.1f}".format)})
-    names = dict.fromkeys([*STEPS, *rows["variant"]])
     sizes = [int(size) for size in sorted(rows["batch_size"].unique())]
     rates = rows.pivot(index="variant", columns="batch_size", values="real_tokens_per_s")
-    rate = {key: _rate(rows, *key) for key in product(names, sizes)}
-    gains = {name: _most(over(rate[name, size], rate[BRAIN, size]) for size in sizes) for name in names}
-    brain, balanced = (
-        _most(pick(rows, "padding_share", PERCENT, decimals, variant=name, batch_size=size) for size in sizes)
-        for name, decimals in ((BRAIN, 0), (BALANCED, 1))
-    )
+    # As uncertain as if the batches of an epoch, which differ in length, had been drawn.
+    deviations = (rows["p75_ms"] - rows["p25_ms"]) / QUARTILES / rows["mean_ms"]
+    reaches = rows.assign(reach=NORMAL * deviations / rows["batches"] ** 0.5)
+    reaches = reaches.pivot(index="variant", columns="batch_size", values="reach")
+    against_brain = rates / rates.reindex([BRAIN]).to_numpy()
+
+    def most(name: str) -> Number:
+        if name not in rates.index or BRAIN not in rates.index:
+            return lacking(f"epochs of {name} and {BRAIN}")
+        size = against_brain.loc[name].idxmax()
+        return over(*(Number(rates.loc[of, size], reach=reaches.loc[of, size]) for of in (name, BRAIN)))
+
+    gain = {name: most(name) for name in dict.fromkeys([*STEPS, *rates.index])}
+    padding = rows.groupby("variant")["padding_share"].max().reindex(STEPS)
+    brain_padding = Number(padding[BRAIN], PERCENT, missing=f"an epoch of {BRAIN}", decimals=0)
     first = rows.iloc[0]
     epoch = f"an epoch of {rows['samples'].max():,.0f} samples, width {first['width']}"
     return SimpleNamespace(
         tables=[shaped.loc[rows["batch_size"] == size, ["variant", *columns]] for size in sizes],
         sizes=sizes,
         model=f"{epoch}, {first['dtype']}, {first['source']}",
-        against_brain=rates.reindex(STEPS) / rates.reindex([BRAIN]).to_numpy(),
-        big_brain=gains[BIG_BRAIN],
-        balanced=gains[BALANCED],
-        packed=gains[PACKED],
-        largest=_most(gains.values()),
-        brain_padding=brain,
-        bound=derived(1 / (1 - brain.value), "1 / (1 − padding)", decimals=1),
-        balanced_padding=balanced,
+        against_brain=against_brain.reindex(STEPS),
+        big_brain=gain[BIG_BRAIN],
+        balanced=gain[BALANCED],
+        packed=gain[PACKED],
+        largest=max((one for one in gain.values() if one.measured), key=float, default=gain[BRAIN]),
+        brain_padding=brain_padding,
+        bound=derived(1 / (1 - brain_padding.value), "1 / (1 − padding)", decimals=1),
+        balanced_padding=Number(padding[BALANCED], PERCENT, missing=f"an epoch of {BALANCED}", decimals=1),
     )
-
-
-def _rate(rows: pd.DataFrame, variant: str, size: int) -> Number:
-    """Real tokens/s of an epoch, as uncertain as if its batches, which differ in length, had been drawn."""
-    rate = pick(rows, "real_tokens_per_s", variant=variant, batch_size=size)
-    if not rate.measured:
-        return rate
-    (row,) = rows[(rows["variant"] == variant) & (rows["batch_size"] == size)].to_dict("records")
-    deviation = (row["p75_ms"] - row["p25_ms"]) / QUARTILES / row["mean_ms"]
-    return replace(rate, reach=NORMAL * deviation / row["batches"] ** 0.5)
-
-
-def _most(numbers: Iterable[Number]) -> Number:
-    """The largest that is measured."""
-    return max(numbers, key=lambda number: (number.measured, number.value))
 
 
 def attention(rows: pd.DataFrame) -> SimpleNamespace:

@@ -45,16 +45,11 @@ class Goal:
 
 def table() -> pd.DataFrame:
     """All goals with their values and outcomes."""
-    verdicts = {goal: goal.verdict for goal in GOALS}
-    return pd.DataFrame(
-        {
-            "chapter": [CHAPTERS[goal.table.partition("/")[0]] for goal in GOALS],
-            "measure": [goal.measure for goal in GOALS],
-            "goal": [verdict.bound for verdict in verdicts.values()],
-            "value": [number(verdict.number) for verdict in verdicts.values()],
-            "outcome": [verdict.outcome for verdict in verdicts.values()],
-        }
-    )
+    rows = []
+    for goal in GOALS:
+        chapter, verdict = CHAPTERS[goal.table.partition("/")[0]], goal.verdict
+        rows.append((chapter, goal.measure, verdict.bound, number(verdict.number), verdict.outcome))
+    return pd.DataFrame(rows, columns=["chapter", "measure", "goal", "value", "outcome"])
 
 
 GOALS = (

@@ -45,13 +45,14 @@ def costs() -> pd.DataFrame:
 
 
 def printed() -> SimpleNamespace:
-    """The task's own table: level 1 against level 0, and the reduction that its allocations give."""
-    shapes = PRINTED[["batch", "sequence", "I", "layers"]]
-    sizes = [(b * s, i, n) for b, s, i, n in shapes.itertuples(index=False)]
-    table = shapes.assign(
-        reduction_gib=PRINTED["peak_0"] - PRINTED["peak_1"],
-        derived_gib=[derived_costs.task_saving_bytes(*of, itemsize=4) / GIB for of in sizes],
-    )
+    """The task's own table: level 1 against level 0, and the reduction that its allocations give.
+
+    Level 0 holds three tensors of T·I in fp32 for each of L layers when backward starts; level 1 holds the three of the
+    layer that it is computing again, and none for the other L − 1.
+    """
+    table = PRINTED[["batch", "sequence", "I", "layers"]].assign(reduction_gib=PRINTED["peak_0"] - PRINTED["peak_1"])
+    tensors = 3 * (table["layers"] - 1)
+    table["derived_gib"] = tensors * table["batch"] * table["sequence"] * table["I"] * 4 / GIB
     table["share of peak"] = table["reduction_gib"] / PRINTED["peak_0"]
     table["backward longer by"] = PRINTED["backward_1"] / PRINTED["backward_0"] - 1
     return SimpleNamespace(

@@ -7,13 +7,8 @@ from helpers.text import local_wikitext
 from helpers.train import PRECISIONS, Setup
 
 BOTH, SEEDS = ("segmentation", "lm"), range(3)
-SIZES = ("small", "reduced", "full")  # of the trainings: for tests, for a CPU or a GPU of 8 GB, for a big GPU
-# An epoch of the language model has as many steps as several of the pictures.
-EPOCHS = {
-    "small": {"segmentation": 1, "lm": 1},
-    "reduced": {"segmentation": 4, "lm": 1},
-    "full": {"segmentation": 5, "lm": 1},
-}
+# By the sizes of the trainings: for tests, for a CPU or a GPU of 8 GB, for a big GPU
+EPOCHS = {"small": 1, "reduced": 4, "full": 5}  # of the pictures; one of the language model has as many steps
 # Good steps until the dynamic scale doubles; the usual 2000 steps are longer than these runs.
 GROWTH_INTERVAL = {"small": 50, "reduced": 5, "full": 50}
 
@@ -22,11 +17,16 @@ def runs(size: str, precisions: Iterable[str], tasks: Iterable[str] = BOTH, **mo
     return [{"task": task, "precision": p, "size": size} | more for task in tasks for p in precisions]
 
 
-SMALL_RUNS, ALL_RUNS = runs("small", ("fp32", "amp", "dynamic")), {size: runs(size, PRECISIONS) for size in SIZES}
+SMALL_RUNS, ALL_RUNS = runs("small", ("fp32", "amp", "dynamic")), {size: runs(size, PRECISIONS) for size in EPOCHS}
 
 
 def training_setup(task: str, precision: str, size: str, seed: int = 0) -> Setup:
     """A training; on a CPU with what is there of WikiText, if it is."""
     growth, path = GROWTH_INTERVAL[size], local_wikitext() if task == "lm" and size != "small" else None
-    run = {"epochs": EPOCHS[size][task], "growth_interval": growth, "path": path, "seed": seed}
+    run = {
+        "epochs": EPOCHS[size] if task == "segmentation" else 1,
+        "growth_interval": growth,
+        "path": path,
+        "seed": seed,
+    }
     return Setup(task=task, precision=precision, preset=size, **run)

@@ -16,7 +16,6 @@ from helpers.lab.timing import queue_ahead, synchronize
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
-PERCENTILES = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "p95_ms": 95, "max_ms": 100}
 
 
 def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
@@ -52,12 +51,6 @@ def epoch(batches: Callable[[int], Iterable[Any]], run: Callable[[Any], Any]) ->
     times_ms = each(counted(), run)
     epoch_s = time.perf_counter() - began
     return epoch_s, device_ms(batches(0), run) if on_cuda else times_ms, sum(sizes)
-
-
-def percentiles(times_ms: list[float]) -> Row:
-    """A row's columns for the times of all batches."""
-    row = {name: float(np.percentile(times_ms, share)) for name, share in PERCENTILES.items()}
-    return row | {"mean_ms": float(np.mean(times_ms))}
 
 
 def fits(step: Callable[[Any], Any], batches: list) -> bool:

@@ -16,11 +16,6 @@ def saved_bytes(level: int, tokens: int, hidden: int, intermediate: int, itemsiz
     return tokens * hidden * itemsize + _saved_hidden(level, tokens * intermediate, itemsize)
 
 
-def plain_bytes(tokens: int, hidden: int, intermediate: int, itemsize: int) -> int:
-    """What autograd keeps for the plain module: x, xW, SiLU(xW), xV and their product."""
-    return tokens * (4 * intermediate + hidden) * itemsize
-
-
 @dataclass(frozen=True)
 class Derived:
     """What a variant must cost: matrix products of T·d·I in a step, bytes saved a token, and their share of plain's."""
@@ -33,10 +28,11 @@ class Derived:
 def derived(variant: str, hidden: int, intermediate: int, itemsize: int) -> Derived | None:
     """The derived cost of a variant of `layer_variants`; None where a compiler decides it.
 
-    liger-kernel saves three tensors of xW's size: the two that its kernel reads, and the one that U multiplies.
+    Autograd saves x, xW, SiLU(xW), xV and their product for the plain module. liger-kernel saves three tensors of xW's
+    size: the two that its kernel reads, and the one that U multiplies.
     """
     tokens = 1000  # so that the scales of level 3 come in whole groups
-    whole = plain_bytes(tokens, hidden, intermediate, itemsize)
+    whole = tokens * (4 * intermediate + hidden) * itemsize
     saved = {
         variants.PLAIN: whole,
         variants.CHECKPOINT: tokens * hidden * itemsize,
@@ -48,15 +44,6 @@ def derived(variant: str, hidden: int, intermediate: int, itemsize: int) -> Deri
     # Both compute xW and xV again; torch's checkpoint stops before the last product, whose result nobody needs.
     products = 11 if variant in (variants.CHECKPOINT, f"{variants.OURS}{KEEP_INPUT}") else 9
     return Derived(products, saved[variant] / tokens, saved[variant] / whole)
-
-
-def task_saving_bytes(tokens: int, intermediate: int, layers: int, itemsize: int) -> int:
-    """What the task's two levels differ by at the peak: 3(L−1)·T·I.
-
-    Level 0 holds three tensors of T·I for each of L layers when backward starts; level 1 holds the three of
-    the layer that it is computing again, and none for the other L − 1.
-    """
-    return 3 * (layers - 1) * tokens * intermediate * itemsize
 
 
 def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: int, itemsize: int) -> int:

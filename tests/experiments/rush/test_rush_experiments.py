@@ -23,9 +23,8 @@ def test_setups_are_measured_or_say_why_not(name, monkeypatch):
     assert e.rows(e.configurations("small")[-1])[0]["status"] == "not here: no reason"
 
 
-@pytest.mark.parametrize("preset", ["cpu", "big-gpu"])
-def test_the_ladder_is_that_of_the_machine(preset, monkeypatch, made_up_gpu):
-    kind, rungs = {"cpu": ("cpu", CPU_LADDER), "big-gpu": ("cuda", LADDER)}[preset]
+@pytest.mark.parametrize(("preset", "kind", "rungs"), [("cpu", "cpu", CPU_LADDER), ("big-gpu", "cuda", LADDER)])
+def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, made_up_gpu):
     if kind == "cuda":
         made_up_gpu((9, 0))
     asked = []
@@ -78,16 +77,14 @@ def test_all_is_compiled_or_captured_before_there_is_a_loader_whose_batches_are_
 def test_kernels_are_compared_and_those_that_lack_something_say_so(name, monkeypatch):
     monkeypatch.setattr(swaps, "VARIANTS", [variant for variant in swaps.VARIANTS if variant != swaps.COMPILED])
     monkeypatch.setattr(kernels, "large_copy", lambda on_cpu: 1)
-    befores, compare = [], kernels.compare
-    monkeypatch.setattr(
-        kernels, "compare", lambda *given, **how: befores.append(how.get("before")) or compare(*given, **how)
-    )
+    ahead = []
+    monkeypatch.setattr(kernels, "queue_ahead", lambda: ahead.append(1))
     e = getattr(experiments, name)
     rows = pd.DataFrame(e.rows(e.configurations("small")[0]))
     ran = rows[rows["status"] == "ok"]
     assert ran["median_ms"].gt(0).all() and not ran["variant"].duplicated().any()
     assert rows.loc[rows["status"] != "ok", "status"].str.match("not installed: |not here: ").all()
-    assert befores == [None if name == "lecture" else kernels.queue_ahead]  # kernels are timed, not their launches
+    assert bool(ahead) == (name != "lecture")  # kernels are timed, not their launches
     assert name == "adam" or ran["peak_gib"].gt(0).all()
 
 
