@@ -141,14 +141,13 @@ def _train_by_stages(options: argparse.Namespace) -> dict:
 def diagnose(options: argparse.Namespace) -> int:
     from helpers.profiling import diagnose
 
-    written = [path for path in (options.html, options.perfetto) if path]
-    if options.after and written:
-        return _fail("--html and --perfetto show one profile: leave AFTER out", 2)
-    for path in written:
-        if path.is_dir():
-            return _fail(f"{path} is a folder: name a file to write", 2)
-        if path.exists() and options.profile.exists() and path.samefile(options.profile):
-            return _fail(f"{path} is the profile, which would be overwritten: name another file", 2)
+    if options.html:
+        if options.after:
+            return _fail("--html shows one profile: leave AFTER out", 2)
+        if options.html.is_dir():
+            return _fail(f"{options.html} is a folder: name a file to write", 2)
+        if options.html.exists() and options.profile.exists() and options.html.samefile(options.profile):
+            return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
     try:
         result = diagnose(options.profile, options.after) if options.after else _diagnose(options.profile, options)
     except ValueError as error:  # what is no profile, or holds nothing
@@ -158,17 +157,14 @@ def diagnose(options: argparse.Namespace) -> int:
 
 
 def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
-    """The diagnosis of a profile or a folder; the page and the marked profile are written, if they are asked for."""
+    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
     from helpers.lab import files
     from helpers.profiling.diagnose import read_and_diagnose
     from helpers.profiling.page import page
-    from helpers.profiling.perfetto import marked
 
     diagnosis, trace = read_and_diagnose(profile)
     if options.html:
         files.write(options.html, page(diagnosis, trace))
-    if options.perfetto:
-        marked(diagnosis.source, diagnosis, trace, options.perfetto)
     return diagnosis
 
 

@@ -75,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
     def formats(added: argparse.ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print JSON instead of text")
         added.add_argument("--html", type=Path, metavar="FILE", help="write a page with the step's timeline as well")
-        added.add_argument("--perfetto", type=Path, metavar="FILE", help="write the profile with the findings marked")
 
     def of_script(added: argparse.ArgumentParser) -> None:
         added.usage = "%(prog)s [options] (SCRIPT | -m MODULE) [ARGS …]"

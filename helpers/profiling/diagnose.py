@@ -13,7 +13,7 @@ Findings about sizes need `record_shapes`; source lines need `with_stack`, which
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +38,31 @@ OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled
 NAME_LINES = {HOST_WAITS, DETERMINISTIC, KEPT_GRAPH}  # kinds of notes for which the profile with stacks is read
 
 
-@dataclass(frozen=True)
-class Rule:
-    find: Callable[[Scene], Iterable[Finding]]
-    detailed: bool = False  # whether it needs shapes or stacks
-    complete: bool = False  # whether it concludes from the absence of events, so needs all of them
-
-
-RULES = (
-    Rule(waiting.host_waits),
-    Rule(waiting.loader_waits, complete=True),
-    Rule(traffic.pageable_copies),
-    Rule(traffic.exposed_copies),
-    Rule(traffic.collectives),
-    Rule(host_work.unfused_optimizer, complete=True),
-    Rule(host_work.zeroed_gradients),
-    Rule(host_work.returned_memory, detailed=True),
-    Rule(products.unaligned_sizes, detailed=True),
-    Rule(products.fp32_products, detailed=True),
-    Rule(products.unfused_chains, detailed=True),
-    Rule(products.layout_conversions),
-    Rule(products.deterministic_convolutions, detailed=True),
-    Rule(products.unbenchmarked_convolutions, detailed=True),
-    Rule(on_cpu.handmade_attention, detailed=True),
-    Rule(on_cpu.fp32_products, detailed=True),
-    Rule(on_cpu.fp64_products, detailed=True),
-    Rule(on_cpu.unfused_chains, detailed=True),
-    Rule(needless.unused_results, complete=True),
-    Rule(needless.constant_work, detailed=True, complete=True),
-    Rule(needless.separate_projections, detailed=True, complete=True),
-    Rule(needless.one_hot_products, detailed=True),
+RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
+    waiting.host_waits,
+    waiting.loader_waits,
+    traffic.pageable_copies,
+    traffic.exposed_copies,
+    traffic.collectives,
+    host_work.unfused_optimizer,
+    host_work.zeroed_gradients,
+    products.layout_conversions,
+    needless.unused_results,
+)
+DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only shapes or stacks show what they find
+    host_work.returned_memory,
+    products.unaligned_sizes,
+    products.fp32_products,
+    products.unfused_chains,
+    products.deterministic_convolutions,
+    products.unbenchmarked_convolutions,
+    on_cpu.handmade_attention,
+    on_cpu.fp32_products,
+    on_cpu.fp64_products,
+    on_cpu.unfused_chains,
+    needless.constant_work,
+    needless.separate_projections,
+    needless.one_hot_products,
 )
 
 
@@ -155,12 +150,8 @@ def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
     """The diagnosis without its findings, and all of them."""
     scene = Scene(trace)
     findings = _findings(scene, least)
-    notes = hygiene.notes(scene)
-    if trace.complete:
-        notes += needless.kept_graph(trace)
-    notes += [*waiting.on_a_gpu(scene), *hygiene.unexplained(scene, findings), *trace.notes]
-    if not trace.complete:
-        notes.append(Note("gaps", "of a trace with gaps only what is there is reported, not what seems missing"))
+    notes = [*hygiene.notes(scene), *needless.kept_graph(trace), *waiting.on_a_gpu(scene)]
+    notes += [*hygiene.unexplained(scene, findings), *trace.notes]
     bound = _bound(scene)
     diagnosis = Diagnosis(
         verdict=_verdict(scene, bound),
@@ -212,21 +203,19 @@ def _in_folder(folder: Path) -> tuple[Path, Source, list[Note], Path | None]:
 
 def _findings(scene: Scene, least: float) -> list[Finding]:
     """What could bring the share `least` or more, first what holds the step up, then by gain."""
-    complete = scene.trace.complete
-    rules = [rule for rule in RULES if complete or not rule.complete]
-    findings = [replace(finding, detailed=rule.detailed) for rule in rules for finding in rule.find(scene)]
-    if complete:
-        explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
-        findings += host_work.slow_launches(scene, explained)
+    findings = [finding for rule in RULES for finding in rule(scene)]
+    findings += [replace(finding, detailed=True) for rule in DETAILED_RULES for finding in rule(scene)]
+    explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
+    findings += host_work.slow_launches(scene, explained)
     findings = [finding for finding in findings if finding.gain_share >= least]
     return sorted(findings, key=lambda f: (scene.host_bound and f.part != account.IDLE, -f.gain_share))
 
 
 def _bound(scene: Scene) -> str:
     """The word for what bounds the step: what takes most, or the host where it never waits for the device."""
-    if scene.account is None and hygiene.launches(scene):
-        return "unknown"
     if scene.account is None:
+        if hygiene.launches(scene):
+            return "unknown"
         words = {
             "compute": scene.shares[account.OPERATORS] + scene.shares[account.UPDATING],
             "host": scene.shares[account.PYTHON_CODE],

@@ -111,13 +111,9 @@ def _op(event: Event) -> str:
     """The op that the event belongs to, with its shapes: "aten::mm [4×8, 8×2]"."""
     while event.kind != OP and event.parent is not None and event.parent.kind not in (ANNOTATION, PYTHON):
         event = event.parent
-    shapes = ["×".join(map(str, dims)) for dims in event.dims if _is_shape(dims)]
+    shapes = ["×".join(map(str, dims)) for dims in event.dims if dims and all(isinstance(d, int) for d in dims)]
     first = ", ".join(shapes[:3] + ["…"] * (len(shapes) > 3))
     return f"{event.name} [{first}]" if shapes else event.name
-
-
-def _is_shape(dims: Any) -> bool:
-    return isinstance(dims, list) and bool(dims) and all(isinstance(d, int) for d in dims)
 
 
 def _parse(frame: str) -> tuple[str, int, str] | None:

@@ -2,14 +2,14 @@
 
     trace = read_trace(prof)                 # after the `with` block
     trace = read_trace("trace.json.gz")      # what prof.export_chrome_trace wrote
-    trace.notes                              # what could not be read or seen, in words
+    trace.notes                              # what it can't show, in words
 
 A live profile is exported to a temporary file and read back. The line of every Python call in its caller, which the
 export leaves out, is added from the profile. Before torch 2.13 a profile can be exported only once, and reading it here
 uses that up: to keep the trace, export it and read the file.
 
-A file may be plain or gzipped, complete or cut off; events are decoded one at a time, and what can't be parsed is
-skipped. 100 MB take about 5 s and 400 MB of memory; `with_stack=True` makes a trace several times as large.
+A file may be plain or gzipped. 100 MB take about 5 s and 400 MB of memory; `with_stack=True` makes a trace several
+times as large.
 """
 
 import contextlib
@@ -30,18 +30,13 @@ from .trace_file import load
 
 
 def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
-    """Read a live profile or a saved trace (.json or .json.gz); a `Trace` is returned as it is.
-
-    `notes` of the result say what could not be read; a ValueError if nothing could.
-    """
+    """Read a live profile or a saved trace (.json or .json.gz); a `Trace` is returned as it is."""
     if isinstance(source, Trace):
         return source
     if isinstance(source, str | Path):
         return assemble(*load(source), named=str(source))
     if not hasattr(source, "export_chrome_trace"):
-        raise ValueError(
-            f"a profile is a {type(source).__name__}; it must be a torch.profiler.profile or a trace's path"
-        )
+        raise ValueError(f"{type(source).__name__} is no profile: pass a torch.profiler.profile or a trace's path")
     return _read_profile(source)
 
 
@@ -58,14 +53,14 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         _export(profile, str(path))
-        events, about, faults = load(path)
+        events, about = load(path)
     site_of = call_sites(results, int(about.get("baseTimeNanoseconds", 0)))
     for event in events:
         if event.kind == PYTHON and (site := site_of(event.name, event.begin)):
             event.args.setdefault(CALLED_FROM, site)
     if not torch.cuda.is_available():
         about["bf16_speedup"] = speedups()
-    trace = assemble(events, about, faults)
+    trace = assemble(events, about)
     _READ[profile] = results, trace
     return trace
 
@@ -84,7 +79,7 @@ def _export(profile: torch.profiler.profile, path: str) -> None:
         raise ValueError("the profile is exported already, which torch allows once: read the exported file") from None
 
 
-def assemble(events: list[Event], about: dict[str, Any], faults: list[str], named: str = "the trace") -> Trace:
+def assemble(events: list[Event], about: dict[str, Any], named: str = "the trace") -> Trace:
     """The events as a `Trace`: nested, linked to what they launched, with notes on what can't be seen."""
     host = [e for e in events if e.kind not in ON_DEVICE]
     device = [e for e in events if e.kind in ON_DEVICE]
@@ -97,9 +92,8 @@ def assemble(events: list[Event], about: dict[str, Any], faults: list[str], name
     device.sort(key=lambda e: e.begin)
     _name_nodes(host)
     _nest(host)
-    lost = _link(host, device)
-    notes = [Note("damaged file", fault) for fault in faults]
-    trace = Trace(host, device, about, notes, complete=not faults, lost=lost)
+    _link(host, device)
+    trace = Trace(host, device, about)
     trace.notes.extend(_unseen(trace))
     return trace
 
@@ -131,20 +125,16 @@ def _nest(host: list[Event]) -> None:
         stack.append(event)
 
 
-def _link(host: list[Event], device: list[Event]) -> int:
-    """Attribute device time to the launching calls and all around these; returns how many events have no launch."""
+def _link(host: list[Event], device: list[Event]) -> None:
+    """Attribute device time to the launching calls and all around these."""
     launches = {e.args["correlation"]: e for e in host if e.kind == RUNTIME and "correlation" in e.args}
-    lost = 0
     for event in device:
         event.device_us = event.us
-        launch = launches.get(event.args.get("correlation"))
-        lost += launch is None
-        if launch is not None:
+        if launch := launches.get(event.args.get("correlation")):
             event.parent = launch
             launch.children.append(event)
         for outer in event.outer():
             outer.device_us += event.us
-    return lost
 
 
 def _unseen(trace: Trace) -> Iterator[Note]:

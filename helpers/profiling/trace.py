@@ -108,9 +108,7 @@ class Trace:
     host: list[Event]
     device: list[Event]
     about: dict[str, Any]  # what the file holds besides its events
-    notes: list[Note]
-    complete: bool = True  # whether every recorded event was read, so that what is absent did not happen
-    lost: int = 0  # device events without a launch
+    notes: list[Note] = field(default_factory=list)  # what the trace can't show
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -135,6 +133,11 @@ class Trace:
     def _marks(self, prefix: str) -> list[Event]:
         marks = [e for e in self.host if e.kind == ANNOTATION and e.name.startswith(prefix)]
         return [e for e in marks if not any(outer.name.startswith(prefix) for outer in e.outer())]
+
+    @property
+    def lost(self) -> int:
+        """Device events without a launch."""
+        return sum(e.parent is None for e in self.device)
 
     @property
     def on_gpu(self) -> bool:
@@ -192,21 +195,17 @@ class Trace:
         return sorted(e.end for e in self.host if e.name.startswith(BACKWARD))
 
     @property
-    def gpu(self) -> dict[str, Any]:
-        """What the profile says about the device that it recorded; empty if nothing."""
-        listed = self.about.get("deviceProperties")
-        used = [e.track[0] for e in self.device[:1]]
-        devices = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
-        return next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
-
-    @property
     def is_amd(self) -> bool:
         return any(e.kind == RUNTIME and e.name.startswith("hip") for e in self.host)
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """NVIDIA's compute capability, where the profile holds it."""
-        major, minor = self.gpu.get("computeMajor"), self.gpu.get("computeMinor")
+        """NVIDIA's compute capability of the device that was recorded, where the profile holds it."""
+        listed = self.about.get("deviceProperties")
+        devices = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
+        used = [e.track[0] for e in self.device[:1]]
+        gpu = next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
+        major, minor = gpu.get("computeMajor"), gpu.get("computeMinor")
         return (major, minor) if isinstance(major, int) and isinstance(minor, int) else None
 
     @cached_property

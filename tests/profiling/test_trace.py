@@ -1,11 +1,10 @@
 import gzip
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from profiling.synthetic import Synthetic, parse
 from torch import nn
@@ -13,7 +12,7 @@ from torch.profiler import profile, record_function, schedule
 
 from helpers.profiling import diagnose, trace_file
 from helpers.profiling import trace as kinds
-from helpers.profiling.account import device_account, timeline
+from helpers.profiling.account import timeline
 from helpers.profiling.call_sites import call_sites
 from helpers.profiling.intervals import covered, intersect, length, subtract, union
 from helpers.profiling.places import module, source_line
@@ -45,55 +44,20 @@ def test_a_bare_list_and_gzip_by_any_name_read_alike(text, tmp_path):
     members = gzip.compress(text[:half].encode()) + gzip.compress(text[half:].encode())
     (tmp_path / "members.gz").write_bytes(members)
     whole, *others = (read_trace(tmp_path / name) for name in ("whole.json", "list.json", "zipped.txt", "members.gz"))
-    assert whole.complete
-    assert all(names(other) == names(whole) and other.complete for other in others)
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.floats(0, 0.999))
-def test_a_cut_trace_is_read_up_to_its_last_whole_event(text, tmp_path_factory, share):
-    path = tmp_path_factory.mktemp("cut") / "trace.json"
-    cut = text[: int(len(text) * share)]
-    path.write_text(cut)
-    whole = [e for e in synthetic() if json.dumps(e) in cut]
-    if not any(e["cat"] != "user_annotation" for e in whole):
-        with pytest.raises(ValueError, match=r"trace|empty"):
-            read_trace(path)
-        return
-    trace = read_trace(path)
-    assert sorted(names(trace)) == sorted(e["name"] for e in whole)
-    assert not trace.complete
-    assert any("cut off" in note.text for note in trace.notes)
-
-
-@settings(deadline=None, max_examples=15)
-@given(st.floats(0.3, 0.99))
-def test_cut_gzip_is_read_as_far_as_it_goes(text, tmp_path_factory, share):
-    path = tmp_path_factory.mktemp("cut") / "trace.json.gz"
-    data = gzip.compress(text.encode())
-    path.write_bytes(data[: int(len(data) * share)])
-    trace = read_trace(path)
-    assert not trace.complete
-    assert any("gzip" in note.text for note in trace.notes)
-    assert set(names(trace)) <= {e["name"] for e in synthetic()}
-
-
-def test_damage_in_the_middle_loses_only_what_it_hits(text, tmp_path):
-    hit = text.index("aten::mm") - 2
-    (tmp_path / "trace.json").write_text(text[:hit] + "\x00garbage" + text[hit:])
-    trace = read_trace(tmp_path / "trace.json")
-    assert len(names(trace)) == len(synthetic()) - 1
-    assert "1 left out" in trace.notes[0].text
+    assert all(names(other) == names(whole) for other in others)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"\x1f\x8b", "is empty"),
         (b"hello", "no trace"),
         (b'{"traceEvents": []}', "no trace"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "no trace"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op"}, {"ph": "X", "na', "cut off or damaged"),
+        (gzip.compress(b"[" * 1000)[:20], "can't be read"),
+        (b"[" * 100_000, "damaged: maximum recursion"),
+        (b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1%s}]' % (b"0" * 400), "no op and no kernel"),
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "no op and no kernel"),
     ],
 )
@@ -106,7 +70,7 @@ def test_what_is_no_trace_is_an_error_in_one_line(tmp_path, content, message):
 
 
 def test_events_of_other_versions_are_read():
-    """Times as text, no duration, no arguments, the categories before kineto; what has no time is counted."""
+    """Times as text, no duration, no arguments, the categories before kineto; what has no time is left out."""
     raw = [
         {"ph": "X", "cat": "Operator", "name": "ProfilerStep#7", "pid": 1, "tid": 1, "ts": "10.5", "dur": "100.0"},
         {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 20, "dur": 5, "args": None},
@@ -116,7 +80,6 @@ def test_events_of_other_versions_are_read():
     trace = parse(raw)
     assert [s.name for s in trace.steps] == ["ProfilerStep#7"]
     assert [op.name for op in trace.ops] == ["aten::mm"]
-    assert "1 events without a name or a time are left out" in [note.text for note in trace.notes]
 
 
 def test_device_time_counts_for_all_that_launched_it():
@@ -137,26 +100,11 @@ def test_device_events_without_a_launch_are_counted():
     assert any(note.text.startswith("1 device events have no launch") for note in diagnose(parse(raw)).warnings)
 
 
-spans = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), min_size=1, max_size=12)
-
-
-@given(spans, st.integers(0, 100), st.integers(1, 60))
-def test_busy_time_is_that_of_a_count_by_ticks(pairs, begin, length):
-    """Against a plain count of which whole microseconds are inside any kernel."""
-    raw = [
-        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": i, "ts": b, "dur": d, "args": {}}
-        for i, (b, d) in enumerate(pairs)
-    ]
-    ticks = {t for b, d in pairs for t in range(b, b + d)}
-    busy = covered(device_account(parse(raw)).parts["compute"], begin, begin + length)
-    assert busy == len(ticks & set(range(begin, begin + length)))
-
-
 ticked = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=8)
 
 
-@given(ticked, ticked)
-def test_spans_add_and_subtract_as_sets_of_ticks_do(left, right):
+@given(ticked, ticked, st.integers(0, 60), st.integers(1, 20))
+def test_spans_add_subtract_and_cover_as_sets_of_ticks_do(left, right, begin, us):
     def ticks(spans):
         return {t for b, e in spans for t in range(int(b), int(e))}
 
@@ -164,6 +112,7 @@ def test_spans_add_and_subtract_as_sets_of_ticks_do(left, right):
     assert ticks(intersect(a, b)) == ticks(a) & ticks(b)
     assert ticks(subtract(a, b)) == ticks(a) - ticks(b)
     assert length(subtract(a, b)) + length(intersect(a, b)) == length(a)
+    assert covered(a, begin, begin + us) == len(ticks(a) & set(range(begin, begin + us)))
 
 
 def test_a_timeline_begins_with_its_step_and_has_every_track():
@@ -289,24 +238,6 @@ def test_names_of_code_that_is_gone_are_left_out():
     assert call_sites(tree, 0)("step", 2.0) == "loop.py(3): train"
 
 
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000], ids=["above floats", "thousands of digits"])
-def test_an_event_with_a_number_beyond_reason_is_left_out_and_counted(number, tmp_path):
-    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": %s, "dur": 2, "pid": 1, "tid": 1}'
-    (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event % 1}, {event % number}]}}')
-    trace = read_trace(tmp_path / "trace.json")
-    assert len(names(trace)) == 1
-    assert any("left out" in note.text for note in trace.notes)
-    (tmp_path / "alone.json").write_text(f'{{"traceEvents": [{event % number}]}}')
-    with pytest.raises(ValueError, match=r"alone.json (holds no op|is no trace)"):
-        read_trace(tmp_path / "alone.json")
-
-
-def test_json_that_is_nested_without_end_is_named_so(tmp_path):
-    (tmp_path / "deep.json").write_text('{"traceEvents": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    with pytest.raises(ValueError, match="is no trace: its JSON is nested too deeply"):
-        read_trace(tmp_path / "deep.json")
-
-
 def test_a_file_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_file, "LARGEST", 10_000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 20_000))
@@ -314,23 +245,8 @@ def test_a_file_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch)
         read_trace(tmp_path / "bomb.json.gz")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs a file without an end")
-def test_a_file_without_an_end_is_refused(monkeypatch):
-    monkeypatch.setattr(trace_file, "LARGEST", 10_000)
-    with pytest.raises(ValueError, match="/dev/zero is larger than"):
-        read_trace("/dev/zero")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
-def test_a_pipe_in_a_folder_of_profiles_is_no_profile(tmp_path):
-    os.mkfifo(tmp_path / "trace.json")
-    with pytest.raises(ValueError, match="holds no profile"):
-        diagnose(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[" * 100_000, "\0"])
-def test_what_was_observed_may_be_damaged(content, text, tmp_path):
+def test_what_was_observed_may_be_damaged(text, tmp_path):
     (tmp_path / "costs.json").write_text(text)
-    (tmp_path / "observed.json").write_text(content)
+    (tmp_path / "observed.json").write_text("{")
     with pytest.raises(ValueError, match=r"damaged observed.*delete it, or profile again"):
         diagnose(tmp_path)

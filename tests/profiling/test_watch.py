@@ -342,13 +342,12 @@ def test_a_module_is_run_by_its_name(script, tmp_path, capsys, monkeypatch):
     (tmp_path / "package").mkdir()
     script("from . import value\nprint(__name__, __spec__.name, value, sys.argv[1:])\n" + PLAIN, "package/task.py")
     (tmp_path / "package/__init__.py").write_text("value = 5")
-    formats = ["--json", "--html", "page.html", "--perfetto", "marked.json.gz"]
+    formats = ["--json", "--html", "page.html"]
     assert main(["profile", "--output", "here", *formats, "-m", "package.task", "--steps", "9"]) == 0
     first, _, diagnosis = capsys.readouterr().out.partition("\n")
     assert first == "__main__ package.task 5 ['--steps', '9']"
     assert json.loads(diagnosis)["steps"] == 8
     assert "<html" in Path("page.html").read_text()
-    assert len(in_steps("marked.json.gz")) == 8
     assert in_steps("here/costs.json.gz") == [(1, 1)] * 8
 
 
