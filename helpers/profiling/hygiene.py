@@ -137,7 +137,7 @@ def _graphs(scene: Scene) -> Iterator[str]:
 
 
 def _tf32(scene: Scene) -> Iterator[str]:
-    tf32 = [e for e in products.kernels_that(scene.trace, "product") if products.product_type(e) == "tf32"]
+    tf32 = [e for e in products.kernels_that(scene.trace, "product") if products.product_type(e) == "TF32"]
     if scene.kernels(tf32) and not scene.trace.is_amd:
         yield "TF32 is already on: fp32 products run on tensor cores"
 

@@ -1,16 +1,17 @@
 """What the rules of `findings` look at: a trace with its account, and how much of a step a span of time is."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import Any
 
 from .account import (
     COMPUTE,
+    HOST_REASONS,
     IDLE,
     IN_LOADER,
-    IN_OP,
-    IN_PYTHON,
     START_UP,
     Account,
     device_account,
@@ -25,7 +26,7 @@ from .places import by_source_line, others, source_lines
 from .trace import KERNEL, OP, Event, Trace
 
 OUTLIER = 2.0  # times the median step
-HOST_BOUND_REASONS = (IN_OP, IN_PYTHON, IN_LOADER)
+HOST_BOUND_REASONS = (*HOST_REASONS, IN_LOADER)
 HOST_BOUND_SHARE = 0.2  # of the time idle for the host and the loader: from then on the host may bound the step
 NEVER_WAITS = 0.05  # of the time: a host that waits less for the device never does
 
@@ -100,12 +101,9 @@ class Scene:
         """As `work`, for what other kernels would shorten: on a GPU the host's time doesn't count."""
         return self.work(ops) if self.account is None else (COMPUTE, self.kernels(ops))
 
-    def ms(self, spans: Spans) -> float:
-        """Milliseconds a step."""
-        return self.per_step(length(spans)) / 1e3
-
     def time(self, spans: Spans) -> str:
-        return milliseconds(self.ms(spans))
+        """How long they are in a step."""
+        return milliseconds(self.per_step(length(spans)) / 1e3)
 
     def each(self, total: float, noun: str) -> str:
         """ "1 copy a step", "3.5 copies a step"."""
@@ -149,10 +147,10 @@ class Scene:
 
 def totals(times: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
     """The sum for each name, the largest first."""
-    sums: dict[str, float] = {}
+    sums: Any = Counter()
     for name, us in times:
-        sums[name] = sums.get(name, 0.0) + us
-    return sorted(sums.items(), key=lambda total: -total[1])
+        sums[name] += us
+    return sums.most_common()
 
 
 def larger(choices: dict[str, Spans]) -> tuple[str, Spans]:

@@ -42,22 +42,15 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
         if kind not in WITH_FUSED and (foreach or "fused" in kind.lower() or calls < LOOP):
             continue
         if scene.account:
-            work = larger({COMPUTE: scene.kernels(inner), IDLE: scene.idle(spans)})
+            work, sure, factor = larger({COMPUTE: scene.kernels(inner), IDLE: scene.idle(spans)}), BOUND, 1.0
         else:
-            work = UPDATING, intersect(spans, scene.parts[UPDATING])
-        yield scene.finding(
-            UNFUSED,
-            work,
-            source_lines(scene.trace, group),
-            f"{calls:.0f} ops a step, {'foreach' if foreach else 'one parameter after another'}, "
-            f"{scene.time(spans)} of the host's time",
-            f"{kind}(…, fused=True)"
-            if kind in WITH_FUSED
-            else f"{kind}(…, foreach=True), or an optimizer with fused=True",
-            BOUND if scene.account else ESTIMATE,
-            factor=1.0 if scene.account else _saved_on_a_cpu([op for op in ops if not op.within("aten::")]),
-            of_host=True,
-        )
+            work, sure = (UPDATING, intersect(spans, scene.parts[UPDATING])), ESTIMATE
+            factor = _saved_on_a_cpu([op for op in ops if not op.within("aten::")])
+        how = "foreach" if foreach else "one parameter after another"
+        evidence = f"{calls:.0f} ops a step, {how}, {scene.time(spans)} of the host's time"
+        advice = "fused=True)" if kind in WITH_FUSED else "foreach=True), or an optimizer with fused=True"
+        where = source_lines(scene.trace, group)
+        yield scene.finding(UNFUSED, work, where, evidence, f"{kind}(…, {advice}", sure, factor, of_host=True)
 
 
 def _saved_on_a_cpu(ops: list[Event]) -> float:
@@ -76,16 +69,14 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
     launches = len({e.parent for e in kernels if e.parent is not None}) or len(kernels)
     waited = length(of([e for e in trace.host if is_wait(e)])) / scene.us
     slowed = any(e.kind == PYTHON for e in trace.host)
-    yield scene.finding(
-        LAUNCHES,
-        (IDLE, spans),
-        _where_idle(scene, spans),
+    evidence = (
         f"{scene.per_step(launches):,.4g} launches a step, one every {milliseconds(scene.us / launches / 1e3)}; the "
         f"median kernel runs {milliseconds(median(e.us for e in kernels) / 1e3)}; the host waits for the device "
-        f"{waited:.0%} of the time" + ("; the profile has stacks, which slow the host" if slowed else ""),
-        "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops",
-        ESTIMATE if slowed else BOUND,
+        f"{waited:.0%} of the time{'; the profile has stacks, which slow the host' if slowed else ''}"
     )
+    advice = "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops"
+    sure = ESTIMATE if slowed else BOUND
+    yield scene.finding(LAUNCHES, (IDLE, spans), _where_idle(scene, spans), evidence, advice, sure)
 
 
 def _where_idle(scene: Scene, spans: Spans) -> str:
@@ -113,15 +104,10 @@ def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
         return
     adds = [e for e in trace.ops if e.name == "aten::add_" and e.parent and e.parent.name == ACCUMULATES]
     tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
-    yield scene.finding(
-        ZEROED,
-        scene.work(fills + adds),
-        source_lines(trace, fills),
-        f"{scene.each(tensors, 'gradient')} are filled with zeros, and added into by the backward pass",
-        "zero_grad(set_to_none=True), which is the default",
-        MEASURED,
-        of_host=True,
-    )
+    work, where = scene.work(fills + adds), source_lines(trace, fills)
+    evidence = f"{scene.each(tensors, 'gradient')} are filled with zeros, and added into by the backward pass"
+    advice = "zero_grad(set_to_none=True), which is the default"
+    yield scene.finding(ZEROED, work, where, evidence, advice, MEASURED, of_host=True)
 
 
 def _in_zero_grad(event: Event) -> bool:
@@ -142,16 +128,13 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     again = calls if trace.steps[0].name != WHOLE and len(steady) >= max(2, len(trace.steps) / 2) else []
     if not emptied + again:
         return
-    yield scene.finding(
-        RETURNED,
-        (IDLE, scene.idle(of(emptied + again))) if scene.account else scene.work(emptied),
-        scene.where(emptied or again),
-        f"{scene.per_step(len(again)):.3g} calls of {again[0].name if again else 'empty_cache'} and its like a step",
-        "remove torch.cuda.empty_cache() from the loop"
-        if emptied
-        else "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        BOUND,
-    )
+    work = (IDLE, scene.idle(of(emptied + again))) if scene.account else scene.work(emptied)
+    name = again[0].name if again else "empty_cache"
+    evidence = f"{scene.per_step(len(again)):.3g} calls of {name} and its like a step"
+    advice = "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    if emptied:
+        advice = "remove torch.cuda.empty_cache() from the loop"
+    yield scene.finding(RETURNED, work, scene.where(emptied or again), evidence, advice, BOUND)
 
 
 def allocations(scene: Scene) -> int:

@@ -71,14 +71,9 @@ def unused_results(scene: Scene) -> Iterator[Finding]:
     heavy = [op for ops in _stretches(trace) if _any_ran(trace, ops) for op in ops if _is_heavy(op)]
     unused = [op for op in heavy if not _any_ran(trace, [op])]
     if unused:
-        yield scene.finding(
-            UNUSED,
-            scene.work(unused),
-            scene.where(unused),
-            f"{scene.each(len(unused), 'product')} whose backward never ran",
-            "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()",
-            MEASURED,
-        )
+        evidence = f"{scene.each(len(unused), 'product')} whose backward never ran"
+        advice = "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()"
+        yield scene.finding(UNUSED, scene.work(unused), scene.where(unused), evidence, advice, MEASURED)
 
 
 def _stretches(trace: Trace) -> list[list[Event]]:
@@ -122,15 +117,10 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
     longest = max(chains, key=lambda chain: sum(op.us for op in chain))
     names = list(dict.fromkeys(op.name.removeprefix("aten::") for op in longest))
     lines = len(by_source_line(trace, [chain[0] for chain in chains]))
-    yield scene.finding(
-        CONSTANT,
-        scene.work([op for chain in chains for op in chain]),
-        source_lines(trace, longest[:1]) + others(lines),
-        f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}",
-        "build it once: register_buffer in the module, or is_causal=True for a causal mask",
-        MEASURED,
-        of_host=True,
-    )
+    work, where = scene.work([op for chain in chains for op in chain]), source_lines(trace, longest[:1]) + others(lines)
+    evidence = f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}"
+    advice = "build it once: register_buffer in the module, or is_causal=True for a causal mask"
+    yield scene.finding(CONSTANT, work, where, evidence, advice, MEASURED, of_host=True)
 
 
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
@@ -209,15 +199,10 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
     rows = [row for row in rows if len(row) >= 3]
     if rows:
         linears = [op for r in rows for op in r]
-        yield scene.finding(
-            SEPARATE,
-            scene.products(trace.with_backward(linears)),
-            scene.where(linears),
-            f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved",
-            "one Linear of the widths' sum, its result split: the input is read once, by one kernel",
-            ESTIMATE,
-            factor=_saved_share(rows[0]),
-        )
+        work, saved = scene.products(trace.with_backward(linears)), _saved_share(rows[0])
+        evidence = f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved"
+        advice = "one Linear of the widths' sum, its result split: the input is read once, by one kernel"
+        yield scene.finding(SEPARATE, work, scene.where(linears), evidence, advice, ESTIMATE, saved)
 
 
 def one_hot_products(scene: Scene) -> Iterator[Finding]:
@@ -236,16 +221,11 @@ def one_hot_products(scene: Scene) -> Iterator[Finding]:
         else:
             row = []
     if rows:
-        ops = [op for row in rows for op in row]
-        yield scene.finding(
-            ONE_HOT,
-            scene.work(trace.with_backward(ops)),
-            scene.where([row[0] for row in rows]),  # a call, whose line is known
-            f"{scene.each(len(rows), 'product')} with one-hot vectors of {rows[0][-1].shape[-1]:,} numbers",
-            "F.embedding(ids, table), which reads only the rows of the ids",
-            ESTIMATE,
-            factor=0.95,
-        )
+        work = scene.work(trace.with_backward([op for row in rows for op in row]))
+        where = scene.where([row[0] for row in rows])  # a call, whose line is known
+        evidence = f"{scene.each(len(rows), 'product')} with one-hot vectors of {rows[0][-1].shape[-1]:,} numbers"
+        advice = "F.embedding(ids, table), which reads only the rows of the ids"
+        yield scene.finding(ONE_HOT, work, where, evidence, advice, ESTIMATE, factor=0.95)
 
 
 def _saved_share(row: list[Event]) -> float:

@@ -3,25 +3,13 @@
 import itertools
 import linecache
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import observe
 from ..diagnosis import BOUND, MEASURED, Finding, Line, milliseconds
-from ..observe import (
-    BACKWARD,
-    COMMUNICATING,
-    COMPILING,
-    COMPUTING,
-    DATASET,
-    DRAWING,
-    EVALUATING,
-    LOADING,
-    LOGGING,
-    RECOMPUTING,
-    SAVING,
-)
 from ..trace import Note
 from . import LOADER_WAITS
 
@@ -39,12 +27,12 @@ LOOP_SHARE = 0.1
 LEAST_BACKWARD = 0.01
 GROWS = 16 * 2**20  # bytes that a process may grow by
 _ADVICE = {
-    EVALUATING: (EVALUATION, "evaluate less often, on fewer samples or in larger batches, and under no_grad"),
-    SAVING: (CHECKPOINTS, "save less often, or in a thread of its own from a copy on the host"),
-    DRAWING: (DRAWN, "draw every n-th time, and after the training from what was logged"),
-    LOGGING: (LOGGED, "log every n-th iteration"),
-    RECOMPUTING: (RECOMPUTED, "save the activations where memory allows it: checkpoint fewer blocks, or none"),
-    COMPILING: (RECOMPILED, "keep shapes and Python numbers constant, or torch.compile(…, dynamic=True)"),
+    observe.EVALUATING: (EVALUATION, "evaluate less often, on fewer samples or in larger batches, and under no_grad"),
+    observe.SAVING: (CHECKPOINTS, "save less often, or in a thread of its own from a copy on the host"),
+    observe.DRAWING: (DRAWN, "draw every n-th time, and after the training from what was logged"),
+    observe.LOGGING: (LOGGED, "log every n-th iteration"),
+    observe.RECOMPUTING: (RECOMPUTED, "save the activations where memory allows it: checkpoint fewer blocks, or none"),
+    observe.COMPILING: (RECOMPILED, "keep shapes and Python numbers constant, or torch.compile(…, dynamic=True)"),
 }
 
 
@@ -67,13 +55,13 @@ class Observed:
     @property
     def outside(self) -> float:
         """The share of the wall time that no recorded window holds: windows are of single iterations."""
-        return sum(self.activities[name] for name in (EVALUATING, SAVING, DRAWING))
+        return sum(self.activities[name] for name in (observe.EVALUATING, observe.SAVING, observe.DRAWING))
 
     def lines(self, most: int = 3) -> list[Line]:
         """The user's dearest lines."""
-        by_line: dict[tuple[str, int], Counter[str]] = {}
+        by_line: dict[tuple[str, int], Any] = defaultdict(Counter)
         for file, line, _, activity, seconds, _calls in self.data["lines"]:
-            by_line.setdefault((file, line), Counter())[activity] += seconds / self.total
+            by_line[file, line][activity] += seconds / self.total
         dearest = sorted(by_line.items(), key=lambda item: -item[1].total())[:most]
         return [
             Line(place(file, line), source(file, line), shares.most_common(1)[0][0], shares.total())
@@ -117,48 +105,47 @@ class Observed:
             if not share:
                 continue
             evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
-            if activity == COMPILING and self.data["recompiles"]:
+            if activity == observe.COMPILING and self.data["recompiles"]:
                 evidence += f"; compiled again because {self.data['recompiles'][-1]}"
-            sure = BOUND if activity == EVALUATING and self.data["evaluations"] < 2 else MEASURED
+            sure = BOUND if activity == observe.EVALUATING and self.data["evaluations"] < 2 else MEASURED
             found.append(self._finding(name, share, self._dearest(activity), evidence, advice, sure))
         return found
 
     def _loader(self) -> list[Finding]:
-        waits, inside = self.activities[LOADING], self.activities[DATASET]
+        waits, inside = self.activities[observe.LOADING], self.activities[observe.DATASET]
         if waits + inside < LEAST_PADDING:
             return []
-        where = self._dearest(DATASET if inside else LOADING)
-        workers = self.data.get("workers", [])
+        where = self._dearest(observe.DATASET if inside else observe.LOADING)
         evidence = f"{waits + inside:.0%} of the time until a batch is there"
+        advice = "more workers or a larger prefetch_factor; do less for each sample"
         if inside:
             evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
-        advice = "give the DataLoader num_workers and persistent_workers; do once what doesn't change by epoch"
-        if workers and not inside:
+            advice = "give the DataLoader num_workers and persistent_workers; do once what doesn't change by epoch"
+        elif workers := self.data.get("workers"):
             file, line, seconds = workers[0]
             where = _at(file, line)
             evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
-        if not inside:
-            advice = "more workers or a larger prefetch_factor; do less for each sample"
         return [self._finding(LOADER_WAITS, waits + inside, where, evidence, advice)]
 
     def _loops(self) -> list[Finding]:
         """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
-        functions: dict[tuple[str, str], Any] = {}
+        functions: dict[tuple[str, str], Any] = defaultdict(Counter)
         calls: dict[tuple[str, str], int] = {}
         for file, line, name, activity, seconds, made in self.data["lines"]:
-            if activity == COMPUTING and made >= LOOP_CALLS:
-                functions.setdefault((file, name), Counter())[line] += seconds / self.total
+            if activity == observe.COMPUTING and made >= LOOP_CALLS:
+                functions[file, name][line] += seconds / self.total
                 calls[file, name] = made
         found = []
         for (file, name), lines in functions.items():
             (line, _), share = lines.most_common(1)[0], lines.total()
-            back = sum((part for (path, of), part in self.gone_back.items() if of == name and file.endswith(path)), 0.0)
-            back *= self.activities[BACKWARD]
             if share < LOOP_SHARE:
                 continue
             evidence = f"{calls[file, name]:,} calls an iteration from {name}, {share:.0%} of the time"
-            evidence += f", and {back:.0%} for their backward pass" if back >= LEAST_BACKWARD else ""
-            share += back if back >= LEAST_BACKWARD else 0.0
+            back = sum((part for (path, of), part in self.gone_back.items() if of == name and file.endswith(path)), 0.0)
+            back *= self.activities[observe.BACKWARD]
+            if back >= LEAST_BACKWARD:
+                evidence += f", and {back:.0%} for their backward pass"
+                share += back
             advice = "do for all elements at once what the loop does one by one: an index, a mask, a batch"
             found.append(self._finding(LOOP, share, _at(file, line), evidence, advice, BOUND))
         return found
@@ -167,7 +154,7 @@ class Observed:
         if not self.data["padding"]:
             return []
         positions, padded, shared = self.data["padding"]
-        training = self.activities[COMPUTING] + self.activities[BACKWARD]
+        training = self.activities[observe.COMPUTING] + self.activities[observe.BACKWARD]
         if padded / positions < LEAST_PADDING:
             return []
         dynamic = shared >= LEAST_PADDING * positions
@@ -189,16 +176,16 @@ class Observed:
     def _backwards(self) -> list[Finding]:
         """Several backward passes in an iteration: through one graph, or of micro-batches."""
         each = self.data["backwards"] / len(self.iterations)
-        if not self.activities[BACKWARD] or each < 1.5:
+        if not self.activities[observe.BACKWARD] or each < 1.5:
             return []
-        where = self._dearest(BACKWARD)
+        where = self._dearest(observe.BACKWARD)
         if self.data["retained"] >= 0.5 * len(self.iterations):
-            share = self.activities[BACKWARD] * (1 - 1 / each)
+            share = self.activities[observe.BACKWARD] * (1 - 1 / each)
             evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
             return [self._finding(REPEATED, share, where, evidence, "add the losses, one backward", BOUND)]
         if each < MICRO_BATCHES:
             return []
-        share = (self.activities[BACKWARD] + self.activities[COMPUTING]) * (1 - 1 / each)
+        share = (self.activities[observe.BACKWARD] + self.activities[observe.COMPUTING]) * (1 - 1 / each)
         evidence = f"{each:.3g} micro-batches an iteration"
         advice = "larger micro-batches, fewer of them: as many samples as memory holds"
         return [self._finding(SMALL, share, where, evidence, advice, BOUND)]
@@ -248,7 +235,7 @@ def late_rank(ranks: dict[int, dict[str, Any]]) -> list[Note]:
     """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
     own = {}
     for rank, data in ranks.items():
-        waiting = sum(line[4] for line in data["lines"] if line[3] in (BACKWARD, COMMUNICATING))
+        waiting = sum(line[4] for line in data["lines"] if line[3] in (observe.BACKWARD, observe.COMMUNICATING))
         iterations = max(len(data["iterations"]), 1)
         own[rank] = (data["seconds"] - waiting) / iterations * 1e3
     if len(own) < 2:

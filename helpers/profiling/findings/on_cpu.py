@@ -66,16 +66,12 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     if saved_us <= 0:
         return
     spans, speedup = intersect(of(ops), scene.parts[OPERATORS]), total_us / (total_us - saved_us)
-    yield scene.finding(
-        FP32,
-        (OPERATORS, spans),
-        scene.where(ops),
-        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of the "
-        f"time; layers of their sizes are {speedup:.2g}× as fast under autocast on this CPU",
-        "train under torch.autocast in bf16",
-        ESTIMATE,
-        factor=1 - 1 / speedup,
+    evidence = (
+        f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of the time; layers of "
+        f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
+    advice = "train under torch.autocast in bf16"
+    yield scene.finding(FP32, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, 1 - 1 / speedup)
 
 
 def fp64_products(scene: Scene) -> Iterator[Finding]:
@@ -86,15 +82,10 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
     rates = scene.trace.about.get("bf16_speedup")
     speedup = rates.get(FP64_RATE, 2.0) if isinstance(rates, dict) else 2.0
     spans = intersect(of(ops), scene.parts[OPERATORS])
-    yield scene.finding(
-        FP64,
-        (OPERATORS, spans),
-        scene.where(ops),
-        f"{scene.per_step(len(ops)):.4g} products a step, {scene.ms(spans):.3g} ms, {scene.share(spans):.0%} of it",
-        "train in fp32: convert the inputs, which numpy makes in fp64, and not the model",
-        ESTIMATE,
-        factor=max(1 - 1 / speedup, 0.5),
-    )
+    evidence = f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of it"
+    advice = "train in fp32: convert the inputs, which numpy makes in fp64, and not the model"
+    factor = max(1 - 1 / speedup, 0.5)
+    yield scene.finding(FP64, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, factor)
 
 
 def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
@@ -145,16 +136,11 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
             spans += of(chain + backward)
     if lasts:
         spans = intersect(union(spans), scene.parts[OPERATORS])
-        yield scene.finding(
-            CHAINS,
-            (OPERATORS, spans),
-            scene.where(lasts),
-            f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, forward and backward, "
-            f"{scene.ms(spans):.3g} ms",
-            "use the fused op (cross_entropy, layer_norm, gelu, …), or torch.compile: each then reads and writes once",
-            ESTIMATE,
-            factor=1 - 2 * len(lasts) / count,
-        )
+        evidence = f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, "
+        evidence += f"{scene.time(spans)} forward and backward"
+        advice = "use the fused op (cross_entropy, layer_norm, …), or torch.compile: each then reads and writes once"
+        saved = 1 - 2 * len(lasts) / count
+        yield scene.finding(CHAINS, (OPERATORS, spans), scene.where(lasts), evidence, advice, ESTIMATE, saved)
 
 
 def _chains(scene: Scene) -> Iterator[list[Event]]:

@@ -44,7 +44,7 @@ _16_BIT = re.compile(
 )
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
 _32_BIT = re.compile(r"sgemm|scudnn|<float\b|_SB_|_S_B_|gemmsn|f32f32|winograd.*<float|gemv.*float", re.IGNORECASE)
-_TF32_KIND, _FP32_KIND, _16_BIT_KIND = "tf32", "fp32", "16 bit"
+_TF32_KIND, _FP32_KIND, _16_BIT_KIND = "TF32", "fp32", "16 bit"
 
 
 @cache
@@ -123,17 +123,11 @@ def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
     if not unaligned or sum(p.operations for p in unaligned) < MATTERS * total:
         return
     sizes, ops = sorted({size for p in unaligned for size in _unaligned(p)}), [p.op for p in unaligned]
-    work = scene.products(trace.with_backward(ops))
-    yield scene.finding(
-        UNALIGNED,
-        work,
-        f"{scene.where(ops)}: {', '.join(map(str, sizes))}",
-        f"{scene.each(len(ops), 'product')}, {scene.time(work[1])} forward and backward; rows that "
-        "don't begin at multiples of 16 bytes",
-        f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})",
-        ESTIMATE,
-        factor=0.5 if scene.account else 0.1,
-    )
+    work, where = scene.products(trace.with_backward(ops)), f"{scene.where(ops)}: {', '.join(map(str, sizes))}"
+    evidence = f"{scene.each(len(ops), 'product')}, {scene.time(work[1])} forward and backward"
+    evidence += "; rows that don't begin at multiples of 16 bytes"
+    advice = f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})"
+    yield scene.finding(UNALIGNED, work, where, evidence, advice, ESTIMATE, factor=0.5 if scene.account else 0.1)
 
 
 def _unaligned(product: Product) -> list[int]:
@@ -152,35 +146,25 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     group = products_by_type[kind]
     if not group:
         return
-    yield scene.finding(
-        FP32,
-        (COMPUTE, spans),
-        scene.where([e.parent or e for e in group]),
-        f"{scene.each(len(group), 'product')} in {kind.upper() if kind == _TF32_KIND else kind}, "
-        f"{scene.time(spans)}, {scene.share(spans):.0%} of the time; most of it in "
-        f"{totals((_short(e.name), e.us) for e in group)[0][0]}"
-        + ("; TF32 is already on" if kind == _TF32_KIND else ""),
-        remedy[kind],
-        ESTIMATE,
-        factor=0.5 if kind == _TF32_KIND else 0.75,
-    )
+    dearest = totals((_short(e.name), e.us) for e in group)[0][0]
+    evidence = f"{scene.each(len(group), 'product')} in {kind}, {scene.time(spans)}, {scene.share(spans):.0%} of "
+    evidence += f"the time; most of it in {dearest}{'; TF32 is already on' if kind == _TF32_KIND else ''}"
+    where, factor = scene.where([e.parent or e for e in group]), 0.5 if kind == _TF32_KIND else 0.75
+    yield scene.finding(FP32, (COMPUTE, spans), where, evidence, remedy[kind], ESTIMATE, factor)
 
 
 def _remedy(trace: Trace) -> dict[str, str] | None:
     """What the GPU offers instead of fp32, and instead of TF32; None if it has no units for 16-bit products."""
-    bf16 = "train under torch.autocast in bf16"
-    capability = trace.capability
-    if trace.is_amd:
-        return {_FP32_KIND: bf16, _TF32_KIND: bf16}
-    if capability is None:
+    either = bf16 = "train under torch.autocast in bf16"
+    if not trace.is_amd and trace.capability is None:
         either = "train under torch.autocast: in bf16, or before compute capability 8 in fp16 with a GradScaler"
-        return {_FP32_KIND: either, _TF32_KIND: either}
-    if capability < (7, 0):
-        return None
-    if capability < (8, 0):
-        fp16 = "train under torch.autocast in fp16, with a GradScaler: this GPU's tensor cores have no other type"
-        return {_FP32_KIND: fp16, _TF32_KIND: fp16}
-    return {_FP32_KIND: f'{bf16}; for TF32 torch.set_float32_matmul_precision("high")', _TF32_KIND: bf16}
+    elif not trace.is_amd:
+        if trace.capability < (7, 0):
+            return None
+        if trace.capability >= (8, 0):
+            return {_FP32_KIND: f'{bf16}; for TF32 torch.set_float32_matmul_precision("high")', _TF32_KIND: bf16}
+        either = "train under torch.autocast in fp16, with a GradScaler: this GPU's tensor cores have no other type"
+    return {_FP32_KIND: either, _TF32_KIND: either}
 
 
 def _short(name: str) -> str:
@@ -197,16 +181,11 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         return
     times = totals((_elementwise_kind(e.name), e.us) for e in kernels)
     by_kind = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times)
-    yield scene.finding(
-        CHAINS,
-        (COMPUTE, spans),
-        scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.time(spans)}, "
-        f"{length(spans) / compute:.0%} of the compute time ({by_kind})",
-        "torch.compile fuses chains of them: each then reads and writes its data once",
-        ESTIMATE,
-        factor=0.5,
-    )
+    evidence = f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.time(spans)}, "
+    evidence += f"{length(spans) / compute:.0%} of the compute time ({by_kind})"
+    advice = "torch.compile fuses chains of them: each then reads and writes its data once"
+    where = scene.where([e.parent or e for e in kernels])
+    yield scene.finding(CHAINS, (COMPUTE, spans), where, evidence, advice, ESTIMATE, factor=0.5)
 
 
 def _elementwise_kind(kernel: str) -> str:
@@ -218,14 +197,10 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
     if scene.account is None or not (kernels := kernels_that(scene.trace, "layout")):
         return
     spans = scene.kernels(kernels)
-    yield scene.finding(
-        LAYOUT,
-        (COMPUTE, spans),
-        scene.where([e.parent or e for e in kernels]),
-        f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.time(spans)}: {_short(kernels[0].name)}",
-        "channels_last: model.to(memory_format=torch.channels_last), and the images too",
-        MEASURED,
-    )
+    where = scene.where([e.parent or e for e in kernels])
+    evidence = f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.time(spans)}: {_short(kernels[0].name)}"
+    advice = "channels_last: model.to(memory_format=torch.channels_last), and the images too"
+    yield scene.finding(LAYOUT, (COMPUTE, spans), where, evidence, advice, MEASURED)
 
 
 def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -> Iterator[Finding]:
@@ -240,21 +215,13 @@ def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -
     if not products_of:
         return
     ops = [op for pair in products_of.values() for op in between(trace, *pair) + list(pair if whole else ())]
-    advice = (
-        "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
-        if all(map(_by_sdpa, products_of))
-        else "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
-    )
-    yield scene.finding(
-        ATTENTION,
-        scene.work(trace.with_backward(ops)),
-        scene.where(list(products_of)),
-        f"{scene.per_step(len(products_of)):.4g} times a step; "
-        f"{'all of it' if whole else 'what runs between the two products'}, both ways",
-        advice,
-        ESTIMATE,
-        factor,
-    )
+    what = "all of it" if whole else "what runs between the two products"
+    evidence = f"{scene.per_step(len(products_of)):.4g} times a step; {what}, both ways"
+    advice = "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
+    if all(map(_by_sdpa, products_of)):
+        advice = "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
+    work = scene.work(trace.with_backward(ops))
+    yield scene.finding(ATTENTION, work, scene.where(list(products_of)), evidence, advice, ESTIMATE, factor)
 
 
 def _by_sdpa(op: Event) -> bool:
@@ -305,7 +272,7 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN picks algorithms by heuristics though sizes repeat and one benchmark would pay. Only from a GPU's trace."""
     if not scene.trace.on_gpu:
         return
-    chosen = [op for op in _convolutions(scene.trace) if op.dims and not _flag(op, _BENCHMARK, unknown=True)]
+    chosen = [op for op in _convolutions(scene.trace) if op.dims and op.values and not _flag(op, _BENCHMARK)]
     chosen = [op for op in chosen if not _flag(op, _DETERMINISTIC)]
     sizes = {str(op.dims[:2]) for op in chosen}
     if chosen and len(sizes) * len(scene.trace.steps) <= len(chosen):
@@ -329,7 +296,6 @@ def _convolution_of(op: Event) -> Event:
     return next((outer for outer in op.outer() if outer.name == "aten::convolution"), op)
 
 
-def _flag(op: Event, position: int, unknown: bool = False) -> bool:
-    """A boolean argument of the convolution; `unknown` if its arguments were not recorded."""
-    value = op.values[position] if len(op.values) > position else ""
-    return value == "True" if value in ("True", "False") else unknown
+def _flag(op: Event, position: int) -> bool:
+    """A boolean argument of the convolution; False if its arguments were not recorded."""
+    return op.values[position : position + 1] == ["True"]

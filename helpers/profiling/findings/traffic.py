@@ -33,14 +33,11 @@ def pageable_copies(scene: Scene) -> Iterator[Finding]:
     ops = {op for call in calls if (op := enclosing_op(call)) is not None}
     calls += [e for op in ops for e in op.inner() if is_wait(e)]
     mib = scene.per_step(sum(float(e.args.get("bytes", 0)) for e in copies)) / 2**20
-    yield scene.finding(
-        PAGEABLE,
-        larger({COPIES: intersect(of(copies), scene.account.parts[COPIES]), IDLE: open_when_done(scene, calls)}),
-        scene.where(copies),
-        f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.time(of(copies))}",
-        "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device",
-        MEASURED,
-    )
+    exposed = intersect(of(copies), scene.account.parts[COPIES])
+    work = larger({COPIES: exposed, IDLE: open_when_done(scene, calls)})
+    evidence = f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.time(of(copies))}"
+    advice = "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device"
+    yield scene.finding(PAGEABLE, work, scene.where(copies), evidence, advice, MEASURED)
 
 
 def exposed_copies(scene: Scene) -> Iterator[Finding]:
@@ -55,14 +52,9 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
         advice = "avoid copies within the device: views instead of cat and clone"
         if any(map(is_collective, scene.trace.device)):
             advice += "; DistributedDataParallel(gradient_as_bucket_view=True)"
-    yield scene.finding(
-        COPYING,
-        (COPIES, intersect(of(copies), scene.account.parts[COPIES])),
-        scene.where(chosen),
-        f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}",
-        advice,
-        BOUND,
-    )
+    work = COPIES, intersect(of(copies), scene.account.parts[COPIES])
+    evidence = f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}"
+    yield scene.finding(COPYING, work, scene.where(chosen), evidence, advice, BOUND)
 
 
 def collectives(scene: Scene) -> Iterator[Finding]:
@@ -74,22 +66,17 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     for event in events:
         name = f"{event.args.get('Collective name', '')} {event.name}"
         kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
-    evidence = []
-    for kind, group in sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed))):
+    evidence, ranked = [], sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed)))
+    for kind, group in ranked:
         often, each = scene.per_step(len(group)), milliseconds(mean(e.us for e in group) / 1e3)
         sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
         size = f" and {median(sizes):,.0f} elements" if sizes else ""
         evidence.append(f"{kind}: {often:,.4g} a step of {each}{size}, {scene.time(of(group))}")
     overlap = 1 - length(exposed) / length(of(events))
-    first = max(kinds, key=lambda kind: length(intersect(of(kinds[kind]), exposed)))
-    yield scene.finding(
-        COLLECTIVES,
-        (COMMUNICATION, exposed),
-        first,
-        f"{'; '.join(evidence)}; {overlap:.0%} overlaps with compute; the time includes waits for slower ranks",
-        _remedy(scene, first, kinds[first]),
-        BOUND,
-    )
+    first, group = ranked[0]
+    evidence += [f"{overlap:.0%} overlaps with compute; the time includes waits for slower ranks"]
+    advice = _remedy(scene, first, group)
+    yield scene.finding(COLLECTIVES, (COMMUNICATION, exposed), first, "; ".join(evidence), advice, BOUND)
 
 
 def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:

@@ -13,7 +13,7 @@ from ..diagnosis import BOUND, MEASURED, Finding
 from ..intervals import Spans, length, of, subtract, union
 from ..places import by_source_line, others, source_lines
 from ..scene import Scene
-from ..trace import COPY, LOADER, OP, PYTHON, Event, Note
+from ..trace import COPY, LOADER, OP, PYTHON, Event, Note, Trace
 from . import DETERMINISTIC, HOST_WAITS, LOADER_WAITS, products
 
 _COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
@@ -40,19 +40,14 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
     spans = scene.account.idle[IN_LOADER] if scene.account else scene.parts[LOADING]
     if scene.account is None and scene.share(spans) < LOADER_SHARE:
         return
-    single = any("SingleProcess" in e.name for e in fetches)
     where, name = source_lines(scene.trace, fetches), fetches[0].name.removeprefix(LOADER)
+    where = where if name in where else f"{where}: {name}"
     idle = f"; the device idles in {scene.time(spans)} of them" if scene.account else ""
-    yield scene.finding(
-        LOADER_WAITS,
-        (part, spans),
-        where if name in where else f"{where}: {name}",
-        f"{scene.time(of(fetches))} a step in the loader{idle}",
-        "give the DataLoader num_workers, persistent_workers and pin_memory; do once what doesn't change by epoch"
-        if single
-        else "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch",
-        MEASURED,
-    )
+    evidence = f"{scene.time(of(fetches))} a step in the loader{idle}"
+    advice = "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch"
+    if any("SingleProcess" in e.name for e in fetches):
+        advice = "give the DataLoader num_workers, persistent_workers, pin_memory; do once what doesn't change by epoch"
+    yield scene.finding(LOADER_WAITS, (part, spans), where, evidence, advice, MEASURED)
 
 
 def host_waits(scene: Scene) -> Iterator[Finding]:
@@ -66,17 +61,11 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
     groups = by_source_line(scene.trace, events)
     costs = {line: length(open_when_done(scene, group)) for line, group in groups.items()}
     worst = groups[max(costs, key=costs.__getitem__)]
-    reader, where = _reader(worst[0]), source_lines(scene.trace, worst)
+    where = _where(scene.trace, worst) + others(len(groups))
     count = len({enclosing_op(e) or e for e in events})
-    yield scene.finding(
-        HOST_WAITS,
-        (IDLE, open_gaps),
-        (where if reader in where else f"{where}: {reader}") + others(len(groups)),
-        f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
-        f"for {scene.time(open_gaps)} until it gets new work",
-        _ADVICE[_kind(worst[0])],
-        BOUND,
-    )
+    evidence = f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
+    evidence += f"for {scene.time(open_gaps)} until it gets new work"
+    yield scene.finding(HOST_WAITS, (IDLE, open_gaps), where, evidence, _ADVICE[_kind(worst[0])], BOUND)
 
 
 def waits(scene: Scene) -> list[Event]:
@@ -115,9 +104,8 @@ def on_a_gpu(scene: Scene) -> Iterator[Note]:
     """Notes on what a CPU's profile shows that would make the host wait for a GPU."""
     if scene.account is None:
         for group in by_source_line(scene.trace, reads_on_cpu(scene)).values():
-            where, reader = source_lines(scene.trace, group[:1]), _reader(group[0])
-            place = where if reader in where else f"{where}: {reader}"
-            text = f"nothing on a CPU, but on a GPU the host waits at {place}; {_ADVICE[_kind(group[0])]}"
+            place, advice = _where(scene.trace, group[:1]), _ADVICE[_kind(group[0])]
+            text = f"nothing on a CPU, but on a GPU the host waits at {place}; {advice}"
             yield Note(HOST_WAITS, f"{HOST_WAITS}: {text}")
         if convolutions := products.deterministic(scene.trace):
             text = f"nothing on a CPU, but slower on a GPU: {source_lines(scene.trace, convolutions)}"
@@ -159,6 +147,12 @@ def _reader(event: Event) -> str:
     ops = [e.name for e in (event, *event.outer()) if e.kind == OP and not e.name.startswith("autograd::")]
     method = _READS_IN_PYTHON.match(event.name)
     return ops[-1] if ops else f".{method[1]}()" if method else event.name
+
+
+def _where(trace: Trace, events: list[Event]) -> str:
+    """The source line that the events share, and what waits there."""
+    where, reader = source_lines(trace, events), _reader(events[0])
+    return where if reader in where else f"{where}: {reader}"
 
 
 def enclosing_op(event: Event) -> Event | None:
