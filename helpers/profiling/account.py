@@ -179,27 +179,20 @@ def states(trace: Trace) -> tuple[str, dict[str, Spans]]:
     return "device", busy | {f"{IDLE}: {reason}": spans for reason, spans in account.idle.items()}
 
 
-def device_windows(trace: Trace) -> Spans:
-    """The steps on the device's own clock: from the first kernel that a step launched to the next step's first.
+def step_windows(trace: Trace) -> Spans:
+    """The steps: on the device's clock where two or more can be delimited there, else on the host's.
 
-    The host may run steps ahead of the device, so the host's steps don't delimit the device's. The last step is left
-    out, as no next one ends it; a single step ends with its last kernel or on the host, whichever is later.
+    On the device's, from the first kernel that a step launched to the next step's first: the host may run steps ahead,
+    so its steps don't delimit the device's. The last step is left out, as no next one ends it.
     """
     firsts: dict[int, float] = {}
     for event in trace.device:
         step = trace.step_of(event) if event.kind == KERNEL else None
         if step is not None:
             firsts.setdefault(step, event.begin)
-    if len(firsts) > 1:
+    if len(firsts) > 2:
         return list(pairwise(firsts[step] for step in sorted(firsts)))
-    only = trace.steps[0]
-    return [(only.begin, max([only.end, *(e.end for e in trace.device if e.kind == KERNEL)]))] if firsts else []
-
-
-def step_windows(trace: Trace) -> Spans:
-    """The steps: on the device's clock where two or more can be delimited there, else on the host's."""
-    windows = device_windows(trace)
-    return windows if len(windows) > 1 else [(step.begin, step.end) for step in trace.steps]
+    return [(step.begin, step.end) for step in trace.steps]
 
 
 def step_ms(trace: Trace) -> float:

@@ -1,4 +1,4 @@
-"""Two diagnoses of one loop, before and after a change: which part of the step shrank, and did the promise hold?"""
+"""Two diagnoses of one loop, before and after a change: which part of the step shrank, which findings are gone?"""
 
 import json
 from collections.abc import Iterator
@@ -30,30 +30,20 @@ class Comparison:
     @property
     def gone(self) -> list[Finding]:
         """What was found before and isn't now."""
-        return _only(self.before, self.after)
+        return [finding for finding in _all(self.before) if finding.finding not in _names(self.after)]
 
     @property
     def left(self) -> list[Finding]:
         """What is still found."""
-        names = {finding.finding for finding in _all(self.before)}
-        return [finding for finding in _all(self.after) if finding.finding in names]
+        return [finding for finding in _all(self.after) if finding.finding in _names(self.before)]
 
     @property
     def new(self) -> list[Finding]:
-        return _only(self.after, self.before)
-
-    @property
-    def promised_ms(self) -> float:
-        """The most that the removal of what is gone could bring: gains in one part overlap, and end at its length."""
-        by_part: dict[str, float] = {}
-        for finding in self.gone:
-            by_part[finding.part] = by_part.get(finding.part, 0.0) + finding.gain_ms
-        bounds = {part: _ms(self.before, part) if part in self.before.parts else gain for part, gain in by_part.items()}
-        return sum(min(gain, bounds[part]) for part, gain in by_part.items())
+        return [finding for finding in _all(self.after) if finding.finding not in _names(self.before)]
 
     @property
     def verdict(self) -> str:
-        """One sentence on the step, one on the part that changed most, one on the promise."""
+        """One sentence on the step, one on the part that changed most, one on the findings that are gone."""
         return " ".join(_sentences(self))
 
     def data(self) -> dict[str, Any]:
@@ -61,8 +51,8 @@ class Comparison:
         named = {name: [finding.finding for finding in getattr(self, name)] for name in ("gone", "left", "new")}
         step = {"before": self.before.step_ms, "after": self.after.step_ms}
         parts = {name: {"before": before, "after": after} for name, (before, after) in self.parts.items()}
-        gains = {"promised_ms": self.promised_ms, "gained_ms": self.gained_ms}
-        return {"verdict": self.verdict, "step_ms": step, "parts_ms": parts} | named | gains
+        changed = {"step_ms": step, "parts_ms": parts, "gained_ms": self.gained_ms}
+        return {"verdict": self.verdict} | changed | named
 
     def json(self) -> str:
         return json.dumps(self.data(), indent=1)
@@ -82,13 +72,12 @@ def _ms(diagnosis: Diagnosis, part: str) -> float:
     return diagnosis.parts.get(part, 0.0) * diagnosis.step_ms
 
 
-def _only(one: Diagnosis, other: Diagnosis) -> list[Finding]:
-    names = {finding.finding for finding in _all(other)}
-    return [finding for finding in _all(one) if finding.finding not in names]
-
-
 def _all(diagnosis: Diagnosis) -> tuple[Finding, ...]:
     return diagnosis.findings + diagnosis.further
+
+
+def _names(diagnosis: Diagnosis) -> set[str]:
+    return {finding.finding for finding in _all(diagnosis)}
 
 
 def _sentences(comparison: Comparison) -> Iterator[str]:
@@ -101,17 +90,8 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         name = most(changes, key=changes.__getitem__, default=None)
         if name and sign * changes[name] >= NO_DIFFERENCE * before:
             yield f"{name[0].upper()}{name[1:]} {verb} by {milliseconds(abs(changes[name]))}."
-    yield _promise(comparison)
-
-
-def _promise(comparison: Comparison) -> str:
-    promised, gained = comparison.promised_ms, comparison.gained_ms
-    if not comparison.gone:
-        return "No finding is gone."
     names = ", ".join(f'"{finding.finding}"' for finding in comparison.gone)
-    came = "nothing" if gained <= 0 else milliseconds(gained)
-    share = f" ({gained / promised:.0%})" if gained > 0 and promised > 0 else ""
-    return f"Gone: {names}, which promised up to {milliseconds(promised)} a step; {came} came{share}."
+    yield f"Gone: {names}." if names else "No finding is gone."
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class Diagnosis:
         return json.dumps(self.data(), indent=1)
 
     def __repr__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n\n".join("\n".join(block) for block in _blocks(self) if block)
 
 
 COLUMNS = ["finding", "part", "gain_ms", "gain_share", "where", "evidence", "advice", "sure"]
@@ -112,30 +112,24 @@ def _row(finding: Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in COLUMNS}
 
 
-def _lines(diagnosis: Diagnosis) -> Iterator[str]:
-    yield from wrapped(diagnosis.verdict)
-    yield from ("", recorded(diagnosis), "")
-    yield from _bars(diagnosis)
+def _blocks(diagnosis: Diagnosis) -> Iterator[list[str]]:
+    """What is printed, in lines; an empty line stands between two blocks."""
+    yield wrapped(diagnosis.verdict)
+    yield [recorded(diagnosis)]
+    yield list(_bars(diagnosis))
     if diagnosis.lines:
-        yield from ("", "dearest lines of the loop as it runs unrecorded:")
-    for line in diagnosis.lines:
-        yield from wrapped(f"{line.where}  {line.source}  ({line.activity})", f"  {line.share:4.0%}  ")
-    if diagnosis.warnings:
-        yield ""
-    for warning in diagnosis.warnings:
-        yield from wrapped(warning.text, " ! ")
+        dearest = ["dearest lines of the loop as it runs unrecorded:"]
+        for line in diagnosis.lines:
+            dearest += wrapped(f"{line.where}  {line.source}  ({line.activity})", f"  {line.share:4.0%}  ")
+        yield dearest
+    yield [line for warning in diagnosis.warnings for line in wrapped(warning.text, " ! ")]
     for number, finding in enumerate(diagnosis.findings[:MOST_FINDINGS], 1):
-        yield ""
-        yield from wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")
-        yield from wrapped(finding.where, "   where     ")
-        yield from wrapped(finding.evidence, "   evidence  ")
-        yield from wrapped(finding.advice, " → advice    ")
+        title = wrapped(f"{finding.finding}: {finding.gain}", f"{number}. ")
+        where, evidence = wrapped(finding.where, "   where     "), wrapped(finding.evidence, "   evidence  ")
+        yield title + where + evidence + wrapped(finding.advice, " → advice    ")
     if not diagnosis.findings:
-        yield from ("", f"No finding could bring {LEAST:.0%} or more.")
-    if diagnosis.remarks:
-        yield ""
-    for note in diagnosis.remarks:
-        yield from wrapped(note, "note: ")
+        yield [f"No finding could bring {LEAST:.0%} or more."]
+    yield [line for note in diagnosis.remarks for line in wrapped(note, "note: ")]
 
 
 def recorded(diagnosis: Diagnosis) -> str:
@@ -149,27 +143,20 @@ BAR = 60  # columns
 
 def _bars(diagnosis: Diagnosis) -> Iterator[str]:
     """A row for each part, beginning where the one above ends, so that the rows fill the width together."""
-    for name, place in _placed(diagnosis.parts, 1000, 0, BAR):
-        yield _bar(f"  {name}", *place, "█")
+    begin = 0.0
+    for name, share in diagnosis.parts.items():
+        yield _bar(f"  {name}", begin, share, "█")
         if name == "idle":
-            reasons = _placed(idle_reasons(diagnosis), *place)
-            yield from (_bar(f"    {reason}", *inside, "▒") for reason, inside in reasons if inside[0])
+            inside = begin
+            for reason, part in idle_reasons(diagnosis).items():
+                yield _bar(f"    {reason}", inside, part, "▒")
+                inside += part
+        begin += share
 
 
-Place = tuple[int, int, int]  # thousandths, the first column, columns
-
-
-def _placed(shares: dict[str, float], thousandths: int, column: int, cells: int) -> Iterator[tuple[str, Place]]:
-    """Where each share of a row is drawn."""
-    parts = zip(shares, divided(shares.values(), thousandths), divided(shares.values(), cells), strict=True)
-    for name, part, width in parts:
-        yield name, (part, column, width)
-        column += width
-
-
-def _bar(name: str, thousandths: int, column: int, cells: int, sign: str) -> str:
-    cut = printable(name if len(name) <= 28 else f"{name[:27]}…")
-    return f"{cut:<28}{thousandths / 10:>6.1f}%  {' ' * column}{printable(sign) * cells}".rstrip()
+def _bar(name: str, begin: float, share: float, sign: str) -> str:
+    first, last = round(BAR * begin), round(BAR * (begin + share))
+    return printable(f"{name:<28}{share:>7.1%}  {' ' * first}{sign * (last - first)}").rstrip()
 
 
 def idle_reasons(diagnosis: Diagnosis) -> dict[str, float]:
@@ -178,52 +165,18 @@ def idle_reasons(diagnosis: Diagnosis) -> dict[str, float]:
     return diagnosis.idle | ({"unexplained": rest} if diagnosis.idle and rest > 0.001 else {})
 
 
-def divided(shares: Iterable[float], units: int) -> list[int]:
-    """Whole units in proportion to the shares; they add up to `units` (largest remainders are rounded up)."""
-    shares = list(shares)
-    total = sum(shares)
-    exact = [share / total * units if total else 0.0 for share in shares]
-    whole = [int(part) for part in exact]
-    left = round(sum(exact)) - sum(whole)
-    for index in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[:left]:
-        whole[index] += 1
-    return whole
-
-
 def milliseconds(ms: float) -> str:
     return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
 
 
-LONGEST_PATH = 60
-_ASCII = {"█": "#", "▒": "=", "→": ">", "…": "~", "×": "x", "µ": "u", "–": "-", "≥": ">", "≤": "<"}
-
-
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """The text in lines of at most WIDTH columns, the later ones indented as deep; [] if it is empty.
-
-    Lines break at spaces: long paths are shortened from the left, other long words in the middle.
-    """
-    room = WIDTH - len(indent)
-    words = [_shortened(word, min(room, LONGEST_PATH) if "/" in word else room) for word in text.split()]
-    lines = textwrap.wrap(" ".join(words), room, break_on_hyphens=False)
-    return [printable(f"{' ' * len(indent) if number else indent}{line}") for number, line in enumerate(lines)]
-
-
-def _shortened(word: str, room: int) -> str:
-    if len(word) <= room:
-        return word
-    if "/" in word and (cut := word.find("/", len(word) - room + 1)) >= 0:
-        return "…" + word[cut:]
-    return f"{word[: room // 2]}…{word[len(word) - (room - 1) // 2 + 1 :]}"
+    """The text in lines of at most WIDTH columns but for longer words, the later ones indented as deep; [] if empty."""
+    wrapper = textwrap.TextWrapper(WIDTH, indent, " " * len(indent), break_long_words=False, break_on_hyphens=False)
+    return [printable(line) for line in wrapper.wrap(" ".join(text.split()))]
 
 
 def printable(text: str) -> str:
     """The text without control characters, in signs that stdout's encoding has."""
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = "".join(_ASCII.get(sign, sign) for sign in text)
-        text = text.encode(encoding, "replace").decode(encoding)
-    return text
+    return text.encode(encoding, "replace").decode(encoding)

@@ -8,37 +8,38 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from math import floor, log10
+from math import ceil, floor, log10
 
 import pandas as pd
 
 from .account import names_collective, states, timeline
-from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding, divided, idle_reasons, milliseconds, recorded
+from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding, idle_reasons, milliseconds, recorded
+from .intervals import Spans, intersect
 from .trace import Trace
 
-# (fill, text on it): Okabe and Ito's colours, which remain distinct under colour blindness.
+# Okabe and Ito's colours, which remain distinct under colour blindness, and greys.
 COLOURS = {
-    "compute": ("#0072B2", "#fff"),
-    "operators": ("#0072B2", "#fff"),
-    "communication": ("#D55E00", "#000"),
-    "copies": ("#E69F00", "#000"),
-    "idle": ("#A6A6A6", "#000"),
-    "loader": ("#CC79A7", "#000"),
-    "optimizer": ("#009E73", "#000"),
-    "Python": ("#F0E442", "#000"),
-    "inside an op": ("#56B4E9", "#000"),
-    "wait for the device": ("#555555", "#fff"),
-    "before the first kernel": ("#CFCFCF", "#000"),
-    "start-up": ("#222222", "#fff"),
-    "between queued kernels": ("#E6E6E6", "#000"),
-    "annotations": ("#CC79A7", "#000"),
-    "host": ("#56B4E9", "#000"),
-    "backward thread": ("#009E73", "#000"),
+    "compute": "#0072B2",
+    "operators": "#0072B2",
+    "communication": "#D55E00",
+    "copies": "#E69F00",
+    "idle": "#A6A6A6",
+    "loader": "#CC79A7",
+    "optimizer": "#009E73",
+    "Python": "#F0E442",
+    "inside an op": "#56B4E9",
+    "wait for the device": "#555555",
+    "before the first kernel": "#CFCFCF",
+    "start-up": "#222222",
+    "between queued kernels": "#E6E6E6",
+    "annotations": "#CC79A7",
+    "host": "#56B4E9",
+    "backward thread": "#009E73",
 }
 MARK = "#CC3377"  # of findings
-_OTHER = ("#8C8C8C", "#000")
+OTHER = "#8C8C8C"
 LEFT, WIDTH, ROW, GAP, CHARACTER = 170, 980, 18, 4, 6.2  # in SVG units; a unit is about a pixel
-MOST_TRACKS, MOST_NAME = 10, 70
+MOST_NAME = 70
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 # The policy forbids every script and every request, should markup ever get past the escaping.
 _HEAD = """<!DOCTYPE html>
@@ -58,6 +59,8 @@ p { margin: .2em 0; }
 .account, .finding, .warnings { margin: .9em 0; }
 .bar { display: flex; gap: 1px; }
 .bar div { overflow: hidden; white-space: nowrap; height: 1.7em; text-align: center; font-size: .85em; }
+.bar div { color: #000; text-shadow: 0 0 2px #fff, 0 0 2px #fff; }
+.name { fill: #000; stroke: #fff; stroke-width: 2px; paint-order: stroke; pointer-events: none; }
 .part { margin-right: 1.4em; white-space: nowrap; }
 .swatch { display: inline-block; width: .8em; height: .8em; }
 .finding { padding-left: .9em; border-left: 4px solid; }
@@ -92,8 +95,6 @@ def page(diagnosis: Diagnosis, trace: Trace) -> str:
 def _account(diagnosis: Diagnosis) -> str:
     """The parts as one bar, the reasons of idle time under the idle part, and a legend of both."""
     parts, reasons = diagnosis.parts, idle_reasons(diagnosis)
-    if not parts:
-        return ""
     bars, legends = _bar(parts), _legend(parts)
     if "idle" in parts and reasons:
         before = sum(share for name, share in list(parts.items())[: list(parts).index("idle")])
@@ -108,24 +109,21 @@ def _bar(shares: dict[str, float]) -> str:
     segments = []
     for name, share in shares.items():
         label = escape(name) if share / total > 0.012 * len(name) + 0.02 else ""
-        colour, ink = colours_of(name)
-        style = f"width:{100 * share / total:.3f}%;background:{colour};color:{ink}"
+        style = f"width:{100 * share / total:.3f}%;background:{COLOURS.get(name, OTHER)}"
         segments.append(f'<div title="{escape(name)}: {share:.1%}" style="{style}">{label}</div>')
     return f'<div class="bar">{"".join(segments)}</div>'
 
 
 def _legend(shares: dict[str, float]) -> str:
-    thousandths = divided(shares.values(), round(1000 * sum(shares.values())))
     return "".join(
-        f'<span class="part"><span class="swatch" style="background:{colours_of(name)[0]}"></span> {escape(name)} '
-        f"<b>{part / 10:.1f}%</b></span> "
-        for name, part in zip(shares, thousandths, strict=True)
-        if part
+        f'<span class="part"><span class="swatch" style="background:{COLOURS.get(name, OTHER)}"></span> {escape(name)} '
+        f"<b>{share:.1%}</b></span> "
+        for name, share in shares.items()
     )
 
 
 def _finding(number: int, finding: Finding) -> str:
-    colour, width = colours_of(finding.part)[0], 100 * min(max(finding.gain_share, 0.0), 1.0)
+    colour, width = COLOURS.get(finding.part, OTHER), 100 * min(max(finding.gain_share, 0.0), 1.0)
     fields = {"where": finding.where, "evidence": finding.evidence, "advice": finding.advice}
     lines = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in fields.items() if text)
     return (
@@ -133,11 +131,6 @@ def _finding(number: int, finding: Finding) -> str:
         f'{escape(finding.gain)}<div class="gauge"><div style="width:{width:.2f}%;background:{colour}"></div></div>'
         f"<dl>{lines}</dl></div>"
     )
-
-
-def colours_of(name: str) -> tuple[str, str]:
-    """The colour of a part of the account, and of text on it."""
-    return COLOURS.get(name, _OTHER)
 
 
 @dataclass
@@ -168,17 +161,13 @@ def picture(diagnosis: Diagnosis, trace: Trace) -> str:
         caption += " Rows with numbers are the findings."
     if ends < end:
         caption += " Device work belongs to the step that launched it: it goes on after the step's end, dashed."
-    if (left_out := table.track.nunique() - MOST_TRACKS) > 0:
-        caption += f" {left_out} tracks with less work are left out."
     return f'{title}<p class="faint">{caption}</p>{_svg(rows, begin, end, ends)}'
 
 
-def _clipped(spans: list[tuple[float, float]], start: float, begin: float, end: float) -> Iterator[tuple[float, float]]:
+def _clipped(spans: Spans, start: float, begin: float, end: float) -> Spans:
     """Spans in µs on the profile's clock as ms since the step's start, as far as they are within [begin, end]."""
-    for first, last in spans:
-        first, last = max((first - start) / 1e3, begin), min((last - start) / 1e3, end)
-        if first < last:
-            yield first, last
+    seen = intersect(spans, [(start + 1e3 * begin, start + 1e3 * end)])
+    return [((first - start) / 1e3, (last - start) / 1e3) for first, last in seen]
 
 
 def _marks(diagnosis: Diagnosis, start: float, begin: float, end: float) -> Iterator[Row]:
@@ -191,18 +180,14 @@ def _marks(diagnosis: Diagnosis, start: float, begin: float, end: float) -> Iter
 
 def _tracks(table: pd.DataFrame) -> Iterator[Row]:
     """A row for each track, and for spans inside another one below it."""
-    work = (table.end_ms - table.begin_ms).groupby(table.track, sort=False).sum()
-    busiest = set(work.nlargest(MOST_TRACKS).index)
     order = {"annotations": 0, "host": 1, "backward thread": 2}
     for track, events in sorted(table.groupby("track", sort=False), key=lambda group: order.get(group[0], 3)):
-        if track not in busiest:
-            continue
         rows: list[Row] = []
         label = str(track)
         for event in events.sort_values("begin_ms", kind="stable").itertuples():
             depth = next((i for i, row in enumerate(rows) if row.spans[-1][1] <= event.begin_ms), len(rows))
             if depth == len(rows) < 3:
-                rows.append(Row("" if rows else label, [], label, COLOURS.get(str(track), ("", ""))[0]))
+                rows.append(Row("" if rows else label, [], label, COLOURS.get(label, "")))
             rows[min(depth, 2)].spans.append((event.begin_ms, event.end_ms, event.name))
         yield from rows
 
@@ -224,10 +209,9 @@ def _svg(rows: list[Row], begin: float, end: float, step_end: float) -> str:
 
 
 def _axis(begin: float, end: float, scale: float, height: int) -> str:
-    unit = 10 ** floor(log10((end - begin) or 1.0))
-    unit = next(u for u in (unit / 10, unit / 5, unit / 2, unit) if (end - begin) / u <= 12)
+    unit = 10 ** floor(log10((end - begin) or 1.0)) / 2  # from 2 to 20 ticks
     ticks = []
-    for index in range(floor(begin / unit) + 1 if begin < 0 else 0, floor(end / unit) + 1):
+    for index in range(ceil(begin / unit), floor(end / unit) + 1):
         x = LEFT + (index * unit - begin) * scale
         ticks.append(f'<path d="M{x:.1f} 16V{height}" stroke="currentColor" opacity=".15"/>')
         ticks.append(f'<text x="{x:.1f}" y="11" text-anchor="middle" opacity=".75">{index * unit:.6g} ms</text>')
@@ -236,31 +220,28 @@ def _axis(begin: float, end: float, scale: float, height: int) -> str:
 
 def _spans(row: Row, begin: float, scale: float) -> str:
     """Spans of a pixel or more, each with its name; narrower ones within a pixel as one of their length together."""
-    drawn: dict[str, list[str]] = defaultdict(list)  # by colour, which a group states once
+    drawn, names = [], []
     narrow: dict[tuple[int, str], list[tuple[float, str]]] = defaultdict(list)
-    names = []
     for first, last, name in row.spans:
         x, width = LEFT + (first - begin) * scale, (last - first) * scale
-        colour = row.colour or colours_of(_part(name))[0]
+        colour = row.colour or COLOURS[_part(name)]
         if width < 1:
             narrow[int(x), colour].append((last - first, name))
             continue
-        drawn[colour].append(_rect(x, width, f"{_cut(name)}: {milliseconds(last - first)}"))
+        drawn.append(_rect(x, width, colour, f"{_cut(name)}: {milliseconds(last - first)}"))
         if row.colour != MARK and width > 5 * CHARACTER:
-            ink = next((ink for fill, ink in COLOURS.values() if fill == colour), "#000")
             label = escape(name[: int((width - 3) / CHARACTER)])
-            names.append(f'<text x="{x + 2:.1f}" y="13" fill="{ink}" pointer-events="none">{label}</text>')
+            names.append(f'<text class="name" x="{x + 2:.1f}" y="13">{label}</text>')
     for (x, colour), events in narrow.items():
         total, (_, longest) = sum(ms for ms, _ in events), max(events)
-        title = f"{_cut(longest)}: {milliseconds(total)}"
-        if len(events) > 1:
-            title = f"{len(events)} spans, {milliseconds(total)}; longest: {_cut(longest)}"
-        drawn[colour].append(_rect(x, min(max(total * scale, 0.1), 1), title))
-    return "".join(f'<g fill="{colour}">{"".join(spans)}</g>' for colour, spans in drawn.items()) + "".join(names)
+        others = f", {len(events) - 1} shorter spans with it" if len(events) > 1 else ""
+        title = f"{_cut(longest)}{others}: {milliseconds(total)}"
+        drawn.append(_rect(x, min(max(total * scale, 0.1), 1), colour, title))
+    return "".join(drawn + names)
 
 
-def _rect(x: float, width: float, title: str) -> str:
-    place = f'x="{x:.1f}" width="{width:.1f}" height="{ROW}"'
+def _rect(x: float, width: float, colour: str, title: str) -> str:
+    place = f'x="{x:.1f}" width="{width:.1f}" height="{ROW}" fill="{colour}"'
     return f"<rect {place}><title>{escape(title, quote=False)}</title></rect>"
 
 
