@@ -39,7 +39,7 @@ COLOURS = {
 MARK = "#CC3377"  # of findings
 OTHER = "#8C8C8C"
 LEFT, WIDTH, ROW, GAP, CHARACTER = 170, 980, 18, 4, 6.2  # in SVG units; a unit is about a pixel
-MOST_NAME = 70
+MOST_NAME = 56
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 # The policy forbids every script and every request, should markup ever get past the escaping.
 _HEAD = """<!DOCTYPE html>
