@@ -75,8 +75,8 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         f"{waited:.0%} of the time{'; the profile has stacks, which slow the host' if slowed else ''}"
     )
     advice = "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops"
-    sure = ESTIMATE if slowed else BOUND
-    yield scene.finding(LAUNCHES, (IDLE, spans), _where_idle(scene, spans), evidence, advice, sure)
+    where, sure = _where_idle(scene, spans), ESTIMATE if slowed else BOUND
+    yield scene.finding(LAUNCHES, (IDLE, spans), where, evidence, advice, sure)
 
 
 def _where_idle(scene: Scene, spans: Spans) -> str:

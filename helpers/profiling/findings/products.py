@@ -149,7 +149,8 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     dearest = totals((_short(e.name), e.us) for e in group)[0][0]
     evidence = f"{scene.each(len(group), 'product')} in {kind}, {scene.time(spans)}, {scene.share(spans):.0%} of "
     evidence += f"the time; most of it in {dearest}{'; TF32 is already on' if kind == _TF32_KIND else ''}"
-    where, factor = scene.where([e.parent or e for e in group]), 0.5 if kind == _TF32_KIND else 0.75
+    where = scene.where([e.parent or e for e in group])
+    factor = 0.5 if kind == _TF32_KIND else 0.75
     yield scene.finding(FP32, (COMPUTE, spans), where, evidence, remedy[kind], ESTIMATE, factor)
 
 

@@ -66,7 +66,8 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     for event in events:
         name = f"{event.args.get('Collective name', '')} {event.name}"
         kinds[next((kind for kind, names in _KINDS.items() if names.search(name)), "other")].append(event)
-    evidence, ranked = [], sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed)))
+    evidence = []
+    ranked = sorted(kinds.items(), key=lambda pair: -length(intersect(of(pair[1]), exposed)))
     for kind, group in ranked:
         often, each = scene.per_step(len(group)), milliseconds(mean(e.us for e in group) / 1e3)
         sizes = [e.args["In msg nelems"] for e in group if "In msg nelems" in e.args]
