@@ -1,14 +1,16 @@
 """JPEG decoders compared: speed, and differences between their pixels."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.lab.experiment import FAILED
+from helpers.lab.experiment import FAILED, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import Disagreement, Timing, compare
 from helpers.pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
+from helpers.pipelines.samples import example_jpegs
 
 # Mean difference from Pillow's pixels over an image, in levels of 256. Builds of libjpeg-turbo differ by 0 or 1;
 # averaging before chroma upsampling (half size) shows at edges, where single pixels are far off. Swapped red and blue
@@ -16,33 +18,41 @@ from helpers.pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
 MEAN_TOLERANCE = 2.0
 
 
-def measure_decoders(images: Sequence[bytes], variants: Sequence[str] = tuple(VARIANTS), rounds: int = 20) -> list[Row]:
-    """A row a variant, timed in turn in one thread of this process on the same images, after a check against Pillow.
+@experiment(
+    small=[{"width": 160, "height": 120}],
+    cpu=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
+    columns="variant scale images_per_s mb_per_s median_ms p20_ms p80_ms n max_difference mean_difference",
+)
+def decoding(width: int, height: int) -> list[Row]:
+    """A row a decoder, timed in turn in one thread of this process on the same images, after a check against Pillow.
 
     `images_per_s` and `mb_per_s` (of compressed bytes) follow from the median; times are milliseconds an image, means
     over the images of a round. `max_difference` and `mean_difference` are levels of 256 from Pillow's pixels, which at
-    half size are averaged two by two. If a variant can't run, fails, or differs too much, its row's `status` says so.
+    half size are averaged two by two. If a decoder can't run, fails, or differs too much, its row's `status` says so.
     """
-    status = {variant: missing_because(*VARIANTS[variant].needs) for variant in variants}
-    differences: dict[str, Row] = {}
-    for variant in variants:
-        if not status[variant]:
-            try:
-                differences[variant] = difference(variant, images)
-            except (Disagreement, ImageError) as error:
-                status[variant] = f"{FAILED}{error}"
-    calls = {name: lambda name=name: [decode(name, data) for data in images] for name in differences}
-    timed = compare(calls, rounds=rounds, warmup=1, check=False) if calls else None
-    rows = []
-    for variant in variants:
-        if status[variant]:
-            rows.append({"variant": variant, STATUS: status[variant]})
+    images = example_jpegs(16, (width, height))
+    rows: dict[str, Row] = {variant: {"variant": variant} for variant in VARIANTS}
+    calls = {}
+    for variant, row in rows.items():
+        if missing := missing_because(*VARIANTS[variant].needs):
+            row[STATUS] = missing
             continue
+        try:
+            row |= {"scale": VARIANTS[variant].scale} | difference(variant, images)
+            calls[variant] = functools.partial(_decode_all, variant, images)
+        except (Disagreement, ImageError) as error:
+            row[STATUS] = f"{FAILED}{error}"
+    timed = compare(calls, check=False)
+    for variant in calls:
         times = Timing.of([ms / len(images) for ms in timed.samples_ms[variant]])
         mb_per_s = sum(map(len, images)) / len(images) / times.median_ms / 1e3
-        speed = {"images_per_s": 1e3 / times.median_ms, "mb_per_s": mb_per_s} | times.row()
-        rows.append({"variant": variant, "scale": VARIANTS[variant].scale} | speed | differences[variant])
-    return rows
+        rows[variant] |= {"images_per_s": 1e3 / times.median_ms, "mb_per_s": mb_per_s} | times.row()
+    return list(rows.values())
+
+
+def _decode_all(variant: str, images: Sequence[bytes]) -> None:
+    for image in images:
+        decode(variant, image)
 
 
 def difference(variant: str, images: Sequence[bytes]) -> Row:

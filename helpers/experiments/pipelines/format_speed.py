@@ -1,7 +1,5 @@
 """Speed of each format: samples a second by order, workers and cache; disk space; time to build and to look up.
 
-    row = measure_format("image", "webdataset", count=8000, workers=2, order="sequential", cold=True)
-
 Every byte is read (crc32, about 1 GB/s) but not decoded, to measure storage and not JPEG decoding. Each epoch is
 checked to have read every sample exactly once.
 
@@ -26,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from helpers.lab import Disagreement
+from helpers.lab import Disagreement, experiment
+from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.pipelines.formats import FORMATS, Sample, Stream
 from helpers.pipelines.formats.dataset import SUFFIXES, Reader
@@ -58,9 +57,14 @@ VARIANTS: dict[str, tuple[str, Callable[..., Reader]]] = {
     "mapped": ("mapped", FORMATS["mapped"].open_),
     "tfrecord": ("tfrecord", FORMATS["tfrecord"].open_),
 }
+COLD, WARM = "cold", "warm"
+CASES = [("sequential", COLD, 0), ("sequential", WARM, 0), ("random", COLD, 0), ("random", WARM, 0)]
+COUNTS = {"image": 10_000, "tokens": 10_000}  # 74 and 41 MB
+REPEATS = 3
 SHARDS = 16  # so that each worker has full shards
 SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
+NOT_COLD = "not cold: "
 
 
 class Prepared(NamedTuple):
@@ -73,50 +77,57 @@ class Prepared(NamedTuple):
     label: int  # of the first sample
 
 
-def needs(format: str) -> tuple[str, ...]:
-    """What a variant needs, for `lab.machine.missing_because`."""
-    return FORMATS[VARIANTS[format][0]].NEEDS
+def _passes() -> list[Row]:
+    """Images in all cases, in order and cold with workers, too; tokens cold. By position shards have one reader."""
+    cases = {"image": [*CASES, ("sequential", COLD, 2)], "tokens": [case for case in CASES if case[1] == COLD]}
+    return [
+        {"kind": kind, "format": format, "samples": count, "order": order, "cached": cached, "workers": workers}
+        for kind, count in COUNTS.items()
+        for format in VARIANTS
+        for order, cached, workers in cases[kind]
+        if (format, order) != ("webdataset", "random")
+    ]
 
 
-def measure_format(
-    kind: str,
-    format: str,
-    count: int = 8000,
-    workers: int = 0,
-    order: str = "sequential",
-    cold: bool = False,
-    *,
-    repeats: int = 3,
-    search: bool = True,
-) -> Row:
-    """A row of a format of `VARIANTS`: `samples_per_s` of an epoch (median, p20, p80), and what else it costs.
+@experiment(
+    small=[
+        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
+        for format in VARIANTS
+    ],
+    cpu=_passes(),
+    version=2,
+    missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
+    columns="build_s files payload_bytes bytes_on_disk bytes_allocated samples_per_s samples_per_s_p20 "
+    "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
+)
+def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
+    """Speed of an epoch in a format, `samples_per_s` (median, p20, p80), with all bytes read; and what else it costs.
 
-    Starting the workers and opening the data set isn't timed. `cold` drops the files from the page cache before each
-    epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed and
-    its status says so.
+    Starting the workers and opening the data set isn't timed. Cold, the files are dropped from the page cache before
+    each epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed
+    and its status says so.
 
-    With `search`, `raw_s` is the time to read the files from end to end, the bound of any reader; `subset_s` to fetch a
-    random 1 %; `find_s` to open the data set and find the samples of a label.
+    Cold, in order and without workers, `raw_s` is the time to read the files from end to end, the bound of any reader;
+    `subset_s` to fetch a random 1 %; `find_s` to open the data set and find the samples of a label.
     """
     written, open_ = VARIANTS[format]
-    data = prepared(kind, count, written)
+    data, cold = prepared(kind, samples, written), cached == COLD
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
     row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
     row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
     reader = open_(data.folder, verify=False)
     seconds = []
-    for repeat in range(repeats):
+    for repeat in range(REPEATS):
         took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
         if touched != data.touched:
-            counts = f"{touched} (samples, bytes, sum of crc32), written was {data.touched}"
-            raise Disagreement(f"{format} gave {counts}")
-        if cache.startswith("warm:"):
-            return row | {STATUS: f"not cold: {cache.removeprefix('warm: ')}", "cache": cache}
+            raise Disagreement(f"{format} gave {touched} (samples, bytes, sum of crc32), written was {data.touched}")
+        if cache.startswith(NOT_COLD):
+            return row | {STATUS: cache}
         seconds.append(took)
-    median, p20, p80 = (count / np.percentile(seconds, [50, 80, 20])).tolist()  # slow times are low speeds
-    row |= {"samples_per_s": median, "samples_per_s_p20": p20, "samples_per_s_p80": p80, "n": repeats}
-    row |= {"mb_per_s": median * data.touched[1] / count / 1e6, "cache": cache}
-    if not search:
+    median, p20, p80 = (samples / np.percentile(seconds, [50, 80, 20])).tolist()  # slow times are low speeds
+    row |= {"samples_per_s": median, "samples_per_s_p20": p20, "samples_per_s_p80": p80, "n": REPEATS}
+    row |= {"mb_per_s": median * data.touched[1] / samples / 1e6, "cache": cache}
+    if (order, cached, workers) != CASES[0]:
         return row
 
     def once(run: Callable[[], object]) -> float:
@@ -126,7 +137,7 @@ def measure_format(
         run()
         return time.perf_counter() - began
 
-    positions = np.random.default_rng(0).permutation(count)[: max(int(SHARE * count), 1)].tolist()
+    positions = np.random.default_rng(0).permutation(samples)[: max(int(SHARE * samples), 1)].tolist()
     row["raw_s"] = once(lambda: _read_all(data.files))
     row["subset_s"] = once(lambda: [_touch(reader[at]) for at in positions])
     return row | {"find_s": once(lambda: open_(data.folder, verify=False).find(data.label))}
@@ -146,7 +157,7 @@ def prepared(kind: str, count: int, format: str) -> Prepared:
     sharded = {"per_shard": -(-count // SHARDS)} if format in ("webdataset", "tfrecord") else {}
     began = time.perf_counter()
     FORMATS[format].write(samples, home, kind, **sharded)
-    flush(home)
+    os.sync()  # as only clean pages can be dropped
     build_s = time.perf_counter() - began
     files = sorted(file for file in home.rglob("*") if file.is_file())
     touched = np.sum([_touch(sample) for sample in samples], axis=0)
@@ -212,24 +223,14 @@ def _sum(items: list[tuple[int, int, int]]) -> Tensor:
     return torch.tensor([sum(column) for column in zip(*items, strict=True)])
 
 
-def flush(folder: str | Path) -> None:
-    """Write all dirty pages of a folder's file system to the disk, as only clean pages can be dropped."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
-            raise OSError(ctypes.get_errno(), f"cannot flush {folder}")
-    finally:
-        os.close(handle)
-
-
 def evict(files: Iterable[Path]) -> str:
-    """Drop files from the page cache; returns what was dropped (`data and inodes`, `data`), or `warm: …` with a reason.
+    """Drop files from the page cache; returns what was dropped (`data and inodes`, `data`), or `not cold: …`, why not.
 
     The files must be flushed, and not mapped. Inodes and folders are dropped for the entire machine, if permitted
     (root). Costs about 30 µs a file, most of it for the check.
     """
     if not hasattr(os, "posix_fadvise"):
-        return "warm: this system has no posix_fadvise"
+        return f"{NOT_COLD}this system has no posix_fadvise"
     files = list(files)
     for file in files:
         handle = os.open(file, os.O_RDONLY)
@@ -237,7 +238,7 @@ def evict(files: Iterable[Path]) -> str:
         os.close(handle)
     left, total = (sum(column) for column in zip(*map(cached_pages, files), strict=True))
     if left:
-        return f"warm: {left} of {total} pages stayed in the cache"
+        return f"{NOT_COLD}{left} of {total} pages stayed in the cache"
     try:
         with open(DROP, "w") as stream:
             stream.write("2")

@@ -7,6 +7,7 @@ help until the two are equal, or until there is no core left for another.
 The device is a timer of `step_ms` a batch that uses no core, like a GPU: the host sleeps.
 """
 
+import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,75 +16,80 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
+from helpers.lab import experiment
+from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.lab.timing import Timing
 from helpers.pictures import cores
 from helpers.pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
 from helpers.pipelines import decoders
-from helpers.pipelines.decoders import ImageError, decode
 from helpers.pipelines.samples import example_jpegs
 
-CLASSES = 10
+CLASSES, SIDE = 10, 64
 AHEAD = 2  # steps that the host may be ahead of the simulated device
+PLAIN = {"step_ms": 10.0, "prefetch": 2, "decode": decoders.REFERENCE}
+SIMULATED = [PLAIN | {"step_ms": step, "workers": workers} for step in (10.0, 30.0) for workers in (0, 1, 2, 4)]
+SIMULATED += [PLAIN | {"workers": 2, "prefetch": 8}]
+SIMULATED += [PLAIN | {"workers": 2, "decode": decode} for decode in ("Pillow, draft at half size", "simplejpeg")]
 
 
 class JpegCrops(Dataset):
-    """Item i: a random crop of a decoded JPEG, resized to (3, side, side) uint8, and its label.
+    """Item i: a random crop of a decoded JPEG, resized to (3, SIDE, SIDE) uint8, and its label.
 
     The compressed images are in memory, so that no disk is measured. Item i is image i modulo their number, and its
-    crop depends on `seed` and i only, not on the worker.
+    crop depends on i only, not on the worker.
     """
 
-    def __init__(self, images: Sequence[bytes], count: int, side: int, decoder: str, seed: int = 0) -> None:
-        self.images, self.side, self.decoder = images, side, decoder
-        self.cuts = draw_cuts(count, seed, 0)
+    def __init__(self, images: Sequence[bytes], count: int, decoder: str) -> None:
+        self.images, self.decoder = images, decoder
+        self.cuts = draw_cuts(count, 0, 0)
 
     def __len__(self) -> int:
         return len(self.cuts)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         at = index % len(self.images)
-        try:
-            image = Image.fromarray(decode(self.decoder, self.images[at]))
-        except ImageError as error:
-            raise ImageError(f"image {at}: {error}") from None
-        crop = cut_image(image, random_boxes(self.cuts[index], np.array(image.size)), self.side)
+        image = Image.fromarray(decoders.decode(self.decoder, self.images[at]))
+        crop = cut_image(image, random_boxes(self.cuts[index], np.array(image.size)), SIDE)
         if self.cuts[index, 4]:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return to_tensor(crop), at % CLASSES
 
 
-def measure_loader(
-    workers: int,
-    step_ms: float,
-    *,
-    prefetch: int = 2,
-    decode: str = decoders.REFERENCE,
-    batch: int = 32,
-    steps: int = 40,
-    side: int = 64,
-    images: Sequence[bytes] | None = None,
-) -> Row:
-    """Measure a loop of steps of `step_ms`, fed by a `DataLoader`; one row.
+@experiment(
+    small=[PLAIN | {"step_ms": 1.0, "workers": 0}],
+    cpu=SIMULATED,
+    same_work=False,  # several workers' batches come in bursts
+    missing=lambda decode, **_: missing_because(*decoders.VARIANTS[decode].needs),
+    columns="sample_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s",
+)
+def loader(step_ms: float, workers: int, prefetch: int, decode: str) -> Row:
+    """A loop of steps fed by a `DataLoader`: the share of time in which a simulated device waits for data.
 
     The device works while the host fetches the next batch.
 
     `idle_share` is the share of the loop's time in which the device is idle; `predicted_idle_share` is `predict`'s,
     from `step_ms` and `sample_ms`, the time to load one sample in this process, without competing workers. `wait_ms` is
     the median of the host's wait for a batch, `startup_s` the wait for the first one, including the workers' start.
-    Times are of `steps` iterations, after a warm-up that uses up the prefetched batches.
+    Times are of 40 iterations (of 4 where a step takes 1 ms), after a warm-up that uses up the prefetched batches.
     """
+    steps, batch = (40, 32) if step_ms > 1 else (4, 4)
     warmup = 3 + prefetch * workers
     count = (2 * warmup + steps) * batch  # enough that workers are still loading during the last timed step
-    dataset = JpegCrops(example_jpegs(16) if images is None else images, count, side, decode)
+    dataset = JpegCrops(example_jpegs(16), count, decode)
     load_ms = _load_ms(dataset, batch)
-    device = SimulatedDevice(step_ms)
-    startup_s, wait_ms = run_loop(_batches(dataset, batch, workers, prefetch), device, warmup + steps)
-    sample_ms = Timing.of(load_ms + _load_ms(dataset, batch)).median_ms / batch
+    device, waits_ms = SimulatedDevice(step_ms), []
+    batches = _batches(dataset, batch, workers, prefetch)
+    for _ in range(warmup + steps):
+        began = time.perf_counter()
+        next(batches)
+        waits_ms.append((time.perf_counter() - began) * 1e3)
+        device.step()
+    sample_ms = statistics.median(load_ms + _load_ms(dataset, batch)) / batch
     row = {"sample_ms": sample_ms, "predicted_idle_share": predict(step_ms, batch * sample_ms, workers)}
-    row |= {"wait_ms": Timing.of(wait_ms[warmup:]).median_ms, "startup_s": startup_s}
+    row |= {"wait_ms": statistics.median(waits_ms[warmup:]), "startup_s": waits_ms[0] / 1e3}
     return row | summary(device.spans, warmup, batch)
 
 
@@ -103,24 +109,13 @@ class SimulatedDevice:
         self.step_ms = step_ms
         self.spans: list[tuple[float, float]] = []  # begin and end of each step, in milliseconds
 
-    def __call__(self, batch: tuple[Tensor, Tensor]) -> None:
+    def step(self) -> None:
         begin = time.perf_counter() * 1e3
         if self.spans:
             begin = max(begin, self.spans[-1][1])
         self.spans.append((begin, begin + self.step_ms))
         if len(self.spans) > AHEAD:
             time.sleep(max(self.spans[-1 - AHEAD][1] / 1e3 - time.perf_counter(), 0))
-
-
-def run_loop(batches: Iterator, device: SimulatedDevice, steps: int) -> tuple[float, list[float]]:
-    """Seconds of waiting for the first batch, and milliseconds of waiting for each."""
-    waits = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        batch = next(batches)
-        waits.append((time.perf_counter() - began) * 1e3)
-        device(batch)
-    return waits[0] / 1e3, waits
 
 
 def _batches(dataset: Dataset, batch: int, workers: int, prefetch: int) -> Iterator:
@@ -142,15 +137,11 @@ def summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> Row:
     return speed | iterations.row()
 
 
-def first_batch(dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
-    return tuple(default_collate([dataset[index] for index in range(batch)]))
-
-
-def _load_ms(dataset: Dataset, batch: int, repeat: int = 3) -> list[float]:
-    """Milliseconds of loading and collating a batch in this process, `repeat` times after a warm-up."""
+def _load_ms(dataset: Dataset, batch: int) -> list[float]:
+    """Milliseconds of loading and collating a batch in this process, three times after a warm-up."""
     taken = []
-    for _ in range(repeat + 1):
+    for _ in range(4):
         began = time.perf_counter()
-        first_batch(dataset, batch)
+        next(iter(DataLoader(dataset, batch)))
         taken.append((time.perf_counter() - began) * 1e3)
     return taken[1:]

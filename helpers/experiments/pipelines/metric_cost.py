@@ -10,7 +10,7 @@ default, so `average="micro"` is set.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,18 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab import device
+from helpers.lab import device, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.lab.timing import Disagreement, synchronize
 from helpers.metrics import StreamingMetrics
 
 Scores = dict[str, float]
+STREAMING = "confusion matrix"
 
 # Tolerance of scores: torchmetrics divides in fp32.
 TOLERANCE = 1e-6
 
 WARMUP = 3
+GROUPS = 40  # of an epoch's steps: a row for each
 POOL = 16  # distinct random batches, used in a cycle
 
 
@@ -40,49 +42,48 @@ class Metric(NamedTuple):
     compute: Callable[[], Scores]
 
 
-def measure_metrics(
-    steps: int, batch: int, classes: int, variants: Sequence[str] | None = None, *, every: int = 1
-) -> list[Row]:
+@experiment(
+    small=[{"steps": 20, "batch": 16, "classes": 4}],
+    cpu=[{"steps": 320, "batch": 256, "classes": 10}],
+    gpu=[{"steps": 1000, "batch": 256, "classes": 10}],
+    version=2,
+    columns="step variant ms ms_p20 ms_p80 until_s",
+)
+def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of the metric alone in an epoch: rows of `step`, `variant`, `ms` (with p20, p80), `until_s`.
 
     The variants are timed in turn at every step, each with a synchronize, on the same random batch, which is on the
-    device already. A row is the median of `every` steps up to `step`; `until_s` is the sum since the epoch's start.
+    device already. A row is the median of a fortieth of the steps; `until_s` is the sum since the epoch's start.
     Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
     """
     batches = random_batches(min(steps, POOL), batch, classes, device())
-    usable = [variant for variant in variants or VARIANTS if not missing_because(*VARIANTS[variant].needs)]
-    for variant in usable:
-        warm = VARIANTS[variant].make(classes, device())
-        for at in range(WARMUP):
-            warm.step(*batches[at % len(batches)])
+    usable = {variant: of.make for variant, of in VARIANTS.items() if not missing_because(*of.needs)}
+    for make in usable.values():
+        warm = make(classes, device())
+        for pair in batches[:WARMUP]:
+            warm.step(*pair)
         warm.compute()
-    metrics = {variant: VARIANTS[variant].make(classes, device()) for variant in usable}
+    metrics = {variant: make(classes, device()) for variant, make in usable.items()}
     taken: dict[str, list[float]] = {variant: [] for variant in usable}
     for step in range(steps):
-        logits, labels = batches[step % len(batches)]
         for variant, metric in metrics.items():
             synchronize()
             began = time.perf_counter()
-            metric.step(logits, labels)
+            metric.step(*batches[step % POOL])
             synchronize()
             taken[variant].append((time.perf_counter() - began) * 1e3)
-    check_scores({variant: metric.compute() for variant, metric in metrics.items()})
-    rows = []
+    scores = {variant: metric.compute() for variant, metric in metrics.items()}
+    for variant, computed in scores.items():
+        for name, expected in scores[STREAMING].items():
+            if not abs(computed[name] - expected) <= TOLERANCE:
+                raise Disagreement(f"{variant!r} has {name} {computed[name]:.8f}, {STREAMING!r} {expected:.8f}")
+    every, rows = max(steps // GROUPS, 1), []
     for variant, ms in taken.items():
         for stop in range(every, steps + 1, every):
             p20, median, p80 = np.percentile(ms[stop - every : stop], [20, 50, 80]).tolist()
             row = {"step": stop, "variant": variant, "ms": median, "ms_p20": p20, "ms_p80": p80}
             rows.append(row | {"until_s": sum(ms[:stop]) / 1e3})
     return rows
-
-
-def check_scores(scores: dict[str, Scores]) -> None:
-    """Raise a `Disagreement` that names the first variant whose scores differ from those of the first one."""
-    reference = next(iter(scores), None)
-    for variant, computed in scores.items():
-        for name, expected in scores[reference].items():
-            if not abs(computed[name] - expected) <= TOLERANCE:
-                raise Disagreement(f"{variant!r} has {name} {computed[name]:.8f}, {reference!r} {expected:.8f}")
 
 
 def random_batches(
@@ -157,5 +158,5 @@ VARIANTS: dict[str, Variant] = {
     "torchmetrics, forward": Variant(partial(_torchmetrics, forward=True), ("torchmetrics",)),
     "torchmetrics, update": Variant(partial(_torchmetrics, forward=False), ("torchmetrics",)),
     "torchmetrics, update unchecked": Variant(partial(_torchmetrics, forward=False, checked=False), ("torchmetrics",)),
-    "confusion matrix": Variant(_streaming),
+    STREAMING: Variant(_streaming),
 }

@@ -1,7 +1,7 @@
 """Speed of Python loops by the interpreter, numba and numpy, and the number of turns after which compiling has paid.
 
 The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each: one number for process start,
-import, compilation and loop. Here they are separate: `measure_jit` times the loop alone, after checking that all
+import, compilation and loop. Here they are separate: `jit` times the loop alone, after checking that all
 variants return the same, and the first call separately; `process_start` times the rest.
 
 The lecture's loop (`strings`) appends to a string. CPython does that in place if there is no other reference to the
@@ -13,17 +13,17 @@ unrolls a loop over numbers into a graph with a node for each turn, compiled aga
 """
 
 import functools
-import math
 import shutil
 import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from helpers.lab import experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing, compare
@@ -81,18 +81,26 @@ def _counted(of_large: Callable[[int], Any], numbers: np.ndarray) -> tuple[int, 
 
 
 LOOPS = {"strings": strings, "integers": integers}
+# Compilers copy the text of `strings` at each turn: 10⁵ turns take numba a second.
+SIZES = {"strings": (10**2, 10**3, 10**4), "integers": (10**2, 10**4, 10**6)}
 VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
     "strings": functools.partial(_counted, lambda large: "ab" * large),
     "integers": functools.partial(_counted, lambda large: 3 * large),
 }
 
 
-def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[Row]:
+@experiment(
+    small=[{"program": "integers", "size": 1000}],
+    cpu=[{"program": program, "size": size} for program, sizes in SIZES.items() for size in sizes],
+    version=2,
+    columns="variant median_ms p20_ms p80_ms n compile_s? speedup? turns?",
+)
+def jit(program: str, size: int) -> list[Row]:
     """A row a variant for a loop of `size` turns: times of a call, in turn in this process.
 
     The interpreter gets lists, the others arrays. `compile_s` is the excess of numba's first call, `speedup` is against
-    the interpreter, and `turns` the number of loop turns after which compiling has paid, if it does. Another result
-    than the interpreter's raises a `Disagreement`. With 10⁵ turns of `strings` a call takes numba a second.
+    the interpreter, and `turns` the number of loop turns after which compiling has paid, if a call saves more than the
+    noise. Another result than the interpreter's raises a `Disagreement`.
     """
     numbers, first_s = np.random.default_rng([0, size]).random(size), 0.0
     calls = {
@@ -105,32 +113,24 @@ def measure_jit(program: str, size: int, *, rounds: int = 20) -> list[Row]:
         began = time.perf_counter()
         calls[NUMBA]()
         first_s = time.perf_counter() - began
-    expected = _plain(calls[INTERPRETER]())
+    expected = calls[INTERPRETER]()
     for variant, call in calls.items():
-        if _plain(call()) != expected:
+        if call() != expected:
             raise Disagreement(f"{variant!r} returns another result than {INTERPRETER} for {program!r}")
-    timed = compare(calls, rounds=rounds, warmup=1, check=False)
+    timed = compare(calls, check=False)
     rows = [{"variant": variant} | timed.timing(variant).row() for variant in calls]
     if missing:
         return [*rows, {"variant": NUMBA, STATUS: missing}]
     interpreted_ms, compiled_ms = rows[0]["median_ms"], rows[-1]["median_ms"]
-    compile_s = max(first_s - compiled_ms / 1e3, 0.0)
-    turns = break_even_turns(interpreted_ms, compiled_ms, compile_s, size)
+    compile_s, gain_ms = max(first_s - compiled_ms / 1e3, 0.0), interpreted_ms - compiled_ms
     rows[-1] |= {"compile_s": compile_s, "speedup": interpreted_ms / compiled_ms}
-    rows[-1] |= {"turns": turns} if turns < math.inf else {}
+    if gain_ms > NO_DIFFERENCE * interpreted_ms:
+        rows[-1]["turns"] = size * compile_s * 1e3 / gain_ms
     return rows
 
 
-def break_even_turns(interpreted_ms: float, compiled_ms: float, compile_s: float, size: int) -> float:
-    """Turns of the loop after which the time saved equals the compile time.
-
-    Infinite if nothing is saved, or less than the noise. It depends on the size if a variant's cost a turn does.
-    """
-    gain_ms = interpreted_ms - compiled_ms  # a call of `size` turns
-    return size * compile_s * 1e3 / gain_ms if gain_ms > NO_DIFFERENCE * interpreted_ms else math.inf
-
-
-def process_start(exponent: int = 5, *, repeat: int = 20) -> list[Row]:
+@experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}], columns="variant part median_ms p20_ms p80_ms n")
+def process_start(exponent: int) -> list[Row]:
     """The parts of the lecture's single timing, a row for each interpreter and part; milliseconds of a full process.
 
     `start` runs nothing, `start, import random` that import, `demo` the lecture's program with 10^exponent turns, and
@@ -142,11 +142,11 @@ def process_start(exponent: int = 5, *, repeat: int = 20) -> list[Row]:
         interpreters[PYPY] = shutil.which("pypy3")
     parts = {"start": ["pass"], "start, import random": ["import random"], "demo": [DEMO, str(exponent)]}
     taken: dict[tuple[str, str], list[float]] = {}
-    for _ in range(repeat):
+    for _ in range(20 if exponent > 2 else 3):
         for name, path in interpreters.items():
             for part, arguments in parts.items():
                 began = time.perf_counter()
-                printed = _output([path, "-c", *arguments])
+                printed = subprocess.run([path, "-c", *arguments], stdout=subprocess.PIPE, check=True).stdout
                 taken.setdefault((name, part), []).append((time.perf_counter() - began) * 1e3)
                 if part == "demo":
                     taken.setdefault((name, "demo, its loop"), []).append(float(printed) * 1e3)
@@ -169,14 +169,3 @@ def _start_numba() -> None:
     import numba
 
     numba.njit(lambda numbers: numbers.sum())(np.zeros(2))
-
-
-def _plain(result: Any) -> Any:
-    """A result converted to Python's types, for comparison."""
-    if isinstance(result, (tuple, list)):
-        return [_plain(part) for part in result]
-    return result.item() if isinstance(result, np.generic) else result
-
-
-def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

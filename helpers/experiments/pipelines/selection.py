@@ -10,59 +10,40 @@ test set has only a few hundred samples. All data is on the device, 0.3 MB. A tr
 one core. Results are reproducible on a machine by the seed: orders are drawn on the CPU.
 """
 
-import dataclasses
 import functools
 import hashlib
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.machine import device
+from helpers.lab import experiment
+from helpers.lab.machine import device, missing_because
 from helpers.lab.records import Row
 from helpers.metrics import LMAccuracy
 from helpers.pipelines.forgetting import ForgettingTracker
 from helpers.training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
+SHARES = (0.0, 0.3, 0.5, 0.7)
+SOURCE, CLASSES = "digits of scikit-learn, 8×8", 10
 TEST_EVERY = 3  # every third sample of each class is for the test
+EPOCHS, BATCH, WIDTH = 30, 64, 128
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARM_UP = 0.1  # share of the steps
-MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
+COLUMNS = "test_accuracy lost_points wrong_share samples samples_kept test_samples unforgettable_share "
+COLUMNS += "train_s epochs steps source"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    epochs: int
-    batch: int
-    learning_rate: float
-    width: int
-
-
-ON_DIGITS = Recipe(epochs=30, batch=64, learning_rate=0.1, width=128)
-SOURCE = "digits of scikit-learn, 8×8"
-
-
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Images (N, C, H, W) fp32 of mean 0 and deviation 1 in each channel, labels (N,) int64."""
 
     images: Tensor
     labels: Tensor
     test_images: Tensor
     test_labels: Tensor
-    classes: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class Trained:
-    accuracy: float
-    seconds: float
-    steps: int
 
 
 @dataclass(frozen=True)
@@ -72,44 +53,67 @@ class Picked(Batch):
     indices: Tensor | None = None
 
 
-def measure_selection(
-    variant: str,
-    share: float,
-    seed: int = 0,
-    *,
-    budget: str = "epochs",
-    wrong: float = 0.0,
-    epochs: int | None = None,
-) -> Row:
-    """Test accuracy after leaving out a `share` of the training samples, selected by `variant`; one row.
+def _selections(seeds: int) -> list[Row]:
+    """Each variant at each share, and at 0.3 with as many steps as for all samples."""
+    return [
+        {"budget": "epochs", "variant": variant, "share": share, "seed": seed} | change
+        for seed in range(seeds)
+        for variant in VARIANTS
+        for share in SHARES
+        if share or variant == RANDOM
+        for change in ({}, {"budget": "steps"})
+        if not change or (share == 0.3 and variant != MOST)
+    ]
+
+
+def _missing(**_: object) -> str:
+    return missing_because("scikit-learn")
+
+
+@experiment(
+    small=[{"variant": variant, "share": 0.3, "budget": "epochs", "seed": 0} for variant in (LEAST, RANDOM)],
+    cpu=_selections(5),
+    gpu=_selections(10),
+    missing=_missing,
+    columns=COLUMNS,
+)
+def forgetting(variant: str, share: float, budget: str, seed: int, wrong: float = 0.0) -> Row:
+    """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.
 
     `seed` determines the split, both trainings and the random selection. `lost_points` is against the same network
     trained on all samples; negative if leaving out helped. A share `wrong` of the training labels is changed first, and
     `wrong_share` is the share of wrong labels among the samples left out. The first call for a seed costs two
     more trainings, which later calls reuse.
     """
-    recipe = dataclasses.replace(ON_DIGITS, epochs=epochs or ON_DIGITS.epochs)
     parts, mask = _parts(seed, wrong)
-    tracker = _tracked(seed, recipe, wrong)
-    baseline = _on_everything(seed, recipe, wrong)
+    tracker = _tracked(seed, wrong)
+    trained = baseline = _on_everything(seed, wrong)
     remaining = selected(tracker, variant, share, seed)
-    steps = baseline.steps if budget == "steps" else None
-    trained = (
-        train(parts, recipe, derived(seed, "second training"), remaining=remaining, steps=steps) if share else baseline
-    )
-    return {
-        "test_accuracy": trained.accuracy,
-        "lost_points": 100 * (baseline.accuracy - trained.accuracy),
-        "wrong_share": int(mask.sum() - mask[remaining].sum()) / max(len(parts) - len(remaining), 1),
-        "samples": len(parts),
+    if share:
+        steps = baseline["steps"] if budget == "steps" else None
+        trained = train(parts, derived(seed, "second training"), remaining=remaining, steps=steps)
+    return trained | {
+        "lost_points": 100 * (baseline["test_accuracy"] - trained["test_accuracy"]),
+        "wrong_share": int(mask.sum() - mask[remaining].sum()) / max(len(mask) - len(remaining), 1),
+        "samples": len(mask),
         "samples_kept": len(remaining),
         "test_samples": len(parts.test_labels),
-        "unforgettable_share": len(tracker.unforgettable()) / len(parts),
-        "train_s": trained.seconds,
-        "epochs": recipe.epochs,
-        "steps": trained.steps,
+        "unforgettable_share": len(tracker.unforgettable()) / len(mask),
+        "epochs": EPOCHS,
         "source": SOURCE,
     }
+
+
+@experiment(
+    small=[{"variant": MOST, "wrong": 0.1, "seed": 0}],
+    cpu=[{"variant": variant, "wrong": 0.1, "seed": seed} for seed in range(3) for variant in (MOST, RANDOM)],
+    version=2,
+    missing=_missing,
+    columns=COLUMNS,
+)
+def wrong_labels(variant: str, wrong: float, seed: int) -> Row:
+    """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
+    return forgetting.measure(variant, wrong, "epochs", seed, wrong)
 
 
 def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) -> Tensor:
@@ -147,37 +151,35 @@ def split(seed: int, device: torch.device) -> Split:
     for_test[by_class[::TEST_EVERY]] = True
     train, test = (images[mask].float() for mask in (~for_test, for_test))
     mean, deviation = (moment(train, dim=(0, 2, 3), keepdim=True) for moment in (torch.mean, torch.std))
-    return Split(
-        ((train - mean) / deviation).to(device),
-        labels[~for_test].to(device),
-        ((test - mean) / deviation).to(device),
-        labels[for_test].to(device),
-        int(labels.max()) + 1,
-    )
+    tensors = (train - mean) / deviation, labels[~for_test], (test - mean) / deviation, labels[for_test]
+    return Split(*(tensor.to(device) for tensor in tensors))
 
 
 def train(
     parts: Split,
-    recipe: Recipe,
     seed: int,
     *,
     remaining: Tensor | None = None,
     steps: int | None = None,
     tracker: ForgettingTracker | None = None,
-) -> Trained:
+) -> Row:
     """Train a new network on the samples `remaining` (all by default) and test it.
 
-    It trains for the recipe's epochs, or for `steps` steps, by SGD with momentum; the learning rate rises linearly,
-    then falls to 0. The data is on the device; only each epoch's order is copied to it.
+    It trains for `EPOCHS`, or for `steps` steps, by SGD with momentum; the learning rate rises linearly, then falls to
+    0. The data is on the device; only each epoch's order is copied to it.
     """
     where = parts.images.device
-    remaining = torch.arange(len(parts)) if remaining is None else remaining
-    steps = recipe.epochs * -(-len(remaining) // recipe.batch) if steps is None else steps
-    momentum = {"momentum": MOMENTUM, "nesterov": True, "weight_decay": WEIGHT_DECAY}
+    remaining = torch.arange(len(parts.labels)) if remaining is None else remaining
+    steps = EPOCHS * -(-len(remaining) // BATCH) if steps is None else steps
 
     def batches(epoch: int) -> Iterator[Batch]:
-        for indices in _batches(remaining, recipe.batch, steps, seed, where):
-            yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
+        """Each epoch in a new order; an epoch's last batch may be smaller."""
+        shuffler, done = torch.Generator().manual_seed(seed), 0
+        while done < steps:
+            order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
+            for indices in order.split(BATCH)[: steps - done]:
+                yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
+                done += 1
 
     def loss(logits: Tensor, batch: Batch) -> Tensor:
         if isinstance(batch, Picked) and tracker is not None:
@@ -191,65 +193,54 @@ def train(
     def set_rate(step: Step) -> None:
         progress = (step.number + 1) / (steps + 1)
         scale = min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
-        trainer.optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
+        trainer.optimizer.param_groups[0]["lr"] = LEARNING_RATE * scale
 
     task = Task(
         source=SOURCE,
-        model=network(parts, recipe.width, seed).to(where),
+        model=network(seed).to(where),
         loss=loss,
         validation_metric=LMAccuracy(pad_id=-1),  # of classes, none of which is padding
         batches=batches,
         steps=lambda epoch: steps,
         validation=validation,
-        learning_rate=recipe.learning_rate,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.0, fused=True, **momentum),
+        learning_rate=LEARNING_RATE,
+        optimizer=functools.partial(
+            torch.optim.SGD, lr=0.0, fused=True, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
+        ),
     )
     trainer = Trainer(task)
     run = fit(trainer, epochs=1, on_step=set_rate)
-    return Trained(run["validation_accuracy"], run["epoch_s"], steps)
+    return {"test_accuracy": run["validation_accuracy"], "train_s": run["epoch_s"], "steps": steps}
 
 
-def network(parts: Split, width: int, seed: int) -> nn.Module:
+def network(seed: int) -> nn.Module:
     """An MLP with two hidden layers."""
-    sizes = [parts.images[0].numel(), width, width]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, parts.classes))
-
-
-def _batches(remaining: Tensor, size: int, steps: int, seed: int, where: torch.device) -> Iterator[Tensor]:
-    """`steps` batches of indices (B,), each epoch in a new order; an epoch's last batch may be smaller."""
-    shuffler = torch.Generator().manual_seed(seed)
-    done = 0
-    while done < steps:
-        order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
-        batches = order.split(size)[: steps - done]
-        done += len(batches)
-        yield from batches
+        first, second, last = nn.Linear(64, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 
 
 @functools.lru_cache(maxsize=256)
-def _tracked(seed: int, recipe: Recipe, noise: float = 0.0) -> ForgettingTracker:
+def _tracked(seed: int, wrong: float) -> ForgettingTracker:
     """The forgetting counts of a first training."""
-    parts, _ = _parts(seed, noise)
-    tracker = ForgettingTracker(len(parts), parts.images.device)
-    train(parts, recipe, derived(seed, "first training"), tracker=tracker)
+    parts, mask = _parts(seed, wrong)
+    tracker = ForgettingTracker(len(mask), parts.images.device)
+    train(parts, derived(seed, "first training"), tracker=tracker)
     return tracker
 
 
 @functools.lru_cache(maxsize=256)
-def _on_everything(seed: int, recipe: Recipe, noise: float = 0.0) -> Trained:
-    return train(_parts(seed, noise)[0], recipe, derived(seed, "second training"))
+def _on_everything(seed: int, wrong: float) -> Row:
+    return train(_parts(seed, wrong)[0], derived(seed, "second training"))
 
 
 @functools.lru_cache(maxsize=2)
-def _parts(seed: int, noise: float = 0.0) -> tuple[Split, Tensor]:
-    """The data, with a share `noise` of the training labels changed to a random other class; and their mask (N,)."""
+def _parts(seed: int, share: float) -> tuple[Split, Tensor]:
+    """The data, with a share of the training labels changed to a random other class; and their mask (N,)."""
     parts = split(seed, device())
-    label_generator = generator(seed, "wrong labels")
-    wrong = torch.zeros(len(parts), dtype=torch.bool)
-    wrong[torch.randperm(len(parts), generator=label_generator)[: round(noise * len(parts))]] = True
-    offsets = torch.randint(1, parts.classes, (len(parts),), generator=label_generator) * wrong
-    labels = (parts.labels + offsets.to(parts.labels.device)) % parts.classes
-    return dataclasses.replace(parts, labels=labels), wrong
+    count, label_generator = len(parts.labels), generator(seed, "wrong labels")
+    wrong = torch.zeros(count, dtype=torch.bool)
+    wrong[torch.randperm(count, generator=label_generator)[: round(share * count)]] = True
+    offsets = torch.randint(1, CLASSES, (count,), generator=label_generator) * wrong
+    return parts._replace(labels=(parts.labels + offsets.to(parts.labels.device)) % CLASSES), wrong

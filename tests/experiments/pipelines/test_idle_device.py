@@ -10,27 +10,18 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from helpers.experiments.pipelines import idle_device
-from helpers.experiments.pipelines.idle_device import JpegCrops, measure_loader, predict
-from helpers.pipelines.decoders import ImageError
+from helpers.experiments.pipelines.idle_device import JpegCrops, loader, predict
 from helpers.pipelines.samples import example_jpegs
 
 
-@pytest.fixture(scope="module")
-def images():
-    return example_jpegs(3, (64, 48))
-
-
-def test_a_sample_depends_on_its_number_alone(images):
-    dataset = JpegCrops(images, 12, 16, "Pillow")
-    one, two = (list(DataLoader(dataset, batch_size=4, num_workers=workers)) for workers in (0, 2))
+def test_a_sample_depends_on_its_number_alone():
+    dataset = JpegCrops(example_jpegs(3, (64, 48)), 12, "Pillow")
+    one, two = (list(DataLoader(dataset, batch_size=4, num_workers=workers)) for workers in (0, 1))
     for (ours, labels), (theirs, their_labels) in zip(one, two, strict=True):
-        assert ours.shape == (4, 3, 16, 16)
-        assert ours.dtype == torch.uint8
-        assert torch.equal(ours, theirs)
-        assert torch.equal(labels, their_labels)
+        assert ours.shape == (4, 3, 64, 64) and ours.dtype == torch.uint8
+        assert torch.equal(ours, theirs) and torch.equal(labels, their_labels)
     assert not torch.equal(dataset[0][0], dataset[3][0])  # the same image, another cut
     assert dataset[0][1] == dataset[3][1]
-    assert not torch.equal(dataset[0][0], JpegCrops(images, 12, 16, "Pillow", seed=1)[0][0])
 
 
 @settings(deadline=None, max_examples=40)
@@ -60,29 +51,20 @@ def test_more_workers_than_cores_are_predicted_to_gain_nothing(monkeypatch):
 def test_the_host_is_never_more_than_so_many_steps_ahead_of_a_simulated_device():
     work = idle_device.SimulatedDevice(5)
     for _ in range(6):
-        work(None)
+        work.step()
         assert sum(end > time.perf_counter() * 1e3 + 0.5 for _, end in work.spans) <= idle_device.AHEAD
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_row_has_speed_idle_share_and_its_prediction(workers, images):
-    row = measure_loader(workers, 2.0, batch=4, steps=6, side=16, images=images)
-    assert row["n"] == 6
-    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-    assert 0 <= row["idle_share"] < 1
-    assert row["predicted_idle_share"] == predict(2.0, 4 * row["sample_ms"], workers)
-    assert 0 < row["samples_per_s"] <= 4 / 2e-3 * 1.01 and row["startup_s"] > 0
-
-
-def test_more_workers_than_cores_are_no_reason_to_warn(images, monkeypatch):
+def test_a_row_has_speed_idle_share_and_its_prediction(workers, monkeypatch):
+    """Without a warning where workers are more than cores."""
+    monkeypatch.setattr(idle_device, "example_jpegs", lambda count: example_jpegs(3, (64, 48)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert measure_loader(2, step_ms=1, prefetch=1, batch=1, steps=2, side=8, images=images)["n"] == 2
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_is_named_wherever_it_is_decoded(workers, images):
-    dataset = JpegCrops([images[0], images[1][:100]], 4, 16, "Pillow")
-    with pytest.raises(ImageError, match="image 1: Pillow: truncated: 100 bytes"):
-        list(DataLoader(dataset, batch_size=2, num_workers=workers))
+        row = loader.measure(1.0, workers, 1, "Pillow")
+    assert row["n"] == 4
+    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+    assert 0 <= row["idle_share"] < 1
+    assert row["predicted_idle_share"] == predict(1.0, 4 * row["sample_ms"], workers)
+    assert 0 < row["samples_per_s"] <= 4 / 1e-3 * 1.01 and row["startup_s"] > 0

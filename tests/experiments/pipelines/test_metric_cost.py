@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.experiments.pipelines.metric_cost import VARIANTS, Metric, Variant, measure_metrics, random_batches
+from helpers.experiments.pipelines import metric_cost
+from helpers.experiments.pipelines.metric_cost import VARIANTS, Metric, Variant, metrics_cost, random_batches
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
 
@@ -53,8 +54,9 @@ def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
         assert actual == pytest.approx(by_hand(batches[:seen]))
 
 
-def test_every_variant_has_a_row_for_each_group_of_steps():
-    rows = measure_metrics(6, 8, 3, every=2)
+def test_every_variant_has_a_row_for_each_group_of_steps(monkeypatch):
+    monkeypatch.setattr(metric_cost, "GROUPS", 3)
+    rows = metrics_cost.measure(6, 8, 3)
     assert [(row["step"], row["variant"]) for row in rows] == [(step, name) for name in USABLE for step in (2, 4, 6)]
     assert all(0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] for row in rows)
     assert all(row["until_s"] <= later["until_s"] for row, later in pairwise(rows) if row["step"] < later["step"])
@@ -64,9 +66,9 @@ def test_a_metric_with_other_scores_is_not_let_through(monkeypatch):
     scores = {"accuracy": float("nan"), "macro_f1": 1.0}
     monkeypatch.setitem(VARIANTS, "wrong", Variant(lambda *_: Metric(lambda *_: None, lambda: scores)))
     with pytest.raises(Disagreement, match="'wrong' has accuracy nan, 'confusion matrix'"):
-        measure_metrics(2, 8, 3, ["confusion matrix", "wrong"])
+        metrics_cost.measure(2, 8, 3)
 
 
 def test_without_their_packages_metrics_are_left_out(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
-    assert {row["variant"] for row in measure_metrics(1, 4, 3)} == {"confusion matrix"}
+    assert {row["variant"] for row in metrics_cost.measure(1, 4, 3)} == {"confusion matrix"}
