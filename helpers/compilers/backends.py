@@ -59,7 +59,6 @@ class Backend:
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()  # required; imported before the build is timed, and the last one's version recorded
     by_inductor: bool = False
-    pictures_only: bool = False
 
 
 def _channels_last(model: nn.Module) -> Run:
@@ -75,7 +74,7 @@ def _inductor(prepare: Callable[[nn.Module, Example, Path], Run], *needs: str) -
 
 BACKENDS: dict[str, Backend] = {
     EAGER: Backend(lambda model, example, folder: model, SAME_SUMS),
-    CHANNELS_LAST: Backend(lambda model, example, folder: _channels_last(model), SAME_SUMS, pictures_only=True),
+    CHANNELS_LAST: Backend(lambda model, example, folder: _channels_last(model), SAME_SUMS),
     TRACE: Backend(lambda model, example, folder: runtimes.frozen(runtimes.traced(model, example)), FOLDED),
     SCRIPT: Backend(lambda model, example, folder: runtimes.frozen(runtimes.scripted(model)), FOLDED),
     COMPILE: _inductor(lambda model, example, folder: runtimes.compiled(model)),
@@ -95,30 +94,21 @@ def missing_because(backend: str, device: torch.device | None = None) -> str:
     return machine.missing_because(*chosen.needs, *chosen.packages, device=device or machine.device())
 
 
-def prepare(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
-    """A function of inputs with the example's shapes; just-in-time compilers compile only in its first calls.
+def build(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
+    """A function of inputs with the example's shapes, compiled from an empty cache, after its first calls.
 
     `folder` receives the files that a backend writes, and must outlive the function. Raises `ExportFailed`, or a
     ValueError with the reason of `missing_because`.
     """
     if reason := missing_because(backend, example[0].device):
         raise ValueError(f"{backend}: {reason}")
-    chosen = _named(backend)
-    if chosen.pictures_only and example[0].dim() != 4:
-        raise ValueError(f"{backend} takes pictures (B, C, H, W); the input has shape {tuple(example[0].shape)}")
-    fn = chosen.prepare(model, example, Path(folder))
-
-    def run(*inputs: Tensor) -> Any:
-        with torch.inference_mode():
-            return fn(*inputs)
-
-    return run
-
-
-def build(backend: str, model: nn.Module, example: Example, folder: Path | str) -> Run:
-    """`prepare` from an empty cache, and the first calls, so that all compilation is done."""
     with empty_cache(backend, folder):
-        run = prepare(backend, model, example, folder)
+        fn = _named(backend).prepare(model, example, Path(folder))
+
+        def run(*inputs: Tensor) -> Any:
+            with torch.inference_mode():
+                return fn(*inputs)
+
         # torch.compile compiles in its first call
         with failures_named("compile" if backend in COMPILE_MODES else "first runs"):
             for _ in range(FIRST_RUNS):

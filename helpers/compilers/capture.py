@@ -1,4 +1,4 @@
-"""Capturing a graph of a Python function: six variants behind one signature, and what each captured, as text.
+"""Capturing a graph of a Python function: six variants behind one signature, and what torch.compile makes of it.
 
     captured = VARIANTS["torch.jit.trace"](fn, example)
     captured(*other)
@@ -17,7 +17,6 @@ import io
 import logging
 import re
 import textwrap
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,11 +36,6 @@ TRACE, SCRIPT, FX = "torch.jit.trace", "torch.jit.script", "torch.fx.symbolic_tr
 DYNAMO, INDUCTOR = "Dynamo", "torch.compile"
 BY_DYNAMO = (DYNAMO, INDUCTOR)
 EXPORT = "torch.export"
-
-
-def exported(fn: Function, example: Example) -> torch.export.ExportedProgram:
-    """torch.export of a function or a module."""
-    return torch.export.export(as_module(fn), example)
 
 
 def as_module(fn: Function) -> nn.Module:
@@ -65,7 +59,7 @@ VARIANTS: dict[str, Capture] = {
     FX: lambda fn, example: torch.fx.symbolic_trace(fn),
     DYNAMO: lambda fn, example: torch.compile(fn, backend="eager"),
     INDUCTOR: lambda fn, example: torch.compile(fn),
-    EXPORT: lambda fn, example: exported(fn, example).module(),
+    EXPORT: lambda fn, example: torch.export.export(as_module(fn), example).module(),
 }
 
 
@@ -113,17 +107,25 @@ def dynamo_reasons(fn: Function, example: Example) -> tuple[list[str], list[str]
 
 
 def show(variant: str, fn: Function, *example: Any) -> str:
-    """What a variant captures of `fn(*example)`: its graph, or the code that inductor generates from it.
+    """Dynamo's graphs of `fn(*example)`, or the kernels that inductor generates from them (`torch.compile`).
 
     The text is reproducible: addresses, paths and process-wide counters are removed. Raises what capturing raises. It
     costs a capture; with inductor some seconds, as kernels are compiled without a cache and run.
     """
-    check_choice(VARIANTS, variant=variant)
-    with isolated(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        text = _text(variant, fn, copy.deepcopy(example))
-    lines = [_ORIGIN.sub("", line).rstrip() for line in clean(text).splitlines() if not _LOCATION.match(line)]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    check_choice(BY_DYNAMO, variant=variant)
+    if variant == INDUCTOR:
+        return clean("\n\n".join(map(kernel_body, generated_code(fn, *example))))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def collect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Function:
+        """A backend of torch.compile that runs a graph as it is."""
+        graphs.append(graph)
+        return graph.forward
+
+    with isolated():
+        torch.compile(fn, backend=collect)(*copy.deepcopy(example))
+    parts = [f"# graph {number} of {len(graphs)}\n{graph.code.strip()}" for number, graph in enumerate(graphs, 1)]
+    return clean("\n\n".join(parts))
 
 
 def generated_code(fn: Function, *example: Any) -> list[str]:
@@ -135,7 +137,7 @@ def generated_code(fn: Function, *example: Any) -> list[str]:
 
     # With the graph cache, code would be loaded and not generated.
     with isolated(), torch.compiler.config.patch(force_disable_caches=True), torch.no_grad():
-        _, modules = run_and_get_code(torch.compile(fn), *example)
+        _, modules = run_and_get_code(torch.compile(fn), *copy.deepcopy(example))
     return [kernel for module in modules for kernel in _QUOTED.findall(module)]
 
 
@@ -148,31 +150,4 @@ def kernel_body(code: str) -> str:
 
 
 _QUOTED = re.compile(r"async_compile\.(?:cpp\w*|triton)\((?:.|\n)*?r?'''\n?((?:.|\n)*?)'''")
-_ORIGIN = re.compile(r"\s+# (?:\S+\.py\b|<?torch).*$")  # the source line, on a node of TorchScript's
-_LOCATION = re.compile(r"\s*# (?:File:|\S+\.py\b)")  # the source line, over a node of export's
 _BOOKKEEPING = ("inductor_cpu_integer_div_error", "RAIIAtenRecordFunctionHandle", "#include", "#pragma GCC ivdep")
-
-
-def _text(variant: str, fn: Function, example: Example) -> str:
-    if variant == INDUCTOR:
-        return "\n\n".join(map(kernel_body, generated_code(fn, *example)))
-    if variant == DYNAMO:
-        return _dynamo_graphs(fn, example)
-    if variant == EXPORT:
-        program = exported(fn, example)
-        return f"{program.graph_module.print_readable(print_output=False)}\n{program.graph_signature}"
-    captured = VARIANTS[variant](fn, example)
-    return captured.code if variant == FX else f"{captured.graph}\n{captured.code}"
-
-
-def _dynamo_graphs(fn: Function, example: Example) -> str:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def collect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Function:
-        """A backend of torch.compile that runs a graph as it is."""
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compile(fn, backend=collect)(*example)
-    parts = [f"# graph {number} of {len(graphs)}\n{graph.code.strip()}" for number, graph in enumerate(graphs, 1)]
-    return "\n\n".join(parts)

@@ -12,10 +12,10 @@
 
 import contextlib
 import functools
-import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from helpers.lab import device
 from helpers.lab.compiling import compiled_apart
 
+from . import capture
 from .messages import failures_named
 
 Example = tuple[Tensor, ...]
@@ -37,7 +38,7 @@ def traced(model: nn.Module, example: Example) -> torch.jit.ScriptModule:
 
     torch's check by a second run is on in evaluation mode only: in training, dropout and running means differ.
     """
-    with without_deprecation(), failures_named("trace"):
+    with warnings.catch_warnings(), failures_named("trace"):
         # Batch norm in training mode reads the batch's size, only to check it: the warning is harmless.
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"torch\.nn\.functional$")
         return torch.jit.trace(model, example, check_trace=not model.training)
@@ -45,7 +46,7 @@ def traced(model: nn.Module, example: Example) -> torch.jit.ScriptModule:
 
 def scripted(model: nn.Module) -> torch.jit.ScriptModule:
     """The model's source, compiled; unsupported code raises an `ExportFailed` that names the line."""
-    with without_deprecation(), failures_named("script"):
+    with failures_named("script"):
         return torch.jit.script(model)
 
 
@@ -54,16 +55,7 @@ def frozen(module: torch.jit.ScriptModule) -> nn.Module:
 
     The first two runs profile types and compile; warm up with three.
     """
-    with without_deprecation():
-        return torch.jit.optimize_for_inference(torch.jit.freeze(module))
-
-
-@contextlib.contextmanager
-def without_deprecation() -> Iterator[None]:
-    """A context that hides TorchScript's deprecation warnings, but no others, such as the tracer's."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
-        yield
+    return torch.jit.optimize_for_inference(torch.jit.freeze(module))
 
 
 # Inductor
@@ -81,7 +73,7 @@ def ahead_of_time(model: nn.Module, example: Example, folder: Path) -> Callable:
     """
     options = {"aot_inductor.compile_wrapper_opt_level": "O0"}
     program = export(model, example)
-    with failures_named("compile"), torch.no_grad(), _without_notes():
+    with failures_named("compile"), torch.no_grad(), capture.silent():
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(folder / "model.pt2"), inductor_configs=options
         )
@@ -94,13 +86,11 @@ def start_inductor() -> None:
     torch.compile(lambda x: x + 1, dynamic=False)(torch.zeros(2, device=device()))
 
 
-@contextlib.contextmanager
-def empty_cache(folder: Path) -> Iterator[None]:
+def empty_cache(folder: Path) -> contextlib.AbstractContextManager[Any]:
     """A context with an empty Inductor cache under the folder, which isn't deleted afterwards."""
     from torch._inductor.utils import fresh_cache
 
-    with fresh_cache(dir=str(folder), delete=False):
-        yield
+    return fresh_cache(dir=str(folder), delete=False)
 
 
 # torch.export, and the ONNX file that the three others read
@@ -120,36 +110,29 @@ def to_onnx(model: nn.Module, example: Example, folder: Path) -> Path:
     """
     path = folder / "model.onnx"
     program = export(model, example)
-    with failures_named("export to ONNX"), _without_notes():
+    with failures_named("export to ONNX"), capture.silent():
         torch.onnx.export(program, (), str(path), dynamo=True, external_data=True, verbose=False)
     return path
-
-
-@contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    """A context without the exporter's logs about torchvision, which no model here uses, and without torch's warning,
-    on copying a program, about a class that torch itself uses."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 # ONNX Runtime
 
 
 def onnx_session(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
-    """A session of ONNX Runtime for this processor; tensors are passed as NumPy views, without a copy."""
+    """A session of ONNX Runtime for this processor; tensors are passed as NumPy views, without a copy.
+
+    It has torch's number of threads, which don't spin after a run on cores that the next backend needs.
+    """
     import onnxruntime
 
     file = to_onnx(model, example, folder)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3  # errors only
     with failures_named("ONNX Runtime"):
-        session = onnxruntime.InferenceSession(str(file), session_options(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def run(*inputs: Tensor) -> Outputs:
@@ -157,18 +140,6 @@ def onnx_session(model: nn.Module, example: Example, folder: Path) -> Callable[.
         return _one_or_all([torch.from_numpy(output) for output in outputs])
 
     return run
-
-
-def session_options():
-    """Torch's number of threads, which don't spin after a run on cores that the next backend needs."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # errors only
-    return options
 
 
 def _one_or_all(outputs: list[Tensor]) -> Outputs:
@@ -180,27 +151,15 @@ def _one_or_all(outputs: list[Tensor]) -> Outputs:
 
 
 def openvino_request(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
-    """The model compiled by OpenVINO for this processor; inputs are not copied."""
+    """The model compiled by OpenVINO for this processor; inputs are not copied.
+
+    One stream, for latency, on torch's number of threads, in fp32 (the default is bf16 on processors with AMX).
+    Hyper-threads are used, as torch does, and threads aren't pinned, as other processes may use the same cores.
+    """
     import openvino
 
     file = to_onnx(model, example, folder)
-    with failures_named("OpenVINO"):
-        program = openvino.Core().compile_model(str(file), "CPU", openvino_settings())
-    request = program.create_infer_request()
-
-    def run(*inputs: Tensor) -> Outputs:
-        outputs = request.infer([tensor.numpy() for tensor in inputs], share_inputs=True)
-        return _one_or_all([torch.from_numpy(outputs[port]) for port in program.outputs])
-
-    return run
-
-
-def openvino_settings() -> dict[str, str]:
-    """One stream, for latency, on torch's number of threads, in fp32 (the default is bf16 on processors with AMX).
-
-    Hyper-threads are used, as torch does, and threads aren't pinned, as other processes may use the same cores.
-    """
-    return {
+    settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
@@ -208,6 +167,15 @@ def openvino_settings() -> dict[str, str]:
         "ENABLE_CPU_PINNING": "NO",
         "INFERENCE_PRECISION_HINT": "f32",
     }
+    with failures_named("OpenVINO"):
+        program = openvino.Core().compile_model(str(file), "CPU", settings)
+    request = program.create_infer_request()
+
+    def run(*inputs: Tensor) -> Outputs:
+        outputs = request.infer([tensor.numpy() for tensor in inputs], share_inputs=True)
+        return _one_or_all([torch.from_numpy(outputs[port]) for port in program.outputs])
+
+    return run
 
 
 # TensorRT

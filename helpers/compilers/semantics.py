@@ -48,18 +48,15 @@ def measure_semantics(case: str, variant: str) -> Row:
     check_choice(capture.VARIANTS, variant=variant)
     if variant == capture.INDUCTOR and (reason := backends.missing_because(backends.COMPILE, torch.device("cpu"))):
         return {"case": case, "variant": variant, STATUS: reason}
-    with torch.random.fork_rng(devices=[]):
-        return {"case": case, "variant": variant} | _measure(case, variant)
-
-
-def _measure(name: str, variant: str) -> Row:
-    case = CASES[name]()
-    with capture.isolated():
-        result, message = _outcome(CASES[name], capture.VARIANTS[variant])
-        breaks, guards = capture.dynamo_reasons(case.fn, case.example) if variant in capture.BY_DYNAMO else ([], [])
+    make = CASES[case]
+    with torch.random.fork_rng(devices=[]), capture.isolated():
+        result, message = _outcome(make, capture.VARIANTS[variant])
+        plain = make()
+        breaks, guards = capture.dynamo_reasons(plain.fn, plain.example) if variant in capture.BY_DYNAMO else ([], [])
     if result == RIGHT and (breaks or guards):
         result, message = BREAKS if breaks else RECOMPILES, messages.first_line([*breaks, *guards][0])
-    return {"outcome": result, "message": message, "breaks": len(breaks), "recompiles": len(guards)}
+    row = {"case": case, "variant": variant, "outcome": result, "message": message}
+    return row | {"breaks": len(breaks), "recompiles": len(guards)}
 
 
 def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:

@@ -7,48 +7,50 @@ import torch.nn.functional as F
 from helpers.compilers import show
 from helpers.compilers.capture import INDUCTOR
 from helpers.experiments.compilers import fusing
-from helpers.experiments.compilers.fusing import CASES, COMPILED, FOREACH, FUSED, MANY, ONE_PRODUCT
+from helpers.experiments.compilers.fusing import CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT
 
 SIZE = 2**22
 
 
-def measured(case, *variants):
-    """A row for eager and for each of the variants, by default for all."""
-    rows = fusing.measure_fusion(case, SIZE, variants, rounds=5)
+def measured(case):
+    """The rows of a case, by variant."""
+    rows = fusing.fusion.measure(case, SIZE)
     assert not any("status" in row for row in rows), rows
-    return rows
+    return {row["variant"]: row for row in rows}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_variant_agrees_and_moves_no_less_than_it_must(case):
-    for row in measured(case):
+    for row in measured(case).values():
         assert row["kernels"] >= 1
         assert row["share_of_least"] <= 1.01, row["variant"]
 
 
 @pytest.mark.parametrize("case", ["pointwise chain", "softmax", "LayerNorm"])
 def test_a_chain_becomes_one_triton_kernel_that_moves_the_least(case):
-    eager, compiled = measured(case, COMPILED)
+    rows = measured(case)
+    eager, compiled = rows[EAGER], rows[COMPILED]
     assert eager["kernels"] > compiled["kernels"] == 1
     assert compiled["kernel_names"].startswith("triton_")
     assert compiled["share_of_least"] > 0.95 > eager["share_of_least"]
 
 
 def test_lists_share_kernels_on_a_gpu():
-    loop, lists, fused = measured("AdamW", FOREACH, FUSED)
-    assert fused["kernels"] < lists["kernels"] < loop["kernels"] / 4
-    loop, lists = measured("many pointwise", FOREACH)
+    rows = measured("many pointwise")
+    loop, lists = rows[EAGER], rows[FOREACH]
     assert loop["kernels"] == 2 * MANY
     assert lists["kernels"] < MANY
 
 
-@pytest.mark.parametrize("variant", [COMPILED, FUSED])
-def test_an_optimizer_in_one_kernel_moves_the_least(variant):
-    assert measured("AdamW", variant)[1]["share_of_least"] > 0.98
+def test_an_optimizer_in_one_kernel_moves_the_least():
+    rows = measured("AdamW")
+    assert rows[FUSED]["kernels"] < rows[FOREACH]["kernels"] < rows[EAGER]["kernels"] / 4
+    assert rows[COMPILED]["share_of_least"] > 0.98 and rows[FUSED]["share_of_least"] > 0.98
 
 
 def test_three_products_of_one_input_can_be_one():
-    three, one = measured("three Linears", ONE_PRODUCT)
+    rows = measured("three Linears")
+    three, one = rows[EAGER], rows[ONE_PRODUCT]
     assert one["kernels"] < three["kernels"]
     assert one["bytes_moved"] < three["bytes_moved"]
 

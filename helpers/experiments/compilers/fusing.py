@@ -1,14 +1,12 @@
 """Vertical and horizontal fusion: number of kernels, memory traffic and time of each variant.
 
-    measure_fusion("LayerNorm", 2**20)
-
 Vertical: one operation's result is the next one's input, and stays in registers instead of memory. Horizontal:
 independent operations share a kernel; they move as many bytes as before (fewer if they share an input), but with one
 launch instead of one for each.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers.compilers import backends, capture, kernels
-from helpers.lab import compare
-from helpers.lab.arguments import check_choice
+from helpers.lab import compare, experiment
 from helpers.lab.machine import device
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, tensors
+
+from .side_by_side import TIMES
 
 EAGER, COMPILED = "eager", "torch.compile"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
@@ -149,25 +148,25 @@ CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
 }
 
 
-def measure_fusion(case: str, size: int, variants: Iterable[str] = (), *, rounds: int = 20) -> list[Row]:
-    """Kernels, bytes moved and time of eager and of other variants of a case (all of them if none are given) on `size`
-    elements, as a row each, from one comparison.
+@experiment(
+    small=[{"case": "softmax", "size": 2**14}],
+    cpu=[{"case": case, "size": 2**23} for case in CASES],
+    gpu=[{"case": case, "size": size} for case in CASES for size in (2**20, 2**24)],
+    version=3,
+    columns=TIMES + "kind variant kernels kernel_names bytes_moved bytes_least share_of_least error",
+)
+def fusion(case: str, size: int) -> list[Row]:
+    """Kernels, bytes moved and time of eager and of the other variants of a case, as a row each, from one comparison.
 
-    `kernels` and `bytes_moved` are counted as in `kernels.py`; `bytes_least` is the lower bound: every input read once
-    and every output written once; `share_of_least` is their ratio, 1 where no byte is moved twice. All variants are
-    compiled first, must agree with eager's outputs (`error`) and then run in turn; `ratio` is to eager's time,
-    `baseline_ms`. Compiling costs seconds, of the optimizer 20 on a CPU, and clears torch.compile's cache.
+    `size` is a number of elements, a multiple of 16,384. `kernels` and `bytes_moved` are counted as in `kernels.py`;
+    `bytes_least` is the lower bound: every input read once and every output written once; `share_of_least` is their
+    ratio, 1 where no byte is moved twice. All variants are compiled first, must agree with eager's outputs (`error`)
+    and then run in turn; `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the optimizer 20 on a
+    CPU, and clears torch.compile's cache.
     """
-    check_choice(CASES, case=case)
-    if size < MANY * WIDTH or size % (MANY * WIDTH):
-        raise ValueError(f"size is {size}; it must be a multiple of {MANY * WIDTH}")
     kind, make = CASES[case]
     job = make(size)
-    known = [*job.variants, COMPILED]
-    for variant in (variants := list(variants)):
-        check_choice(known, variant=variant)
-    chosen = dict.fromkeys([EAGER, *(variants or known)])
-    rows: dict[str, Row] = {name: {"kind": kind, "variant": name} for name in chosen}
+    rows: dict[str, Row] = {name: {"kind": kind, "variant": name} for name in (*job.variants, COMPILED)}
     runs = {}
     with torch.no_grad():
         try:
@@ -181,7 +180,7 @@ def measure_fusion(case: str, size: int, variants: Iterable[str] = (), *, rounds
                 row |= {"kernels": len(names), "kernel_names": ", ".join(dict.fromkeys(names))}
                 row |= {"bytes_moved": moved, "bytes_least": least, "share_of_least": least / moved}
             errors = check_agreement(runs, before=job.before)
-            compared = compare(runs, rounds=rounds, check=False)  # time doesn't depend on values: nothing is restored
+            compared = compare(runs, check=False)  # time doesn't depend on values: nothing is restored
         finally:
             capture.forget_compiled()
     for variant in runs:

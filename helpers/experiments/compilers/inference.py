@@ -11,32 +11,46 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from helpers.compilers import backends
-from helpers.lab import device
+from helpers.lab import device, experiment
 from helpers.lab.arguments import check_choice
 from helpers.lab.precision import fp32_products
 from helpers.lab.records import Row
 from helpers.lab.timing import check_agreement
 
 from . import workloads
-from .side_by_side import Runs, side_by_side, waited
+from .side_by_side import SPEEDS, Runs, side_by_side, waited
 
+BOTH = (workloads.RESNET_18, workloads.BERT_BASE)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def backends_for(model: str, batch: int) -> list[str]:
     """The backends for a model. Channels last is for pictures; what builds for minutes is built for batch 1 only,
-    max-autotune on a GPU only; on a CPU a script is as fast as a trace and left out."""
+    max-autotune on a GPU only; on a CPU a script is as fast as a trace and left out. A tiny model has a trace only."""
+    if model in workloads.TINY:
+        return [backends.TRACE]
     left_out = set() if model in workloads.RESNET_MODELS else {backends.CHANNELS_LAST}
     left_out |= set() if batch == 1 else {backends.AUTOTUNE, backends.AOT}
     left_out |= set() if device().type == "cuda" else {backends.AUTOTUNE, backends.SCRIPT}
     return [name for name in backends.BACKENDS if name not in left_out]
 
 
+@experiment(
+    small=workloads.each(workloads.TINY, "fp32", (1,)),
+    cpu=workloads.each(BOTH, "fp32", (1, 8)),
+    gpu=workloads.each(BOTH, "fp32", (1, 8)) + workloads.each(BOTH, "fp16", (1, 8, 64)),
+    version=3,
+    columns=SPEEDS + "backend version error tolerance",
+)
+def latency(model: str, precision: str, batch: int) -> list[Row]:
+    """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""
+    return measure_latency(model, batch, precision=precision)
+
+
 def measure_latency(
-    model: str, batch: int, chosen: Iterable[str] = (), *, precision: str = "fp32", seconds: float = 10.0
+    model: str, batch: int, chosen: Iterable[str] = (), *, precision: str = "fp32", seconds: float = 5.0
 ) -> list[Row]:
     """Latency of each backend (all that suit the model if none are given), as a row each, from one comparison.
 
@@ -46,7 +60,9 @@ def measure_latency(
     first three runs, as the second and third may still compile or record. `error` is ‖a − b‖ / ‖b‖.
     """
     check_choice(PRECISIONS, precision=precision)
-    net, data = _on_device(model, batch, precision)
+    dtype = PRECISIONS[precision]
+    data = tuple(x.to(device(), dtype if x.is_floating_point() else None) for x in workloads.example(model, batch))
+    net = workloads.network(model).to(device(), dtype)
     with fp32_products(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
         def built(backend: str, runs: Runs) -> tuple[Callable[[], Any], Row]:
@@ -57,16 +73,8 @@ def measure_latency(
             began = time.perf_counter()
             run = waited(backends.build(backend, copied, data, place), *data)
             facts = {"build_s": time.perf_counter() - began, "version": backends.version(backend)}
-            tolerance = backends.agree_within(backend, PRECISIONS[precision])
+            tolerance = backends.agree_within(backend, dtype)
             errors = check_agreement({backends.EAGER: runs.get(backends.EAGER, run), backend: run}, tolerance)
             return run, facts | {"error": errors[backend], "tolerance": tolerance}
 
         return side_by_side(chosen or backends_for(model, batch), built, batch, seconds)
-
-
-def _on_device(model: str, batch: int, precision: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model and its inputs on the device, in the precision's dtype."""
-    dtype = PRECISIONS[precision]
-    data = workloads.example(model, batch)
-    data = tuple(tensor.to(device(), dtype if tensor.is_floating_point() else None) for tensor in data)
-    return workloads.network(model).to(device(), dtype), data

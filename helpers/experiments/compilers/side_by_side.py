@@ -18,6 +18,11 @@ from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import synchronize
 
+TIMES = (
+    "median_ms p20_ms p80_ms n baseline baseline_ms ratio? ratio_p20? ratio_p80? low? high? pairs? starts? verdict? "
+)
+SPEEDS = TIMES + "p99_ms samples_per_s speedup speedup_p20 speedup_p80 threads build_s "
+
 Runs = dict[str, Callable[[], Any]]
 
 # Rounds of a comparison: at least 20, if a run takes over a second at least 6, at most 200.
@@ -47,24 +52,18 @@ def side_by_side(
             continue
         try:
             run, facts = built(backend, runs)
+            runs[backend] = run
+            row |= facts
+        except (Disagreement, ExportFailed) as error:
+            row[STATUS] = f"{FAILED}{error}"
         except Exception as error:
-            row[STATUS] = status_of(error)
-            continue
-        runs[backend] = run
-        row |= facts
+            if not is_out_of_memory(error):
+                raise
+            row[STATUS] = OUT_OF_MEMORY
     compared = compare(runs, rounds=rounds_for(runs, seconds), warmup=1, check=False, before=rest)
     for backend in runs:
         rows[backend] |= speeds(compared, backend, batch)
     return list(rows.values())
-
-
-def status_of(error: Exception) -> str:
-    """What a row says of an error that concerns its backend only; other errors are raised."""
-    if is_out_of_memory(error):
-        return OUT_OF_MEMORY
-    if isinstance(error, (Disagreement, ExportFailed)):
-        return f"{FAILED}{error}"
-    raise error
 
 
 def waited(run: Callable[..., Any], *inputs: Tensor) -> Callable[[], Any]:

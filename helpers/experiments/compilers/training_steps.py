@@ -13,20 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from helpers.compilers import backends, runtimes
-from helpers.compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, SCRIPT, TRACE
+from helpers.compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, TRACE
 from helpers.compilers.messages import failures_named
-from helpers.lab import Disagreement, device
-from helpers.lab.arguments import check_choice
+from helpers.lab import Disagreement, device, experiment
 from helpers.lab.precision import fp32_products
 from helpers.lab.records import Row
 from helpers.lab.timing import relative_error
 from helpers.training import TrainingStep
 
 from . import workloads
-from .side_by_side import Runs, side_by_side, waited
+from .side_by_side import SPEEDS, Runs, side_by_side, waited
+from .workloads import BERT_BASE, LLAMA, RESNET_18, TINY_BERT, each
 
-BACKENDS = (EAGER, TRACE, SCRIPT, COMPILE, OVERHEAD)
-PRECISIONS = ("fp32", "bf16")  # bf16: autocast, weights in fp32
 STEPS = 5  # whose losses are compared
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -45,23 +43,36 @@ TOLERANCE = {"fp32": 1e-2, "bf16": 1e-1}
 BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
 
 
+@experiment(
+    small=each((TINY_BERT,), "fp32", (2,)),
+    cpu=each((RESNET_18,), "fp32", (8,)) + each((BERT_BASE,), "bf16", (4,)) + each((LLAMA,), "bf16", (8,)),
+    gpu=each((RESNET_18,), "bf16", (16, 128)) + each((BERT_BASE,), "bf16", (4, 32)) + each((LLAMA,), "bf16", (2, 16)),
+    version=3,
+    columns=SPEEDS
+    + "backend optimizer gradient_error gradient_tolerance loss eager_loss loss_difference steps break_even_steps?",
+)
+def training(model: str, precision: str, batch: int) -> list[Row]:
+    """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""
+    backends = {TINY_BERT: (TRACE,), RESNET_18: (TRACE, COMPILE, OVERHEAD)}.get(model, (COMPILE, OVERHEAD))
+    return measure_training(model, batch, backends, precision=precision)
+
+
 def measure_training(
-    model: str, batch: int, chosen: Iterable[str] = BACKENDS, *, precision: str = "fp32", seconds: float = 10.0
+    model: str, batch: int, chosen: Iterable[str], *, precision: str = "fp32", seconds: float = 5.0
 ) -> list[Row]:
     """Time of a training step by each backend, as a row each, from one comparison with one eager baseline.
 
+    In `bf16`, by autocast, the weights remain in fp32.
+
     The optimizer is SGD with momentum for pictures, AdamW for text. All start from the same weights and train on one
     batch, without dropout, whose random numbers would differ. First the losses of five steps and the first gradient
-    are compared with eager's; then the backends' steps run in turn. `build_s`: tracing, scripting or compiling of
+    are compared with eager's; then the backends' steps run in turn. `build_s`: tracing or compiling of
     forward and backward, and the first three steps, as the second and third may still compile or record;
     `break_even_steps`: after how many steps that time is made up for, where a step is faster.
 
     Memory: a copy of the model with gradients and optimizer state for each backend.
     """
     optimizer = "SGD" if model in workloads.RESNET_MODELS else "AdamW"
-    for backend in (chosen := list(chosen)):
-        check_choice(BACKENDS, backend=backend)
-    check_choice(PRECISIONS, precision=precision)
     with fp32_products(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         data = (*workloads.example(model, batch), workloads.targets(model, batch))
         data = tuple(tensor.to(device()) for tensor in data)
@@ -158,6 +169,4 @@ def _forward(backend: str, net: nn.Module, data: tuple[Tensor, Tensor]) -> Calla
         traced = runtimes.traced(net, data)
         net.load_state_dict(state)
         return traced
-    if backend == SCRIPT:
-        return runtimes.scripted(net)
     return runtimes.compiled(net, COMPILE_MODES[backend]) if backend in COMPILE_MODES else net

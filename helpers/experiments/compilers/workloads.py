@@ -1,11 +1,14 @@
 """The models whose latency and training steps are measured, with random weights, inputs and targets."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_choice
+from helpers.lab.records import Row
 from helpers.models import Bert, Llama, ResNet
 from helpers.models.bert import PRESETS as BERTS
 from helpers.models.bert import Classifier
@@ -26,11 +29,17 @@ MODELS: dict[str, tuple[type[nn.Module], str, int]] = {
 CHANGES = {name: {"dropout": 0.0} for name in (TINY_BERT, BERT_BASE)}
 CHANGES |= {LLAMA: {"layers": 4}}  # half of the preset's, so that it compiles in half the time
 RESNET_MODELS = (TINY_RESNET, RESNET_18)
+TINY = (TINY_RESNET, TINY_BERT)
+
+
+def each(models: Iterable[str], precision: str, batches: Iterable[int]) -> list[Row]:
+    """Configurations of a table."""
+    return [{"model": model, "precision": precision, "batch": batch} for model in models for batch in batches]
 
 
 def network(model: str) -> nn.Module:
     """A model by its name, in fp32 on the CPU, in evaluation mode, with fixed weights and without dropout."""
-    of, preset, size = _named(model)
+    of, preset, size = MODELS[model]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = of.from_name(preset, **CHANGES.get(model, {}))
@@ -43,11 +52,11 @@ def network(model: str) -> nn.Module:
     return net.eval()
 
 
-def example(model: str, batch: int, *, seed: int = 1) -> tuple[Tensor, ...]:
+def example(model: str, batch: int) -> tuple[Tensor, ...]:
     """Inputs of a model: pictures (B, 3, S, S), or tokens (B, T)."""
-    of, preset, size = _named(model)
-    check_positive(batch=batch)
-    generator = torch.Generator().manual_seed(seed)
+    check_choice(MODELS, model=model)
+    of, preset, size = MODELS[model]
+    generator = torch.Generator().manual_seed(1)
     if of is ResNet:
         return (torch.rand(batch, 3, size, size, generator=generator),)
     vocabulary = (BERTS if of is Bert else LLAMAS)[preset]["vocab_size"]
@@ -56,7 +65,7 @@ def example(model: str, batch: int, *, seed: int = 1) -> tuple[Tensor, ...]:
 
 def targets(model: str, batch: int) -> Tensor:
     """Random labels (B,); of a language model the next tokens (B, T), its inputs shifted."""
-    of, preset, _ = _named(model)
+    of, preset, _ = MODELS[model]
     if of is Llama:
         return example(model, batch)[0].roll(-1, dims=1)
     classes = RESNETS[preset]["classes"] if of is ResNet else 2
@@ -83,8 +92,3 @@ def trainable(model: str) -> Loss:
             torch.manual_seed(1)
             net = Classifier(net, 2)
     return Loss(net).train()
-
-
-def _named(model: str) -> tuple[type[nn.Module], str, int]:
-    check_choice(MODELS, model=model)
-    return MODELS[model]

@@ -7,52 +7,61 @@ from hypothesis import strategies as st
 from helpers.compilers import kernels
 from helpers.compilers.kernels import eager_bytes, nbytes
 from helpers.experiments.compilers import fusing
-from helpers.experiments.compilers.fusing import CASES, COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
-from helpers.lab import machine
+from helpers.experiments.compilers.fusing import COMPILED, EAGER, FOREACH, FUSED, MANY, ONE_PRODUCT, WIDTH
 
 SIZE = MANY * WIDTH
-needs_compiler = pytest.mark.usefixtures("compiler")
-
-
 on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts a CPU's kernels")
 
 
-def measured(case, *variants):
-    """A row for eager and for each of the variants."""
-    rows = fusing.measure_fusion(case, SIZE, variants or (EAGER,), rounds=8)
-    for row in rows:
+@pytest.fixture
+def measured(monkeypatch):
+    """The rows of a case, by variant, without compiling."""
+    monkeypatch.setattr(fusing.backends, "missing_because", lambda backend: "not tested here")
+    return rows_of
+
+
+def rows_of(case):
+    rows = {row["variant"]: row for row in fusing.fusion.measure(case, SIZE)}
+    for row in rows.values():
+        if "status" in row:
+            continue
+        assert row["kernels"] >= 1
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert row["low"] <= row["ratio"] <= row["high"]
-        assert row["baseline_ms"] == rows[0]["median_ms"]
+        assert row["baseline_ms"] == rows[EAGER]["median_ms"]
         assert row["share_of_least"] == row["bytes_least"] / row["bytes_moved"] <= 1
     return rows
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_variant_agrees_with_the_eager_one(case):
-    job = CASES[case][1](SIZE)
-    assert all(row["kernels"] >= 1 for row in measured(case, *job.variants))
+@pytest.mark.parametrize("case", ["softmax", "LayerNorm", "many pointwise"])
+def test_every_variant_agrees_with_the_eager_one(case, measured):
+    eager, _, compiled = measured(case).values()
+    assert eager["error"] == 0
+    assert compiled == {"variant": COMPILED, "kind": eager["kind"], "status": "not tested here"}
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 @on_the_cpu
 def test_vertical_fusion_makes_a_chain_one_kernel_that_moves_the_least():
-    eager, compiled = measured("pointwise chain", COMPILED)
+    rows = rows_of("pointwise chain")
+    eager, compiled = rows[EAGER], rows[COMPILED]
     assert (eager["kernels"], compiled["kernels"]) == (4, 1)
     assert compiled["kernel_names"].startswith("cpp_fused_")
     assert compiled["bytes_moved"] == compiled["bytes_least"] == eager["bytes_least"]
     assert eager["bytes_moved"] > 2.5 * compiled["bytes_moved"]
 
 
-def test_one_product_of_concatenated_weights_reads_their_input_once():
-    eager, one = measured("three Linears", ONE_PRODUCT)
+def test_one_product_of_concatenated_weights_reads_their_input_once(measured):
+    rows = measured("three Linears")
+    eager, one = rows[EAGER], rows[ONE_PRODUCT]
     assert (eager["kernels"], one["kernels"]) == (3, 1)
     assert eager["bytes_moved"] > one["bytes_moved"] == one["bytes_least"]
 
 
 @on_the_cpu
-def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel():
-    eager, lists, fused = measured("AdamW", FOREACH, FUSED)
+def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel(measured):
+    rows = measured("AdamW")
+    eager, lists, fused = rows[EAGER], rows[FOREACH], rows[FUSED]
     assert eager["kernels"] == lists["kernels"] == 9 * MANY
     assert fused["kernel_names"].split(", ") == ["aten::add_", "aten::_fused_adamw_"]
     assert fused["kernels"] == MANY + 1  # the counts of steps, one by one
@@ -115,17 +124,3 @@ def test_bytes_of_a_product_are_its_operands_and_its_result():
     x, w = torch.ones(5, 7), torch.ones(3, 7)
     assert eager_bytes(lambda: F.linear(x, w)) == 4 * (5 * 7 + 3 * 7 + 5 * 3)
     assert nbytes([x, x, None, 3]) == 4 * 5 * 7
-
-
-def test_what_cannot_run_here_is_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr(machine, "installed", lambda name: None)
-    _, row = fusing.measure_fusion("softmax", SIZE, [COMPILED], rounds=1)
-    assert row["status"] == "not installed: C++ compiler"
-    assert "kernels" not in row
-
-
-def test_the_unknown_is_named():
-    with pytest.raises(ValueError, match=r"variant is 'fused'; valid: 'eager', 'by hand', 'torch\.compile'"):
-        fusing.measure_fusion("softmax", SIZE, [FUSED])
-    with pytest.raises(ValueError, match="size is 1000; it must be a multiple of 16384"):
-        fusing.measure_fusion("softmax", 1000)

@@ -1,5 +1,6 @@
 """Latencies: a row that can be trusted, a row that says why there is none, and a timing that is wrong on purpose."""
 
+import itertools
 import time
 
 import pytest
@@ -72,30 +73,28 @@ def test_a_backend_that_disagrees_is_a_row_that_says_so_and_costs_the_others_not
     assert "median_ms" not in row
 
 
-def test_a_failure_to_build_or_in_the_first_runs_is_a_row(replaced):
+def test_a_failure_to_build_in_the_first_runs_or_for_want_of_memory_is_a_row(replaced):
     def broken(model):
         raise ExportFailed("export failed at mylib::odd: unknown")
 
-    replaced(broken)
-    assert row_of(workloads.TINY_RESNET, TRACE)["status"] == "failed: export failed at mylib::odd: unknown"
-    replaced(failing(TypeError("unsupported dtype"), 3))
-    assert row_of(workloads.TINY_RESNET, TRACE)["status"] == "failed: first runs failed: unsupported dtype"
-
-
-def test_a_backend_without_memory_is_a_row(replaced):
-    replaced(failing(torch.OutOfMemoryError("out of memory"), 2))
-    assert row_of(workloads.TINY_RESNET, TRACE)["status"] == "out of memory"
+    failures = {
+        "failed: export failed at mylib::odd: unknown": broken,
+        "failed: first runs failed: unsupported dtype": failing(TypeError("unsupported dtype"), 3),
+        "out of memory": failing(torch.OutOfMemoryError("out of memory"), 2),
+    }
+    for status, prepare in failures.items():
+        replaced(prepare)
+        assert row_of(workloads.TINY_RESNET, TRACE)["status"] == status
 
 
 def failing(error, at):
     """A backend that raises in one of its calls."""
 
     def prepare(model):
-        calls = []
+        calls = itertools.count(1)
 
         def run(*inputs):
-            calls.append(1)
-            if len(calls) == at:
+            if next(calls) == at:
                 raise error
             return model(*inputs)
 

@@ -1,12 +1,14 @@
 """Training by compiled models: the same gradients and losses as eager, or a row that says otherwise."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from helpers.compilers.backends import COMPILE, EAGER, SCRIPT, TRACE
+from helpers.compilers import runtimes
+from helpers.compilers.backends import COMPILE, EAGER, TRACE
 from helpers.experiments.compilers import side_by_side, training_steps, workloads
 from helpers.experiments.compilers.training_steps import measure_training, same_gradient, same_losses, training_step
 from helpers.lab import Disagreement
@@ -18,24 +20,13 @@ def batch_of(model, batch):
     return *workloads.example(model, batch), workloads.targets(model, batch)
 
 
-class Replaced(nn.Module):
-    """A runtime that calls the model by a function."""
-
-    def __init__(self, model, call):
-        super().__init__()
-        self.model, self.call = model, call
-
-    def forward(self, *inputs):
-        return self.call(self.model, *inputs)
-
-
 @pytest.fixture
-def scripted_row(monkeypatch):
-    """A row of training with a runtime of the test's in the place of TorchScript's."""
+def row_with(monkeypatch):
+    """A row of training by a function of the model and its inputs in the place of a trace."""
 
-    def row(call, model=workloads.TINY_BERT, precision="fp32"):
-        monkeypatch.setattr(training_steps.runtimes, "scripted", lambda net: Replaced(net, call))
-        return measure_training(model, 8, [SCRIPT], precision=precision, seconds=0.1)[-1]
+    def row(call, precision="fp32"):
+        monkeypatch.setattr(training_steps.runtimes, "traced", lambda net, data: functools.partial(call, net))
+        return measure_training(workloads.TINY_BERT, 8, [TRACE], precision=precision, seconds=0.1)[-1]
 
     return row
 
@@ -75,8 +66,10 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
         same_gradient(COMPILE, exact * float("nan"), exact, None, "fp32")
 
 
-@pytest.mark.usefixtures("compiler")
-def test_a_compiled_step_learns_as_an_eager_one():
+def test_a_compiled_step_learns_as_an_eager_one(monkeypatch):
+    """Its forward and backward as Dynamo and AOTAutograd capture them; torch's own operations run them."""
+    captured = functools.partial(runtimes.compiled_apart, backend="aot_eager")
+    monkeypatch.setattr(runtimes, "compiled_apart", captured)
     net = workloads.Loss(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
     data = torch.randn(5, 6), torch.ones(5).long()
     steps = {backend: training_step(backend, copy.deepcopy(net), data, "SGD", "fp32") for backend in (EAGER, COMPILE)}
@@ -100,20 +93,20 @@ def half_the_gradient(model, *inputs):
 @pytest.mark.parametrize(
     ("wrong", "precision"), [(half_the_gradient, "bf16"), (lambda model, *inputs: 2 * model(*inputs), "fp32")]
 )
-def test_a_backend_that_learns_something_else_is_a_row_that_says_so(wrong, precision, scripted_row):
-    row = scripted_row(wrong, precision=precision)
-    assert row["status"].startswith("failed: 'TorchScript, script' has a gradient that differs")
+def test_a_backend_that_learns_something_else_is_a_row_that_says_so(wrong, precision, row_with):
+    row = row_with(wrong, precision=precision)
+    assert row["status"].startswith("failed: 'TorchScript, trace' has a gradient that differs")
     assert "median_ms" not in row
 
 
-def test_a_step_that_fails_is_a_row_that_says_so(scripted_row):
+def test_a_step_that_fails_is_a_row_that_says_so(row_with):
     def failing(model, *inputs):
         raise RuntimeError("no code for this device")
 
-    assert scripted_row(failing)["status"] == "failed: compile failed: no code for this device"
+    assert row_with(failing)["status"] == "failed: compile failed: no code for this device"
 
 
-def test_building_ends_with_the_third_step(scripted_row, monkeypatch):
+def test_building_ends_with_the_third_step(row_with, monkeypatch):
     clock, waits = [0.0], iter([0.0, 0.0, 0.3, 30.0])  # it still compiles in its third call, and waits in its fourth
 
     def slow(model, *inputs):
@@ -124,7 +117,7 @@ def test_building_ends_with_the_third_step(scripted_row, monkeypatch):
     monkeypatch.setattr(side_by_side, "compare", lambda runs, **settings: None)
     monkeypatch.setattr(side_by_side, "rounds_for", lambda runs, seconds: 1)
     monkeypatch.setattr(side_by_side, "speeds", lambda times, backend, batch: {"baseline_ms": 1.0, "median_ms": 1.0})
-    assert scripted_row(slow)["build_s"] == pytest.approx(0.3)
+    assert row_with(slow)["build_s"] == pytest.approx(0.3)
 
 
 def test_the_first_step_that_differs_is_named():
@@ -132,10 +125,3 @@ def test_the_first_step_that_differs_is_named():
         same_losses(COMPILE, [1.0, 1.5], [1.0, 1.0], 1e-3)
     with pytest.raises(Disagreement, match="loss nan at step 1"):
         same_losses(COMPILE, [float("nan")], [1.0], 1e-3)
-
-
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="backend is 'ONNX Runtime'; valid: 'eager', 'TorchScript, trace'"):
-        measure_training(workloads.TINY_RESNET, 2, ["ONNX Runtime"])
-    with pytest.raises(ValueError, match="precision is 'fp16'; valid: 'fp32', 'bf16'"):
-        measure_training(workloads.TINY_RESNET, 2, [EAGER], precision="fp16")
