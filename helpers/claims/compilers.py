@@ -49,11 +49,11 @@ def fusion(rows: pd.DataFrame) -> SimpleNamespace:
     compiled = fastest[fastest["label"] == "torch.compile"].set_index("case").sort_values("ratio")
     eager_bytes = fastest[fastest["label"] == "eager"].set_index("case")["bytes_moved"]
     share = compiled["bytes_moved"] / eager_bytes
-    names = {"case": "case", "variant": "variant", "kernels": "kernels", "bytes": "bytes / bound"}
-    names |= {"median_ms": "median_ms", "p20_ms": "p20_ms", "p80_ms": "p80_ms", "baseline_ms": "eager, ms"}
+    columns = ["case", "variant", "kernels", "bytes", "median_ms", "p20_ms", "p80_ms", "baseline_ms", "speedup"]
+    heads = {"bytes": "bytes / bound", "baseline_ms": "eager, ms"}
     return SimpleNamespace(
         bars=fastest,
-        times=fastest[fastest["label"] != "eager"][[*names, "speedup"]].rename(columns=names),
+        times=fastest[fastest["label"] != "eager"][columns].rename(columns=heads),
         millions=derived(large["size"].max() / 2**20, "a setting", "", 0),
         cases=derived(len(compiled), "counted", "", 0),
         faster=derived((compiled["ratio"] < 1 / SAME).sum(), "counted", "", 0),
@@ -116,15 +116,15 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
         spread=_spread(others, "p20_ms", "p80_ms", ".0f"),
         break_even_steps=others["break_even_steps"].where(others["speedup"] > SAME),
     )
-    heads = {"model": "model", "batch": "batch", "precision": "precision", "backend": "backend"}
-    heads |= {"median_ms": "median, ms", "spread": "p20–p80", "baseline_ms": "eager, ms", "speedup": "speedup"}
-    heads |= {"build_s": "build, s", "break_even_steps": "break-even steps"}
+    columns = ["model", "batch", "precision", "backend", "median_ms", "spread", "baseline_ms", "speedup", "build_s"]
+    heads = {"median_ms": "median, ms", "spread": "p20–p80", "baseline_ms": "eager, ms", "build_s": "build, s"}
+    heads |= {"break_even_steps": "break-even steps"}
     compiled = others[others["backend"].str.startswith("torch.compile")].sort_values("speedup")
     absent = lacking("training by torch.compile", TIMES)
     speedups = [speedup(row, 2) for _, row in compiled.iterrows()] or [absent]
     steps = compiled["break_even_steps"].iloc[-1] if len(compiled) else float("nan")
     return SimpleNamespace(
-        steps=others[list(heads)].rename(columns=heads),
+        steps=others[[*columns, "break_even_steps"]].rename(columns=heads),
         compiled=dict(zip(compiled["model"], speedups, strict=False)),
         least=speedups[0],
         most=speedups[-1],

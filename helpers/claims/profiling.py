@@ -1,7 +1,7 @@
 """Chapter 3: what the diagnosis finds, whether its promises are kept, where a step's time goes, what each fix gains."""
 
+import functools
 import json
-import math
 import re
 import textwrap
 from types import SimpleNamespace
@@ -24,15 +24,14 @@ from helpers.lab.values import (
     visible,
 )
 from helpers.training import CLOTHES, LANGUAGE
+from helpers.training.switched import Switched
 
 NAMES = {"vit": "ViT", "gpt": "language model"}
-PIPELINES = {"vit": CLOTHES, "gpt": LANGUAGE}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
 ALL = "all"  # of the fixes
 PAGE = 112  # letters in a line of the report's listings
 MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
 SAME = 0.03  # without an interval, a fix that changes less has no effect
-PAIR = " + "  # between the names of two faults that are planted together
 # Parts of a model, by the types of their modules or by their names.
 PARTS = {
     "embedding": {"ReshapedPatches", "ConvPatches", "Embedding", "PositionalEncoding", "RecomputedPositions"},
@@ -61,13 +60,9 @@ def diagnose(rows: pd.DataFrame) -> SimpleNamespace:
             "why it is slow": first["evidence"],
         }
     )
-    counts = rows[rows["finding"] != "nothing"].groupby(["pipeline", "variant"]).size()
-    of = {key: derived(counts.get(key, 0), "counted findings", "", 0) for key in counts.index.union(_loops(rows))}
+    counts = rows.groupby(["pipeline", "variant"])["finding"].agg(lambda names: (names != "nothing").sum())
+    of = {key: derived(count, "counted findings", "", 0) for key, count in counts.items()}
     return SimpleNamespace(largest=largest, vit=_by_variant(of, "vit"), gpt=_by_variant(of, "gpt"))
-
-
-def _loops(rows: pd.DataFrame) -> pd.MultiIndex:
-    return pd.MultiIndex.from_frame(rows[["pipeline", "variant"]].drop_duplicates())
 
 
 def _by_variant(numbers: dict[tuple[str, str], Number], pipeline: str, unit: str = "") -> SimpleNamespace:
@@ -79,50 +74,37 @@ def _by_variant(numbers: dict[tuple[str, str], Number], pipeline: str, unit: str
 def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     """Predicted and measured gains as shares of a step: of each fix, the errors, and the order in pairs of faults."""
     visible = rows["finding"].fillna("") != ""
-    points = rows[visible].assign(pair=rows["faults"].str.contains(PAIR, regex=False))
+    points = rows[visible].assign(pair=rows["faults"].str.contains(" + ", regex=False))
     points = points.assign(miss=points["promised_share"] - points["gained_share"])
-    pairs = [pair for _, pair in points[points["pair"]].groupby(["pipeline", "faults"]) if len(pair) == 2]
-    clear = [pair for pair in pairs if _apart(pair)]
+    pairs = points[points["pair"]].groupby(["pipeline", "faults"]).filter(lambda pair: len(pair) == 2)
+    by_pair = pairs.groupby(["pipeline", "faults"])
+    better = pairs.loc[by_pair["gained_share"].idxmax()]
+    right = (better["first_finding"] == better["finding"]).to_numpy()
+    apart, noise = by_pair["gained_share"].agg(np.ptp), by_pair["noise_share"].agg(lambda both: np.hypot(*both))
+    clear = (apart > 2 * noise).to_numpy()
     worst = points.loc[points["miss"].abs().idxmax()]
-    hidden = rows[~visible]
+    hidden = rows[~visible].assign(model=rows["pipeline"].map(NAMES))
+    hidden["measured gain, % of step"] = (100 * hidden["gained_share"]).map("{:.1f}".format)
     return SimpleNamespace(
         points=points,
         fixes=_count(len(points)),
         median_error=Number(points["miss"].abs().median(), PERCENT),
         largest_excess=Number(-points["miss"].min(), PERCENT),
         beyond=_count((points["miss"] < -MARGIN).sum()),
-        pairs=_count(len(pairs)),
-        pairs_right=_count(sum(map(_better_first, pairs))),
-        share_right=derived(np.mean([*map(_better_first, pairs)]), "counted pairs", PERCENT, 0),
-        clear_pairs=_count(len(clear)),
-        clear_right=_count(sum(map(_better_first, clear))),
+        pairs=_count(len(right)),
+        pairs_right=_count(right.sum()),
+        share_right=derived(right.mean(), "counted pairs", PERCENT, 0),
+        clear_pairs=_count(clear.sum()),
+        clear_right=_count((clear & right).sum()),
         worst=f"{worst['fix']} in the {NAMES[worst['pipeline']]} ({worst['faults']})",
         worst_predicted=Number(worst["promised_share"], PERCENT, decimals=0),
         worst_measured=Number(worst["gained_share"], PERCENT, decimals=0),
-        hidden=pd.DataFrame(
-            {
-                "model": hidden["pipeline"].map(NAMES),
-                "fix": hidden["fix"],
-                "step_ms": hidden["step_ms"],
-                "measured gain, % of step": (100 * hidden["gained_share"]).map("{:.1f}".format),
-            }
-        ),
+        hidden=hidden[["model", "fix", "step_ms", "measured gain, % of step"]],
     )
 
 
 def _count(number: int) -> Number:
     return derived(number, "counted", "", 0)
-
-
-def _apart(pair: pd.DataFrame) -> bool:
-    """Whether the gains of two fixes differ by more than the noise."""
-    first, second = pair["gained_share"]
-    return abs(first - second) > 2 * np.hypot(*pair["noise_share"])
-
-
-def _better_first(pair: pd.DataFrame) -> bool:
-    better = pair.loc[pair["gained_share"].idxmax()]
-    return bool(better["first_finding"] == better["finding"])
 
 
 def modules(rows: pd.DataFrame) -> SimpleNamespace:
@@ -186,19 +168,20 @@ def timeline(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def vit_fixes(rows: pd.DataFrame) -> SimpleNamespace:
-    return _fixes(rows, "vit")
+    return _fixes(rows, CLOTHES)
 
 
 def gpt_fixes(rows: pd.DataFrame) -> SimpleNamespace:
-    return _fixes(rows, "gpt")
+    return _fixes(rows, LANGUAGE)
 
 
-def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
+def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
     """Each fix against the slow loop, those of most effect first, and all together."""
-    gains = {row["fix"]: _gain(row) for row in rows.to_dict("records")}
+    times = rows.assign(median_ms=rows["us_per_target"], baseline_ms=rows["baseline_us_per_target"])
+    gains = {row["fix"]: speedup(row) for row in times.to_dict("records")}
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
     alone = dict(sorted(gains.items(), key=lambda item: -item[1].value))
-    switches = {switch.name: switch for switch in PIPELINES[pipeline].switches}
+    switches = {switch.name: switch for switch in pipeline.switches}
     table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
     table.insert(0, "the slow loop", [switches[name].slow for name in alone])
     table.insert(1, "changes", [switches[name].changes or "" for name in alone])
@@ -219,33 +202,22 @@ def _fixes(rows: pd.DataFrame, pipeline: str) -> SimpleNamespace:
     )
 
 
-def _gain(row: dict) -> Number:
-    """How much faster than the slow loop a real target is trained on."""
-    return speedup(row | {"median_ms": row["us_per_target"], "baseline_ms": row["baseline_us_per_target"]})
-
-
 def metrics_cost(rows: pd.DataFrame) -> SimpleNamespace:
     """Milliseconds of a step with either metric, in the first and the last tenth of an epoch."""
     lines = dict(list(rows.groupby("variant")))
-    ends = {
-        variant: [median_of(line["ms"].iloc[of], "ms", 1) for of in _tenths(len(line))]
-        for variant, line in lines.items()
-    }
-    absent = [lacking("the metric's cost", "ms")] * 2
-    grown, streaming = (ends.get(name, absent) for name in ("collected on the CPU", "streaming on the device"))
+    ends = {}
+    for variant, line in lines.items():
+        tenth = max(len(line) // 10, 1)
+        ends[variant] = [median_of(part, "ms", 1) for part in (line["ms"].iloc[:tenth], line["ms"].iloc[-tenth:])]
+    collected, streaming = ends["collected on the CPU"], ends["streaming on the device"]
     return SimpleNamespace(
         lines=lines,
-        collected_first=grown[0],
-        collected_last=grown[1],
+        collected_first=collected[0],
+        collected_last=collected[1],
         streaming_first=streaming[0],
         streaming_last=streaming[1],
-        late_ratio=over(grown[1], streaming[1]),
+        late_ratio=over(collected[1], streaming[1]),
     )
-
-
-def _tenths(count: int) -> tuple[slice, slice]:
-    tenth = max(count // 10, 1)
-    return slice(None, tenth), slice(-tenth, None)
 
 
 def whole_runs(rows: pd.DataFrame) -> SimpleNamespace:
@@ -269,13 +241,11 @@ def whole_runs(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _training(rows: pd.DataFrame, table: pd.DataFrame, pipeline: str) -> SimpleNamespace:
-    def of(column: str, variant: str, unit: str, decimals: int) -> Number:
-        return pick(table, column, unit, decimals, pipeline=pipeline, variant=variant)
-
+    loops = [{"pipeline": pipeline, "variant": variant} for variant in ("slow", "fixed")]
     seeds = rows[rows["pipeline"] == pipeline].pivot_table(index="seed", columns="variant", values="epoch_s")
     seeds = seeds.reindex(columns=["slow", "fixed"])
-    slow_s, fixed_s = (of("epoch_s", variant, "s", 1) for variant in ("slow", "fixed"))
-    slow, fixed = (of("accuracy", variant, PERCENT, 1) for variant in ("slow", "fixed"))
+    slow_s, fixed_s = (pick(table, "epoch_s", "s", 1, **loop) for loop in loops)
+    slow, fixed = (pick(table, "accuracy", PERCENT, 1, **loop) for loop in loops)
     return SimpleNamespace(
         slow_s=slow_s,
         fixed_s=fixed_s,
@@ -291,10 +261,8 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     heads = {"loop": "loop", "first": "first answer", "place": "place of the cause"}
     heads |= {"promised": "promised", "gained": "gained", "seconds_to_answer": "seconds"}
     rows = rows.sort_values("loop")
-    shown = rows.assign(
-        **{name: [Number(x, PERCENT, decimals=0) for x in rows[name]] for name in ("promised", "gained")},
-        first=[textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")],
-    )
+    firsts = [textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")]
+    shown = rows.assign(first=firsts, promised=_percents(rows["promised"]), gained=_percents(rows["gained"]))
     apart, right, line_right = (rows[name].map(str) == "True" for name in ("apart", "right", "line_right"))
     alarms = rows.dropna(subset=["alarm"])
     alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
@@ -302,80 +270,77 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
         promises=rows.dropna(subset=["promised"]),
-        promised=derived(rows["promised"].count(), "counted", "", 0),
+        promised=_count(rows["promised"].count()),
         right=derived(right.mean(), "counted", PERCENT, 0),
         right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
         line_right=derived(line_right.mean(), "counted", PERCENT, 0),
-        count=derived(len(rows), "counted", "", 0),
+        count=_count(len(rows)),
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
-        alarms=derived(len(alarms), "counted", "", 0),
-        fp32=derived((rows["alarm_tried"] >= MARGIN).sum(), "counted", "", 0),
-        twins=derived(rows["alarm"].notna().sum(), "counted", "", 0),
+        alarms=_count(len(alarms)),
+        fp32=_count((rows["alarm_tried"] >= MARGIN).sum()),
+        twins=_count(rows["alarm"].notna().sum()),
         told=_told(rows, "loop"),
         told_fixed=_told(rows, "loop", "told_fixed"),
     )
 
 
+def _percents(shares: pd.Series, decimals: int | None = 0) -> list[Number]:
+    return [Number(share, PERCENT, decimals=decimals) for share in shares]
+
+
 def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
     """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
-    if column not in rows:
-        return {}
-    printed = rows[rows[column].map(lambda text: isinstance(text, str) and text.startswith('"'))]
+    printed = rows[rows[column].astype(str).str.startswith('"')]
     texts = {row[names]: json.loads(row[column]) for row in printed.to_dict("records")}
-    named = {name: re.sub(r"\A\S*/", "", text) for name, text in texts.items()}
-    return {name: "\n".join(_wrapped(line) for line in text.splitlines()) for name, text in named.items()}
-
-
-def _wrapped(line: str) -> str:
-    return textwrap.fill(line, PAGE, subsequent_indent=" " * 8, replace_whitespace=False) if len(line) > PAGE else line
+    wrap = functools.partial(textwrap.fill, width=PAGE, subsequent_indent=" " * 8, replace_whitespace=False)
+    named = {name: re.sub(r"\A\S*/", "", text).splitlines() for name, text in texts.items()}
+    return {name: "\n".join(map(wrap, lines)) for name, lines in named.items()}
 
 
 def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
     """What a change did from outside, beside what `profile` promised for its fault and what the edit by hand does."""
     both = rows.merge(loops[["loop", "promised"]].rename(columns={"loop": "script"}), how="left", on="script")
-    shown = both.assign(
-        promised=[Number(share, PERCENT, decimals=0) for share in both["promised"]],
-        **{name: [_share(row, name) for row in both.to_dict("records")] for name in ("tried", "by_hand")},
-    )
+    cells = both.astype(object).where(both.notna(), None).to_dict("records")
+    shares = {name: [_share(row, name) for row in cells] for name in ("tried", "by_hand")}
+    shown = both.assign(promised=_percents(both["promised"]), **shares)
     heads = {"script": "script", "change": "change", "promised": "promised", "tried": "tried from outside"}
     heads |= {"by_hand": "by hand", "losses": "losses"}
     one = both[~both["script"].isin(NAMES)].dropna(subset=["tried", "by_hand"])
     low, high = ((one[f"tried_{end}"].fillna(one["tried"])) for end in ("low", "high"))
     equal = (one["by_hand_high"] >= low - MATCH) & (one["by_hand_low"] <= high + MATCH)
-    whole = {row["script"]: row for row in both.to_dict("records") if row["script"] in NAMES}
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
-        equal=derived(equal.sum(), "counted", "", 0),
-        count=derived(len(one), "counted", "", 0),
+        equal=_count(equal.sum()),
+        count=_count(len(one)),
         share=derived(equal.mean(), "counted", PERCENT, 0),
-        vit=_reached(whole.get("vit"), "vit"),
-        gpt=_reached(whole.get("gpt"), "gpt"),
+        vit=_reached(both, "vit"),
+        gpt=_reached(both, "gpt"),
         told=_told(rows, "script"),
     )
 
 
 def _share(row: dict, name: str) -> str:
-    if math.isnan(row[name]):
+    if row[name] is None:
         return ""
-    bounds = {} if math.isnan(row[f"{name}_low"]) else {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}
-    return str(Number(row[name], PERCENT, decimals=0, **bounds))
+    return str(Number(row[name], PERCENT, row[f"{name}_low"], row[f"{name}_high"], decimals=0))
 
 
-def _reached(row: dict | None, pipeline: str) -> Number:
+def _reached(both: pd.DataFrame, pipeline: str) -> Number:
     """How much of what the fixes by hand save is saved from outside, where it is known that they save anything."""
-    if row is None or math.isnan(row["tried"]) or math.isnan(row["by_hand"]) or not row["by_hand_low"] > 0:
+    known = both[(both["script"] == pipeline) & (both["by_hand_low"] > 0)].dropna(subset=["tried", "by_hand"])
+    if not len(known):
         return lacking(f"a gain by hand in the {NAMES[pipeline]}'s loop", PERCENT)
-    return derived(row["tried"] / row["by_hand"], "the shares of the time that go", PERCENT, 0)
+    share = (known["tried"] / known["by_hand"]).iloc[0]
+    return derived(share, "the shares of the time that go", PERCENT, 0)
 
 
 def coverage(rows: pd.DataFrame) -> SimpleNamespace:
     """Simulated trials of a program against itself: the share of intervals that contain 1, and of false verdicts."""
-    heads = {"machine": "machine", "starts": "starts", "rounds": "rounds", "covered": "contains 1"}
-    heads |= {"false_verdicts": "false verdicts"}
-    shares = rows.assign(**{name: [Number(x, PERCENT) for x in rows[name]] for name in ("covered", "false_verdicts")})
+    heads = {"covered": "contains 1", "false_verdicts": "false verdicts"}
+    shares = {name: _percents(rows[name], None) for name in heads}
     return SimpleNamespace(
-        table=shares[list(heads)].rename(columns=heads),
+        table=rows.assign(**shares)[["machine", "starts", "rounds", *heads]].rename(columns=heads),
         trials=derived(rows["trials"].iloc[0], "chosen", "", 0),
         least=Number(rows["covered"].min(), PERCENT),
         most=Number(rows["covered"].max(), PERCENT),
@@ -385,11 +350,10 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
 
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Trials of a program against itself on this machine: verdicts, and intervals that leave 1 out."""
-    excluded = (rows["low"] > 1) | (rows["high"] < 1)
     return SimpleNamespace(
-        trials=derived(len(rows), "counted", "", 0),
+        trials=_count(len(rows)),
         seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
-        wrong=derived(rows["verdict"].isin([FASTER, SLOWER]).sum(), "counted", "", 0),
-        excluded=derived(excluded.sum(), "counted", "", 0),
+        wrong=_count(rows["verdict"].isin([FASTER, SLOWER]).sum()),
+        excluded=_count(((rows["low"] > 1) | (rows["high"] < 1)).sum()),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
     )
