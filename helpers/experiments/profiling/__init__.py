@@ -7,11 +7,10 @@ from .fixes import gpt_fixes, vit_fixes
 from .strangers import loops
 from .trials import coverage, nulls
 from .tried import tried
-from .two_loops import ALL, PARTS, diagnose, modules, predicted, timeline
+from .two_loops import PARTS, diagnose, modules, predicted, timeline
 from .whole import metrics_cost, whole_runs
 
 __all__ = [
-    "ALL",
     "PARTS",
     "coverage",
     "diagnose",

@@ -34,7 +34,7 @@ from .planted_faults import (
 )
 
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
-BOTH = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
+LOOPS = [{"pipeline": pipeline, "variant": variant} for pipeline in PIPELINES for variant in (SLOW, FIXED)]
 # Faults that are drawn, each in a loop without any other.
 DRAWN_FAULTS = {"vit": ("decode_once", "bf16", "fused_optimizer"), "gpt": ("short_padding", "fused_loss")}
 ALL = "all"
@@ -49,7 +49,7 @@ def sized(size: str, rows: list[Row]) -> list[Row]:
 
 
 @experiment(
-    **{name: sized(size, BOTH) for name, size in SIZES.items()},
+    **{name: sized(size, LOOPS[2:] if size == "small" else LOOPS) for name, size in SIZES.items()},
     version=2,
     columns="rank finding part? gain_ms? gain_share? where? evidence? advice? sure?",
 )
@@ -68,7 +68,7 @@ _DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in 
 
 
 @experiment(
-    **{name: sized(s, _DRAWN[:2] if s == "small" else _DRAWN) for name, s in SIZES.items()},
+    **{name: sized(s, _DRAWN[:1] if s == "small" else _DRAWN) for name, s in SIZES.items()},
     version=2,
     columns="variant track name begin_ms end_ms part?",
 )
@@ -80,24 +80,23 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
     switched, rows = PIPELINES[pipeline], []
     slow = frozenset() if fault == ALL else planted(pipeline, [fault], size)
     for variant, fixes in ((SLOW, slow), (FIXED, fixes_of(pipeline, FIXED, size))):
-        step = _with_parts(read_timeline(trace_of(switched, fixes, size)))
-        parts = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
+        step = read_timeline(trace_of(switched, fixes, size))
+        is_part = (step["track"] == "annotations") & step["name"].isin(PARTS)
+        spans = step.loc[is_part, ["begin_ms", "end_ms", "name"]].to_numpy().tolist()
+        step["part"] = [_part_at(begin, spans) for begin in step["begin_ms"]]
         ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
-        drawn = pd.concat([parts, ops.drop(columns="ms").sort_values("begin_ms")])
+        drawn = pd.concat([step[is_part], ops.drop(columns="ms").sort_values("begin_ms")])
         rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in drawn.to_dict("records")]
     return rows
 
 
-def _with_parts(step: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a step with the part that each lies in by its begin; None outside all of them."""
-    ranges = step[(step["track"] == "annotations") & step["name"].isin(PARTS)]
-    spans = ranges[["begin_ms", "end_ms", "name"]].to_numpy().tolist()
-    inside = [next((name for low, high, name in spans if low <= at < high), None) for at in step["begin_ms"]]
-    return step.assign(part=inside)
+def _part_at(ms: float, spans: list[tuple[float, float, str]]) -> str | None:
+    """The part of a step in which a moment lies; None outside all of them."""
+    return next((name for low, high, name in spans if low <= ms < high), None)
 
 
 @experiment(
-    **{name: sized(size, BOTH) for name, size in SIZES.items()},
+    **{name: sized(size, LOOPS[2:] if size == "small" else LOOPS) for name, size in SIZES.items()},
     version=2,
     columns="module type calls forward_ms? backward_ms? total_ms self_ms? share activation_mib? "
     "peak_mib? gflop? moved_mib? lower_bound_ms?",

@@ -72,9 +72,7 @@ def _constant_accuracy(pipeline: str, size: str) -> float:
     return judged[trained.most_common(1)[0][0]] / judged.total()
 
 
-@experiment(
-    small=[{"steps": 40}], cpu=[{"steps": 600}], big_gpu=[{"steps": 2000}], version=2, columns="variant step ms"
-)
+@experiment(small=[{"steps": 3}], cpu=[{"steps": 600}], big_gpu=[{"steps": 2000}], version=2, columns="variant step ms")
 def metrics_cost(steps: int) -> list[Row]:
     """The time of a step with a metric that is made anew from all outputs of the epoch, and with a streaming one.
 
