@@ -104,7 +104,7 @@ class _Traffic(TorchDispatchMode):
             value = (kwargs or {}).get(argument.name, value)
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if argument.name == "grads" and operation.startswith("_fused_"):
-                writes = writes and (kwargs or {}).get("grad_scale") is not None  # else they are only read
+                writes = False  # without a scaler's `grad_scale`, they are only read
             written += tree_leaves(value) if writes else []
             read += [] if writes and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
         results = (result,) if len(schema.returns) == 1 else tuple(result or ())

@@ -7,13 +7,4 @@ from .metric_cost import metrics_cost
 from .python_loops import jit, process_start
 from .selection import forgetting, wrong_labels
 
-__all__ = [
-    "decoding",
-    "forgetting",
-    "formats",
-    "jit",
-    "loader",
-    "metrics_cost",
-    "process_start",
-    "wrong_labels",
-]
+__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost", "process_start", "wrong_labels"]

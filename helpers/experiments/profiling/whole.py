@@ -13,13 +13,7 @@ from helpers.lab.timing import synchronize
 from helpers.training import CLOTHES, Batch, Trainer
 from helpers.training.slow_parts import CollectedMetrics
 
-from .planted_faults import (
-    FIXED,
-    PIPELINES,
-    SLOW,
-    fixes_of,
-    options,
-)
+from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, options
 from .two_loops import sized
 
 COLLECTED, STREAMING = "collected on the CPU", "streaming on the device"

@@ -69,21 +69,6 @@ def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel(measured
     assert fused["share_of_least"] > 0.99
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_fused_optimizer_writes_gradients_only_where_it_unscales_them(scaled):
-    size = 64
-    parameter, gradient, average, square = ([torch.ones(size)] for _ in range(4))
-    steps = [torch.ones(())]
-    rates = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
-    more = {"amsgrad": False, "maximize": False, "grad_scale": torch.ones(()) if scaled else None}
-
-    def step():
-        torch._fused_adamw_(parameter, gradient, average, square, [], steps, **rates, **more)
-
-    read, written = 4 * size + 1 + scaled, (4 if scaled else 3) * size  # and the count of steps, and the scale
-    assert eager_bytes(step) == 4 * (read + written)
-
-
 @on_the_cpu
 @pytest.mark.parametrize(
     ("fn", "names"),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from helpers.experiments import pipelines as experiments
 from helpers.experiments.pipelines import selection
 from helpers.experiments.pipelines.selection import (
     LEAST,
@@ -48,11 +47,10 @@ def test_a_seeds_split_has_every_sample_once_and_a_third_of_each_class_for_the_t
     assert torch.equal(parts.labels, digits().labels) and not torch.equal(parts.labels, digits(1).labels)
 
 
-@pytest.mark.parametrize("name", ["forgetting", "wrong_labels"])
-def test_without_its_data_a_table_says_what_is_not_installed(name, monkeypatch):
+def test_without_its_data_a_table_says_what_is_not_installed(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda peer: None)
-    table = getattr(experiments, name)("small")
-    assert set(table["status"]) == {"not installed: scikit-learn"}
+    for table in (selection.forgetting, selection.wrong_labels):
+        assert set(table("small")["status"]) == {"not installed: scikit-learn"}
 
 
 def tracker_of_four():
