@@ -48,7 +48,7 @@ def test_messages_are_cleaned_of_what_differs_between_runs():
 
 
 @settings(max_examples=25)
-@given(st.text(max_size=300), st.text(max_size=300))
+@given(st.text("a: \n\r\u2028\x1b[", max_size=300), st.text("a: \n\r\u2028\x1b[", max_size=300))
 def test_any_error_becomes_one_line(outer, inner):
     error = RuntimeError(outer)
     error.__cause__ = ValueError(inner)
