@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helpers.command_line import Terminated, parser, terminable
 
@@ -21,27 +21,24 @@ if TYPE_CHECKING:
     from helpers.lab import Experiment
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
+    from helpers.train import Setup
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    command = ""
     try:
-        options, unknown = parser().parse_known_args(arguments)
-    except KeyboardInterrupt:  # the parser's choices take a second, as torch is imported for them
-        return _fail("stopped", 130)
-    if unknown:
-        valid = ", ".join(option for action in options.parser._actions for option in action.option_strings)
-        return _fail(f"unknown {unknown[0]!r}; valid options of {options.parser.prog}: {valid}", 2)
-    try:
+        options = parser().parse_args(arguments)  # takes a second, as torch is imported for its choices
+        command = options.command
         # While notebooks run, signals are the report's to handle.
-        with contextlib.nullcontext() if options.command == "report" else terminable():
+        with contextlib.nullcontext() if command == "report" else terminable():
             return _run(options)
     except KeyboardInterrupt as stopped:
         ended = {
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
         }
-        return _fail(ended.get(options.command, "stopped"), 143 if isinstance(stopped, Terminated) else 130)
+        return _fail(ended.get(command, "stopped"), 143 if isinstance(stopped, Terminated) else 130)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -53,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         return _fail(NO_ASSERTIONS, 2)
     try:
         return COMMANDS[options.command](options)
-    except UnknownName as error:
+    except (UnknownName, WrongScript) as error:
         return _fail(error, 2)
     except (DeviceError, RecordError, OSError) as error:
         return _fail(error, 1)
@@ -95,8 +92,6 @@ def report(options: argparse.Namespace) -> int:
         from helpers.lab import report as reports
     except ImportError as error:
         return _fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
-    if options.save_notebooks and not options.execute:
-        return _fail("--save-notebooks saves what an execution gives: it cannot go with --no-execute", 2)
     try:
         path = reports.build(
             execute=options.execute,
@@ -106,7 +101,7 @@ def report(options: argparse.Namespace) -> int:
         )
     except reports.BuildError as error:
         return _fail(error, 1)
-    print(f"{path}")
+    print(path)
     return 0
 
 
@@ -115,27 +110,30 @@ def train(options: argparse.Namespace) -> int:
 
     from helpers import train as training
 
-    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(training.Setup)}
     try:
-        row = training.train(training.Setup(**chosen)) if options.stages is None else _train_by_stages(options)
+        setup = training.Setup(**_chosen(training.Setup, options))
+        row = training.train(setup) if options.stages is None else _train_by_stages(options.stages, setup)
     except ValueError as error:  # what the user chose, or the data that was given
         return _fail(_in_one_line(error), 2)
     print(json.dumps(row))
     return 0
 
 
-def _train_by_stages(options: argparse.Namespace) -> dict:
+def _chosen(kind: type, options: argparse.Namespace) -> dict[str, Any]:
+    """The options that are fields of a dataclass."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+
+
+def _train_by_stages(chosen: str, setup: "Setup") -> dict[str, Any]:
     """The language model's training with stages switched on, which say what other options would."""
     from helpers.training.stages import STAGES, environment, run, run_apart
 
-    free = ("preset", "epochs", "seed", "path", "stages", "command", "parser")
-    for name, value in vars(options).items():
-        if name not in free and value != options.parser.get_default(name):
-            raise ValueError(f"--stages switches {name} itself; with it go {', '.join(f'--{n}' for n in free[:4])}")
+    free = {name: getattr(setup, name) for name in ("preset", "epochs", "seed", "path")}
+    if setup != type(setup)(**free):
+        raise ValueError(f"--stages switches the rest itself; with it go {', '.join(f'--{name}' for name in free)}")
     named = {"all": list(STAGES), "none": []}
-    stages = named.get(options.stages, [name.strip() for name in options.stages.split(",")])
-    start = run_apart if environment() else run
-    return start(stages, preset=options.preset, epochs=options.epochs, seed=options.seed, path=options.path)
+    stages = named.get(chosen, [name.strip() for name in chosen.split(",")])
+    return (run_apart if environment() else run)(stages, **free)
 
 
 def diagnose(options: argparse.Namespace) -> int:
@@ -168,43 +166,45 @@ def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
     return diagnosis
 
 
-def _script(options: argparse.Namespace, command: str) -> tuple[str, list[str], str]:
-    """The script or module, its arguments, and what is wrong with them."""
-    script, *arguments = options.module or options.script or [""]
-    if not script:
-        return "", [], f"{command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]"
-    wrong = options.module is None and not Path(script).is_file()
-    return script, arguments, f"there is no script {script}" if wrong else ""
+class WrongScript(Exception):
+    """A script that isn't given or isn't there."""
+
+
+def _script(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments."""
+    if not (command := options.module or options.script):
+        raise WrongScript(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
+    return command if options.module else _existing(command)
+
+
+def _existing(command: list[str]) -> list[str]:
+    if not Path(command[0]).is_file():
+        raise WrongScript(f"there is no script {command[0]}")
+    return command
 
 
 def try_(options: argparse.Namespace) -> int:
     from helpers.lab import files
     from helpers.trying import edits, search, table
 
-    script, arguments, wrong = _script(options, "try")
-    if wrong:
-        return _fail(wrong, 2)
-    only = [name.strip() for name in options.only.split(",")] if options.only else []
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    edited, *theirs = shlex.split(options.against or "") or [""]
-    if edited and (options.module or options.only or options.write):
-        return _fail("--against compares two scripts, without -m, --only and --write", 2)
-    if edited and not Path(edited).is_file():
-        return _fail(f"there is no script {edited}", 2)
+    script, *arguments = _script(options)
+    limits = {"seconds": options.seconds, "tell": functools.partial(print, file=sys.stderr, flush=True)}
     try:
-        if edited:
-            result = search.try_edited(script, arguments, edited, theirs, seconds=options.seconds, tell=tell)
+        if options.against:
+            if options.module or options.only or options.write:
+                return _fail("--against compares two scripts, without -m, --only and --write", 2)
+            edited, *theirs = _existing(shlex.split(options.against))
+            result = search.try_edited(script, arguments, edited, theirs, **limits)
         else:
-            named = options.module is not None
-            result = search.try_script(script, arguments, module=named, seconds=options.seconds, only=only, tell=tell)
-    except search.UnknownChange as error:
+            only = [name.strip() for name in options.only.split(",")] if options.only else []
+            result = search.try_script(script, arguments, module=bool(options.module), only=only, **limits)
+    except ValueError as error:  # a change that isn't there
         return _fail(error, 2)
     except search.CannotTry as error:
         return _fail(error, 1)
     print(result.json() if options.json else table.text(result))
     if options.write:
-        patch = edits.diff(result.edits, os.getcwd())
-        files.write(options.write, patch)
+        files.write(options.write, edits.diff(result.edits, os.getcwd()))
         print(f"written to {options.write}", file=sys.stderr)
     return 0
 
@@ -213,15 +213,12 @@ def profile(options: argparse.Namespace) -> int:
     from helpers.profiling.run_script import script_frames
     from helpers.profiling.watch import NothingRecorded, watch
 
-    is_module = options.module is not None
-    script, arguments, wrong = _script(options, "profile")
-    if wrong:
-        return _fail(wrong, 2)
+    script, *arguments = _script(options)
     try:
         recording = watch(
             script,
             arguments,
-            module=is_module,
+            module=bool(options.module),
             steps=options.steps,
             after=options.warm_up,
             go_on=options.go_on,
@@ -235,7 +232,7 @@ def profile(options: argparse.Namespace) -> int:
         return _fail(error, 1)
     except Exception as error:  # the script's own
         frames = script_frames(error.__traceback__)
-        if is_module and frames is None and isinstance(error, ImportError):
+        if options.module and frames is None and isinstance(error, ImportError):
             return _fail(error, 2)
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         return 1
@@ -257,34 +254,23 @@ def fit(options: argparse.Namespace) -> int:
 
     import helpers.fit as fits
 
-    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(fits.Plan)}
-    result, theirs = {}, any(sign in options.model for sign in (":", ".json")) or options.model[:1].isupper()
+    plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []
     try:
         gpu = _card(options)
-        memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
-        if not theirs:
-            result = fits.fit(plan := fits.Plan(**chosen), memory)
-        elif (options.strategy, options.ranks, options.head) == ("single", 1, "full"):
-            try:
-                result = fits.fit_model(memory_gib=memory, **{name: chosen[name] for name in fits.COUNTED})
-            except fits.UnknownModel:
-                if gpu is None:
-                    raise
-        elif gpu is None:
-            raise ValueError("the memory of other people's models is counted on one device, with the full head")
-        if gpu and not theirs:
-            result["speed"] = fits.estimate(fits.plan_run(plan), gpu, options.price)
-        elif gpu:
-            try:
-                run = fits.config_run(Path(options.model), fits.Plan(**chosen | {"model": "tiny"}))
-                result["speed"] = fits.estimate(run, gpu, options.price)
-            except ValueError as error:
-                if not result:
-                    raise
-                reason = error if options.model.endswith(".json") else "that takes a language model's config.json"
-                print(f"dlspeed: no time is predicted: {reason}", file=sys.stderr)
+        plan.check()
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
+    memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
+    parts = [lambda: fits.fit(plan, memory)]
+    parts += [lambda: {"speed": fits.estimate(fits.plan_run(plan), gpu, options.price)}] if gpu else []
+    for part in parts:
+        try:
+            result |= part()
+        except ValueError as error:  # of a model of somebody else's only one part may be known
+            faults.append(error)
+    if not result:
+        return _fail(faults[0], 2)
+    print(*(f"dlspeed: {fault}" for fault in faults), sep="\n", end="\n" if faults else "", file=sys.stderr)
     texts = [fits.text(result)] if "fits" in result else []
     texts += [fits.estimate_text(result["speed"])] if "speed" in result else []
     print(json.dumps(result) if options.json else "\n".join(texts))
@@ -300,12 +286,10 @@ def _card(options: argparse.Namespace) -> "Card | None":
         return card(options.gpu)
     if options.peak_tflops is options.bandwidth is options.price is None:
         return None
-    rates = {"--peak-tflops": options.peak_tflops, "--bandwidth": options.bandwidth}
-    for name, rate in rates.items():
-        if rate is None or not 0 < rate < float("inf"):
-            raise ValueError(f"{name} is {rate}; give --gpu, or --peak-tflops and --bandwidth above 0")
-    peak, bandwidth = rates.values()
-    return Card(gpu="your GPU", bf16_tflops=peak, gb_per_s=bandwidth, memory_gib=options.memory or 0.0)
+    if options.peak_tflops is None or options.bandwidth is None:
+        raise ValueError("which GPU? give --gpu, or both --peak-tflops and --bandwidth")
+    rates = {"bf16_tflops": options.peak_tflops, "gb_per_s": options.bandwidth}
+    return Card(gpu="your GPU", memory_gib=options.memory or 0.0, **rates)
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import functools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,37 +22,19 @@ class Terminated(KeyboardInterrupt):
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(os, "register_at_fork"):
-        yield  # only the main thread may set handlers, and Windows sends no SIGTERM
-        return
-    _reset_in_forks()
-    before = signal.signal(signal.SIGTERM, _stop)
+    owner = os.getpid()
+
+    def stop(_number: int, _frame: object) -> None:
+        if os.getpid() == owner:
+            raise Terminated
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _stop(_number: int, _frame: object) -> None:
-    raise Terminated
-
-
-@functools.cache
-def _reset_in_forks() -> None:
-    """Hold SIGTERM back during a fork: Python would lose one that reaches the child before its handler is reset."""
-
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-    def reset() -> None:
-        if signal.getsignal(signal.SIGTERM) is _stop:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        release()
-
-    def hold() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=reset)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
-        added.set_defaults(command=name, parser=added)
+        added.set_defaults(command=name)
         if name in ("doctor", "measure", "report"):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
@@ -86,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     added = command("measure", "Measure what has no fresh record, and record each row when it is done.")
     added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
     added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
-    added.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing new after so long")
+    added.add_argument("--budget", type=_positive, metavar="SECONDS", help="start nothing new after so long")
     added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
     added.add_argument("--dry-run", action="store_true", help="only print what is missing, its minutes and memory")
 
@@ -100,9 +80,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--clip", type=float, help="the largest norm of the gradients")
     added.add_argument("--growth-interval", type=int, default=50, help="good steps before the dynamic scale grows")
     added.add_argument("--path", type=Path, help="WikiText or Carvana; generated data without")
-    added.add_argument(
-        "--stages", help='the whole training of chapter 0: "all", "none", or names such as "batching,compile"'
-    )
+    added.add_argument("--stages", help='a training of chapter 0: "all", "none", or names such as "batching,compile"')
 
     added = command("diagnose", "What bounds a training loop, from its profile, and what to change first.")
     added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
@@ -116,19 +94,16 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
     added.add_argument("--until-epoch", action="store_true", help="watch until an epoch has ended, or an evaluation")
-    added.add_argument("--limit", type=_seconds, default=120.0, metavar="S", help="for all of it (default: 120)")
+    added.add_argument("--limit", type=_positive, default=120.0, metavar="S", help="for all of it (default: 120)")
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
     formats(added)
-    added.set_defaults(after=None)
     of_script(added)
 
     added = command("try", "Try changes on a training script as it is: what each did, and the edit to make.")
-    added.add_argument("--seconds", type=_seconds, default=300.0, metavar="S", help="for all trials (default: 300)")
+    added.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="for all trials (default: 300)")
     added.add_argument("--only", metavar="A,B", help="changes to try (default: all that apply)")
     added.add_argument(
-        "--against",
-        metavar="'FILE ARGS'",
-        help="instead of changes from outside, try a script that you edited, with its arguments in the same quotes",
+        "--against", metavar="'FILE ARGS'", help="try a script that you edited, and no changes from outside"
     )
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
     added.add_argument("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
@@ -145,35 +120,34 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--sequence", type=_count, default=2048, metavar="TOKENS", help="default: 2048")
     added.add_argument("--strategy", default="single", help="single, ddp, zero2 or zero3 (default: single)")
     added.add_argument("--ranks", type=_count, default=1, help="default: 1")
-    added.add_argument("--memory", type=float, metavar="GIB", help="of each device (default: this machine's)")
+    added.add_argument("--memory", type=_positive, metavar="GIB", help="of each device (default: this machine's)")
     added.add_argument("--precision", default="amp-bf16", help="fp32, amp-bf16, or on one device bf16")
     added.add_argument("--checkpointing", default="none", help="none, full, or on one device selective")
     added.add_argument("--head", default="full", help="full, or on one device chunked")
+    added.add_argument("--gpu", metavar="NAME", help="predict the speed on this GPU, too: t4, h100, rtx4090 …")
     added.add_argument(
-        "--gpu", metavar="NAME", help="predict the speed on this GPU, too: t4, a100_80gb, h100, rtx4090 …"
+        "--peak-tflops", type=_positive, metavar="T", help="dense bf16 peak of a GPU without a name here"
     )
-    added.add_argument(
-        "--peak-tflops", type=float, metavar="T", help="dense bf16 peak of a GPU that isn't in the table"
-    )
-    added.add_argument("--bandwidth", type=float, metavar="GB/S", help="of such a GPU's memory")
-    added.add_argument("--price", type=float, metavar="P", help="of a GPU and hour: the cost of 10⁹ tokens")
+    added.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="of such a GPU's memory")
+    added.add_argument("--price", type=_positive, metavar="P", help="of a GPU and hour: the cost of 10⁹ tokens")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", "Execute the notebooks, write figures/ and the PDF.")
-    added.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
     added.add_argument("--output", type=Path, help="default: report.pdf of the project")
-    added.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
+    either = added.add_mutually_exclusive_group()
+    either.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
+    either.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")
     return whole
 
 
-def _seconds(text: str) -> float:
+def _positive(text: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
 
 
 def _count(text: str) -> int:

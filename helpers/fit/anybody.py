@@ -1,8 +1,8 @@
 """Memory of a training step of anybody's model, counted on fake tensors: transformers' classes or a function's module.
 
-    fit_model("path/config.json", 24.0, batch=8, sequence=512)
-    fit_model("BertForMaskedLM", 24.0)                     # its default configuration
-    fit_model("package.module:function", 24.0, batch=8)    # function(batch) returns a module and its example batch
+    count_model("path/config.json", batch=8, sequence=512)
+    count_model("BertForMaskedLM", 8, 512)             # its default configuration
+    count_model("package.module:function", 8, 512)     # function(batch) returns a module and its example batch
 
 The batch is a mapping or sequence of the module's arguments. The loss is the output's `loss`, else the mean of its
 first floating-point tensor. Nothing is computed or allocated; a model of 7B parameters takes some 10 s.
@@ -10,10 +10,11 @@ first floating-point tensor. Nothing is computed or allocated; a model of 7B par
 
 import contextlib
 import importlib
+import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,81 +24,32 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from helpers.lab.arguments import check_choice
-from helpers.lab.memory import GIB
-
-from .estimate import read_config
 from .ledger import Ledger, Peak
-from .plan import answer, checked_memory_gib
-
-PRECISIONS = ("fp32", "amp-bf16", "bf16")
-CHECKPOINTING = ("none", "full")
-COUNTED = ("model", "batch", "sequence", "precision", "checkpointing")  # of a `Plan`
 
 Built = tuple[nn.Module, Any]  # a module and the batch that it is called with
 
 
-def fit_model(
-    model: str,
-    memory_gib: float | None = None,
-    batch: int = 8,
-    sequence: int = 512,
-    precision: str = "amp-bf16",
-    checkpointing: str = "none",
-) -> dict[str, Any]:
-    """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch, switches."""
-    check_choice(PRECISIONS, precision=precision)
-    check_choice(CHECKPOINTING, checkpointing=checkpointing)
-    memory_gib = checked_memory_gib(memory_gib)
-    chosen = {"batch": batch, "sequence": sequence, "precision": precision, "checkpointing": checkpointing}
-    needed = count_model(model, **chosen)
-    switches = []
-    for change in ({"checkpointing": "full"}, {"precision": "bf16"}):
-        if not change.items() <= chosen.items():
-            with contextlib.suppress(NoCheckpointing):
-                switches.append((change, count_model(model, **chosen | change).bytes))
-    more = count_model(model, **chosen | {"batch": 2 * batch}).bytes - needed.bytes  # for as many samples again
-    largest = max(0, batch + int((memory_gib * GIB - needed.bytes) * batch / max(more, 1)))
-    chosen |= {"model": model, "strategy": "single", "ranks": 1, "head": "full"}
-    return chosen | answer(needed, memory_gib, largest, switches)
+def count_model(name: str, batch: int, sequence: int, precision: str = "amp-bf16", checkpointing: str = "none") -> Peak:
+    """The peak of a training step, after the first, with fused AdamW, by part.
 
-
-class NoCheckpointing(ValueError):
-    """The model can't checkpoint its blocks."""
-
-
-class UnknownModel(ValueError):
-    """A configuration of which no model can be made here."""
-
-
-def count_model(
-    name: str, batch: int = 8, sequence: int = 512, precision: str = "amp-bf16", checkpointing: str = "none"
-) -> Peak:
-    """The peak of a training step, after the first, with fused AdamW, by part."""
+    What a model raises is a `ValueError` of one line: the tokens may be more than its positions, say.
+    """
     make, ledger = builder(name), Ledger()
-    with _told(name, batch, sequence), FakeTensorMode(allow_non_fake_inputs=True), _without_values(), ledger:
-        model, inputs = make(batch, sequence)
-        optimizer, step = trainer(model, inputs, precision, checkpointing)
-        ledger.begin_step(model, optimizer, tree_leaves(inputs))
-        step()
-    return ledger.peak
-
-
-@contextlib.contextmanager
-def _told(name: str, batch: int, sequence: int) -> Iterator[None]:
-    """What a model raises, in a line: the tokens are more than its positions, or a function takes other arguments."""
+    logging.disable()  # of fake tensors and transformers
     try:
-        with warnings.catch_warnings(), contextlib.ExitStack() as silenced:
-            for source in ("torch._subclasses.fake_tensor", "transformers"):
-                silenced.enter_context(mock.patch.object(logging.getLogger(source), "disabled", True))
-            warnings.simplefilter("ignore")
-            yield
-    except NoCheckpointing:
-        raise
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with warnings.catch_warnings(action="ignore"), fake, _without_values(), ledger:
+            model, inputs = make(batch, sequence)
+            optimizer, step = trainer(model, inputs, precision, checkpointing)
+            ledger.begin_step(model, optimizer, tree_leaves(inputs))
+            step()
     except Exception as error:
         chosen = f"batch {batch}" if ":" in name else f"batch {batch}, sequence {sequence}"
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{name} can't do a step at {chosen}: {type(error).__name__}: {reason}") from error
+    finally:
+        logging.disable(logging.NOTSET)
+    return ledger.peak
 
 
 def _without_values() -> contextlib.AbstractContextManager:
@@ -115,7 +67,7 @@ def trainer(
     model.train()
     if checkpointing == "full":
         if not getattr(model, "supports_gradient_checkpointing", False):
-            raise NoCheckpointing(f"{type(model).__name__} has no gradient checkpointing")
+            raise ValueError(f"{type(model).__name__} has no gradient checkpointing")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if precision == "bf16":
         model, inputs = _in_bf16(model), tree_map(_half, inputs)
@@ -166,20 +118,28 @@ def builder(name: str) -> Callable[[int, int], Built]:
     if name.endswith(".json"):
         config = read_config(Path(name))
         if "architectures" not in config and "model_type" not in config:
-            raise UnknownModel(f"{name} names no model: it has neither architectures nor model_type")
+            raise ValueError(f"{name} names no model: it has neither architectures nor model_type")
         cls = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
     try:
         import transformers
     except ImportError as error:
-        raise UnknownModel(f"{name} needs transformers: pip install transformers") from error
+        raise ValueError(f"{name} needs transformers: pip install transformers") from error
     kind = getattr(transformers, cls, None)
     if kind is None:
         raise ValueError(f"{cls!r} is no class of transformers {transformers.__version__}")
     if cls.startswith("Auto"):
-        settings = transformers.AutoConfig.for_model(**config)
-        return lambda batch, sequence: (model := kind.from_config(settings), example(model, batch, sequence))
-    settings = kind.config_class(**config)
-    return lambda batch, sequence: (model := kind(settings), example(model, batch, sequence))
+        make, settings = kind.from_config, transformers.AutoConfig.for_model(**config)
+    else:
+        make, settings = kind, kind.config_class(**config)
+    return lambda batch, sequence: (model := make(settings), example(model, batch, sequence))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} can't be read as JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
 
 
 def example(model: nn.Module, batch: int, sequence: int) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """What `dlspeed fit --gpu` says of a plan's time: a plan or a transformers configuration as a run, and the text."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from helpers.models.llama import preset
 from helpers.rush.rates import parameters
 
+from .anybody import read_config
 from .cards import Card
 from .plan import Plan
 from .speed import shorter, speed
@@ -25,14 +25,11 @@ CONFIGURED = {
 
 
 def plan_run(plan: Plan) -> dict[str, Any]:
-    """A plan as a run of `speed`, without its GPU."""
-    size = preset(plan.model)
+    """A plan as a run of `speed`, without its GPU; somebody else's model is known by its config.json."""
+    plan.check()
     return {
+        **(config_shape(Path(plan.model)) if plan.theirs else preset_shape(plan.model)),
         "count": plan.ranks,
-        "params": parameters(plan.model),
-        **{name: size[name] for name in ("layers", "width", "heads", "kv_heads")},
-        "ffn": size["feedforward_size"],
-        "vocab": size["vocab_size"],
         "seq": plan.sequence,
         "global_batch_seqs": plan.batch,
         "micro_batch": plan.batch / plan.ranks,
@@ -42,31 +39,28 @@ def plan_run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} can't be read as JSON: {error}") from error
-    return config if isinstance(config, dict) else {}
+def preset_shape(model: str) -> dict[str, Any]:
+    size = preset(model)
+    shape = {name: size[name] for name in ("layers", "width", "heads", "kv_heads")}
+    return shape | {"params": parameters(model), "ffn": size["feedforward_size"], "vocab": size["vocab_size"]}
 
 
-def config_run(path: Path, plan: Plan) -> dict[str, Any]:
-    """A language model's transformers `config.json`, trained as a plan says, as a run of `speed`."""
-    plan.check()
+def config_shape(path: Path) -> dict[str, Any]:
+    """The shape of a language model in a transformers `config.json`; what isn't there is usual."""
+    if path.suffix != ".json":
+        raise ValueError(f"time is predicted of a language model's config.json, not of {path}")
     config = read_config(path)
     config = config.get("text_config", config)
     shape = {name: next((config[key] for key in keys if config.get(key)), None) for name, keys in CONFIGURED.items()}
     if missing := [" or ".join(CONFIGURED[name]) for name in ("layers", "width", "vocab") if not shape[name]]:
         raise ValueError(f"{path} has no {missing[0]}: not the configuration of a language model")
-    return plan_run(plan) | {"params": None} | shape  # what is None is what is usual
+    return shape
 
 
 def estimate(run: Mapping[str, Any], gpu: Card | None = None, price: float | None = None) -> dict[str, Any]:
     """`speed` with what would make the run faster and, at a `price` a GPU and hour, the cost of 10⁹ tokens."""
     result = speed(run, gpu) | {"shorter": shorter(run, gpu)}
     if price is not None:
-        if not 0 < price < float("inf"):
-            raise ValueError(f"price is {price}; it must be above 0")
         result["cost_of_1e9_tokens"] = price / 3600 * 1e9 / result["tokens_per_s_gpu"]
     return result
 

@@ -10,6 +10,7 @@ uncompiled steps of the ladder. Kernels' workspaces, fragmentation and the drive
 counted. A compiler saves fewer activations: compiled setups need less.
 """
 
+import contextlib
 import functools
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,22 +18,25 @@ from typing import Any
 import torch
 
 from helpers.distributed import Job
-from helpers.lab import cpu, records
+from helpers.lab import cpu
 from helpers.lab.arguments import check_choice, check_positive
-from helpers.lab.machine import device, device_name, slug
+from helpers.lab.machine import device
 from helpers.lab.memory import GIB
 from helpers.rush import Setup
-from helpers.rush.optimizers import LEAST_BYTES
-from helpers.rush.rates import flops_per_token, parameters
 
+from .anybody import count_model
 from .ledger import Peak
 from .rank import count, rank_peak
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3")
-# By one device or by many; only what can be counted
-PRECISIONS = {True: ("fp32", "amp-bf16", "bf16"), False: ("fp32", "amp-bf16")}
-CHECKPOINTING = ("none", "selective", "full")
-HEADS = {True: ("full", "chunked"), False: ("full",)}
+# What can be counted on one device, on many, and of other people's models
+ONE = {
+    "precision": ("fp32", "amp-bf16", "bf16"),
+    "checkpointing": ("none", "selective", "full"),
+    "head": ("full", "chunked"),
+}
+MANY = ONE | {"precision": ("fp32", "amp-bf16"), "head": ("full",)}
+THEIRS = {"strategy": ("single",), "checkpointing": ("none", "full"), "head": ("full",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +53,25 @@ class Plan:
     head: str = "full"
 
     def check(self) -> None:
-        """A `ValueError`, one line, for the first thing that is unknown or can't be counted."""
-        one = self.strategy == "single"
+        """A `ValueError`, one line, for the first thing that is unknown or can't be trained."""
         check_choice(STRATEGIES, strategy=self.strategy)
-        check_choice(PRECISIONS[one], precision=self.precision)
-        check_choice(CHECKPOINTING, checkpointing=self.checkpointing)
-        check_choice(HEADS[one], head=self.head)
+        alone = self.strategy == "single"
+        self.check_choices(ONE if alone else MANY)
         check_positive(ranks=self.ranks)
-        if one and self.ranks == 1:
-            _ = self.setup  # checks itself
+        plan = replace(self, model="llama-3.1-8b") if self.theirs else self
+        if alone and self.ranks == 1:
+            _ = plan.setup  # checks itself
         else:
-            self.job.check(self.ranks)
+            plan.job.check(self.ranks)
+
+    def check_choices(self, valid: dict[str, tuple[str, ...]]) -> None:
+        for name, choices in valid.items():
+            check_choice(choices, **{name: getattr(self, name)})
+
+    @property
+    def theirs(self) -> bool:
+        """Whether the model is somebody else's: a configuration, a class of transformers, or a function's."""
+        return ":" in self.model or self.model.endswith(".json") or self.model[:1].isupper()
 
     @property
     def setup(self) -> Setup:
@@ -77,37 +89,43 @@ class Plan:
 
 @functools.lru_cache(maxsize=256)
 def peak(plan: Plan) -> Peak:
-    """The peak of a plan, counted on fake tensors; it takes about a second."""
+    """The peak of a plan, counted on fake tensors; it takes about a second, of other people's models up to ten."""
     plan.check()
+    if plan.theirs:
+        plan.check_choices(THEIRS)
+        return count_model(plan.model, plan.batch, plan.sequence, plan.precision, plan.checkpointing)
     return count(plan.setup) if plan.strategy == "single" else rank_peak(plan.job, plan.ranks)
 
 
 def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
-    """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does,
-    switches with their peaks, and the least time of a step."""
-    plan.check()
-    memory_gib = checked_memory_gib(memory_gib)
-    needed, largest = peak(plan), largest_batch(plan, memory_gib * GIB)
-    switches = [(change, peak(replace(plan, **change)).bytes) for change in changes(plan, largest)]
-    return asdict(plan) | answer(needed, memory_gib, largest, switches) | {"time": least_time(plan)}
-
-
-def answer(needed: Peak, memory_gib: float, largest: int, switches: list[tuple[dict, int]]) -> dict[str, Any]:
-    """What `fit` says of a peak, the largest batch, and switches with the bytes that they need."""
-    limit = memory_gib * GIB
-    return {
+    """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does, and
+    switches with their peaks."""
+    memory_gib = this_memory_gib() if memory_gib is None else memory_gib
+    if not 0 < memory_gib <= 2**20:
+        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
+    needed, limit = peak(plan), memory_gib * GIB
+    largest, switches = largest_batch(plan, limit), []
+    for change in changes(plan, largest):
+        with contextlib.suppress(ValueError):  # not all of other people's models can checkpoint
+            size = peak(replace(plan, **change)).bytes
+            switches.append({"change": change, "peak_gib": size / GIB, "fits": size <= limit})
+    return asdict(plan) | {
         "memory_gib": memory_gib,
         "parts_gib": {part: size / GIB for part, size in needed.parts.items()},
         "moment": needed.moment,
         "peak_gib": needed.bytes / GIB,
         "fits": needed.bytes <= limit,
         "largest_batch": largest,
-        "switches": [{"change": change, "peak_gib": size / GIB, "fits": size <= limit} for change, size in switches],
+        "switches": switches,
     }
 
 
 def largest_batch(plan: Plan, limit: float) -> int:
     """The largest batch whose peak is at most `limit` bytes; a multiple of the ranks; 0 if not even the least fits."""
+
+    if plan.theirs:  # counting takes long: as many sequences again need as many bytes again
+        now, twice = peak(plan).bytes, peak(replace(plan, batch=2 * plan.batch)).bytes
+        return max(0, plan.batch + int((limit - now) * plan.batch / max(twice - now, 1)))
 
     def size(sequences: int) -> int:  # of each rank
         return peak(replace(plan, batch=sequences * plan.ranks)).bytes
@@ -128,9 +146,10 @@ def largest_batch(plan: Plan, limit: float) -> int:
 
 def changes(plan: Plan, largest: int) -> list[dict[str, Any]]:
     """The switches that a plan doesn't have yet, and pairs of them."""
-    one = plan.strategy == "single"
     checkpointing, chunked = {"checkpointing": "full"}, {"head": "chunked"}
-    if one:
+    if plan.theirs:
+        given = [checkpointing, {"precision": "bf16"}]
+    elif plan.strategy == "single":
         ranks = next((n for n in (8, 4, 2) if plan.batch % n == 0), 2)
         given = [{"checkpointing": "selective"}, checkpointing, chunked, checkpointing | chunked]
         given += [{"precision": "bf16"}, {"precision": "bf16"} | checkpointing | chunked]
@@ -144,37 +163,6 @@ def changes(plan: Plan, largest: int) -> list[dict[str, Any]]:
     given += [{"batch": largest}] if 0 < largest < plan.batch else []
     new = [{name: value for name, value in change.items() if value != getattr(plan, name)} for change in given]
     return [change for number, change in enumerate(new) if change and change not in new[:number]]
-
-
-def least_time(plan: Plan) -> dict[str, Any] | None:
-    """Least seconds of a step by recorded ceilings, of this machine, else of one that has them; None without records.
-
-    The model's products (with full checkpointing a third more) at the rate of a large product, and AdamW's bytes at
-    that of a large copy. Communication between ranks isn't in it.
-    """
-    dtype = "float32" if plan.precision == "fp32" else "bfloat16"
-    for machine in [slug(device_name()), *records.devices(), *records.devices(cpu=True)]:
-        rows = records.read(machine, "swiglu", "ceilings")
-        rates = rows[rows["dtype"] == dtype]["tflops"].dropna() if len(rows) else rows
-        if not len(rates):
-            continue
-        tokens = plan.batch * plan.sequence / plan.ranks
-        recomputed = 4 / 3 if plan.checkpointing == "full" else 1
-        operations = tokens * flops_per_token(plan.model, plan.sequence) * recomputed
-        local = parameters(plan.model) / (plan.ranks if plan.strategy in ("zero2", "zero3") else 1)
-        moved = LEAST_BYTES * local / (2 if plan.precision == "bf16" else 1)
-        tflops, gb_s = float(rates.max()), float(rows["gb_per_s"].max())
-        seconds = operations / tflops / 1e12 + moved / gb_s / 1e9
-        return {"seconds": seconds, "machine": machine, "dtype": dtype, "tflops": tflops, "gb_per_s": gb_s}
-    return None
-
-
-def checked_memory_gib(given: float | None) -> float:
-    """The memory that is given, or else this machine's."""
-    memory_gib = this_memory_gib() if given is None else given
-    if not 0 < memory_gib <= 2**20:
-        raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
-    return memory_gib
 
 
 def this_memory_gib() -> float:
@@ -203,10 +191,4 @@ def text(row: dict[str, Any]) -> str:
     for switch in row["switches"]:
         change = ", ".join(f"{name} {value}" for name, value in switch["change"].items())
         lines.append(f"  {change:<62}{switch['peak_gib']:9.2f}  {'fits' if switch['fits'] else 'does not fit'}")
-    if time := row.get("time"):
-        rate = f"{time['tflops']:.3g} TFLOP/s in {time['dtype']} and {time['gb_per_s']:.3g} GB/s"
-        lines += [f"a step takes at least {time['seconds']:.3g} s a rank at {rate},", f"measured on {time['machine']}"]
-        lines[-1] += "; communication excluded" if ranks > 1 else ""
-    elif "time" in row:
-        lines.append("time of a step: no ceilings are recorded (dlspeed measure swiglu/ceilings)")
     return "\n".join(lines)

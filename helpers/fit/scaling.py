@@ -1,7 +1,7 @@
 """PREDICTION: the time of a step on many GPUs, from one GPU's compute time and the bytes that the ranks exchange.
 
     predict(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=64, sequence=2048), ranks=64,
-            cluster=CLUSTERS[2], compute_ms=900.0)
+            inside=CLUSTERS[2], compute_ms=900.0)
 
 Only `compute_ms` is measured, by `rank.rank_memory` on one GPU. Bandwidths and latencies are data with their sources,
 so that they can be checked and replaced. `assumptions()` lists all assumptions.
@@ -13,7 +13,7 @@ from typing import Any
 
 from helpers.distributed import Job
 
-from .traffic import AFTER, BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
+from .traffic import BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
 
 NCCL_LATENCY = "NCCL src/graph/tuning.cc, hwLat of Ring and Tree, Simple: what NCCL itself assumes"
 
@@ -41,25 +41,13 @@ LINKS = (
     Link("InfiniBand NDR", 50.0, 47.0, 14.0, 14.0, "400 Gbit/s",
          "github.com/NVIDIA/nccl-tests/issues/290, NVIDIA's comment: 46 to 48 for each adapter"),
 )  # fmt: skip
-PCIE4, PCIE5, NVLINK4, NDR = LINKS
+CLUSTERS, BETWEEN = LINKS[:3], LINKS[3]  # within a machine, and between machines
+GPUS = 8  # of a machine, each with an adapter of its own
 
 START_US = 8.4  # base latency of a ring, without its hops
 START_SOURCE = "NCCL src/graph/tuning.cc, baseLat of Ring/Simple"
 TREE_SHARE = 0.9  # of a ring's bandwidth
 TREE_SOURCE = "NCCL src/graph/tuning.cc: busBw*.9 of Tree"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Machines of `gpus` GPUs. `between` is a GPU's share of the network: by default one adapter for each GPU."""
-
-    name: str
-    inside: Link
-    between: Link = NDR
-    gpus: int = 8
-
-
-CLUSTERS = tuple(Cluster(name=link.name, inside=link) for link in (PCIE4, PCIE5, NVLINK4))
 
 # Simplifications of `predict`, in addition to the figures above: (what, value, source).
 ASSUMPTIONS = (
@@ -81,27 +69,30 @@ ASSUMPTIONS = (
 FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the computation, by checkpointing
 
 
-def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overlapped: bool = True) -> dict[str, Any]:
+def predict(job: Job, ranks: int, inside: Link, compute_ms: float) -> dict[str, Any]:
     """A row: communication time, its exposed part (not overlapped), the step time, and compute efficiency.
 
-    `compute_ms` is the time of a step of one of `ranks` ranks without communication.
+    `inside` is the link within a machine. `compute_ms` is the time of a step of one of `ranks` ranks without
+    communication.
     """
-    check(ranks, cluster, compute_ms)
-    times = {transfer: transfer_ms(transfer, ranks, cluster) for transfer in transfers(job, ranks)}
-    total = sum(times.values())
-    exposed = exposed_ms(times, compute_ms, FORWARD_SHARE[job.checkpointing]) if overlapped else total
+    if ranks > GPUS and ranks % GPUS:
+        raise ValueError(f"ranks is {ranks}; beyond one machine it must be a multiple of its GPUs, {GPUS}")
+    if not compute_ms > 0:
+        raise ValueError(f"compute_ms is {compute_ms}; it must be above 0")
+    times = {transfer: transfer_ms(transfer, ranks, inside) for transfer in transfers(job, ranks)}
+    exposed = exposed_ms(times, compute_ms, FORWARD_SHARE[job.checkpointing])
     step = compute_ms + exposed
     return {
         "predicted": True,
         "strategy": job.strategy,
         "model": job.model,
-        "cluster": cluster.name,
+        "cluster": inside.name,
         "ranks": ranks,
-        "nodes": nodes(ranks, cluster),
-        "overlapped": overlapped,
+        "nodes": nodes(ranks),
+        "overlapped": True,
         "sent_gib": sum(transfer.sent(ranks) for transfer in times) / 2**30,
         "compute_ms": compute_ms,
-        "communication_ms": total,
+        "communication_ms": sum(times.values()),
         "exposed_ms": exposed,
         "step_ms": step,
         "tokens_per_s": job.batch * job.sequence / step * 1e3,
@@ -109,64 +100,49 @@ def predict(job: Job, ranks: int, cluster: Cluster, compute_ms: float, *, overla
     }
 
 
-def transfer_ms(transfer: Transfer, ranks: int, cluster: Cluster) -> float:
+def transfer_ms(transfer: Transfer, ranks: int, inside: Link) -> float:
     """Time of a transfer's collectives, one after another, without overlap or contention.
 
     Within a machine each rank sends (n−1)/n of the bytes over its own link. Between machines there are as many rings
     (or trees) as GPUs in a machine, each with a part of the bytes; the slower kind of link is the bottleneck.
     """
-    inside, between = cluster.inside, cluster.between
-    gpus, machines = min(ranks, cluster.gpus), nodes(ranks, cluster)  # GPUs in use in each machine
+    gpus, machines = min(ranks, GPUS), nodes(ranks)  # GPUs in use in each machine
     rounds = ROUNDS[transfer.kind]
     leaving = rounds * transfer.bytes / gpus * (machines - 1) / machines
-    ms = max(transfer.sent(ranks) / inside.gb_s if gpus > 1 else 0.0, leaving / between.gb_s) / 1e6
-    hops_us = (ranks - machines) * inside.hop_us + (machines - 1) * between.hop_us
+    ms = max(transfer.sent(ranks) / inside.gb_s if gpus > 1 else 0.0, leaving / BETWEEN.gb_s) / 1e6
+    hops_us = (ranks - machines) * inside.hop_us + (machines - 1) * BETWEEN.hop_us
     ring = ms + transfer.count * (START_US + rounds * hops_us) / 1e3
     if transfer.kind != REDUCE:
         return ring
-    hops_us = (gpus - 1) * inside.tree_hop_us + math.ceil(math.log2(machines)) * between.tree_hop_us
+    hops_us = (gpus - 1) * inside.tree_hop_us + math.ceil(math.log2(machines)) * BETWEEN.tree_hop_us
     return min(ring, ms / TREE_SHARE + transfer.count * rounds * hops_us / 1e3)
 
 
 def exposed_ms(times: dict[Transfer, float], compute_ms: float, forward_share: float) -> float:
     """Communication that isn't overlapped: collectives that nothing can hide, and what exceeds its pass's compute."""
-    exposed = sum(time for transfer, time in times.items() if transfer.phase == AFTER)
+    alone = {transfer: time * transfer.alone / transfer.count for transfer, time in times.items()}
+    exposed = sum(alone.values())
     for phase, window in ((FORWARD, forward_share * compute_ms), (BACKWARD, (1 - forward_share) * compute_ms)):
-        hidden = 0.0
-        for transfer, time in times.items():
-            if transfer.phase == phase:
-                alone = {"none": time, "all": 0.0}.get(transfer.hides, time / transfer.count)
-                exposed += alone
-                hidden += time - alone
+        hidden = sum(time - alone[transfer] for transfer, time in times.items() if transfer.phase == phase)
         exposed += max(hidden - window, 0.0)
     return exposed
 
 
-def nodes(ranks: int, cluster: Cluster) -> int:
-    return -(-ranks // cluster.gpus)
-
-
-def check(ranks: int, cluster: Cluster, compute_ms: float) -> None:
-    if ranks > cluster.gpus and ranks % cluster.gpus:
-        raise ValueError(f"ranks is {ranks}; beyond one machine it must be a multiple of its GPUs, {cluster.gpus}")
-    if not compute_ms > 0:
-        raise ValueError(f"compute_ms is {compute_ms}; it must be above 0")
+def nodes(ranks: int) -> int:
+    return -(-ranks // GPUS)
 
 
 def assumptions() -> list[dict[str, Any]]:
     """Rows (what, value, unit, source): every figure and simplification of the predictions."""
-    rows = []
+    rows: list[tuple[str, float | str, str, str]] = []
     for link in LINKS:
         rows += [
-            _row(f"{link.name}, line rate", link.line_gb_s, "GB/s a GPU and direction", link.line_source),
-            _row(f"{link.name}, reached", link.gb_s, "GB/s a GPU and direction", link.source),
-            _row(f"{link.name}, hop in a ring", link.hop_us, "µs", NCCL_LATENCY),
-            _row(f"{link.name}, hop in a tree", link.tree_hop_us, "µs", NCCL_LATENCY),
+            (f"{link.name}, line rate", link.line_gb_s, "GB/s a GPU and direction", link.line_source),
+            (f"{link.name}, reached", link.gb_s, "GB/s a GPU and direction", link.source),
+            (f"{link.name}, hop in a ring", link.hop_us, "µs", NCCL_LATENCY),
+            (f"{link.name}, hop in a tree", link.tree_hop_us, "µs", NCCL_LATENCY),
         ]
-    rows.append(_row("start of a ring", START_US, "µs", START_SOURCE))
-    rows.append(_row("a tree's rate", TREE_SHARE, "of a ring's", TREE_SOURCE))
-    return rows + [_row(what, value, "", source) for what, value, source in ASSUMPTIONS]
-
-
-def _row(what: str, value: float | str, unit: str, source: str) -> dict[str, Any]:
-    return {"what": what, "value": value, "unit": unit, "source": source}
+    rows.append(("start of a ring", START_US, "µs", START_SOURCE))
+    rows.append(("a tree's rate", TREE_SHARE, "of a ring's", TREE_SOURCE))
+    rows += [(what, value, "", source) for what, value, source in ASSUMPTIONS]
+    return [dict(zip(("what", "value", "unit", "source"), row, strict=True)) for row in rows]

@@ -35,13 +35,18 @@ OPTIMIZER_BYTES = 26  # per parameter: gradient in 16 bits, weight and two momen
 LAUNCHES_US = 300.0  # per layer and micro-batch: 60 kernels of 5 µs; assumed, as no published run is bound by them
 # Gathers and reductions of the weights: of a micro-batch if they are sharded, else of a step
 ROUNDS = {"sharded": 3, "gradients": 2, "replicated": 2}
+# By a word in a strategy's name, the first that fits
+KINDS = {
+    "sharded": ("zero3", "fsdp", "fullshard", "pax", "hsdp"),
+    "gradients": ("zero2", "shardgradop"),
+    "replicated": ("ddp", "zero1", "zero", "tp", "pp", "none", "single", "offload", "dp", "megatron", "3d"),
+}
 PRECISIONS = {"bf16": 2, "fp16": 2, "fp8": 2, "tf32": 4, "fp32": 4}  # bytes of an activation
 NUMBERS = (
     "count", "params", "linear_params", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "seq",
     "global_batch_seqs", "micro_batch", "tp", "pp",
 )  # fmt: skip
 NAMES = ("gpu", *NUMBERS, "precision", "strategy", "act_ckpt")
-IGNORED = ("source", "model", "metric", "value", "tok_s_gpu", "link", "note")
 TOKENS = 16384  # of a micro-batch that isn't given
 UNSEEN = 1.5  # how many times wider a band is, on a logarithmic scale, outside what was fitted
 
@@ -49,8 +54,7 @@ UNSEEN = 1.5  # how many times wider a band is, on a logarithmic scale, outside 
 def speed(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
     """Tokens a second and GPU of a run named as in published_runs.csv, and the band; `gpu` for a card of your own."""
     chosen = complete(run, gpu)
-    theta, _ = fitted()
-    parts = seconds([chosen], theta)[0]  # of a token
+    parts = seconds([chosen], fitted())[0]  # of a token
     per_gpu = 1 / sum(parts.values())
     notes = outside(chosen, parts)
     low, high = (per_gpu * math.exp(q * UNSEEN ** min(len(notes), 2)) for q in band())
@@ -74,7 +78,7 @@ def speed(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
 def complete(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
     """A run with all names, checked; a `ValueError`, one line, for the first that is wrong or missing."""
     for name in run:
-        if name not in NAMES and name not in IGNORED and (near := difflib.get_close_matches(name, NAMES, 1, 0.7)):
+        if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.7)):
             raise ValueError(f"{name!r} is no name of a run; did you mean {near[0]!r}?")
     given = {name: value for name in NAMES if not _missing(value := run.get(name))}
     if gpu is None and "gpu" not in given:
@@ -117,15 +121,10 @@ def complete(run: Mapping[str, Any], gpu: Card | None = None) -> dict[str, Any]:
 def kind(strategy: str) -> str:
     """What of the weights, gradients and moments is sharded: "sharded" is all, "gradients" the last two."""
     name = str(strategy).lower().replace("-", "").replace("_", "").replace(" ", "")
-    known = {"zero3": "sharded", "fsdp": "sharded", "fullshard": "sharded", "pax": "sharded", "hsdp": "sharded",
-             "zero2": "gradients", "shardgradop": "gradients"}  # fmt: skip
-    plain = ("ddp", "zero1", "zero", "tp", "pp", "none", "single", "offload", "dp", "megatron", "3d")
-    for known_name, kind in known.items():
-        if known_name in name:
+    for kind, words in KINDS.items():
+        if any(word in name for word in words):
             return kind
-    if not any(word in name for word in plain):
-        raise ValueError(f"strategy is {strategy!r}; valid: none, DDP, FULL_SHARD, SHARD_GRAD_OP, zero1, zero2, zero3")
-    return "replicated"
+    raise ValueError(f"strategy is {strategy!r}; valid: none, DDP, FULL_SHARD, SHARD_GRAD_OP, zero1, zero2, zero3")
 
 
 def _missing(value: Any) -> bool:
@@ -257,10 +256,9 @@ def _fit(x: np.ndarray, fixed: np.ndarray, measured: np.ndarray, weights: np.nda
 
 
 @functools.cache
-def fitted() -> tuple[np.ndarray, dict[str, float]]:
-    """The constants, fitted on all published runs, as an array and by name."""
-    theta = _fit(*_arrays())
-    return theta, dict(zip(("products", "scores", "bytes"), map(float, theta), strict=True))
+def fitted() -> np.ndarray:
+    """The constants, fitted on all published runs: of products, scores and bytes."""
+    return _fit(*_arrays())
 
 
 @functools.cache
@@ -280,10 +278,8 @@ def band() -> tuple[float, float]:
     """Logarithms of published over predicted speed, of runs whose source was left out: 10th and 90th percentile."""
     _, _, measured, weights = _arrays()
     errors = -np.log(measured * left_out())
-    order = np.argsort(errors)
-    share = np.cumsum(weights[order]) / weights.sum()
-    low, high = (float(errors[order][np.searchsorted(share, quantile)]) for quantile in (0.1, 0.9))
-    return low, high
+    low, high = np.quantile(errors, (0.1, 0.9), weights=weights, method="inverted_cdf")
+    return float(low), float(high)
 
 
 def outside(run: Mapping[str, Any], parts: Mapping[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The bytes that ranks exchange in a training step, by formula, and the shapes of a Llama's weights.
+"""The bytes that data-parallel ranks exchange in a training step, by formula.
 
     transfers(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16"), ranks=8)
 
@@ -13,46 +13,28 @@ from dataclasses import dataclass
 import torch
 
 from helpers.distributed import Job
+from helpers.lab.arguments import check_choice
 from helpers.models import Llama
 
 GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
 ROUNDS = {GATHER: 1, SCATTER: 1, REDUCE: 2}  # how often (n−1)/n of the bytes leave a rank
 FP32 = 4  # bytes of a number
+BYTES = {"fp32": FP32, "amp-bf16": 2}  # of a gathered parameter
 
 Weights = list[tuple[int, int]]  # rows and columns of each; a norm's weight has one column
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Rows and columns of a model's weights: of the embedding (and the head), of a block, and of all."""
-
-    table: tuple[int, int]
-    block: Weights
-    layers: int
-    tied: bool
-    weights: Weights
-
-    @classmethod
-    @functools.cache
-    def of(cls, name: str, layers: int | None = None) -> "Shapes":
-        """The shapes of a preset, which is built without memory."""
-        with torch.device("meta"):
-            model = Llama.from_name(name, **({"layers": layers} if layers else {}))
-        block, weights = (
-            [(len(weight), weight[0].numel()) for weight in module.parameters()] for module in (model.layers[0], model)
-        )
-        tied = model.head.weight is model.embedding.weight
-        return cls(tuple(model.embedding.weight.shape), block, len(model.layers), tied, weights)
-
-    @property
-    def width(self) -> int:
-        return self.table[1]
-
-    @property
-    def last(self) -> Weights:
-        """The final norm with the head, which are gathered together; a tied head is the embedding, too."""
-        return [self.table, (self.width, 1)]
+@functools.cache
+def units(name: str, layers: int | None = None) -> list[Weights]:
+    """The weights of a preset that are gathered together: of an untied embedding, of each block, of norm and head."""
+    with torch.device("meta"):
+        model = Llama.from_name(name, **({"layers": layers} if layers else {}))
+    table, head = model.embedding.weight, model.head.weight
+    parts = [[table]] if head is not table else []
+    parts += [list(layer.parameters()) for layer in model.layers]
+    parts.append([head, model.norm.weight])
+    return [[(len(weight), weight[0].numel()) for weight in part] for part in parts]
 
 
 def elements(weights: Weights) -> int:
@@ -66,15 +48,17 @@ def share(weights: Weights, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Transfer:
-    """`count` collectives of one kind and purpose; `bytes` is the sum of their unsharded sizes."""
+    """`count` collectives of one kind and purpose; `bytes` is the sum of their unsharded sizes.
+
+    No computation can overlap with `alone` of them.
+    """
 
     what: str
     kind: str
     bytes: int
     count: int
     phase: str
-    # What may overlap with computation: "all", "none", or all but the first or last collective.
-    hides: str = "none"
+    alone: int
 
     def sent(self, ranks: int) -> float:
         """Bytes that each rank sends and receives."""
@@ -84,67 +68,27 @@ class Transfer:
 def transfers(job: Job, ranks: int) -> list[Transfer]:
     """All transfers of a step over `ranks` ranks, in the order of the step, collectives of one purpose together."""
     job.check(ranks)
+    check_choice(("single", "ddp", "zero2", "zero3"), strategy=job.strategy)
     if ranks == 1:
         return []
-    shapes = Shapes.of(job.model, job.layers)
-    derived = {"ddp": _ddp, "zero2": _zero, "zero3": _zero, "tp": _tp}[job.strategy](job, shapes, ranks)
-    return [transfer for transfer in derived if transfer.bytes]
+    every = units(job.model, job.layers)
+    if job.strategy == "ddp":
+        size = FP32 * sum(map(elements, every))
+        buckets = max(1, math.ceil(size / (job.bucket_mib * 2**20)))
+        return [Transfer("gradients", REDUCE, size, buckets, BACKWARD, alone=1)]
 
+    def unsharded(gathered: list[Weights], itemsize: int) -> int:
+        return itemsize * ranks * sum(share(unit, ranks) for unit in gathered)
 
-def _ddp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
-    size = FP32 * elements(shapes.weights)
-    buckets = max(1, math.ceil(size / (job.bucket_mib * 2**20)))
-    return [Transfer("gradients", REDUCE, size, buckets, BACKWARD, "all but the last")]
-
-
-def _zero(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
-    table = [] if shapes.tied else [[shapes.table]]
-    body = table + [shapes.block] * shapes.layers
-    itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
-
-    def unsharded(units: list, itemsize: int) -> int:
-        return itemsize * ranks * sum(share(unit, ranks) for unit in units)
-
-    passes = job.accumulate
-    again = passes if job.strategy == "zero3" else 0
-    every = [*body, shapes.last]
+    passes, itemsize = job.accumulate, BYTES[job.precision]
+    parameters, count = passes * unsharded(every, itemsize), passes * len(every)
+    derived = [Transfer("parameters", GATHER, parameters, count, FORWARD, alone=1)]
+    if job.strategy == "zero3":
+        body = every[:-1]  # norm and head stay between forward and backward
+        again, count = passes * unsharded(body, itemsize), passes * len(body)
+        derived.append(Transfer("parameters again", GATHER, again, count, BACKWARD, alone=0))
     return [
-        Transfer(
-            "parameters", GATHER, passes * unsharded(every, itemsize), passes * len(every), FORWARD, "all but the first"
-        ),
-        Transfer("parameters again", GATHER, again * unsharded(body, itemsize), again * len(body), BACKWARD, "all"),
-        Transfer("gradients", SCATTER, unsharded(every, FP32), len(every), BACKWARD, "all but the last"),
-        Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
-    ]
-
-
-def _tp(job: Job, shapes: Shapes, ranks: int) -> list[Transfer]:
-    """Two gathers and two scatters of the residual stream a block and pass; recomputation skips the last scatter."""
-    if job.checkpointing == "selective":
-        raise ValueError(
-            "checkpointing is 'selective'; with tensor parallelism bytes are derived for 'none' and 'full'"
-        )
-    itemsize = {"fp32": 4, "amp-bf16": 2}[job.precision]
-    tokens, layers = job.batch * job.sequence, shapes.layers
-    stream, wide = tokens * shapes.width * itemsize, tokens * shapes.width * FP32
-    norms = FP32 * shapes.width * (2 * layers + 1)
-    passes = job.accumulate  # micro-batches: their tokens add up to the batch's
-
-    def pair(what: str, gathers: int, scatters: int, phase: str) -> list[Transfer]:
-        return [
-            Transfer(what, GATHER, gathers * stream, gathers * passes, phase),
-            Transfer(what, SCATTER, scatters * stream, scatters * passes, phase),
-        ]
-
-    again = layers if job.checkpointing == "full" else 0
-    return [
-        Transfer("embedding", SCATTER, wide, passes, FORWARD),
-        *pair("stream", 2 * layers + 1, 2 * layers, FORWARD),
-        Transfer("loss", REDUCE, 3 * tokens * FP32, 3 * passes, FORWARD),
-        *pair("stream, recomputed", 2 * again, again, BACKWARD),
-        *pair("gradient of the stream", 2 * layers, 2 * layers + 1, BACKWARD),
-        Transfer("gradient of the embedding", GATHER, wide, passes, BACKWARD),
-        # Each rank has partial gradients of the norms' weights; clipping and the step each reduce them.
-        Transfer("gradients of the norms", REDUCE, 2 * norms, 2 * (2 * layers + 1), AFTER),
-        Transfer("gradient norms", REDUCE, FP32 * len(shapes.weights), 1, AFTER),
+        *derived,
+        Transfer("gradients", SCATTER, unsharded(every, FP32), len(every), BACKWARD, alone=1),
+        Transfer("gradient norms", REDUCE, FP32 * sum(map(len, every)), 1, AFTER, alone=1),
     ]

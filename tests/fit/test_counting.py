@@ -14,36 +14,26 @@ from helpers.distributed import Job
 from helpers.distributed.training import train_step
 from helpers.fit import CLUSTERS, Plan, count, predict, rank, rank_memory, rank_peak, transfers
 from helpers.fit.ledger import Ledger
-from helpers.fit.rank import count_rank
-from helpers.fit.rank import counted as counted_phases
+from helpers.fit.rank import count_rank, counted
 from helpers.fit.scaling import transfer_ms
-from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Shapes, Transfer, elements, share
+from helpers.fit.traffic import GATHER, REDUCE, SCATTER, Transfer, elements, share, units
 from helpers.models import Llama
 
-PCIE4, PCIE5, NVLINK4 = CLUSTERS
+NVLINK4 = CLUSTERS[2]
 EIGHT_B = Job(model="llama-3.1-8b", precision="amp-bf16", batch=512, sequence=2048)
-
-
 # Collectives by torch's names.
-KINDS = {
-    "_allgather_base_": GATHER,
-    "all_gather_into_tensor": GATHER,
-    "_reduce_scatter_base_": SCATTER,
-    "reduce_scatter_tensor": SCATTER,
-    "allreduce_": REDUCE,
-    "all_reduce": REDUCE,
-}
+KINDS = {"_allgather_base_": GATHER, "_reduce_scatter_base_": SCATTER, "allreduce_": REDUCE, "all_reduce": REDUCE}
 
 
 def job(strategy, **changes):
     return Job(**{"strategy": strategy, "batch": 16, "sequence": 64} | changes)
 
 
-@pytest.mark.parametrize("name", ["tiny", "llama-3.2-1b", "llama-3.1-8b"])
-def test_shapes_are_those_of_the_model(name):
+@pytest.mark.parametrize("name", ["tiny", "llama-3.1-8b"])
+def test_units_hold_each_weight_of_the_model_once(name):
     with torch.device("meta"):
         weights = [tuple(p.shape) for p in Llama.from_name(name).parameters()]
-    derived = [(rows,) if columns == 1 else (rows, columns) for rows, columns in Shapes.of(name).weights]
+    derived = [(rows,) if columns == 1 else (rows, columns) for unit in units(name) for rows, columns in unit]
     assert sorted(derived) == sorted(weights)
 
 
@@ -73,7 +63,7 @@ def test_the_ledger_counts_blocks_that_live_once_each():
 def test_a_deep_models_peak_follows_from_two_and_three_layers(change):
     setup = Plan(**{"model": "tiny", "batch": 2, "sequence": 64} | change).setup
     setup = dataclasses.replace(setup, layers=5)
-    assert count(setup).bytes == max(peak.bytes for peak in counted_phases(setup))
+    assert count(setup).bytes == max(peak.bytes for peak in counted(setup))
 
 
 @pytest.mark.parametrize(("strategy", "checkpointing"), [("ddp", "none"), ("zero2", "none"), ("zero3", "full")])
@@ -86,14 +76,7 @@ def test_so_does_a_ranks_and_its_parts_are_those_of_the_strategy(strategy, check
     assert peak.parts["weight copies"] > 0
 
 
-def test_more_ranks_and_more_sharding_need_less():
-    cases = (("zero3", 2), ("zero3", 8), ("zero2", 8), ("ddp", 8))
-    peaks = {(strategy, ranks): rank_peak(job(strategy, batch=ranks), ranks).bytes for strategy, ranks in cases}
-    assert peaks["zero3", 2] > peaks["zero3", 8]
-    assert peaks["ddp", 8] > peaks["zero2", 8] > peaks["zero3", 8]
-
-
-def counted(job, ranks):
+def exchanged(job, ranks):
     """For each kind of collective its bytes and how many, in a step of a rank that runs without memory."""
     meter = Meter()
     with rank.weightless(job, ranks, meter) as step:
@@ -122,15 +105,6 @@ class Meter(TorchDispatchMode):
         return result
 
 
-def totals(actual):
-    """Of each kind, bytes and number: what `counted` returns."""
-    kinds = dict.fromkeys(transfer.kind for transfer in actual)
-    return {
-        kind: tuple(sum(column) for column in zip(*[(t.bytes, t.count) for t in actual if t.kind == kind], strict=True))
-        for kind in kinds
-    }
-
-
 @pytest.mark.parametrize(
     ("strategy", "ranks", "changes"),
     [
@@ -138,12 +112,14 @@ def totals(actual):
         ("zero2", 4, {"precision": "amp-bf16", "accumulate": 2}),
         ("zero3", 4, {"precision": "amp-bf16", "checkpointing": "full"}),
         ("zero3", 8, {"accumulate": 2}),
-        ("tp", 2, {}),
-        ("tp", 2, {"precision": "amp-bf16", "checkpointing": "full", "accumulate": 2}),
     ],
 )
-def test_bytes_exchanged_are_those_counted(strategy, ranks, changes):
-    assert totals(transfers(job(strategy, **changes), ranks)) == counted(job(strategy, **changes), ranks)
+def test_bytes_exchanged_are_those_derived(strategy, ranks, changes):
+    derived = {}
+    for transfer in transfers(job(strategy, **changes), ranks):
+        size, count = derived.get(transfer.kind, (0, 0))
+        derived[transfer.kind] = (size + transfer.bytes, count + transfer.count)
+    assert derived == exchanged(job(strategy, **changes), ranks)
 
 
 def test_a_rank_with_real_tensors_goes_on_step_after_step():
@@ -159,7 +135,7 @@ def test_zero3_moves_one_and_a_half_times_what_zero2_moves_of_bf16_parameters():
     for strategy in ("ddp", "zero2", "zero3"):
         actual = transfers(dataclasses.replace(EIGHT_B, strategy=strategy), 8)
         sent[strategy] = sum(transfer.sent(8) for transfer in actual)
-    parameters = elements(Shapes.of("llama-3.1-8b").weights)
+    parameters = sum(map(elements, units("llama-3.1-8b")))
     assert sent["ddp"] == 8 * parameters * 7 / 8
     assert sent["zero2"] == pytest.approx(6 * parameters * 7 / 8, rel=1e-3)
     head = 2 * 128256 * 4096  # stays between forward and backward
@@ -167,44 +143,36 @@ def test_zero3_moves_one_and_a_half_times_what_zero2_moves_of_bf16_parameters():
 
 
 def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_hops():
-    gigabyte = Transfer("parameters", GATHER, 10**9, 1, "forward")
+    gigabyte = Transfer("parameters", GATHER, 10**9, 1, "forward", alone=1)
     # 7/8 GB at 370 GB/s; 8.4 µs to start, 7 hops of 3.4 µs
     assert transfer_ms(gigabyte, 8, NVLINK4) == pytest.approx(0.875 / 370 * 1e3 + 0.0084 + 7 * 0.0034)
     # 1/8 of it for each adapter, of which 1/2 leaves for the other machine, at 47 GB/s
     hops = 0.0084 + 14 * 0.0034 + 0.014
     assert transfer_ms(gigabyte, 16, NVLINK4) == pytest.approx(max(15 / 16 / 370, 1 / 8 / 2 / 47) * 1e3 + hops)
-    one_adapter = dataclasses.replace(NVLINK4, between=dataclasses.replace(NVLINK4.between, gb_s=47 / 8))
-    assert transfer_ms(gigabyte, 16, one_adapter) == pytest.approx(1 / 2 / 47 * 1e3 + hops)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["ddp", "zero2", "zero3", "tp"]),
-    st.sampled_from([1, 2, 4, 8, 64, 512]),
+    st.sampled_from(["ddp", "zero2", "zero3"]),
+    st.sampled_from([1, 2, 8, 512]),
     st.sampled_from(CLUSTERS),
     st.floats(1, 1e5),
     st.sampled_from(["none", "full"]),
 )
 def test_predictions_are_consistent(strategy, ranks, cluster, compute_ms, checkpointing):
-    if strategy == "tp" and ranks > 8:
-        ranks = 8
     chosen = dataclasses.replace(EIGHT_B, strategy=strategy, checkpointing=checkpointing)
-    hidden, exposed = (
-        predict(chosen, ranks, cluster, compute_ms, overlapped=overlapped) for overlapped in (True, False)
-    )
-    assert 0 < hidden["efficiency"] <= 1
-    assert hidden["exposed_ms"] <= hidden["communication_ms"] * (1 + 1e-9)
-    assert exposed["step_ms"] == pytest.approx(compute_ms + exposed["communication_ms"])
-    assert (hidden["communication_ms"] == 0) == (ranks == 1)
-    if strategy == "tp":
-        assert hidden["step_ms"] == pytest.approx(exposed["step_ms"])  # every product waits
+    row = predict(chosen, ranks, cluster, compute_ms)
+    assert 0 < row["efficiency"] <= 1
+    assert row["exposed_ms"] <= row["communication_ms"] * (1 + 1e-9)
+    assert row["step_ms"] == pytest.approx(compute_ms + row["exposed_ms"])
+    assert (row["communication_ms"] == 0) == (ranks == 1)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: rank_memory(job("ddp"), 3), "batch is 16; it must be a multiple of 3"),
-        (lambda: transfers(job("tp"), 4), "kv_heads is 2"),
+        (lambda: transfers(job("tp"), 2), "strategy is 'tp'; valid: 'single', 'ddp', 'zero2', 'zero3'"),
         (lambda: predict(job("ddp", batch=12), 12, NVLINK4, 1.0), "ranks is 12; beyond one machine"),
         (lambda: predict(job("ddp"), 8, NVLINK4, 0.0), "compute_ms is 0.0; it must be above 0"),
     ],

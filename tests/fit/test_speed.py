@@ -13,15 +13,8 @@ from helpers.fit.cards import card, cards
 from helpers.fit.speed import NAMES, PRECISIONS, band, complete, fitted, left_out, published, seconds
 
 SMALL = {"gpu": "a100_80gb", "layers": 12, "width": 768, "seq": 1024, "micro_batch": 16}
-LARGE = {
-    "gpu": "h100",
-    "count": 8,
-    "layers": 32,
-    "width": 4096,
-    "seq": 4096,
-    "strategy": "FULL_SHARD",
-    "micro_batch": 2,
-}
+LARGE = {"gpu": "h100", "count": 8, "layers": 32, "width": 4096, "seq": 4096, "micro_batch": 2}
+LARGE |= {"strategy": "FULL_SHARD"}
 
 
 @pytest.mark.parametrize("by", ["source", "family"])
@@ -32,9 +25,8 @@ def test_published_runs_are_predicted_without_their_source_and_without_their_gpu
 
 
 def test_a_constant_mfu_is_worse():
-    utilised = np.array(
-        [run["tok_s_gpu"] * run["params"] / run["card"].tflops(run["precision"]) for run in published()]
-    )
+    utilised = [run["tok_s_gpu"] * run["params"] / run["card"].tflops(run["precision"]) for run in published()]
+    utilised = np.array(utilised)
     errors = np.abs(np.median(utilised) / utilised - 1)
     here = np.abs(left_out() / np.array([run["tok_s_gpu"] for run in published()]) - 1)
     assert np.median(here) < 0.75 * np.median(errors)
@@ -47,20 +39,19 @@ def test_the_band_holds_four_of_five_sources_weighted_as_in_the_fit():
     sources = [run["source"] for run in published()]
     weights = np.array([sources.count(source) ** -0.5 for source in sources])
     ratio = np.log([run["tok_s_gpu"] for run in published()] / left_out())
-    assert weights[(low <= ratio) & (ratio <= high)].sum() / weights.sum() == pytest.approx(
-        0.83, abs=0.03
-    )  # a run weighs up to 3 %
+    within = weights[(low <= ratio) & (ratio <= high)].sum() / weights.sum()
+    assert within == pytest.approx(0.83, abs=0.03)  # a run weighs up to 3 %
 
 
 def test_constants_mean_what_they_are_said_to():
-    _, constants = fitted()
-    assert 1 < constants["products"] < 1.5  # a training's products never beat the best product
-    assert constants["scores"] > 1  # at least the exponential itself
-    assert constants["bytes"] > 34  # what the forward pass of a block writes at the least in 16 bits
+    products, scores, moved = fitted()
+    assert 1 < products < 1.5  # a training's products never beat the best product
+    assert scores > 1  # at least the exponential itself
+    assert moved > 34  # bytes: what the forward pass of a block writes at the least in 16 bits
 
 
 def test_parts_add_up_to_the_time_and_a_run_of_the_table_is_completed_as_in_the_table():
-    parts = seconds([complete(LARGE)], fitted()[0])[0]
+    parts = seconds([complete(LARGE)], fitted())[0]
     row = speed(LARGE)
     assert sum(row["parts"].values()) == pytest.approx(1)
     assert 1 / row["tokens_per_s_gpu"] == pytest.approx(sum(parts.values()))
@@ -70,7 +61,7 @@ def test_parts_add_up_to_the_time_and_a_run_of_the_table_is_completed_as_in_the_
         assert complete(names)["linear_params"] == pytest.approx(run["linear_params"], rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(cards())),
     st.sampled_from(["DDP", "FULL_SHARD", "SHARD_GRAD_OP"]),
@@ -79,16 +70,12 @@ def test_parts_add_up_to_the_time_and_a_run_of_the_table_is_completed_as_in_the_
     st.booleans(),
 )
 def test_more_gpus_of_the_same_strategy_never_raise_the_speed_of_each(gpu, strategy, model, doublings, fixed):
-    run = (
-        model
-        | {"gpu": gpu, "strategy": strategy, "count": 2**doublings}
-        | ({"global_batch_seqs": 1024} if fixed else {})
-    )
+    run = model | {"gpu": gpu, "strategy": strategy} | ({"global_batch_seqs": 1024} if fixed else {})
     fewer, more = (speed(run | {"count": n})["tokens_per_s_gpu"] for n in (2**doublings, 2 ** (doublings + 1)))
     assert more <= fewer * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.floats(10, 3000), st.floats(100, 9000), st.floats(1, 4), st.floats(1, 4), st.sampled_from([SMALL, LARGE]))
 def test_a_slower_card_is_slower(peak, bandwidth, less_peak, less_bandwidth, model):
     def rate(peak, bandwidth):
@@ -98,10 +85,7 @@ def test_a_slower_card_is_slower(peak, bandwidth, less_peak, less_bandwidth, mod
 
 
 def test_each_generation_is_faster_than_the_one_before():
-    for series in (
-        ("t4", "v100", "a100_40gb", "a100_80gb", "h100_500w", "h100", "h200", "b200"),
-        ("rtx3090", "rtx4090", "rtx5090"),
-    ):
+    for series in (("t4", "v100", "a100_40gb", "a100_80gb", "h100", "h200", "b200"), ("rtx3090", "rtx4090", "rtx5090")):
         rates = [speed(LARGE | {"gpu": gpu, "count": 1})["tokens_per_s_gpu"] for gpu in series]
         assert rates == sorted(rates)
 
@@ -174,8 +158,8 @@ def test_what_shortens_a_run_does_and_the_cost_follows_the_speed():
 
 
 def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
-    command = ["fit", "--model", "tiny", "--sequence", "64", "--gpu", "rtx4090", "--price", "0.4"]
-    assert main(command) == 0
+    command = ["fit", "--model", "tiny", "--sequence", "64", "--strategy", "zero3", "--ranks", "4"]
+    assert main([*command, "--gpu", "rtx4090", "--price", "0.4"]) == 0
     message = capsys.readouterr().out
     assert "tokens/s a GPU" in message and "fits in 24.0 GiB" in message and "10⁹ tokens" in message
     assert max(map(len, (line for line in message.splitlines() if "https://" not in line))) <= 100
@@ -184,8 +168,10 @@ def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
     config.write_text(json.dumps({"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_inner": None}))
     command = ["fit", "--model", str(config), "--sequence", "1024", "--json"]
     assert main([*command, "--gpu", "a100"]) == 0
-    row = json.loads(capsys.readouterr().out)["speed"]
+    out, err = capsys.readouterr()
+    row = json.loads(out)["speed"]
     assert row["run"]["params"] == pytest.approx(124e6, rel=0.01)
+    assert "names no model" in err and err.count("\n") == 1  # its memory isn't known
     assert main([*command, "--peak-tflops", "312", "--bandwidth", "2039"]) == 0
     flags = json.loads(capsys.readouterr().out)["speed"]
     assert flags["tokens_per_s_gpu"] == pytest.approx(row["tokens_per_s_gpu"], rel=0.1)
@@ -195,8 +181,9 @@ def test_the_command_predicts_a_preset_and_a_configuration(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["--gpu", "h1000"], "nearest: h100"),
-        (["--peak-tflops", "100"], "--bandwidth is None"),
-        (["--gpu", "t4", "--price", "-1"], "price is -1.0; it must be above 0"),
+        (["--peak-tflops", "100"], "both --peak-tflops and --bandwidth"),
+        (["--gpu", "t4", "--price", "-1"], "'-1' is not a number above 0"),
+        (["--strategy", "zero9", "--gpu", "t4"], "valid: 'single', 'ddp', 'zero2', 'zero3'"),
         (["--model", "absent.json"], "absent.json can't be read"),
         (["--model", "AbsentForCausalLM"], "is no class of transformers"),
         (["--gpu", "t4", "--ranks", "0"], "not a whole number above 0"),
