@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from . import sight
@@ -27,7 +26,7 @@ class Change:
     """
 
     kind = "change"
-    name = group = about = ""
+    name = group = ""
     patience, share = 1.0, 0.1
     environment: Mapping[str, str] = {}
 
@@ -81,13 +80,10 @@ class Loader(Change):
 
 
 class OnModels(Change):
-    """Done to each outermost module when the optimizer gets its parameters; `code` is the same in Python."""
+    """Code that is run for each outermost module where the optimizer gets its parameters."""
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         """Lines for the module of this description; none where it doesn't apply."""
-        raise NotImplementedError
-
-    def on(self, module: nn.Module) -> None:
         raise NotImplementedError
 
     def missing_because(self, facts: Facts) -> str:
@@ -102,9 +98,12 @@ class OnModels(Change):
             site = sight.site_of(frame)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for name, module in sight.models_at(frame, parameters):
-                if id(module) not in changed and self.code(sight.describe(name, module, site)):
+                if id(module) not in changed:
                     changed.add(id(module))
-                    self.on(module)
+                    frame.f_globals.setdefault("torch", torch)
+                    exec(
+                        "\n".join(self.code(sight.describe(name, module, site))), frame.f_globals, dict(frame.f_locals)
+                    )
 
         sight.WHEN_BUILT.append(built)
 

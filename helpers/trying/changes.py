@@ -1,19 +1,17 @@
 """The changes that leave the training the same, each with the edit that does it in the source."""
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from helpers.lab.cpu import ALLOCATORS, KEPT
 from helpers.profiling.rates import bf16_speedup
 
-from . import probes, sight
+from . import probes
 from .change import Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Top
 
@@ -23,8 +21,9 @@ FAST |= dict.fromkeys(("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD"
 
 
 class MatmulPrecision(Change):
+    """Matrix products in the precision “medium” (on a GPU “high”: TF32)."""
+
     name, share = "matmul-precision", 0.3
-    about = "matrix products in the precision “medium” (on a GPU “high”: TF32)"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["precision"] == "highest" else f"the precision is {facts['precision']} already"
@@ -41,8 +40,9 @@ def _precision(facts: Facts) -> str:
 
 
 class OneOptimizerKernel(Change):
+    """The optimizer's step in one kernel (fused, or foreach where there is none)."""
+
     name = "optimizer"
-    about = "the optimizer's step in one kernel (fused, or foreach where there is none)"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if self._sites(facts) else "no optimizer whose step could be fused"
@@ -65,25 +65,19 @@ class OneOptimizerKernel(Change):
 
 
 class Workers(Loader):
+    """Batches made by worker processes that live on from epoch to epoch."""
+
     name = "loader-workers"
-    about = "batches made by worker processes that live on"
 
     def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
-        count = min(4, len(os.sched_getaffinity(0)))
-        return {} if loader["workers"] else {"num_workers": count, "persistent_workers": True}
-
-
-class Persistent(Loader):
-    name = "loader-persistent"
-    about = "workers that live on from epoch to epoch"
-
-    def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
-        return {"persistent_workers": True} if loader["workers"] and not loader["persistent"] else {}
+        workers = {} if loader["workers"] else {"num_workers": min(4, len(os.sched_getaffinity(0)))}
+        return {} if loader["persistent"] else workers | {"persistent_workers": True}
 
 
 class Pinned(Loader):
+    """Batches in pinned memory."""
+
     name = "loader-pinned"
-    about = "batches in pinned memory"
 
     def missing_because(self, facts: Facts) -> str:
         return "copies to a GPU alone need it" if facts["device"] != "cuda" else super().missing_because(facts)
@@ -93,8 +87,9 @@ class Pinned(Loader):
 
 
 class SetToNone(Change):
+    """Gradients set to none instead of zeros."""
+
     name, share = "set-to-none", 0.05
-    about = "gradients set to none instead of zeros"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if "zero_grad" in facts["calls"] else "gradients are set to none already"
@@ -108,18 +103,14 @@ class SetToNone(Change):
 
 
 class Autocast(OnModels):
+    """The model's forward under autocast in bf16."""
+
     name = "autocast-bf16"
-    about = "the model's forward under autocast in bf16"
 
     def missing_because(self, facts: Facts) -> str:
         if "autocast" in facts["calls"]:
             return "the script uses autocast already"
         return super().missing_because(facts)
-
-    def on(self, module: nn.Module) -> None:
-        device = next((parameter.device.type for parameter in module.parameters()), "cpu")
-        module.forward = torch.autocast(device, torch.bfloat16)(module.forward)
-        module.register_forward_hook(lambda _, arguments, output: tree_map(_float, output))
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         name = model["name"]
@@ -137,30 +128,21 @@ class Autocast(OnModels):
         return 0.2 if bf16_speedup() > 1.2 else 0.01
 
 
-def _float(value: Any) -> Any:
-    return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-
-
 class CompileModel(OnModels):
-    name, group = "compile", "compile"
-    about = "the model compiled by torch.compile"
-    patience, share = 4.0, 0.12
+    """The model compiled by torch.compile."""
 
-    def on(self, module: nn.Module) -> None:
-        module.compile()
+    name, group = "compile", "compile"
+    patience, share = 4.0, 0.12
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return () if model["compiled"] else (f"{model['name']}.compile()",)
 
 
 class CompileBlocks(OnModels):
-    name, group = "compile-blocks", "compile"
-    about = "each of the model's repeated blocks compiled: compiled once, used by all"
-    patience = 3.0
+    """Each of the model's repeated blocks compiled: compiled once, used by all."""
 
-    def on(self, module: nn.Module) -> None:
-        for block in module.get_submodule(sight.blocks_of(module)):
-            block.compile()
+    name, group = "compile-blocks", "compile"
+    patience = 3.0
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         if model["compiled"] or not model["blocks"]:
@@ -174,40 +156,40 @@ def _indexed(path: str) -> str:
 
 
 class ChannelsLast(OnModels):
-    name, share = "channels-last", 0.2
-    about = "the weights of convolutions with the channels last"
+    """The weights of convolutions with the channels last."""
 
-    def on(self, module: nn.Module) -> None:
-        module.to(memory_format=torch.channels_last)
+    name, share = "channels-last", 0.2
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"{model['name']}.to(memory_format=torch.channels_last)",) if model["convolutions"] else ()
 
 
 class KeptPages(Change):
+    """Memory that was freed stays with the process."""
+
     name = group = "allocator"
-    about, share = "memory that was freed stays with the process", 0.25
+    share = 0.25
     environment = KEPT
 
     def missing_because(self, facts: Facts) -> str:
         if facts["device"] != "cpu":
             return "the training is on a GPU"
-        return "an allocator is chosen already" if any(name in os.environ for name in (*KEPT, "LD_PRELOAD")) else ""
+        chosen = any(name in os.environ for name in (*self.environment, "LD_PRELOAD"))
+        return "an allocator is chosen already" if chosen else ""
 
 
 class HugePages(KeptPages):
-    name, group = "allocator-huge-pages", "allocator"
-    about, share = "memory that was freed stays with the process, in pages of 2 MiB", 0.08
-    environment = ALLOCATORS["huge pages"]
+    """Memory that was freed stays with the process, in pages of 2 MiB."""
 
-    def missing_because(self, facts: Facts) -> str:
-        set_already = "the allocator is tuned already" if "GLIBC_TUNABLES" in os.environ else ""
-        return set_already or super().missing_because(facts)
+    name, group = "allocator-huge-pages", "allocator"
+    share = 0.08
+    environment = ALLOCATORS["huge pages"]
 
 
 class NoAnomalies(Change):
+    """No search for the origin of NaN in each backward."""
+
     name, share = "no-anomaly-mode", 0.4
-    about = "no search for the origin of NaN in each backward"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["anomaly"] else "anomaly mode is off"
@@ -221,8 +203,9 @@ class NoAnomalies(Change):
 
 
 class NotDeterministic(Change):
+    """Algorithms that may add in another order."""
+
     name = "not-deterministic"
-    about = "algorithms that may add in another order"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["deterministic"] else "algorithms are chosen freely already"
@@ -244,53 +227,19 @@ def _replaced(facts: Facts, calls: list[tuple[str, str]]) -> list[Edit]:
     return [Call(tuple(site), name, code) for name, code, sites in seen for site in sites]
 
 
-class NoAttentionWeights(Change):
-    name = "attention-weights"
-    about = "nn.MultiheadAttention without the weights that nobody reads, so that it is computed in one kernel"
-
-    def missing_because(self, facts: Facts) -> str:
-        return "" if "attention_weights" in facts["calls"] else "no nn.MultiheadAttention returns its weights"
-
-    def apply(self, facts: Facts) -> None:
-        forward = nn.MultiheadAttention.forward
-
-        @functools.wraps(forward)
-        def without(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-            bound = inspect.signature(forward).bind(module, *arguments, **options)
-            bound.arguments["need_weights"] = False
-            return forward(*bound.args, **bound.kwargs)
-
-        nn.MultiheadAttention.forward = without
-
-    def edits(self, facts: Facts) -> list[Edit]:
-        sites = facts["calls"]["attention_weights"]["sites"]
-        return [Keywords(tuple(site), "", {"need_weights": "False"}) for site in sites]
-
-
 class OneThread(Change):
-    name, group = "one-thread", "threads"
-    about, share = "one thread: small operations take longer on more", 0.05
+    """One thread: small operations take longer on more."""
+
+    name = "one-thread"
+    share = 0.05
     environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["threads"] > 1 else "there is one thread already"
 
 
-class AllThreads(OneThread):
-    name, share = "all-threads", 0.3
-    about = "a thread on each core"
-
-    @property
-    def environment(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-
-    def missing_because(self, facts: Facts) -> str:
-        cores = len(os.sched_getaffinity(0))
-        return "" if facts["threads"] < cores else f"there are {facts['threads']} threads already"
-
-
 KINDS: tuple[type[Change], ...] = (
-    MatmulPrecision, OneOptimizerKernel, Workers, Persistent, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
-    NotDeterministic, NoAttentionWeights, KeptPages, HugePages, AllThreads, OneThread, CompileBlocks, CompileModel,
+    MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
+    NotDeterministic, KeptPages, HugePages, OneThread, CompileBlocks, CompileModel,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

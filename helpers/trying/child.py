@@ -1,8 +1,8 @@
 """One process of a trial: runs the script under the changes that it was given, and takes turns at its steps.
 
-What it sees goes line by line, as JSON, to a report: the loss of each iteration, a digest of the first batches, facts
-that decide which changes apply, where files were redirected, and the peak of memory. A script that ends before its
-trial does begins anew; the time in between doesn't count.
+What it sees goes line by line, as JSON, to a report: the loss of each iteration, facts that decide which changes apply,
+where files were redirected, and the peak of memory. A script that ends before its trial does begins anew; the time in
+between doesn't count.
 """
 
 import gc
@@ -11,10 +11,11 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,19 @@ SETTLING = 2  # iterations after a script began anew that don't count
 class Order:
     """What a process runs."""
 
-    script: str
-    arguments: list[str]
+    command: list[str]  # a script or a module, and its arguments
     module: bool
-    report: str
-    root: str  # of the scratch
+    root: str  # of the scratch, and of the report
     folders: list[str]  # the user's
-    seed: int = 0
-    changes: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    seed: int
+    changes: list[str]
+    facts: dict[str, Any]
 
 
 class Steps(Turns):
     """Turns in which the time between two runs of the script doesn't count."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended = 0.0
+    _ended = 0.0
 
     def run_ended(self) -> None:
         """This turn has the fewest steps that it may have: each new run takes long beside them."""
@@ -60,38 +57,41 @@ class Steps(Turns):
         self._left_out = SETTLING
 
     def step_done(self) -> None:
-        if self._ended:
+        if not self._ended:
+            super().step_done()
+        elif self._left_out:
             self._left_out -= 1
-            if self._left_out < 0:
-                self._began += time.perf_counter() - self._ended
-                self._ended = 0.0
-            return
-        super().step_done()
+        else:
+            self._began += time.perf_counter() - self._ended
+            self._ended = 0.0
 
 
 def main(order_text: str) -> None:
     order = Order(**json.loads(order_text))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    report = open(order.report, "w", buffering=1)  # noqa: SIM115 (it lives as long as this process)
+    report = open(os.path.join(order.root, "report"), "w", buffering=1)  # noqa: SIM115 (it lives as long as this process)
 
     def tell(**line: Any) -> None:
         report.write(json.dumps(line) + "\n")
 
     folder = scratch.Scratch(order.root, order.folders)
+    os.chdir(folder.mirror_working_folder(os.getcwd()))
     scratch.install(folder)
     sight.user_path = folder.user_path
     turns, seeing = Steps(), sight.Sight()
     ends_iteration = end_of_iteration()
-    iterations, first_run = 0, True
+    iterations, first_run, peak = 0, True, 0
 
     def stepped(optimizer: torch.optim.Optimizer | None) -> None:
-        nonlocal iterations
+        nonlocal iterations, peak
         if optimizer is not None and not ends_iteration(optimizer):
             return
         iterations += 1
         if first_run:
             seeing.iteration_ended(tell)
-        tell(peak=_peak_bytes(), redirected=list(folder.redirected)[:20]) if iterations % 8 == 1 else None
+        if iterations % 8 == 1:
+            peak = max(peak, _peak_bytes())
+            tell(peak=peak, redirected=list(folder.redirected)[:20])
         began = time.perf_counter()
         turns.step_done()
         seeing.waited(time.perf_counter() - began)
@@ -103,14 +103,15 @@ def main(order_text: str) -> None:
     _shift_port()
     try:
         while True:
-            program = order.script if order.module else compiled(order.script)
+            script = order.command[0]
+            program = script if order.module else compiled(script)
             for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `_fix_seeds` adds the order's seed
                 set_seed(0)
             before = iterations
             with _counted_steps(stepped):
-                code = run_script(program, [order.script, *order.arguments])
+                code = run_script(program, order.command)
             if iterations == before:
-                _end(f"{order.script} ended with code {code}" if code else f"ended without a step: {UNSEEN}")
+                _end(f"{script} ended with code {code}" if code else f"ended without a step: {UNSEEN}")
             first_run = False
             turns.run_ended()
             seeing.forget()
@@ -120,7 +121,7 @@ def main(order_text: str) -> None:
         where = ""
         for frame, line in traceback.walk_tb(script_frames(error.__traceback__)):
             file = frame.f_code.co_filename
-            if any(folder.user_path(file).startswith(f) for f in order.folders):
+            if folder.user_path(file).startswith(tuple(folder.folders)):
                 where = f" ({os.path.basename(file)}:{line})"
         _end(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}")
 
@@ -153,15 +154,11 @@ def _fix_seeds(seed: int) -> None:
 
 
 def _shift_port() -> None:
-    """Processes that live side by side can't listen on one port: each group rendezvous at a free one of its own."""
-    if not torch.distributed.is_available():
-        return
+    """Let each process rendezvous at a free port: those that live side by side can't listen on one."""
     start = torch.distributed.init_process_group
 
     def started(*arguments: Any, **options: Any) -> Any:
         if int(os.environ.get("WORLD_SIZE", options.get("world_size", 1))) <= 1:
-            import socket
-
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 os.environ["MASTER_PORT"] = str(free.getsockname()[1])

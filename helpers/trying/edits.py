@@ -141,13 +141,13 @@ def _with_lines(text: str, at: int, new: Iterable[str], indent: str = "") -> str
 
 
 def _call(text: str, site: Site, callee: str) -> ast.Call:
-    """The call of a function of this name at a line; without a name the first call of several arguments."""
+    """The call of a function of this name at a line."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and (not site[1] or node.lineno <= site[1] <= (node.end_lineno or 0)):
-            name = ast.unparse(node.func).split(".")[-1]
-            if name == callee or (not callee and len(node.args) > 1):
-                return node
-    raise ValueError(f"{_place(site)} has no call of {callee or 'several arguments'}")
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] != callee:
+            continue
+        if not site[1] or node.lineno <= site[1] <= (node.end_lineno or 0):
+            return node
+    raise ValueError(f"{_place(site)} has no call of {callee}")
 
 
 def _span(text: str, node: ast.expr) -> tuple[int, int]:

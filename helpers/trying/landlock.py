@@ -22,17 +22,17 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def restrict(folders: Iterable[str]) -> bool:
-    """Refuse to write anywhere but below these; False where the kernel can't."""
+def restrict(folders: Iterable[str]) -> None:
+    """Refuse to write anywhere but below these, where the kernel can."""
     call = ctypes.CDLL(None, use_errno=True)
     version = call.syscall(CREATE, None, ctypes.c_size_t(0), VERSION)
     if version < 2:
-        return False
+        return
     rights = WRITE | REMOVE | MAKE | MOVE | (TRUNCATE if version >= 3 else 0)
     handled = ctypes.c_uint64(rights)
     ruleset = call.syscall(CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0)
     if ruleset < 0:
-        return False
+        return
     for folder in folders:
         try:
             handle = os.open(folder, PATH_ONLY | os.O_CLOEXEC)
@@ -42,6 +42,5 @@ def restrict(folders: Iterable[str]) -> bool:
         call.syscall(ADD, ruleset, BENEATH, ctypes.byref(_Beneath(allowed, handle)), 0)
         os.close(handle)
     call.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    refused = call.syscall(RESTRICT, ruleset, 0)
+    call.syscall(RESTRICT, ruleset, 0)
     os.close(ruleset)
-    return refused == 0

@@ -1,15 +1,15 @@
 """Whether a training under a change is the same training: its losses beside those of the script as it is.
 
 A change that only reorders or rounds arithmetic moves a loss by less than another seed does, over as many steps; one
-that draws other random numbers, as compiled dropout does, is another seed itself. That is necessary, not sufficient:
-over a few dozen steps it can't tell what a change does to a whole training.
+that draws other random numbers, as compiled dropout and a loader's workers do, is another seed itself. That is
+necessary, not sufficient: over a few dozen steps it can't tell what a change does to a whole training.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-EQUAL, WITHIN, BATCHES, DIFFERENT, UNSEEN = "bitwise equal", "within seeds", "other batches", "different", "not seen"
+EQUAL, WITHIN, DIFFERENT, UNSEEN = "bitwise equal", "within seeds", "different", "not seen"
 ALLOWED = 2  # as many times the two seeds' difference: a third seed's would be now smaller, now larger than theirs
 
 
@@ -33,12 +33,7 @@ class Losses:
         return f"{self.verdict}: {_percent(self.distance)}{beside}, {self.steps} steps"
 
 
-def compare(
-    base: Sequence[float | None],
-    other: Sequence[float | None],
-    seed: Sequence[float | None],
-    batches_differ: bool = False,
-) -> Losses:
+def compare(base: Sequence[float | None], other: Sequence[float | None], seed: Sequence[float | None]) -> Losses:
     """The verdict on the losses of a change, `other`, beside those of the base and of the base with another seed."""
     steps = min(len(base), len(other))
     pairs = [(b, o) for b, o in zip(base, other, strict=False) if b is not None and o is not None]
@@ -49,9 +44,7 @@ def compare(
     distance = _distance(pairs)
     of_seeds = [(b, s) for b, s in zip(base[:steps], seed, strict=False) if b is not None and s is not None]
     seeds = _distance(of_seeds) if of_seeds else math.nan
-    if not distance <= seeds * ALLOWED:
-        return Losses(DIFFERENT, steps, distance, seeds)
-    return Losses(BATCHES if batches_differ else WITHIN, steps, distance, seeds)
+    return Losses(WITHIN if distance <= seeds * ALLOWED else DIFFERENT, steps, distance, seeds)
 
 
 def _distance(pairs: Sequence[tuple[float, float]]) -> float:

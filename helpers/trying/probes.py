@@ -15,16 +15,13 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .change import Change, Facts
-
-SILENT = {
-    "matplotlib.figure": ("Figure", ("savefig",)),
-    "torch.utils.tensorboard.writer": ("SummaryWriter", ("add_scalar", "add_histogram", "add_image", "add_figure")),
-}
+from .sight import DRAWING
 
 
 class SameBatch(Change):
+    """The first batch of the DataLoader again and again: input for nothing."""
+
     kind, name = "probe", "same-batch"
-    about = "the first batch of the DataLoader again and again: input for nothing"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if _loader_seconds(facts) else "batches come from no DataLoader"
@@ -61,8 +58,9 @@ def _loader_seconds(facts: Facts) -> float:
 
 
 class NoOutput(Change):
+    """Nothing printed, logged or drawn."""
+
     kind, name = "probe", "no-output"
-    about = "nothing printed, logged or drawn"
 
     def missing_because(self, facts: Facts) -> str:
         return "" if "print" in facts["calls"] or facts["draws"] else "next to nothing is printed"
@@ -70,7 +68,7 @@ class NoOutput(Change):
     def apply(self, facts: Facts) -> None:
         builtins.print = _nothing
         logging.disable(logging.CRITICAL)
-        for module, (kind, names) in SILENT.items():
+        for module, (kind, names) in DRAWING.items():
             if module in facts["draws"]:
                 for name in names:
                     setattr(getattr(importlib.import_module(module), kind), name, _nothing)
@@ -85,8 +83,9 @@ def _nothing(*_: Any, file: Any = None, **__: Any) -> None:
 
 
 class NoCollection(Change):
+    """No garbage collection."""
+
     kind, name, share = "probe", "no-collection", 0.02
-    about = "no garbage collection"
 
     def apply(self, facts: Facts) -> None:
         gc.disable()

@@ -15,7 +15,6 @@ import importlib.util
 import io
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +23,12 @@ from typing import Any
 from . import landlock
 
 UP = 2  # folders above the current one whose entries are linked, too
-MANY = 20_000  # a folder with more entries is not mirrored entry by entry
 READERS = ("stat", "lstat", "listdir", "scandir", "access", "readlink", "chdir")
 REMOVERS = ("remove", "unlink", "rmdir")
 MAKERS = ("mkdir", "truncate", "chmod", "utime")
 PATH_WRITERS = [("torch", "save", 1), ("safetensors.torch", "save_file", 1), ("sqlite3", "connect", 0)]
-PATH_WRITERS += [("cv2", "imwrite", 0)]
 CACHES = ("~/.cache", "~/.triton", "~/.config", "~/nltk_data")
+CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 
 
@@ -41,7 +39,8 @@ class Scratch:
         self.root, self.folders = os.path.realpath(root), [os.path.realpath(folder) for folder in folders]
         self.redirected: dict[str, None] = {}
         self.removed: set[str] = set()
-        free = [tempfile.gettempdir(), *map(os.path.expanduser, CACHES), *SYSTEM, *_cache_variables()]
+        named = [os.environ[name] for name in CACHE_VARIABLES if name in os.environ]
+        free = [tempfile.gettempdir(), *map(os.path.expanduser, CACHES), *SYSTEM, *named]
         self.free = [os.path.realpath(path) for path in free]
 
     def user_path(self, path: str) -> str:
@@ -67,16 +66,13 @@ class Scratch:
             raise PermissionError(f"{own} would be overwritten: dlspeed try leaves it as it is")
         here = self.root + own
         self._make_parent(here)
-        source = own if os_lexists(own) and own not in self.removed else None
         if _works("readlink", here):
-            source = originals["readlink"](here)
             originals["unlink"](here)
-        elif os_lexists(here):
-            source = None
-        if source and os.path.isdir(source):
-            self._mirror(here, source)
-        elif source and keep:
-            with originals["open"](source, "rb") as theirs, originals["open"](here, "wb") as ours:
+        hidden = not os_lexists(here) and os_lexists(own) and own not in self.removed
+        if hidden and os.path.isdir(own):
+            self._mirror(here, own)
+        elif hidden and keep:
+            with originals["open"](own, "rb") as theirs, originals["open"](here, "wb") as ours:
                 shutil.copyfileobj(theirs, ours)
         self.removed.discard(own)
         self.redirected[own] = None
@@ -121,17 +117,14 @@ class Scratch:
         if not _under(parent, self.root) or parent == self.root:
             return
         if _works("readlink", parent):
-            source = originals["readlink"](parent)
             originals["unlink"](parent)
-            self._make_parent(parent)
-            self._mirror(parent, source)
-        elif not os_lexists(parent):
-            self._make_parent(parent)
-            source = parent.removeprefix(self.root)
-            if os.path.isdir(source):
-                self._mirror(parent, source)
-            else:
-                raise FileNotFoundError(2, "No such file or directory", source)
+        elif os_lexists(parent):
+            return
+        source = parent.removeprefix(self.root)
+        self._make_parent(parent)
+        if not os.path.isdir(source):
+            raise FileNotFoundError(2, "No such file or directory", source)
+        self._mirror(parent, source)
 
     def _mirror(self, here: str, source: str) -> None:
         originals["mkdir"](here)
@@ -142,7 +135,7 @@ class Scratch:
             entries = originals["listdir"](source)
         except OSError:
             return
-        for entry in entries[:MANY]:
+        for entry in entries:
             original = os.path.join(source, entry)
             if not _under(self.root, original) and not os_lexists(os.path.join(here, entry)):
                 originals["symlink"](original, os.path.join(here, entry))
@@ -199,13 +192,14 @@ def install(scratch: Scratch) -> None:
     builtins.open = io.open = opened
     os.open = opened_low
     remove_tree, shutil.rmtree = shutil.rmtree, rmtree
-    for names, place in ((READERS, scratch.readable), (REMOVERS, scratch.remove), (MAKERS, scratch.writable)):
+    kept = functools.partial(scratch.writable, keep=True)
+    for names, place in ((READERS, scratch.readable), (REMOVERS, scratch.remove), (MAKERS, kept)):
         for name in names:
             setattr(os, name, on_path(getattr(os, name), place))
     for name in ("rename", "replace"):
         setattr(os, name, moved(getattr(os, name)))
     for module, name, index in PATH_WRITERS:
-        if module in sys.modules or (module != "cv2" and importlib.util.find_spec(module.partition(".")[0])):
+        if importlib.util.find_spec(module.partition(".")[0]):
             holder = importlib.import_module(module)
             setattr(holder, name, on_path(getattr(holder, name), scratch.writable, index))
 
@@ -225,8 +219,3 @@ def _works(function: str, path: str) -> bool:
 
 def _under(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _cache_variables() -> list[str]:
-    names = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    return [os.environ[name] for name in names if name in os.environ]

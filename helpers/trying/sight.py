@@ -1,4 +1,4 @@
-"""What a process of a trial sees of its script: losses, batches, and facts that decide which changes apply.
+"""What a process of a trial sees of its script: losses, and facts that decide which changes apply.
 
 Everything is noted by hooks that cost microseconds. A loss is read where backward begins: without the scaler's factor,
 summed over the micro-batches of an iteration. On a GPU it stays there until the turn is over.
@@ -9,7 +9,6 @@ import functools
 import logging
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,11 @@ from torch import Tensor, nn
 
 from helpers.profiling.observe import is_library
 
-DRAWING = ("matplotlib.figure", "torch.utils.tensorboard.writer")  # modules whose output costs time
+DRAWING = {  # what of which modules costs time
+    "matplotlib.figure": ("Figure", ("savefig",)),
+    "torch.utils.tensorboard.writer": ("SummaryWriter", ("add_scalar", "add_histogram", "add_image", "add_figure")),
+}
 LOSSES = 200  # iterations whose losses are told
-BATCHES = 16  # batches that are told apart
 FACTS_FROM = 5  # iterations after which the facts are told, and again whenever their number has doubled
 
 
@@ -28,7 +29,6 @@ class Sight:
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
         self._waiting: list[list[Tensor]] = []
-        self._batches: list[int] = []
         self.iterations = 0
         self.facts: dict[str, Any] = {"loaders": {}, "optimizers": {}, "calls": {}, "models": {}}
         self._told_losses = 0
@@ -58,28 +58,24 @@ class Sight:
                 call["count"], call["seconds"] = 0, 0.0
         if self._told_losses < LOSSES:
             self._waiting.append(self._losses)
-            self._losses = []
             if len(self._waiting) >= 4 or self.iterations <= 4 or not _on_gpu(self._waiting):
-                for losses in self._waiting:
-                    tell(loss=sum(loss.double().sum().item() for loss in losses) if losses else None)
-                    self._told_losses += 1
+                tell(losses=[sum(x.double().sum().item() for x in each) if each else None for each in self._waiting])
+                self._told_losses += len(self._waiting)
                 self._waiting = []
-        else:
-            self._losses = []
-        if self._batches:
-            tell(batches=self._batches)
-            self._batches = []
+        self._losses = []
         if self.iterations == self._facts_next:
             self._facts_next *= 2
-            self.facts["elapsed"] = time.perf_counter() - self._began
-            self.facts["anomaly"] = torch.is_anomaly_enabled()
-            self.facts["deterministic"] = torch.are_deterministic_algorithms_enabled()
-            self.facts["draws"] = [module for module in DRAWING if module in sys.modules]
-            self.facts["precision"] = torch.get_float32_matmul_precision()
-            self.facts["threads"] = torch.get_num_threads()
-            self.facts["script"] = user_path(getattr(sys.modules["__main__"], "__file__", ""))
             devices = {each["device"] for each in self.facts["optimizers"].values()}
-            self.facts["device"] = "cuda" if "cuda" in devices else "cpu"
+            self.facts |= {
+                "elapsed": time.perf_counter() - self._began,
+                "anomaly": torch.is_anomaly_enabled(),
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+                "draws": [module for module in DRAWING if module in sys.modules],
+                "precision": torch.get_float32_matmul_precision(),
+                "threads": torch.get_num_threads(),
+                "script": user_path(getattr(sys.modules["__main__"], "__file__", "")),
+                "device": "cuda" if "cuda" in devices else "cpu",
+            }
             tell(facts=self.facts)
 
     def count(self, call: str, seconds: float = 0.0, site: tuple[str, int] | None = None) -> None:
@@ -120,9 +116,8 @@ class Sight:
         def built(loader: DataLoader, *arguments: Any, **options: Any) -> None:
             init(loader, *arguments, **options)
             if site := site_of_caller():
-                key = f"{site[0]}:{site[1]}"
-                object.__setattr__(loader, "_site", key)
-                known = loaders.setdefault(key, {"site": site, "batches": 0, "seconds": 0.0})
+                known = loaders.setdefault(f"{site[0]}:{site[1]}", {"site": site, "batches": 0, "seconds": 0.0})
+                object.__setattr__(loader, "_known", known)
                 known |= {
                     "builder": sys._getframe(1).f_globals.get("__name__", "").partition(".")[0],
                     "workers": loader.num_workers,
@@ -134,9 +129,9 @@ class Sight:
         def iterated(loader: DataLoader) -> Any:
             began = time.perf_counter()
             iterator = iterate(loader)
-            if known := loaders.get(getattr(loader, "_site", "")):
-                known["seconds"] += time.perf_counter() - began
-                iterator._known = known
+            iterator._known = getattr(loader, "_known", None)
+            if iterator._known:
+                iterator._known["seconds"] += time.perf_counter() - began
             return iterator
 
         @functools.wraps(following)
@@ -144,11 +139,9 @@ class Sight:
             began = time.perf_counter()
             batch = following(iterator)
             known = getattr(iterator, "_known", None)
-            if known is not None and torch.is_grad_enabled():
+            if known and torch.is_grad_enabled():
                 known["batches"] += 1
                 known["seconds"] += time.perf_counter() - began
-            if self.iterations < BATCHES:
-                self._batches.append(digest(batch))
             return batch
 
         DataLoader.__init__, DataLoader.__iter__, _BaseDataLoaderIter.__next__ = built, iterated, next_batch
@@ -190,7 +183,7 @@ class Sight:
         torch.autocast.__enter__ = self._timed("autocast", torch.autocast.__enter__)
         for mode in (torch.autograd.set_detect_anomaly, torch.autograd.detect_anomaly):
             mode.__init__ = self._timed(mode.__name__, mode.__init__)
-        train, attend = nn.Module.train, nn.MultiheadAttention.forward
+        train = nn.Module.train
 
         @functools.wraps(train)
         def trained(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -200,13 +193,7 @@ class Sight:
                 self._evaluating = time.perf_counter()
             return train(module, mode)
 
-        @functools.wraps(attend)
-        def attended(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-            if options.get("need_weights", len(arguments) < 5 or arguments[4]):
-                self.count("attention_weights", site=site_of_caller())
-            return attend(module, *arguments, **options)
-
-        nn.Module.train, nn.MultiheadAttention.forward = trained, attended
+        nn.Module.train = trained
 
     def _timed(self, name: str, function: Callable) -> Callable:
         """The function, with its calls counted, timed and placed."""
@@ -244,20 +231,6 @@ def site_of(frame: Any) -> tuple[str, int] | None:
 
 def site_of_caller() -> tuple[str, int] | None:
     return site_of(user_frame(sys._getframe(2)))
-
-
-def digest(batch: Any) -> int:
-    """A number that batches of the same content share."""
-    if isinstance(batch, Tensor):
-        if batch.device.type != "cpu" or batch.dtype == torch.bfloat16:
-            return batch.numel()
-        flat = batch.detach().reshape(-1)
-        return zlib.crc32(flat[:: max(flat.numel() // 4096, 1)].contiguous().numpy().tobytes())
-    if isinstance(batch, dict) or hasattr(batch, "items"):
-        return sum(digest(value) for _, value in batch.items())
-    if isinstance(batch, (tuple, list)):
-        return sum((place + 1) * digest(value) for place, value in enumerate(batch))
-    return 0
 
 
 WHEN_BUILT: list[Callable[[torch.optim.Optimizer, Any], None]] = []  # told of an optimizer and the frame that built it

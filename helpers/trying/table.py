@@ -16,7 +16,6 @@ class Tried:
 
     change: str
     kind: str
-    about: str = ""
     gain_share: float = math.nan
     low: float = math.nan
     high: float = math.nan
@@ -39,7 +38,6 @@ class Result:
 
     command: str
     step_ms: float = math.nan
-    pairs: int = 0
     peak_gib: float = math.nan
     tried: list[Tried] = field(default_factory=list)
     together: Tried | None = None
@@ -48,21 +46,20 @@ class Result:
     redirected: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     edits: list[Edit] = field(default_factory=list)
-    folder: str = ""
 
     def json(self) -> str:
-        def row(tried: Tried | None) -> dict[str, Any] | None:
-            return tried and {
+        def row(tried: Tried) -> dict[str, Any]:
+            return {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in asdict(tried).items()
-                if key not in ("about", "same")
+                if key != "same"
             }
 
         return json.dumps(
             {
-                "base": {"step_ms": self.step_ms, "pairs": self.pairs, "peak_gib": self.peak_gib},
+                "base": {"step_ms": self.step_ms, "peak_gib": self.peak_gib},
                 "tried": [row(tried) for tried in self.tried],
-                "together": row(self.together) and {**(row(self.together) or {}), "changes": self.kept},
+                "together": self.together and row(self.together) | {"changes": self.kept},
                 "not_tried": self.not_tried,
                 "redirected": self.redirected,
             },
