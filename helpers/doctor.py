@@ -39,8 +39,8 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield f"  {machine}", _rows_of(machine, results)
     preset = device_class()
     yield "class of machine", preset
-    plans = [plan(e, results=results) for chapter in chapters() for e in tables_of(chapter)]
     unusable = torch.cuda.is_available() and without_kernels()
+    plans = [] if unusable else [plan(e, results=results) for chapter in chapters() for e in tables_of(chapter)]
     yield "measure would run", "nothing, as the GPU is unusable" if unusable else f"{preset} sizes, {total(plans)}"
     for p in plans:
         recorded = f"{p.fresh} of {p.fresh + p.missing} configurations recorded here ({preset})"

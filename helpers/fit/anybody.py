@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import AdamW
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .ledger import Ledger, Peak
@@ -60,9 +61,7 @@ def _without_values() -> contextlib.AbstractContextManager:
     return mock.patch.object(kind, "_initialize_weights", lambda *_: None)
 
 
-def trainer(
-    model: nn.Module, inputs: Any, precision: str, checkpointing: str
-) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+def trainer(model: nn.Module, inputs: Any, precision: str, checkpointing: str) -> tuple[AdamW, Callable[[], None]]:
     """An optimizer and a step of it, as `count_model` counts it and tests measure it."""
     model.train()
     if checkpointing == "full":
@@ -71,7 +70,7 @@ def trainer(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if precision == "bf16":
         model, inputs = _in_bf16(model), tree_map(_half, inputs)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = AdamW(model.parameters(), lr=1e-4, fused=True)
     half = torch.autocast("cpu", torch.bfloat16) if precision == "amp-bf16" else contextlib.nullcontext()
 
     def step() -> None:

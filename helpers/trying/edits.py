@@ -6,7 +6,7 @@ They are made on the text, at positions that Python's parser gives, so that comm
 import ast
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,9 +107,8 @@ class Shell:
 Edit = Keywords | Call | Before | Top | Shell
 
 
-def diff(edits: Iterable[Edit], folder: str) -> str:
+def diff(edits: Sequence[Edit], folder: str) -> str:
     """A unified diff with paths from this folder; variables of the shell are a comment above it."""
-    edits = list(edits)
     texts: dict[str, list[Keywords | Call | Before | Top]] = {}
     for edit in edits:
         if not isinstance(edit, Shell):

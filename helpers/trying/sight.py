@@ -58,7 +58,8 @@ class Sight:
                 call["count"], call["seconds"] = 0, 0.0
         if self._told_losses < LOSSES:
             self._waiting.append(self._losses)
-            if len(self._waiting) >= 4 or self.iterations <= 4 or not _on_gpu(self._waiting):
+            on_gpu = any(loss.device.type != "cpu" for losses in self._waiting for loss in losses)
+            if len(self._waiting) >= 4 or self.iterations <= 4 or not on_gpu:
                 tell(losses=[sum(x.double().sum().item() for x in each) if each else None for each in self._waiting])
                 self._told_losses += len(self._waiting)
                 self._waiting = []
@@ -147,7 +148,12 @@ class Sight:
         DataLoader.__init__, DataLoader.__iter__, _BaseDataLoaderIter.__next__ = built, iterated, next_batch
 
     def _see_optimizers(self) -> None:
-        def seen(optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        init = torch.optim.Optimizer.__init__
+
+        @functools.wraps(init)
+        def built(optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> None:
+            init(optimizer, *arguments, **options)
+            frame = user_frame(sys._getframe(1))
             if site := site_of(frame):
                 key = f"{site[0]}:{site[1]}"
                 params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -160,9 +166,10 @@ class Sight:
                 }
                 for name, model in models_at(frame, params):
                     self.facts["models"][f"{key}:{name}"] = describe(name, model, site)
+            for told in WHEN_BUILT:
+                told(optimizer, frame)
 
-        WHEN_BUILT.append(seen)
-        see_built_optimizers()
+        torch.optim.Optimizer.__init__ = built
 
     def _see_calls(self) -> None:
         def zeroed(original: Callable) -> Callable:
@@ -215,6 +222,7 @@ class Sight:
 
 
 user_path: Callable[[str], str] = str  # the user's name of a file in the scratch
+WHEN_BUILT: list[Callable[[torch.optim.Optimizer, Any], None]] = []  # told of an optimizer and the frame that built it
 
 
 def user_frame(frame: Any) -> Any:
@@ -231,23 +239,6 @@ def site_of(frame: Any) -> tuple[str, int] | None:
 
 def site_of_caller() -> tuple[str, int] | None:
     return site_of(user_frame(sys._getframe(2)))
-
-
-WHEN_BUILT: list[Callable[[torch.optim.Optimizer, Any], None]] = []  # told of an optimizer and the frame that built it
-
-
-def see_built_optimizers() -> None:
-    """Call `WHEN_BUILT` when an optimizer's outermost constructor has returned."""
-    hook = torch.optim.Optimizer.__init__
-
-    @functools.wraps(hook)
-    def built(optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> None:
-        hook(optimizer, *arguments, **options)
-        frame = user_frame(sys._getframe(1))
-        for told in WHEN_BUILT:
-            told(optimizer, frame)
-
-    torch.optim.Optimizer.__init__ = built
 
 
 def models_at(frame: Any, params: list[Tensor]) -> list[tuple[str, nn.Module]]:
@@ -287,7 +278,3 @@ def blocks_of(model: nn.Module) -> str:
         if alike and len(part) > length and any(True for _ in part[0].children()):
             best, length = path, len(part)
     return best
-
-
-def _on_gpu(waiting: list[list[Tensor]]) -> bool:
-    return any(loss.device.type != "cpu" for losses in waiting for loss in losses)
