@@ -55,7 +55,7 @@ def nulls(number: int, others: str, trial_s: float) -> Row:
     function = f"{__name__}:training_step"
     sides = (Program(name, function=function, arguments={"width": 256}) for name in ("one", "same"))
     try:
-        return trial(*sides, seconds=trial_s).row()
+        return trial(*sides, seconds=trial_s)
     finally:
         if beside:
             beside.kill()

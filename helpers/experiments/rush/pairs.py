@@ -33,7 +33,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     for name, setup in setups.items():
         arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
         sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
-    return trial(*sides, seconds=seconds, drop=0, turn_steps=3, wanted=1).row()
+    return trial(*sides, seconds=seconds, drop=0, turn_steps=3, wanted=1)
 
 
 @experiment(

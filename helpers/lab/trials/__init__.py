@@ -9,6 +9,6 @@ Functions that can live in one process are compared there: `lab.compare`.
 """
 
 from ..estimate import FASTER, SLOWER, Estimate, estimate
-from .programs import Program, ProgramError, Trial, trial
+from .programs import Program, ProgramError, trial
 
-__all__ = ["FASTER", "SLOWER", "Estimate", "Program", "ProgramError", "Trial", "estimate", "trial"]
+__all__ = ["FASTER", "SLOWER", "Estimate", "Program", "ProgramError", "estimate", "trial"]

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import ceilings
-from ..estimate import LEAST_PAIRS, LUCK, Estimate, estimate
+from ..estimate import LEAST_PAIRS, estimate
 from ..machine import OthersLoad
+from ..records import STATUS, Row
 from . import trees, turns
 
 TURN_S, TURN_STEPS = 0.05, 4  # a turn's least length, in seconds and in steps
@@ -32,8 +33,6 @@ PRECISION = 0.02  # half the interval's width at which a trial ends
 STARTS = 3
 CLEAR = 0.05  # an effect below this needs `STARTS` starts
 LOADED = 0.3  # cores that others use: a pair beside more is dropped
-TOGETHER = 0.45  # share of the free memory that two programs may take; above it they live one after the other
-APART = 0.03  # luck of programs that didn't live at the same time, beside the machine's drift
 SILENCE_S = 120.0
 
 
@@ -62,132 +61,81 @@ class Program:
         return [sys.executable, turns.__file__, self.function, json.dumps(dict(self.arguments))]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What a trial of a program against its baseline gave.
-
-    `ended` says why it ended: at the precision that was asked for, or when its seconds were spent. `dropped` pairs were
-    measured beside others' work. `matmul_tflops` is the rate of the machine's fp32 products before and after. Without
-    an estimate, `reason` says why there is none.
-    """
-
-    name: str
-    baseline: str
-    estimate: Estimate | None
-    ended: str = ""
-    dropped: int = 0
-    seconds: float = 0.0
-    reason: str = ""
-    baseline_ms: float = float("nan")
-    median_ms: float = float("nan")
-    matmul_tflops: tuple[float, float] = (float("nan"), float("nan"))
-
-    def row(self) -> dict[str, object]:
-        """The columns of a record."""
-        if self.estimate is None:
-            return {"status": self.reason}
-        times = {"median_ms": self.median_ms, "baseline": self.baseline, "baseline_ms": self.baseline_ms}
-        before, after = self.matmul_tflops
-        machine = {"dropped": self.dropped, "matmul_before": before, "matmul_after": after}
-        return times | self.estimate.row() | {"ended": self.ended} | machine
-
-
 def trial(
     baseline: Program,
     program: Program,
     *,
     seconds: float = 60.0,
-    precision: float = PRECISION,
-    turn_s: float = TURN_S,
+    drop: int = TURN_STEPS,
     turn_steps: int = TURN_STEPS,
-    drop: int | None = None,
     wanted: int = STARTS,
-    silence_s: float = SILENCE_S,
-    loaded: float = LOADED,
-) -> Trial:
-    """Let two programs take turns until the interval is narrow enough or `seconds` are spent.
+) -> Row:
+    """Let two programs take turns until the interval is narrow enough or `seconds` are spent: the columns of a record.
 
-    The first `drop` steps of a turn don't count; as many as `turn_steps` unless given. Programs that prefetch and queue
-    nothing need none. The seconds are divided among `wanted` starts: one, where few pairs fit into them. A pair during
-    which others used more than `loaded` cores is dropped. A program that ends no turn in `silence_s` is taken to hang.
-    Whatever happens, no process of theirs is left.
+    The first `drop` steps of a turn don't count; programs that prefetch and queue nothing need none. The seconds are
+    divided among `wanted` starts: one, where few pairs fit into them. A pair during which others used more than
+    `LOADED` cores is dropped. A program that ends no turn in `SILENCE_S` is taken to hang. Whatever happens, no process
+    of theirs is left. Both must fit into memory at once.
+
+    `ended` says why it ended: at the precision that is aimed at, or when its seconds were spent. `dropped` pairs were
+    measured beside others' work. The machine's fp32 products had the rate `matmul_before` and `matmul_after` (TFLOP/s).
+    Without an estimate there is only a `status`, which says why.
     """
     rate_before = ceilings.rate_beside()
     began = time.monotonic()
+    turn = {"drop": drop, "seconds": TURN_S, "steps": turn_steps}
     starts: list[list[float]] = []
-    times: dict[str, list[float]] = {baseline.name: [], program.name: []}
-    dropped, reason, luck = 0, "", LUCK
-    turn = {"drop": turn_steps if drop is None else drop, "seconds": turn_s, "steps": turn_steps}
+    before: list[float] = []
+    after: list[float] = []
+    dropped, result, narrow = 0, None, False
     while True:
-        left = seconds - (time.monotonic() - began)
-        share = left / max(wanted - len(starts), 1)
+        share = (seconds - (time.monotonic() - began)) / max(wanted - len(starts), 1)
         try:
-            pairs, lost, apart = _one_start(baseline, program, share, turn, silence_s, times, precision, loaded)
+            ours, theirs, lost = _one_start(baseline, program, share, turn)
         except ProgramError as error:
-            reason = str(error)
+            return {STATUS: str(error)}
+        before, after, dropped = before + ours, after + theirs, dropped + lost
+        starts.append(log_ratios(ours, theirs))
+        result, spent = estimate(starts), time.monotonic() - began
+        narrow = result is not None and result.half_width <= PRECISION
+        if narrow and (abs(result.ratio - 1) > CLEAR or len(starts) >= wanted):
             break
-        dropped += lost
-        luck = max(luck, APART) if apart else luck
-        starts.append(pairs)
-        now, spent = estimate(starts, luck), time.monotonic() - began
-        took = spent / len(starts)
-        if now and now.half_width <= precision and (abs(now.ratio - 1) > CLEAR or len(starts) >= wanted):
+        if spent + spent / len(starts) > seconds:
             break
-        if spent + took > seconds:
-            break
-    result = estimate(starts, luck)
-    if result is None and not reason:
+    if result is None:
         why = f"{dropped} pairs beside others' work" if dropped else f"turns too long for {seconds:.0f} s"
-        reason = f"too few pairs, {LEAST_PAIRS} are needed: {why}"
-    narrow = result is not None and result.half_width <= precision
-    return Trial(
-        program.name,
-        baseline.name,
-        None if reason else result,
-        f"±{precision:.0%}" if narrow else "time",
-        dropped,
-        time.monotonic() - began,
-        reason,
-        _median_ms(times[baseline.name]),
-        _median_ms(times[program.name]),
-        (rate_before, ceilings.rate_beside()),
-    )
+        return {STATUS: f"too few pairs, {LEAST_PAIRS} are needed: {why}"}
+    times = {"median_ms": _median_ms(after), "baseline": baseline.name, "baseline_ms": _median_ms(before)}
+    machine = {"dropped": dropped, "matmul_before": rate_before, "matmul_after": ceilings.rate_beside()}
+    return times | result.row() | {"ended": f"±{PRECISION:.0%}" if narrow else "time"} | machine
 
 
 def _median_ms(seconds: list[float]) -> float:
-    return float(np.median(seconds)) * 1e3 if seconds else float("nan")
+    return float(np.median(seconds)) * 1e3
 
 
-def _one_start(
-    baseline: Program,
-    program: Program,
-    seconds: float,
-    turn: dict,
-    silence_s: float,
-    times: dict[str, list[float]],
-    precision: float,
-    loaded: float,
-) -> tuple[list[float], int, bool]:
-    """The log ratios of one life of both, how many pairs others disturbed, and whether they lived apart."""
+def _one_start(baseline: Program, program: Program, seconds: float, turn: dict) -> tuple[list[float], list[float], int]:
+    """One life of both: the seconds of each one's steps, pair by pair, and how many pairs others disturbed."""
     deadline = time.monotonic() + seconds
-    with living(baseline, silence_s) as first:
-        whole, turn = turn, _fitted(turn, first.take(turn))
-        if first.resident_bytes() > TOGETHER * _free_bytes(first):
-            return (*_apart(first, program, deadline, (whole, turn), silence_s, times), True)
-        with living(program, silence_s) as second:
-            second.take(whole)  # as many steps to settle as the first one had
-            ours, theirs, dropped = take_pairs(first, second, turn, deadline, precision, loaded)
-    times[baseline.name] += ours
-    times[program.name] += theirs
-    return log_ratios(ours, theirs), dropped, False
+    with living(baseline, SILENCE_S) as first:
+        fitted = _fitted(turn, first.take(turn))
+        with living(program, SILENCE_S) as second:
+            second.take(turn)  # as many steps to settle as the first one had
+            return take_pairs(first, second, fitted, deadline)
+
+
+def _fitted(turn: dict, step_s: float) -> dict:
+    """A turn of fewer steps where they are long."""
+    steps = max(1, min(turn["steps"], round(LONG_S / step_s)))
+    return turn | {"drop": min(turn["drop"], steps), "steps": steps}
 
 
 def take_pairs(
-    first: "Living", second: "Living", turn: dict, deadline: float, precision: float = PRECISION, loaded: float = LOADED
+    first: "Living", second: "Living", turn: dict, deadline: float, loaded: float = LOADED
 ) -> tuple[list[float], list[float], int]:
     """Let two living programs take turns, A B B A: the seconds of each one's steps, pair by pair, and the lost pairs.
 
-    It ends at the deadline (a monotonic time) or when half the interval is half of `precision`.
+    It ends at the deadline (a monotonic time) or when half the interval is half of `PRECISION`.
     """
     began = time.monotonic()
     sides: list[tuple[Living, list[float]]] = [(first, []), (second, [])]
@@ -205,59 +153,13 @@ def take_pairs(
                 of_side.append(step)
         sides.reverse()
         alone = estimate([log_ratios(ours, theirs)], luck=0.0)
-        if alone and len(ours) >= 2 * LEAST_PAIRS and alone.half_width <= precision / 2:
+        if alone and len(ours) >= 2 * LEAST_PAIRS and alone.half_width <= PRECISION / 2:
             break
     return ours, theirs, dropped
 
 
 def log_ratios(before: list[float], after: list[float]) -> list[float]:
-    return [float(np.log(second / first)) for first, second in zip(before, after, strict=False)]
-
-
-def _fitted(turn: dict, step_s: float) -> dict:
-    """A turn of fewer steps where they are long."""
-    steps = max(1, min(turn["steps"], round(LONG_S / step_s)))
-    return turn | {"drop": min(turn["drop"], steps), "steps": steps}
-
-
-def _apart(
-    first: "Living",
-    program: Program,
-    deadline: float,
-    turns: tuple[dict, dict],
-    silence_s: float,
-    times: dict[str, list[float]],
-) -> tuple[list[float], int]:
-    """Both lives one after the other, where the memory holds only one: turn by turn in the order in which they came.
-
-    `turns` are the one to settle in, and the others.
-    """
-    whole, turn = turns
-    until = time.monotonic() + (deadline - time.monotonic()) / 2
-    ours = _turns_until(first, until, turn)
-    trees.end(first.mark)
-    with living(program, silence_s) as second:
-        second.take(whole)
-        theirs = _turns_until(second, deadline, turn)
-    times[first.program.name] += ours
-    times[program.name] += theirs
-    return log_ratios(ours, theirs), 0
-
-
-def _turns_until(side: "Living", deadline: float, turn: dict) -> list[float]:
-    steps = [side.take(turn) for _ in range(LEAST_PAIRS)]
-    while time.monotonic() < deadline and len(steps) < 50:
-        steps.append(side.take(turn))
-    return steps
-
-
-def _free_bytes(process: "Living") -> float:
-    """Memory that programs may take: what is available now, and what this one has taken of it."""
-    with contextlib.suppress(OSError, StopIteration):
-        with open("/proc/meminfo") as lines:
-            kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-        return kib * 1024 + process.resident_bytes()
-    return float("inf")
+    return [float(np.log(second / first)) for first, second in zip(before, after, strict=True)]
 
 
 class Living:
@@ -303,9 +205,6 @@ class Living:
         steps, seconds = self._answer()
         trees.stop(self.mark)
         return seconds / steps
-
-    def resident_bytes(self) -> int:
-        return trees.resident_bytes(self.mark)
 
     def _answer(self) -> list[float]:
         deadline = time.monotonic() + self._silence_s

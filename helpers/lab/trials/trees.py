@@ -61,15 +61,6 @@ def guard(mark: str) -> subprocess.Popen:
     )
 
 
-def resident_bytes(mark: str) -> int:
-    """Memory of a tree, counting what its processes share for each of them."""
-    total = 0
-    for pid in members(mark):
-        with contextlib.suppress(OSError, IndexError):
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return total
-
-
 def _signal(pids, number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,25 +1,23 @@
 """Programs that take turns: their ratio, what becomes of those that fail, and that none is left."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.lab.trials import FASTER, Program, programs, trees, trial
 
-HERE = Path(__file__).parent
-ANY_LOAD = 1e9  # tests run beside others
+OURS = "TRIALS_OF_THIS_TEST"
 
 
 def program(function: str, name: str = "", **arguments) -> Program:
-    return Program(name or function, function=f"programs_to_try:{function}", arguments=arguments, folder=str(HERE))
-
-
-OURS = "TRIALS_OF_THIS_TEST"
+    folder = str(Path(__file__).parent)
+    return Program(name or function, function=f"programs_to_try:{function}", arguments=arguments, folder=folder)
 
 
 def marked() -> list[int]:
@@ -37,6 +35,14 @@ def _read(file: Path) -> bytes:
 
 
 @pytest.fixture(autouse=True)
+def load(monkeypatch):
+    """The cores that others use: none, unless a test says so."""
+    others = SimpleNamespace(cores=0.0)
+    monkeypatch.setattr(programs, "OthersLoad", lambda: contextlib.nullcontext(others))
+    return others
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
     monkeypatch.setenv(OURS, str(os.getpid()))
     yield
@@ -44,17 +50,16 @@ def _nothing_is_left(monkeypatch):
 
 
 def test_half_the_time_is_faster_and_has_an_interval():
-    result = trial(program("sleep", "slow", ms=20), program("sleep", "fast", ms=10), seconds=4, loaded=ANY_LOAD)
-    assert result.estimate.verdict == FASTER
-    assert result.estimate.low < 0.55 and 0.45 < result.estimate.high < 1
-    row = result.row()
-    assert {"ratio", "low", "high", "pairs", "starts", "verdict", "median_ms", "baseline_ms"} <= set(row)
-    assert row["baseline"] == "slow" and row["baseline_ms"] > row["median_ms"] >= 10
+    row = trial(program("sleep", "slow", ms=8), program("sleep", "fast", ms=4), seconds=1.5, drop=0, wanted=1)
+    assert row["verdict"] == FASTER and row["starts"] == 1 and row["pairs"] >= 4
+    assert row["low"] < 0.55 and 0.45 < row["high"] < 1
+    assert row["baseline"] == "slow" and row["baseline_ms"] > row["median_ms"] >= 4
 
 
 def test_a_worker_makes_nothing_ahead_while_the_other_has_the_turn():
-    result = trial(program("prefetch", "loader", ms=20), program("sleep", ms=100), seconds=3, loaded=ANY_LOAD)
-    assert result.baseline_ms > 15  # else its queue was full of what the worker had made meanwhile
+    loader, slow = program("prefetch", "loader", ms=10), program("sleep", ms=50)
+    row = trial(loader, slow, seconds=1, drop=1, turn_steps=3, wanted=1)
+    assert row["baseline_ms"] > 7  # else its queue was full of what the worker had made meanwhile
 
 
 @pytest.mark.parametrize(
@@ -68,62 +73,29 @@ def test_a_worker_makes_nothing_ahead_while_the_other_has_the_turn():
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_program_that_fails_is_a_row_with_its_reason(bad, reason):
-    result = trial(program("sleep", ms=1), bad, seconds=2, silence_s=1, loaded=ANY_LOAD)
-    assert result.estimate is None
-    assert result.reason.startswith(reason)
-    assert result.row() == {"status": result.reason}
+def test_a_program_that_fails_is_a_row_with_its_reason(bad, reason, monkeypatch):
+    monkeypatch.setattr(programs, "SILENCE_S", 1)
+    row = trial(program("sleep", ms=1), bad, seconds=2)
+    assert list(row) == ["status"] and row["status"].startswith(reason)
 
 
-def test_pairs_beside_others_work_are_dropped_and_counted(monkeypatch):
-    class Loaded:
-        cores = 1.5
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(programs, "OthersLoad", Loaded)
-    result = trial(program("sleep", ms=1), program("sleep", "same", ms=1), seconds=0.5)
-    assert result.estimate is None and result.dropped >= 1
-    assert "beside others' work" in result.reason
+def test_pairs_beside_others_work_are_dropped_and_counted(load):
+    load.cores = 1.5
+    row = trial(program("sleep", ms=1), program("sleep", "same", ms=1), seconds=0.5)
+    assert list(row) == ["status"] and "pairs beside others' work" in row["status"]
 
 
-def test_programs_that_do_not_fit_together_live_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(programs, "TOGETHER", 0)
-    alive = []
-    living = programs.living
-
-    def counted(*arguments):
-        alive.append(len(set(marked())))
-        return living(*arguments)
-
-    monkeypatch.setattr(programs, "living", counted)
-    result = trial(program("sleep", ms=20), program("sleep", "fast", ms=10), seconds=4, loaded=ANY_LOAD)
-    assert result.estimate.ratio < 0.8
-    assert max(alive) == min(alive)  # never one beside another
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_trial_no_process_is_left(number):
-    code = (
-        "from helpers.lab.trials import Program, trial\n"
-        f"one = Program('one', function='programs_to_try:prefetch', arguments={{'ms': 5}}, folder={str(HERE)!r})\n"
-        "print('begun', flush=True)\n"
-        "trial(one, one, seconds=60, loaded=1e9)"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=HERE.parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    parent.stdout.readline()
+    one = program("prefetch", ms=5)
+    trying = multiprocessing.get_context("fork").Process(target=trial, args=(one, one), kwargs={"seconds": 60})
+    trying.start()
     deadline = time.monotonic() + 20
     while len(marked()) < 3 and time.monotonic() < deadline:  # a program, its worker, and more
         time.sleep(0.02)
     assert marked()
-    os.kill(parent.pid, number)
-    parent.wait(timeout=20)
+    os.kill(trying.pid, number)
+    trying.join(timeout=20)
     while marked() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not marked()
