@@ -40,11 +40,16 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     preset = device_class()
     yield "class of machine", preset
     unusable = torch.cuda.is_available() and without_kernels()
-    plans = [] if unusable else [plan(e, results=results) for chapter in chapters() for e in tables_of(chapter)]
+    plans, tables = [], []
+    for e in () if unusable else (e for chapter in chapters() for e in tables_of(chapter)):
+        try:
+            plans.append(planned := plan(e, results=results))
+            found = f"{planned.fresh} of {planned.fresh + planned.missing} configurations recorded here ({preset})"
+        except (records.RecordError, OSError) as error:
+            found = f"{FAULT}: {error}"
+        tables.append((f"  {e.name}", found))
     yield "measure would run", "nothing, as the GPU is unusable" if unusable else f"{preset} sizes, {total(plans)}"
-    for p in plans:
-        recorded = f"{p.fresh} of {p.fresh + p.missing} configurations recorded here ({preset})"
-        yield f"  {p.name}", f"{FAULT}: {p.damaged}" if p.damaged else recorded
+    yield from tables
 
 
 def _rows_of(machine: str, results: Path | str | None) -> str:

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and the folder for downloads."""
+"""Atomic writing of files, locks, and the folder for downloads."""
 
 import contextlib
 import os
@@ -7,6 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked
+    fcntl = None
 
 
 @contextlib.contextmanager
@@ -51,6 +56,27 @@ def building(folder: Path | str) -> Iterator[Path]:
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path | str, refusal: str = "") -> Iterator[None]:
+    """Hold the lock of a file or folder, which ends with the process, also if it is killed.
+
+    If another process holds it, wait; with a `refusal`, raise a BlockingIOError that says it.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+    except BlockingIOError:
+        os.close(handle)
+        raise BlockingIOError(refusal) from None
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_writable(folder: Path | str) -> None:

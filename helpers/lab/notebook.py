@@ -32,23 +32,7 @@ from .results import Named, Results, main_machine, recorded
 from .runner import measure
 from .values import NOT_MEASURED, Verdict, number, quoted
 
-__all__ = [
-    "Results",
-    "as_markdown",
-    "claim",
-    "columns",
-    "figure",
-    "heading",
-    "main_machine",
-    "number",
-    "readme",
-    "recorded",
-    "results",
-    "say",
-    "show_list",
-    "table",
-    "when",
-]
+__all__ = ["claim", "figure", "main_machine", "readme", "results", "say", "show_list", "table", "when"]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops
@@ -95,8 +79,8 @@ def _measure(experiment: Experiment, preset: str, budget: float) -> None:
     planned = plan(experiment, preset)
     if planned.missing:
         some = f"{planned.missing} of {planned.missing + planned.fresh} configurations ({preset}) on {device_name()}"
-        takes = f"expected minutes: {minutes(planned)}; stops after {budget / 60:.1f}"
-        notice = f"*Measuring {planned.name}: {some}; {takes}, when the last one begun is finished.*"
+        takes = f"expected minutes: {minutes(planned.seconds)}; stops after {budget / 60:.1f}"
+        notice = f"*Measuring {experiment.name}: {some}; {takes}, when the last one begun is finished.*"
         display(Markdown(notice), metadata=LEFT_OUT)
         measure([experiment], preset, budget=budget)
 

@@ -5,12 +5,11 @@ garbled or hand-edited cell raises an error. Files are replaced atomically: a ki
 new one. Adding rows rewrites the table, which has at most some hundred rows.
 """
 
-import contextlib
 import csv
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,6 @@ import pandas as pd
 
 from . import files
 from .machine import project_root
-
-try:
-    import fcntl
-except ImportError:  # Windows: two measurements at once are not guarded against each other
-    fcntl = None
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
@@ -120,14 +114,14 @@ def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> No
     identity = list(identity)
     replaced = {key(row, identity) for row in new} if identity else set()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file.parent):
+    with files.locked(file.parent):
         retained = [row for row in read_rows(file) if key(row, identity) not in replaced]
         _write(file, retained + new)
 
 
 def rewrite(file: Path, rows: Iterable[Row]) -> None:
     """Replace all rows of a record file."""
-    with _locked(file.parent):
+    with files.locked(file.parent):
         _write(file, [{name: cell(value) for name, value in row.items()} for row in rows])
 
 
@@ -175,20 +169,6 @@ def _write(file: Path, rows: list[dict[str, str]]) -> None:
     writer.writeheader()
     writer.writerows(row | {CHECKSUM: checksum(row)} for row in rows)
     files.write(file, text.getvalue())
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Lock a folder for one writer; the lock ends with the process, also if it is killed."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _damaged(file: Path, row: int, reason: str) -> RecordError:

@@ -32,11 +32,6 @@ class Results:
         """The rows that hold figures."""
         return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
 
-    @property
-    def preset(self) -> str:
-        """The class of the machine that is shown; of a big GPU where none has measured."""
-        return str(self.rows["preset"].iloc[0]) if len(self.rows) else "big-gpu"
-
     def named(
         self, claims: Callable[..., SimpleNamespace], *others: "Results", trials: "Results | None" = None
     ) -> "Named":

@@ -18,26 +18,10 @@ from statistics import median
 
 from tqdm import tqdm
 
-from . import ceilings, files, records
+from . import ceilings, files, machine, records
 from .cpu import keep_pages
 from .experiment import FAILED, Experiment
-from .machine import (
-    NOT_INSTALLED,
-    OthersLoad,
-    check_assertions,
-    device,
-    device_class,
-    device_name,
-    environment,
-    installed,
-    slug,
-)
 from .timing import synchronize
-
-try:
-    import fcntl
-except ImportError:  # Windows: two measurements at once are not kept apart
-    fcntl = None
 
 LOCK = Path(tempfile.gettempdir()) / "deep-learning-speed-measure.lock"
 STALE = " stale"
@@ -57,7 +41,6 @@ class Progress:
     fresh: int
     left: int
     failed: int = 0
-    damaged: tuple[str, ...] = ()  # for each table that can't be read, why; nothing of it is measured
 
 
 def measure(
@@ -76,12 +59,12 @@ def measure(
     configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
 
-    Before anything is measured, folders that can't be written, `python -O`, and another `measure` on this machine are
-    errors: two at once would time each other. (`small` is never a result, and isn't kept from it.)
+    Before anything is measured, damaged tables, folders that can't be written, `python -O`, and another `measure` on
+    this machine are errors: two at once would time each other. (`small` is never a result, and isn't kept from it.)
     """
-    device()  # raises where the GPU can't be used
-    check_assertions()
-    preset = preset or device_class()
+    machine.device()  # raises where the GPU can't be used
+    machine.check_assertions()
+    preset = preset or machine.device_class()
     with contextlib.nullcontext() if preset == "small" else _alone():
         return _measure(list(experiments), preset, budget, results, refresh)
 
@@ -89,61 +72,43 @@ def measure(
 def _measure(
     experiments: list[Experiment], preset: str, budget: float | None, results: Path | str | None, refresh: bool
 ) -> Progress:
-    began, gpu = time.perf_counter(), slug(device_name())
-    stored, damaged = {}, []
-    for e in experiments:
-        try:
-            stored[e.chapter, e.table] = records.read_rows(_file(gpu, e, results))
-        except records.RecordError as error:
-            damaged.append(str(error))
-    experiments = [e for e in experiments if (e.chapter, e.table) in stored]
+    began, gpu = time.perf_counter(), machine.slug(machine.device_name())
+    stored = {e.name: records.read_rows(_file(gpu, e, results)) for e in experiments}
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
     for folder in {_file(gpu, e, results).parent for e, _ in work}:
         files.check_writable(folder)
     if refresh:
         for e in experiments:
-            stored[e.chapter, e.table] = _mark_stale(_file(gpu, e, results), preset)
-    todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.chapter, e.table])]
-    pages = (keep_pages() or "kept") if device().type == "cpu" and preset != "small" else ""
+            stored[e.name] = _mark_stale(_file(gpu, e, results), preset)
+    todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.name])]
+    pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
     attempts: tuple[int, list[float] | None] = (1, None) if preset == "small" else (ATTEMPTS, [])
-    took: dict[tuple[str, str], float] = {}
+    took: dict[str, float] = {}
     measured = failed = 0
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
         for e, config in todo:
             left = float("inf") if budget is None else budget - (time.perf_counter() - began)
-            if left <= took.get((e.chapter, e.table), 0.0):
+            if left <= took.get(e.name, 0.0):
                 continue
-            bar.set_description(f"{e.chapter}/{e.table}")
+            bar.set_description(e.name)
             start = time.perf_counter()
             rows = measured_rows(e, config, *attempts)
             failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
-            took[e.chapter, e.table] = time.perf_counter() - start
-            more = {records.SECONDS: round(took[e.chapter, e.table], 3), "pages": pages} | provenance(e, preset)
+            took[e.name] = time.perf_counter() - start
+            more = {records.SECONDS: round(took[e.name], 3), "pages": pages} | provenance(e, preset)
             records.replace(_file(gpu, e, results), [row | more for row in rows], [*e.identity(preset), "preset"])
             measured += 1
             bar.update()
-    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed, tuple(damaged))
+    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the machine's lock of measuring; a BlockingIOError if another process does. It ends with the process."""
-    if fcntl is None:
+    """Hold the machine's lock of measuring; a BlockingIOError if another process does."""
+    if not LOCK.exists():  # another user's is only read
+        LOCK.touch()
+    with files.locked(LOCK, "another `measure` runs on this machine; each would time the other"):
         yield
-        return
-    try:
-        handle = os.open(LOCK, os.O_RDONLY)  # another user's is only read
-    except FileNotFoundError:
-        handle = os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        os.fchmod(handle, 0o644)  # for other users, whatever the umask
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError("another `measure` runs on this machine; each would time the other") from None
-        yield
-    finally:
-        os.close(handle)
 
 
 def measured_rows(
@@ -157,7 +122,7 @@ def measured_rows(
     best: tuple[float, list[records.Row]] | None = None
     for attempt in range(1, attempts + 1):  # noqa: B007 (how many were made is told below)
         start = time.perf_counter()
-        with OthersLoad() as load:
+        with machine.OthersLoad() as load:
             try:
                 rows = e.rows(config)
             except Exception as error:
@@ -225,7 +190,7 @@ def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[rec
     identity = [*e.identity(preset), "preset"]
     wanted = records.key(config | {"preset": preset}, identity)
     about = [row for row in rows if records.key(row, identity) == wanted]
-    release = _release(environment()["torch"])
+    release = _release(machine.environment()["torch"])
     return bool(about) and all(
         row["method"] == str(e.version)
         and _release(row["torch"]) == release
@@ -237,7 +202,7 @@ def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[rec
 
 def provenance(e: Experiment, preset: str) -> records.Row:
     """The provenance columns of a row."""
-    known = environment()
+    known = machine.environment()
     origin = {name: known[name] for name in records.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version}
 
@@ -253,7 +218,8 @@ def _mark_stale(file: Path, preset: str) -> list[records.Row]:
 
 
 def _now_installed(status: str) -> bool:
-    return status.startswith(NOT_INSTALLED) and installed(status.removeprefix(NOT_INSTALLED)) is not None
+    package = status.removeprefix(machine.NOT_INSTALLED)
+    return package != status and machine.installed(package) is not None
 
 
 def _release(version: str) -> list[str]:

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from helpers.lab import Disagreement, measure, records, runner
-from helpers.lab.experiment import PRESETS, Experiment, experiment, is_out_of_memory
+from helpers.lab import Disagreement, machine, measure, records, runner
+from helpers.lab.experiment import PRESETS, Experiment, experiment, free_memory, is_out_of_memory
 from helpers.lab.machine import OthersLoad, device_name, slug
 
 CALLS = []
@@ -50,7 +50,7 @@ def _small_heap():
 @pytest.fixture(autouse=True)
 def _forget_calls(monkeypatch):
     CALLS.clear()
-    monkeypatch.setattr(runner, "OthersLoad", Quiet)
+    monkeypatch.setattr(machine, "OthersLoad", Quiet)
 
 
 def read(e, results):
@@ -295,3 +295,15 @@ def test_each_class_of_machine_has_its_sizes():
     assert of_gpus.configurations("cpu") == []
     of_all = experiment(small=[{"size": 1}], cpu=[{"size": 2}])(three)
     assert of_all.configurations("big-gpu") == [{"size": 2}]
+
+
+@pytest.mark.parametrize("there", [True, False])  # torch may not have the function: it is no public one
+def test_the_next_configuration_starts_without_the_memory_that_cublas_worked_in(there, monkeypatch):
+    done = []
+    monkeypatch.setitem(free_memory.__globals__, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("workspaces"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
+    if not there:
+        monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    free_memory()
+    assert done == ["workspaces", "cache"][not there :]  # in this order, or the cache would keep the workspaces
