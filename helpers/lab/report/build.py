@@ -24,16 +24,14 @@ def build(
     *,
     execute: bool = True,
     output: Path | str | None = None,
-    figures: Path | str | None = None,
     results: Path | str | None = None,
     save_notebooks: bool = False,
-    progress: bool = True,
 ) -> Path:
     """Build the report from `notebooks/*.ipynb` and return the path of the PDF.
 
     With `execute` the notebooks are run first, each in a fresh kernel, and that takes as long as they take.
-    Without it their committed outputs are used, which takes seconds. `output` is `report.pdf` and `figures`
-    is `figures/` of the project unless given; `results` is where the kernels find records.
+    Without it their committed outputs are used, which takes seconds. `output` is the project's
+    `report.pdf` unless given; `results` is where the kernels find records.
 
     The PDF, the figures and (with `save_notebooks`) the notebooks are written after everything has succeeded. With
     execution, SVG figures that no notebook draws any more are removed, and writing the project's own report.pdf also
@@ -43,7 +41,7 @@ def build(
     paths = sorted((root / "notebooks").glob("*.ipynb"))
     if not paths:
         raise BuildError(f"there is no notebook in {root / 'notebooks'}")
-    output, figures = Path(output or root / "report.pdf"), Path(figures or root / "figures")
+    output, figures = Path(output or root / "report.pdf"), root / "figures"
     for folder in (output.parent, figures):
         check_writable(folder)  # before the notebooks run
     notebooks = {path: read(path) for path in paths}
@@ -54,7 +52,7 @@ def build(
             environment = {"HELPERS_FIGURES": f"{temporary}/figures", "IPYTHONDIR": f"{temporary}/ipython"}
             if results is not None:
                 environment["HELPERS_RESULTS"] = str(Path(results).resolve())
-            _execute_all(notebooks, environment, progress)
+            _execute_all(notebooks, environment)
         else:
             for path, notebook in notebooks.items():
                 check_executed(notebook, path)
@@ -85,9 +83,8 @@ def _replace_all(contents: dict[Path, bytes]) -> None:
             stream.flush()
 
 
-def _execute_all(notebooks: dict[Path, nbformat.NotebookNode], environment: dict[str, str], progress: bool) -> None:
-    total = sum(map(code_cells, notebooks.values()))
-    with tqdm(total=total, unit="cell", file=sys.stderr, disable=not progress) as bar:
+def _execute_all(notebooks: dict[Path, nbformat.NotebookNode], environment: dict[str, str]) -> None:
+    with tqdm(total=sum(map(code_cells, notebooks.values())), unit="cell", file=sys.stderr) as bar:
         for path, notebook in notebooks.items():
             bar.set_description(path.stem)
             execute(notebook, path, environment, bar.update)
@@ -118,11 +115,12 @@ def _compiled(exporter: ReportExporter, chapters: list[Chapter], pages: Path, wa
 
 
 def _figures(chapters: list[Chapter]) -> dict[str, bytes]:
+    """The figures that the notebooks name, by the names of their files."""
     figures: dict[str, bytes] = {}
     for each in chapters:
-        for name, svg in each.figures:
-            if figures.setdefault(name, svg) != svg:
-                raise BuildError(f"{each.file}: another figure is called {name}, too")
+        for piece in each.pieces:
+            if "name" in piece and figures.setdefault(f"{piece['name']}.svg", piece["content"]) != piece["content"]:
+                raise BuildError(f"{each.file}: another figure is called {piece['name']}.svg, too")
     return figures
 
 

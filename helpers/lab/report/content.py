@@ -35,11 +35,6 @@ class Chapter:
     number: int  # 0: the chapter has none
     pieces: list[Piece]
 
-    @property
-    def figures(self) -> list[tuple[str, bytes]]:
-        """The figures that the notebook names."""
-        return [(f"{piece['name']}.svg", piece["content"]) for piece in self.pieces if "name" in piece]
-
 
 def chapter(notebook: nbformat.NotebookNode, name: str, folder: Path) -> Chapter:
     """Convert a notebook, and write its figures into `folder`.

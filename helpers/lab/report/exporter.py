@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 from nbconvert.exporters.exporter import Exporter
 from nbconvert.exporters.templateexporter import TemplateExporter
-from traitlets import default
+from traitlets import List, Unicode
 
 from .content import Chapter, chapter
 from .convert import TEMPLATES, BuildError
@@ -23,21 +23,10 @@ class ReportExporter(TemplateExporter):
 
     output_mimetype = "application/pdf"
 
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".pdf"
-
-    @default("template_extension")
-    def _template_extension_default(self) -> str:
-        return ".typ.j2"
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return TEMPLATES.name
-
-    @default("extra_template_basedirs")
-    def _default_extra_template_basedirs(self) -> list[str]:
-        return [str(TEMPLATES.parent)]
+    file_extension = Unicode(".pdf")
+    template_extension = Unicode(".typ.j2")
+    template_name = Unicode(TEMPLATES.name)
+    extra_template_basedirs = List([str(TEMPLATES.parent)])
 
     def default_filters(self):
         """nbconvert's filters, and the one that quotes a text for Typst."""

@@ -95,14 +95,14 @@ def test_a_notebook_that_fails_is_named_and_changes_nothing(project):
     (project / "figures" / "old.svg").write_text(SVG)
     before = files(project)
     with pytest.raises(BuildError, match=r"^02_second\.ipynb: In \[2\]: KeyError: 'a\\n b'$"):
-        build(save_notebooks=True, progress=False)
+        build(save_notebooks=True)
     assert files(project) == before
 
 
 def test_a_kernel_that_dies_is_an_error_of_its_cell(project):
     write(project, "01_first", code("x = 1"), code("import os; os._exit(1)"), code("y", printed("stale")))
     with pytest.raises(BuildError, match=r"01_first\.ipynb: In \[2\]: the kernel died"):
-        build(progress=False)
+        build()
 
 
 def test_without_execution_the_committed_outputs_are_used_and_figures_rewritten(project, pages):
@@ -167,7 +167,7 @@ def test_where_nothing_can_be_written_no_notebook_runs(project):
     path = write(project, "01_first", code("open('ran', 'w')"))
     (project / "file").write_text("")
     with pytest.raises(OSError):
-        build(output=project / "file" / "report.pdf", progress=False)
+        build(output=project / "file" / "report.pdf")
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

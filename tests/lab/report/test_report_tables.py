@@ -15,13 +15,11 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 FRAME = pd.DataFrame({"variant": ["eager", "compiled"], "tokens_per_s": [1234.5, 9876.25], "n": [20, 21]})
 
 
-@pytest.mark.parametrize("rendered", [FRAME._repr_html_(), FRAME.style.format(precision=2).to_html()])
-def test_a_frame_is_a_table_with_its_text_and_without_its_style(rendered, shown, data, text, typst):
-    notebook = shown(data("text/html", rendered))
-    pages = text(notebook)
-    assert all(cell in pages.flat for cell in ("eager", "compiled", "tokens_per_s", "1234.5", "9876.25"))
+def test_a_frame_is_a_table_with_its_text_and_without_its_style(shown, data, text):
+    rendered = [FRAME._repr_html_(), FRAME.style.format(precision=2).to_html()]
+    pages = text(shown(*(data("text/html", each) for each in rendered)))
+    assert all(pages.flat.count(cell) == 2 for cell in ("eager", "compiled", "tokens_per_s", "1234.5", "9876.25"))
     assert not any(word in pages.text for word in ("PLAIN", "<", "scoped", "{"))
-    assert "#data-table(" in typst(notebook)
 
 
 def test_numbers_stand_right_and_the_index_and_words_left(shown, data):

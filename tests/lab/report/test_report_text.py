@@ -18,33 +18,28 @@ def test_characters_that_mean_something_to_typst_or_html_are_printed(shown, text
     assert "10<sup>9</sup>,results/<gpu>/x" in flat and "notthis" not in flat and "block" in flat
 
 
-def test_markdown_of_jupyter(shown, text):
+def test_markdown_of_jupyter_in_which_no_cell_reaches_into_the_next(shown, text):
     prose = "Text:\n- item *one*\n- item **two**\n\nПривет.[^1]\n\n[^1]: Footnote.\n\n| a |\n|---|\n| `x\\|y` $z$ |"
-    pages = text(shown(prose, "---\n\nAfter the rule", "```sh\necho $$\n-a\n$$ 1\n```"))
+    apart = ("```\nnever closed", "# Heading *kept*", "A [link][1]", "[1]: https://a.b")
+    pages = text(shown(prose, "---\n\nAfter the rule", "```sh\necho $$\n-a\n$$ 1\n```", *apart))
     for said in ("• item one", "• item two", "Привет", "Footnote.", "x|y 𝑧", "After the rule", "-a"):
         assert said in pages.text
+    assert "Heading kept" in pages.text and "[link][1]" in pages.text
 
 
-@pytest.mark.parametrize(
-    ("tex", "said"),
-    [
-        (r"\begin{aligned} y &= \mathrm{SiLU}(x) \odot \frac{a}{b} \\ z &= \sigma(x) \end{aligned}", "SiLU(𝑥)⊙"),
-        (r"f = \begin{cases} 1 & x>0 \\ 0 & \text{otherwise} \end{cases}", "otherwise"),
-        ("a\n- b\n= c\n+ d", "𝑎−𝑏=𝑐+𝑑"),
-    ],
-)
-def test_displayed_math(tex, said, shown, text):
-    assert said in text(shown(f"Let\n$$\n{tex}\n$$\nbe so.")).flat
+def test_displayed_math(shown, text):
+    formulas = {
+        r"\begin{aligned} y &= \mathrm{SiLU}(x) \odot \frac{a}{b} \\ z &= \sigma(x) \end{aligned}": "SiLU(𝑥)⊙",
+        r"f = \begin{cases} 1 & x>0 \\ 0 & \text{otherwise} \end{cases}": "otherwise",
+        "a\n- b\n= c\n+ d": "𝑎−𝑏=𝑐+𝑑",
+    }
+    flat = text(shown(*(f"Let\n$$\n{tex}\n$$\nbe so." for tex in formulas))).flat
+    assert all(said in flat for said in formulas.values())
 
 
 def test_tex_that_cannot_be_set_is_an_error_that_shows_it(shown, text):
     with pytest.raises(BuildError, match=r"Notebook\.ipynb.*\\nosuchmacro\{x\}"):
         text(shown(r"So $\nosuchmacro{x}$."))
-
-
-def test_one_cell_cannot_reach_into_the_next(shown, text):
-    pages = text(shown("```\nnever closed", "# Heading *kept*", "A [link][1]", "[1]: https://a.b"))
-    assert "Heading kept" in pages.text and "[link][1]" in pages.text
 
 
 def test_a_link_can_be_followed_to_a_page_or_a_chapter_and_another_relative_one_is_text(shown, typst):
