@@ -8,7 +8,7 @@ luck of the starts, whose variance is estimated from the starts together with `L
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -42,8 +42,7 @@ class Estimate:
 
     def row(self) -> dict[str, float | int | str]:
         """The columns of a record."""
-        numbers: dict[str, float | int | str] = {"ratio": self.ratio, "low": self.low, "high": self.high}
-        return numbers | {"pairs": self.pairs, "starts": self.starts, "verdict": self.verdict}
+        return asdict(self)
 
 
 def estimate(starts: Sequence[Sequence[float] | np.ndarray], luck: float = LUCK, seed: int = 0) -> Estimate | None:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from . import files
 from .machine import project_root
 from .values import Number
 
@@ -29,8 +30,6 @@ def folder() -> Path:
 
 def style():
     """The house style as a context manager: `with figures.style(): …`."""
-    import matplotlib.style
-
     return matplotlib.style.context(STYLE)
 
 
@@ -91,10 +90,9 @@ def png(figure: Figure) -> bytes:
 
 def save(figure: Figure, name: str) -> Path:
     """Write `figures/<name>.svg`; nothing where that can't be written, as in a project that is mounted read-only."""
-    path, text = folder() / f"{name}.svg", svg(figure, name)
+    path = folder() / f"{name}.svg"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        return files.write(path, svg(figure, name))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

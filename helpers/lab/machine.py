@@ -24,17 +24,11 @@ import torch
 
 from . import cpu
 
-# Optional packages: name on the package index -> name of the module.
-PEERS = {
-    "apex": "apex",
-    "liger-kernel": "liger_kernel",
-    "torchao": "torchao",
-    "transformers": "transformers",
-    "triton": "triton",
-}
+PEERS = ("apex", "liger-kernel", "torchao", "transformers", "triton")  # optional packages
 
-# Also those that only a row's status names. Others are imported by the name they are installed by.
-MODULES = PEERS | {
+# The modules of packages that aren't imported by the name they are installed by.
+MODULES = {
+    "liger-kernel": "liger_kernel",
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
     "scikit-learn": "sklearn",
@@ -101,8 +95,11 @@ def device_class() -> str:
     """This machine's class, which selects the configurations: `cpu`, `gpu`, or `big-gpu` from 40 GB of memory."""
     if not torch.cuda.is_available():
         return "cpu"
-    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return "big-gpu" if memory >= BIG else "gpu"
+    return "big-gpu" if _gpu_bytes() >= BIG else "gpu"
+
+
+def _gpu_bytes() -> int:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class OthersLoad:
@@ -127,7 +124,8 @@ class OthersLoad:
     def _clocks() -> tuple[float, float, float] | None:
         """Seconds of wall-clock time, of CPU time on all cores, and of CPU time of this process and its descendants."""
         try:
-            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, _first_line("/proc/stat").split()[1:9])
+            fields = Path("/proc/stat").read_text().split()[1:9]  # of the first line, all cores together
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields)
             ticks = os.sysconf("SC_CLK_TCK")
             ours = sum(os.times()[:4]) + sum(_cpu_ticks(pid) for pid in _descendants()) / ticks
             return time.perf_counter(), (user + nice + system + irq + softirq + steal) / ticks, ours
@@ -135,15 +133,10 @@ class OthersLoad:
             return None
 
 
-def _first_line(path: str) -> str:
-    with open(path) as stream:
-        return stream.readline()
-
-
 def _stat(pid: str) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on, after the name, which may contain spaces."""
     try:
-        return _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # the process has ended
         return []
 
@@ -238,9 +231,7 @@ def environment() -> dict[str, str]:
     on_gpu = torch.cuda.is_available()
     facts = {
         "gpu": device_name(),
-        "gpu_memory_gib": f"{torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30:.1f}"
-        if on_gpu
-        else "",
+        "gpu_memory_gib": f"{_gpu_bytes() / 2**30:.1f}" if on_gpu else "",
         "driver": _driver() if on_gpu else "none",
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda or "none"),
@@ -260,17 +251,14 @@ def environment() -> dict[str, str]:
 def commit() -> str:
     """The commit of this package, with `+` if the work tree differs from it.
 
-    Without the project's own git repository (a copy that is installed may lie in another one) it is a hash of the
-    package's sources: `source-1a2b3c4d5e6f`.
+    Where git doesn't track it (a copy that is installed may lie in another repository) it is a hash of the package's
+    sources: `source-1a2b3c4d5e6f`.
     """
     package = Path(__file__).resolve().parents[1]
     try:
-        if Path(_output("git", "-C", str(package), "rev-parse", "--show-toplevel")).resolve() != package.parent:
-            raise FileNotFoundError("the repository is another's")
-        _output("git", "-C", str(package), "ls-files", "--error-unmatch", "--", __file__)
-        head = _output("git", "-C", str(package), "rev-parse", "--short=10", "HEAD")
-        changed = _output("git", "-C", str(package), "status", "--porcelain", "--", str(package))
-        return head + ("+" if changed else "")
+        git = functools.partial(_output, "git", "-C", str(package))
+        git("ls-files", "--error-unmatch", "--", __file__)
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         digest = hashlib.sha256()
         for path in sorted(package.rglob("*.py")):

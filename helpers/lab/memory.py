@@ -1,8 +1,6 @@
 """Memory of a call: the peak of allocated bytes, and the bytes of tensors saved for backward."""
 
-import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,14 +86,9 @@ def saved_bytes(fn: Callable[[], Any], *, without: Iterable[torch.Tensor] = ()) 
 def _memory_on_cpu(fn: Callable[[], Any]) -> Memory:
     if torch.autograd._profiler_enabled():
         raise RuntimeError("peak_memory uses torch's profiler on the CPU, and one is running: call it outside")
-    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _quiet():
-        profiler.start()
-    try:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = fn()
-    finally:
-        with _quiet():
-            profiler.stop()
     del result
     events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     blocks: dict[int, int] = {}  # address -> bytes
@@ -120,18 +113,3 @@ def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
         kind, fields = event.typed
         if kind == _EventType.Allocation and fields.device.type == "cpu":
             yield event.start_time_ns, fields.ptr, fields.alloc_size
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence stderr: some builds of torch print a line from C++ whenever a profiler starts or stops."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(null)

@@ -4,13 +4,13 @@ What ran before in a process changes what is measured after it: memory that the 
 threads, compiled code. And glibc reads its allocator's settings once, when a process starts.
 """
 
-import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+from unittest import mock
 
 
 def in_fresh_process(
@@ -21,25 +21,9 @@ def in_fresh_process(
     It takes 2 s to start. `fn` is a function of a module; its arguments and its result must be picklable. An error
     is raised here; a process that is killed, as the kernel does when memory runs out, is a `MemoryError`.
     """
-    with (
-        _variables(environment or {}),
-        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
-    ):
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    with mock.patch.dict(os.environ, environment or {}), pool:
         try:
             return pool.submit(fn, *arguments, **options).result()
         except BrokenProcessPool:
             raise MemoryError("the process was killed; it was out of memory, or crashed") from None
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

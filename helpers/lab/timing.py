@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class Timing:
         return cls(float(median), float(p20), float(p80), len(samples_ms))
 
     def row(self) -> dict[str, float]:
-        return {"median_ms": self.median_ms, "p20_ms": self.p20_ms, "p80_ms": self.p80_ms, "n": self.n}
+        return asdict(self)
 
 
 def bench(fn: Callable[[], Any], *, repeat: int = 20, warmup: int = 3, seconds: float = 0.2) -> Timing:

@@ -1,8 +1,13 @@
 """What a check says: a line for each thing that must hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from helpers.lab.timing import relative_error
 
 
 @dataclass
@@ -45,6 +50,12 @@ class Check:
         if not self.attempted:
             return f"{self.name}: not attempted"
         return "\n".join([self.name, *(f"  {verdict}  {about}" for verdict, about in self.lines)])
+
+
+def close(tensors: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> tuple[bool, str]:
+    """Whether each tensor's relative error is at most the tolerance, and the largest one."""
+    error = float(np.max([relative_error(a, b) for a, b in zip(tensors, expected, strict=True)]))
+    return error <= tolerance, f"relative error {error:.1e}"
 
 
 def name_of(implementation: Any) -> str:

@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.timing import relative_error
-
-from .check import Check, name_of
+from .check import Check, close, name_of
 
 
 def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
@@ -53,10 +51,6 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
                 scales.append(float(scaler.get_scale()))
         return [p.detach().clone() for p in model.parameters()], scales
 
-    def equal(values: list[Tensor], expected: list[Tensor]) -> tuple[bool, str]:
-        error = max(relative_error(a, b) for a, b in zip(values, expected, strict=True))
-        return error <= 1e-5, f"relative error {error:.1e}"
-
     def scaled() -> tuple[bool, str]:
         loss = torch.tensor(1.5, requires_grad=True)
         value = float(built(64.0).scale(loss).detach())
@@ -65,13 +59,13 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
     check.holds("scale(loss) is loss · scale", scaled)
     check.holds(
         "40 steps give the weights of unscaled training",
-        lambda: equal(train(built(1024.0))[0], train(None)[0]),
+        lambda: close(train(built(1024.0))[0], train(None)[0], 1e-5),
     )
     if not dynamic:
         return check
     check.holds(
         "a step with inf in a gradient is skipped",
-        lambda: equal(train(built(8.0), {5, 6})[0], train(None, {5, 6})[0]),
+        lambda: close(train(built(8.0), {5, 6})[0], train(None, {5, 6})[0], 1e-5),
     )
     options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
 
@@ -109,8 +103,7 @@ def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> C
     def values() -> tuple[bool, str]:
         with torch.autocast("cpu", dtype=dtype):
             expected = norm(linear(x))
-        error = relative_error(run(lambda: norm(linear(x))), expected)
-        return error <= 1e-2, f"relative error {error:.1e}"
+        return close([run(lambda: norm(linear(x)))], [expected], 1e-2)
 
     check.holds("the result is torch.autocast's", values)
 
@@ -161,8 +154,7 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
     def same(steps: int) -> tuple[bool, str]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         weight = weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
-        error = relative_error(weight, weights(steps, at_once))
-        return error <= 1e-5, f"relative error {error:.1e}"
+        return close([weight], [weights(steps, at_once)], 1e-5)
 
     def skipped() -> tuple[bool, str]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
