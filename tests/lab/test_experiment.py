@@ -145,11 +145,6 @@ def test_presets_do_not_replace_each_other(tmp_path):
     assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
-def test_a_spent_budget_starts_nothing_and_says_what_is_left(tmp_path):
-    done = measure([SQUARES], "cpu", results=tmp_path, budget=0.0)
-    assert (done.measured, done.left) == (0, 3)
-
-
 def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])

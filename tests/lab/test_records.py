@@ -50,12 +50,6 @@ def test_a_row_gives_way_to_a_new_one_about_the_same(file):
     assert [(r["size"], r["time_ms"]) for r in records.read_rows(file)] == [("2", "2"), ("1", "9")]
 
 
-def test_a_new_column_leaves_old_rows_valid(file):
-    records.replace(file, [row(size=1)])
-    records.replace(file, [row(size=2, extra_ms=1.0)])
-    assert [r["extra_ms"] for r in records.read_rows(file)] == ["", "1"]
-
-
 def damage(file, change):
     records.replace(file, [row(size=1, time_ms=1.5), row(size=2, time_ms=2.5)])
     text = file.read_text()
@@ -136,7 +130,7 @@ def test_two_processes_lose_none_of_each_others_rows(file):
     assert len(records.read_rows(file)) == 40
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
     number=st.floats(allow_nan=False, allow_infinity=False, width=32),

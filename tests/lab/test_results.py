@@ -50,16 +50,12 @@ def test_of_several_gpus_that_of_the_title_page_is_shown(record):
     assert results(SORTING).measured["gpu"].tolist() == ["NVIDIA B"]
 
 
-def test_a_caption_names_the_machine_only_where_it_is_another_than_the_title_pages(record):
+def test_a_caption_names_a_machine_that_is_not_the_title_pages_and_counts_rows_of_an_older_method(record):
     record("CPU Test", "cpu", 2)
     assert results(SORTING).origin == ""
     record("NVIDIA Test", "big-gpu", 9, table="other")
-    assert results(SORTING).origin == "Measured on CPU Test."
-
-
-def test_rows_of_an_older_method_are_counted(record):
-    record("CPU Test", "cpu", 2, method=0)
-    assert results(SORTING).origin == "1 rows by an older method."
+    record("CPU Test", "cpu", 3, method=0)
+    assert results(SORTING).origin == "Measured on CPU Test. 1 rows by an older method."
 
 
 def test_what_nobody_measured_is_one_line_that_says_how_to_and_no_table(record, monkeypatch):

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from helpers.lab import Disagreement, Timing, bench, compare, phases, timing
+from helpers.lab import Disagreement, bench, compare, phases, timing
 from helpers.lab.timing import check_agreement, relative_error
 
 
@@ -138,10 +138,3 @@ def test_the_error_is_relative_to_the_reference():
     assert relative_error(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0])) == pytest.approx(0.4 / 5)
     assert relative_error(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
     assert relative_error(torch.tensor([1 - 1j]), torch.tensor([1 + 1j])) == pytest.approx(2**0.5)
-
-
-def test_percentiles_of_samples():
-    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0])
-    assert (timing.median_ms, timing.n) == (3.0, 5)
-    assert timing.p20_ms == pytest.approx(1.8)
-    assert timing.p80_ms == pytest.approx(4.2)

@@ -61,20 +61,19 @@ def test_a_long_table_goes_on_over_pages_under_its_header(shown, data, text):
     assert all(f"row_{i}_end" in pages.text for i in range(80))
 
 
-@pytest.mark.parametrize("letters", [6, 40])
-def test_a_wide_table_stays_on_the_page_with_all_its_text(letters, shown, data, text):
-    cells = [[f"r{i}c{j}".ljust(letters, "x") for j in range(12)] for i in range(25 if letters < 40 else 5)]
+def test_a_wide_table_stays_on_the_page_with_all_its_text(shown, data, pages):
+    cells = [[f"r{i}c{j}".ljust(letters, "x") for j in range(12)] for i, letters in enumerate([6] * 8 + [40] * 2)]
     frame = pd.DataFrame(cells, columns=[f"measured column name {j} in gib" for j in range(12)])
-    notebook = shown(data("text/html", frame.to_html()))
-    assert text(notebook).flat.count("x") == sum(cell.count("x") for row in cells for cell in row)
-    places = widths(ReportExporter().from_notebook_node(notebook)[0])
+    pdf = ReportExporter().from_notebook_node(shown(data("text/html", frame.to_html())))[0]
+    assert pages(pdf).flat.count("x") == sum(cell.count("x") for row in cells for cell in row)
+    places = widths(pdf)
     assert places and all(left > 0 and right < width - 50 for left, right, width in places)
 
 
 SPECIAL = st.text(st.sampled_from("#$@*_<>~`'\"\\|[]{}()=+-/.,:;!?&%^1a Яé→"), min_size=1, max_size=12)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SPECIAL, min_size=40, max_size=40))
 def test_any_text_in_a_cell_is_printed_as_it_is(shown, data, text, cells):
     marked = [f"b{i}q{''.join(cell.split())}e" for i, cell in enumerate(cells)]
