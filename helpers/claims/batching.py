@@ -62,7 +62,8 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
         if name not in rates.index or BRAIN not in rates.index:
             return lacking(f"epochs of {name} and {BRAIN}")
         size = against_brain.loc[name].idxmax()
-        return over(*(Number(rates.loc[of, size], reach=reaches.loc[of, size]) for of in (name, BRAIN)))
+        rate, brain = (Number(rates.loc[of, size], reach=reaches.loc[of, size]) for of in (name, BRAIN))
+        return over(rate, brain)
 
     gain = {name: most(name) for name in dict.fromkeys([*STEPS, *rates.index])}
     padding = rows.groupby("variant")["padding_share"].max().reindex(STEPS)

@@ -45,7 +45,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
     left_out = others[["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]]
     unseen = [row["rung"] for row in rungs.to_dict("records") if row["gain"].measured and not visible(row["gain"])]
     before_flash = stands_on("FlashAttention", _kind(rows))
-    peaks = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
+    stored, flash = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
@@ -69,7 +69,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
         adamw=_gain(ranked, "fused AdamW"),
-        attention_bytes=replace(over(*peaks), derivation="allocated bytes"),
+        attention_bytes=replace(over(stored, flash), derivation="allocated bytes"),
         matmul_share=Number(best["matmul_share"], PERCENT),
         total=_speedup(rows, trials, best["rung"], START),
         limit=_limits(rows).max(),
@@ -230,6 +230,8 @@ def memory(rows: pd.DataFrame) -> SimpleNamespace:
     start = Setup(model=first["model"], sequence=int(first["sequence"]))
     lines = []
     for step, setup in climb(start, kind).items():
+        if setup.precision == "fp32-onednn":  # of the same bytes, and not every machine that counts has it
+            setup = replace(setup, precision="fp32")
         peak = pick(rows, "peak_gib", step=step)
         if peak.measured and step not in left and _countable(setup) and set(steps.get(step, ())) != {"allocator"}:
             lines.append({"rung": step} | _counted(setup, float(peak), kind))

@@ -1,6 +1,10 @@
-import matplotlib
+import errno
+from unittest.mock import Mock
 
-from helpers.lab import figures
+import matplotlib
+import pytest
+
+from helpers.lab import figures, files
 from helpers.lab.values import Number
 
 
@@ -54,3 +58,12 @@ def test_a_forest_is_grey_where_the_interval_holds_1_and_hollow_without_one():
     assert [point.get_color() for point in points] == [figures.BLUE, figures.GREY, figures.BLUE]
     assert [point.get_fillstyle() for point in points] == ["full", "full", "none"]
     assert [label.get_text() for label in axis.get_yticklabels()] == list(numbers)
+
+
+def test_where_figures_cannot_be_written_they_are_only_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
+    monkeypatch.setattr(files, "write", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    figures.save(figures.new()[0], "shown")
+    monkeypatch.setattr(files, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        figures.save(figures.new()[0], "shown")
