@@ -1,8 +1,7 @@
 """Clocks whose marks are taken without waiting and read later, and a count of the bytes saved for backward.
 
 On CUDA a mark is an event that the device passes when it has finished the work queued before it. It can be read once
-the device has passed it, so marks are read when a step is known to be done. Recording an event costs the host about
-2 µs; making one costs more, so events are reused.
+the device has passed it. Recording an event costs the host about 2 µs, making one somewhat more.
 """
 
 import time
@@ -24,9 +23,6 @@ class HostClock:
         self.mark = time.perf_counter_ns
         self._zero, self.unix_ns = time.perf_counter_ns(), time.time_ns()
 
-    def done(self, mark: int) -> bool:
-        return True
-
     def wait(self) -> None:
         pass
 
@@ -43,7 +39,6 @@ class DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device.index if device.index is not None else torch.cuda.current_device()
-        self._pool: list[torch.cuda.Event] = []
         self._streams: dict[tuple, torch.cuda.Stream] = {}
         torch.cuda.synchronize(self._device)
         self._anchor = self.mark()
@@ -52,19 +47,15 @@ class DeviceClock:
         torch.cuda.synchronize(self._device)
 
     def mark(self) -> torch.cuda.Event:
-        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream())
         return event
-
-    def done(self, mark: torch.cuda.Event) -> bool:
-        """Whether the device has passed the mark. Doesn't wait."""
-        return mark.query()
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
 
     def read(self, marks: Sequence[torch.cuda.Event]) -> np.ndarray:
-        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time. The marks are used up.
+        """Times of the marks: integer nanoseconds since `unix_ns`, which is a Unix time.
 
         The marks must be done, and in the order in which they were taken. A mark on another stream that the device
         passed before the preceding mark gets that one's time.
@@ -76,7 +67,6 @@ class DeviceClock:
         since = [0.0, *(marks[0].elapsed_time(mark) * 1e6 for mark in marks[1:])]
         times = np.maximum.accumulate(np.rint(start + np.array(since)).astype(np.int64))
         last = max(range(len(marks)), key=since.__getitem__)
-        self._pool += [self._anchor, *marks[:last], *marks[last + 1 :]]
         self._anchor, self._anchor_ns = marks[last], int(times[last])
         return times
 
@@ -95,15 +85,15 @@ class DeviceClock:
 class SavedBytes:
     """Bytes that autograd saves for backward, by saved-tensor hooks between `open` and `close`.
 
-    `level_bytes` are those saved at the moment, `total_bytes` all so far. Each storage counts once and in full, for the
-    call that saved it first; storages of `without` don't count. Hooks that the model sets inside, as activation
-    checkpointing does, take precedence, and what they save isn't counted.
+    Each storage counts once and in full, for the call that saved it first; storages of `without` don't count. Hooks
+    that the model sets inside, as activation checkpointing does, take precedence, and what they save isn't counted.
     """
 
     def __init__(self, without: Iterable[Tensor], modules: int) -> None:
-        self.level_bytes = self.total_bytes = 0
+        self.total_bytes = 0
         self.module_bytes = np.zeros(modules)  # for each module and what it calls
-        self._holders = dict.fromkeys((_storage(tensor)[0] for tensor in without), 1)  # address → how many hold it
+        self._without = {_storage(tensor)[0] for tensor in without}
+        self._saved: dict[int, Tensor] = {}  # by address, which isn't reused while this holds the tensor
         self._hooks: saved_tensors_hooks | None = None
         self._stack: Sequence[int] = []
 
@@ -112,46 +102,22 @@ class SavedBytes:
         # A private query: hooks can't be entered where torch.autograd.graph.disable_saved_tensors_hooks is in force.
         if self._hooks is None and _autograd._saved_tensors_hooks_is_enabled():
             self._stack = stack
-            self._hooks = saved_tensors_hooks(self._pack, _unpack)
+            self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
             self._hooks.__enter__()
 
     def close(self) -> None:
         if self._hooks is not None:
             self._hooks.__exit__()
         self._hooks = None
+        self._saved.clear()
 
-    def _pack(self, tensor: Tensor) -> "_Saved":
+    def _pack(self, tensor: Tensor) -> Tensor:
         address, size = _storage(tensor)
-        holders = self._holders.get(address, 0)
-        self._holders[address] = holders + 1
-        if not holders:
-            self.level_bytes += size
+        if address not in self._without and address not in self._saved:
+            self._saved[address] = tensor
             self.total_bytes += size
             self.module_bytes[list(set(self._stack))] += size
-        return _Saved(self, tensor)
-
-    def release(self, tensor: Tensor) -> None:
-        address, size = _storage(tensor)
-        self._holders[address] -= 1
-        if not self._holders[address]:
-            del self._holders[address]
-            self.level_bytes -= size
-
-
-class _Saved:
-    """A saved tensor. Its address isn't reused while this holds it; autograd drops this object after use."""
-
-    __slots__ = ("counter", "tensor")
-
-    def __init__(self, counter: SavedBytes, tensor: Tensor) -> None:
-        self.counter, self.tensor = counter, tensor
-
-    def __del__(self) -> None:
-        self.counter.release(self.tensor)
-
-
-def _unpack(saved: _Saved) -> Tensor:
-    return saved.tensor
+        return tensor
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

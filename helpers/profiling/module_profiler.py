@@ -51,9 +51,6 @@ from .meters import DeviceClock, HostClock, SavedBytes
 from .recorder import Recorder
 from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step, summary
 
-# If more steps than these are unread, the marks of the oldest are read between steps, once the device has passed them.
-UNREAD_STEPS = 32
-
 _profiled: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 Schedule = Callable[[int], ProfilerAction]
@@ -63,7 +60,6 @@ DEFAULT_SCHEDULE = schedule(wait=1, warmup=1, active=20, repeat=1)
 # The trace of `to_perfetto`: one process, three tracks.
 PROCESS = 1
 TRACKS = {STEP: 1, FORWARD: 2, BACKWARD: 3, RECOMPUTE: 3}
-TRACK_NAMES = {1: "steps", 2: "forward", 3: "backward"}
 
 
 class ModuleProfiler:
@@ -75,10 +71,9 @@ class ModuleProfiler:
     `name` is what the model is called in the table and in the trace.
     """
 
-    def __init__(self, model: nn.Module, name: str = "model", schedule: Schedule | None = None) -> None:
+    def __init__(self, model: nn.Module, name: str = "model", schedule: Schedule = DEFAULT_SCHEDULE) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
-        schedule = DEFAULT_SCHEDULE if schedule is None else schedule
         named = {(f"{name}.{path}" if path else name): module for path, module in model.named_modules()}
         _check_not_compiled(named)
         if next(model.parameters(), None) is None:
@@ -89,7 +84,7 @@ class ModuleProfiler:
         self._types = [type(module).__name__ for module in self._modules]
         self._recorder = Recorder(self._modules)
         self._inside = False
-        self._number = -1  # of the running step; −1 before the first `with`
+        self._number = 0  # of the running step
         self._running: Step | None = None
         self._steps: list[Step] = []
 
@@ -99,26 +94,24 @@ class ModuleProfiler:
         self._device = _device(self.name, self._tensors())
         self._clock = DeviceClock(self._device) if self._device.type == "cuda" else HostClock()
         self._steps, self._number, self._inside = [], 0, True
+        self._begin()
         _profiled.update(self._modules)
-        try:
-            self._begin()
-        except BaseException:
-            self._leave()
-            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Removes the hooks. The step that was not ended by `step()` is dropped."""
-        self._leave()
+        self._recorder.detach()
+        self._inside = False
+        _profiled.difference_update(self._modules)
 
     def step(self) -> None:
         """End the step that is running and begin the next."""
         if not self._inside:
             raise RuntimeError("step() outside of the with block: call it inside, at the end of each iteration")
-        self._end()
-        unread = [step for step in self._steps if step.times_ns is None]
-        if len(unread) > UNREAD_STEPS and self._clock.done(unread[0].log[-1][1]):
-            self._read(unread[0])
+        log = self._recorder.stop()
+        if log is not None:
+            self._running.log = log
+            self._steps.append(self._running)
         self._number += 1
         self._begin()
 
@@ -140,16 +133,17 @@ class ModuleProfiler:
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the profiled steps as a trace for ui.perfetto.dev and chrome://tracing; gzipped if `path` ends in .gz.
 
-        Chrome's trace-event format: three tracks (steps, forward, backward) of properly nested spans, and the memory of
-        warm-up steps as a counter. Recomputation by checkpointing is shown in the backward track. The file is written
-        completely or not at all.
+        Chrome's trace-event format: three tracks (steps, forward, backward) of properly nested spans, and on CUDA the
+        memory of warm-up steps as a counter. Recomputation by checkpointing is shown in the backward track. The file is
+        written completely or not at all.
         """
         path = Path(path)
         self._recorded()
-        counter = "allocated" if self._device.type == "cuda" else "saved for backward"
         events = []
         for step in self._steps:
-            events += _span_events(step, self._paths, self._types) + _level_events(step, f"{counter} (MiB)")
+            events += _span_events(step, self._paths, self._types)
+            if self._device.type == "cuda":
+                events += _level_events(step)
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # enclosing spans before those inside
         events = _track_names(f"{self.name} on {self._device}") + events
         trace = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self._clock.unix_ns, "traceEvents": events}
@@ -168,49 +162,33 @@ class ModuleProfiler:
         else:
             self._recorder.start(self._clock.mark)
 
-    def _end(self) -> None:
-        log = self._recorder.stop()
-        if log is not None:
-            self._running.log = log
-            self._steps.append(self._running)
-
-    def _leave(self) -> None:
-        self._recorder.detach()
-        self._inside = False
-        _profiled.difference_update(self._modules)
-
     def _memory_mark(self, step: Step) -> Callable[[], Any]:
         """A function that makes a mark and notes the memory at it."""
-        mark, device, saved = self._clock.mark, self._device, step.saved
+        mark, device = self._clock.mark, self._device
 
-        def on_host() -> Any:
-            step.levels.append((saved.level_bytes, float("nan")))
+        def marked() -> Any:
+            now = peak = float("nan")
+            if device.type == "cuda":
+                now, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            step.levels.append((now, peak))
             return mark()
 
-        def on_device() -> Any:
-            step.levels.append((torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)))
-            torch.cuda.reset_peak_memory_stats(device)
-            return mark()
-
-        return on_device if device.type == "cuda" else on_host
-
-    def _read(self, step: Step) -> None:
-        step.read(self._clock.read([entry[1] for entry in step.log]))
+        return marked
 
     def _tensors(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]
 
     def _recorded(self) -> list[Step]:
         """The recorded steps, with their times read; an error says what to do if there are none."""
-        if self._number < 0:
-            raise RuntimeError("nothing was profiled: run the loop inside `with ModuleProfiler(model) as profiler:`")
         if self._number == 0:
-            raise RuntimeError("step() was never called: call profiler.step() at the end of each iteration")
+            remedy = "run the loop inside `with ModuleProfiler(model) as profiler:`, and end each iteration by step()"
+            raise RuntimeError(f"nothing was profiled: {remedy}")
         unread = [step for step in self._steps if step.times_ns is None]
         if unread:
             self._clock.wait()
             for step in unread:
-                self._read(step)
+                step.read(self._clock.read([entry[1] for entry in step.log]))
         recorded = [step for step in self._steps if step.saved is None]
         if not recorded:
             remedy = "run more steps (three by the default schedule), or change the schedule"
@@ -229,46 +207,36 @@ def _check_not_compiled(named: dict[str, nn.Module]) -> None:
 
 def _device(name: str, tensors: list[Tensor]) -> torch.device:
     """The device whose clock times the model: the CPU or one CUDA device, else a ValueError."""
-    devices = {tensor.device for tensor in tensors}
-    accelerators = sorted(map(str, devices - {torch.device("cpu")}))
-    if not accelerators:
-        return torch.device("cpu")
-    if len(accelerators) > 1 or not accelerators[0].startswith("cuda"):
-        where = " and ".join(accelerators)
+    devices = sorted({str(tensor.device) for tensor in tensors} - {"cpu"}) or ["cpu"]
+    if len(devices) > 1 or not devices[0].startswith(("cpu", "cuda")):
+        where = " and ".join(devices)
         raise ValueError(f"{name!r} lies on {where}; it must lie on the CPU or on one CUDA device: profile its parts")
-    return torch.device(accelerators[0])
+    return torch.device(devices[0])
 
 
 def _track_names(title: str) -> list[dict[str, Any]]:
     events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": title}}]
-    for track, name in TRACK_NAMES.items():
-        common: dict[str, Any] = {"ph": "M", "pid": PROCESS, "tid": track}
-        events.append(common | {"name": "thread_name", "args": {"name": name}})
-        events.append(common | {"name": "thread_sort_index", "args": {"sort_index": track}})
+    for kind in (STEP, FORWARD, BACKWARD):
+        events.append({"ph": "M", "name": "thread_name", "pid": PROCESS, "tid": TRACKS[kind], "args": {"name": kind}})
     return events
 
 
 def _span_events(step: Step, paths: list[str], types: list[str]) -> list[dict[str, Any]]:
     events = []
-    args: dict[str, Any]
+    about: dict[str, Any]
     for span in step.spans:
-        begin, end = int(step.times_ns[span.begin]), int(step.times_ns[span.end])
         if span.kind == STEP:
-            name, args = f"step {step.number}", {"recorded": step.saved is None}
+            name, about = f"step {step.number}", {"recorded": step.saved is None}
         else:
-            name, args = paths[span.module], {"module": paths[span.module], "type": types[span.module]}
+            name, about = paths[span.module], {"type": types[span.module]}
+        begin, end = step.times_ns[span.begin] / 1000, step.times_ns[span.end] / 1000  # µs, the unit of the format
         event = {"ph": "X", "name": name, "cat": span.kind, "pid": PROCESS, "tid": TRACKS[span.kind]}
-        events.append(event | {"ts": _us(begin), "dur": _us(end - begin), "args": {"step": step.number} | args})
+        events.append(event | {"ts": begin, "dur": end - begin, "args": {"step": step.number, **about}})
     return events
 
 
-def _level_events(step: Step, name: str) -> list[dict[str, Any]]:
+def _level_events(step: Step) -> list[dict[str, Any]]:
     """Events of the memory counter; of several levels at one time, the last."""
     levels = {int(time): level for time, (level, _) in zip(step.times_ns, step.levels, strict=False)}
-    common = {"ph": "C", "name": name, "pid": PROCESS, "tid": 0}
-    return [common | {"ts": _us(time), "args": {"mib": level / MIB}} for time, level in levels.items()]
-
-
-def _us(ns: int) -> float:
-    """Nanoseconds as microseconds, the unit of the trace format."""
-    return ns / 1000
+    common = {"ph": "C", "name": "allocated (MiB)", "pid": PROCESS, "tid": 0}
+    return [common | {"ts": time / 1000, "args": {"mib": level / MIB}} for time, level in levels.items()]

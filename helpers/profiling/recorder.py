@@ -20,9 +20,9 @@ hooks do little, because rarely run code runs from a cold cache, at several time
 removed by `detach`. Those on nodes are freed with the graph, and do nothing once recording has ended.
 """
 
-import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -52,28 +52,28 @@ SWITCH, END, EDGE = 2**30, 2**30 + 1, 2**30 + 2
 Entry = tuple
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """A call of a module within a run."""
 
-    __slots__ = ("module", "parent")
-
-    def __init__(self, module: int, parent: "Call | None") -> None:
-        self.module, self.parent = module, parent
+    module: int
+    parent: "Call | None"
 
 
+@dataclass(eq=False)
 class Run:
     """An outermost call with all calls inside it; their nodes have consecutive numbers."""
 
-    def __init__(self, begin: int, lowest: int, walked: bool) -> None:
-        self.begin, self.lowest = begin, lowest  # its first entry in the log, its first node's number
-        self.walked = walked  # whether its graph has to be walked in backward
-        self.entries: list[Entry] | None = None  # once it is over
-        self.watched: set[int] = set()  # nodes with a hook
-        self.carrier: Tensor | None = None  # an empty tensor that registers that hook
-        self.seen: set[int] = set()  # nodes that were walked in this backward
-        self.finished = False  # whether this backward has run the run's last node
-        self.starts: list[int] = []  # nodes from starts[i] on, up to starts[i + 1], were made directly by owners[i]
-        self.owners: list[Call | None] = []
+    begin: int  # its first entry in the log
+    lowest: int  # its first node's number
+    walked: bool  # whether its graph has to be walked in backward
+    entries: list[Entry] | None = None  # once it is over
+    watched: set[int] = field(default_factory=set)  # nodes with a hook
+    carrier: Tensor | None = None  # an empty tensor that registers that hook
+    seen: set[int] = field(default_factory=set)  # nodes that were walked in this backward
+    finished: bool = False  # whether this backward has run the run's last node
+    starts: list[int] = field(default_factory=list)  # nodes from starts[i] on were made directly by owners[i]
+    owners: list[Call | None] = field(default_factory=list)
 
     def sort_numbers(self, entries: list[Entry]) -> None:
         """Set `starts` and `owners`: which call made which numbers."""
@@ -110,14 +110,14 @@ class Recorder:
         self._backwards: dict[int, Run] = {}  # which run each backward is in
         self._current: Run | None = None  # the run that backward is in
         self._handles: list[Any] = []  # of hooks on modules
-        self._attached: Callable | None = None  # the mark that these hooks use
+        self._mark: Callable[[], Any] | None = None  # what these hooks mark entries with
         self._ends: list[Any] = []  # hooks on nodes that may outlive a graph
 
     def start(self, mark: Callable[[], Any], saved: SavedBytes | None = None) -> None:
         """Begin a log with marks made by `mark`; with `saved`, count what autograd saves."""
-        if self._attached != mark:
+        if self._mark != mark:
             self.detach()
-            self._mark, self._attached = mark, mark
+            self._mark = mark
             for index, module in enumerate(self._modules):
                 before, after = self._hooks(index)
                 self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
@@ -150,7 +150,7 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._attached = None
+        self._mark = None
 
     def _hooks(self, index: int) -> tuple[Callable, Callable]:
         """The hooks before and after a call of a module; the latter runs even if the call raised."""
@@ -176,12 +176,12 @@ class Recorder:
             if number != self._boundary:
                 self._watch_last(output, number)
             self._boundary = number
-            if stack and stack[-1] == index:
-                stack.pop()
-            else:
-                self._unwind(index)
+            while index in stack and stack.pop() != index:  # calls whose end an interrupt skipped
+                pass
             if not stack:
-                self._end_run()
+                self._run.entries = self._log[self._run.begin :]
+                if self._saved is not None:
+                    self._saved.close()
 
         return before, after
 
@@ -192,16 +192,6 @@ class Recorder:
         walked = any(tensor.grad_fn is not None for tensor in tensors(arguments))
         self._run, self._current = Run(len(self._log), number, walked), None
         self._log.append((index, self._mark(), number, backward))
-
-    def _end_run(self) -> None:
-        self._run.entries = self._log[self._run.begin :]
-        if self._saved is not None:
-            self._saved.close()
-
-    def _unwind(self, index: int) -> None:
-        """Drop calls whose end an interrupt skipped. A call that another hook prevented is not on the stack."""
-        while index in self._stack and self._stack.pop() != index:
-            pass
 
     def _watch_last(self, passed_on: Any, number: int) -> None:
         """Watch the last node made since the last boundary, by way of the tensors passed on here."""
@@ -317,14 +307,14 @@ def _below(first: Any, first_number: int, lowest: int, seen: set[int]) -> dict[i
 
 def tensors(output: Any) -> Iterator[Tensor]:
     """The tensors of a module's output, in tuples, lists, mappings and dataclasses. Iterators are not consumed."""
+    parts: Iterable[Any] = ()
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors(value)
+        parts = output.values()
     elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from tensors(value)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        for field in dataclasses.fields(output):
-            yield from tensors(getattr(output, field.name, None))
+        parts = output
+    elif is_dataclass(output) and not isinstance(output, type):
+        parts = [getattr(output, field.name, None) for field in fields(output)]
+    for part in parts:
+        yield from tensors(part)
