@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -55,17 +55,23 @@ _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
 _SET_TIMER_SLACK = 29
-KEPT_ITERATIONS = 5000
 BATCHES = 8  # whose padding is counted
 USER = "user"
 COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly")
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
 
-def wake_in_time() -> None:
-    """Let Linux wake this thread when its wait is over, not up to 50 µs later to save power."""
+def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, FrameType]]:
+    """A hundred times a second: when the last look was, when this one is, and the thread's innermost frame."""
     with contextlib.suppress(OSError, AttributeError):
+        # Linux wakes this thread when its wait is over, not up to 50 µs later to save power.
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
+    began = time.perf_counter()
+    while not ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
+        now, frame = time.perf_counter(), sys._current_frames().get(thread)
+        if frame is not None:
+            yield began, now, frame
+        began = now
 
 
 class Observer:
@@ -73,7 +79,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.seconds: Any = Counter()  # (function, line, activity) -> charged
-        self.iterations: list[tuple[float, str]] = []  # seconds of each, and what most of it went to
+        self.iterations: deque[float] = deque(maxlen=5000)  # seconds of each
         self.memory: list[tuple[int, int, int]] = []  # iteration, bytes of the process, of the device
         self.observed_s = 0.0  # of all iterations
         self.epochs = 0  # that began after the first iteration
@@ -83,12 +89,10 @@ class Observer:
         self.anomaly = False
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
-        self.paused = True
-        self.aside = False  # what runs is ours, not the script's
+        self.away = 1  # until it starts, and as often as `looking_away` is entered
         self.count = 0
-        self._of_iteration: Any = Counter()
         self._last = 0.0  # when the iteration began
-        self._changed = self._away_s = 0.0  # when pauses last began or ended, and their seconds until then
+        self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
         self._evaluating = False
         self._no_grad = 0
         self._collecting = 0.0
@@ -99,8 +103,8 @@ class Observer:
     def start(self) -> None:
         """Look at this thread from now on."""
         self._thread = threading.get_ident()
-        self._last = self._changed = time.perf_counter()
-        self.paused = False
+        self._last = self._turned = time.perf_counter()
+        self.away = 0
         self._looking = threading.Thread(target=self._look, name="observer", daemon=True)
         self._looking.start()
 
@@ -109,65 +113,49 @@ class Observer:
         if self._looking is not None:
             self._looking.join(1.0)
 
-    def pause(self) -> None:
-        self._change(paused=True)
-
-    def go_on(self) -> None:
-        self._change(paused=self._looking is None)
-
     @contextlib.contextmanager
-    def looking_aside(self) -> Iterator[None]:
-        """Between two iterations: what is done in here is charged to none of them."""
-        self._change(aside=True)
+    def looking_away(self) -> Iterator[None]:
+        """Charge what is done in here to nothing: what is ours, or slowed by us."""
+        self._turn(1)
         try:
             yield
         finally:
-            self._change(aside=False)
+            self._turn(-1)
 
-    def _change(self, **flags: bool) -> None:
+    def _turn(self, by: int) -> None:
         self._away_s = self._away_until(now := time.perf_counter())
-        self._changed = self._last = now
-        self._of_iteration.clear()
-        vars(self).update(flags)
+        self._turned = self._last = now
+        self.away += by
 
     def _away_until(self, now: float) -> float:
-        """Seconds of all pauses until now, those too that no look fell into."""
-        return self._away_s + (now - self._changed if self.paused or self.aside else 0.0)
+        """Seconds looked away until now, those too that no look fell into."""
+        return self._away_s + (now - self._turned if self.away else 0.0)
 
     def iteration_ended(self) -> None:
         if self._looking is None:
             self.start()
             return
         self._evaluating = False
-        if self.paused:
+        if self.away:
             return
         now = time.perf_counter()
         self.count += 1
         self.observed_s += now - self._last
         self.anomaly = torch.is_anomaly_enabled()
-        if len(self.iterations) < KEPT_ITERATIONS:
-            most = max(self._of_iteration, key=self._of_iteration.__getitem__, default="")
-            self.iterations.append((now - self._last, most))
-        self._of_iteration, self._last = Counter(), now
+        self.iterations.append(now - self._last)
+        self._last = now
         if self.count % max(1, self.count // 100) == 0:
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
             self.memory.append((self.count, resident_bytes(), on_device))
 
     def _look(self) -> None:
-        wake_in_time()
-        began, away = time.perf_counter(), 0.0
-        while not self._ended.wait(PERIOD_S * (0.5 + random.random())):  # at odd times, or a loop might be in step
-            now, frame = time.perf_counter(), sys._current_frames().get(self._thread)
+        away = 0.0
+        for began, now, frame in looks(self._thread, self._ended):
             before, away = away, self._away_until(now)
-            if not (self.paused or self.aside or frame is None):
-                self._charge(frame, max(now - began - (away - before), 0.0))
-            began = now
-
-    def _charge(self, frame: FrameType, seconds: float) -> None:
-        activity, code, line = read_stack(frame)
-        activity = EVALUATING if self._evaluating and self._no_grad else activity
-        self.seconds[code, line, activity] += seconds
-        self._of_iteration[activity] += seconds
+            if not self.away:
+                activity, code, line = read_stack(frame)
+                activity = EVALUATING if self._evaluating and self._no_grad else activity
+                self.seconds[code, line, activity] += max(now - began - (away - before), 0.0)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -188,16 +176,15 @@ class Observer:
             return iterate(loader)
 
         @functools.wraps(embed)
-        def embedded(module: nn.Embedding, *ids: Tensor, **named: Tensor) -> Tensor:
-            if not torch.compiler.is_compiling() and self.count and len(self.padding) < BATCHES:
-                for each in (*ids, *named.values()):
-                    if counted := padded_positions(each):
-                        self.padding.append(counted)
-            return embed(module, *ids, **named)
+        def embedded(module: nn.Embedding, input: Tensor) -> Tensor:
+            looked_at = self.count and len(self.padding) < BATCHES and not torch.compiler.is_compiling()
+            if looked_at and (counted := padded_positions(input)):
+                self.padding.append(counted)
+            return embed(module, input)
 
         @functools.wraps(backward)
         def gone_back(*arguments: Any, **options: Any) -> None:
-            if not self.paused:
+            if not self.away:
                 self.backwards += 1
                 self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
             backward(*arguments, **options)
@@ -213,25 +200,22 @@ class Observer:
         def collected(phase: str, _about: dict) -> None:
             if phase == "start":
                 self._collecting = time.perf_counter()
-            elif not self.paused and threading.get_ident() == self._thread:
+            elif not self.away and threading.get_ident() == self._thread:
                 self.garbage_s += time.perf_counter() - self._collecting
 
-        gc.callbacks.append(collected)
-        switched = sys.getswitchinterval()
-        sys.setswitchinterval(min(switched, SWITCH_S))
         replaced: list[tuple[Any, str, Any]] = [(nn.Module, "train", trained), (DataLoader, "__iter__", iterated)]
         replaced += [(nn.Embedding, "forward", embedded), (torch.autograd, "backward", gone_back)]
         for mode in (torch.no_grad, torch.inference_mode):
             replaced += [(mode, name, deepening(getattr(mode, name), by)) for name, by in DEEPER.items()]
-        try:
-            with contextlib.ExitStack() as patches:
-                for holder, name, function in replaced:
-                    patches.enter_context(mock.patch.object(holder, name, function))
-                yield
-        finally:
-            self.stop()
-            sys.setswitchinterval(switched)
-            gc.callbacks.remove(collected)
+        with contextlib.ExitStack() as undo:
+            for holder, name, function in replaced:
+                undo.enter_context(mock.patch.object(holder, name, function))
+            gc.callbacks.append(collected)
+            undo.callback(gc.callbacks.remove, collected)
+            undo.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+            undo.callback(self.stop)
+            yield
 
     def data(self) -> dict[str, Any]:
         """What was seen, for JSON."""
@@ -241,9 +225,8 @@ class Observer:
         ]
         return {
             "seconds": sum(self.seconds.values()),
-            "iterations": [seconds for seconds, _ in self.iterations],
+            "iterations": list(self.iterations),
             "lines": lines,
-            "slowest": sorted(self.iterations, reverse=True)[:5],
             "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
             "recompiles": recompiles(),
@@ -323,12 +306,8 @@ def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
 def recompiles() -> list[str]:
     """Why torch.compile compiled functions again, each reason once."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return []
-    with contextlib.suppress(Exception):  # no public interface
-        reasons = [getattr(each, "recompile_reason", None) for each in dynamo.get_compilation_metrics()]
-        return [" ".join(str(reason).split())[:200] for reason in reasons if reason]
-    return []
+    reasons = [each.recompile_reason for each in dynamo.get_compilation_metrics()] if dynamo else []
+    return [" ".join(reason.split())[:200] for reason in reasons if reason]
 
 
 def resident_bytes() -> int:

@@ -36,7 +36,7 @@ from helpers.lab import files
 from . import workers
 from .findings.observed import Observed
 from .run_script import Stop, compiled, run_script
-from .windows import Windows
+from .windows import OwnProfiler, Windows
 
 OWN_PROFILER = (
     "starts a profiler of its own, and torch runs one at a time: switch it off, or read the trace that it writes with "
@@ -49,7 +49,7 @@ UNSEEN = (
 
 
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
-NAMES = ("costs.json.gz", "places.json.gz", "observed.json")
+OURS = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json")  # an earlier run's
 BACKWARDS = 16  # of a script whose update rule is its own
 
 
@@ -107,7 +107,10 @@ def watch(
     places = folder / "places.json.gz"
     if not os.access(next(place for place in (folder, *folder.parents) if place.exists()), os.W_OK):
         raise NothingRecorded(f"{folder} can't be written: name another folder (--output)")
-    _clear(folder, rank, ranks)
+    if rank == 0:  # before any rank has trained
+        for file in folder.glob("*.json*"):
+            if OURS.fullmatch(file.name):
+                file.unlink()
     windows = Windows(costs, places, steps, after, rank, ranks, until_epoch)
     variables = {name: os.environ.get(name) for name in READ_EARLY}
 
@@ -125,7 +128,7 @@ def watch(
     try:
         with (
             _counted_steps(stepped),
-            _noting_other_profilers(windows, go_on),
+            _alone(windows, go_on),
             windows.observer.watching(),
             workers.watching() as of_workers,
             _ended_after(limit if not go_on and ranks == 1 else 0.0),
@@ -169,20 +172,9 @@ def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
     return [file for file in expected if not file.exists()]
 
 
-def _clear(folder: Path, rank: int, ranks: int) -> None:
-    """Remove the profiles of an earlier run: a rank its own, the first rank also those that no rank will replace."""
-    for file in folder.glob("*.json*"):
-        of = re.fullmatch(r"(?:rank(?=\d+\.json\.gz)|observed(?=\d+\.json$))(\d+)\.json(?:\.gz)?", file.name)
-        if (int(of[1]) == rank or (rank == 0 and int(of[1]) >= ranks)) if of else rank == 0 and file.name in NAMES:
-            file.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
     """Raise `Stop` in the main thread after so many seconds; 0: never."""
-    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
-        yield
-        return
 
     def stop(_number: int, _frame: Any) -> None:
         raise Stop
@@ -204,14 +196,17 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     torch's own post hooks run inside the profiler's range `Optimizer.step#…`, which a mark made there would cut. A step
     in the backward pass counts when that is over: a profiler that starts or stops inside of one crashes.
     """
-    inside, originals = threading.local(), {}
+    originals = {}
     hook, backward = Optimizer.profile_hook_step, torch.autograd.backward
     waiting: list[Optimizer] = []
     unstepped = 0  # backward passes so far, of a script in which nothing has stepped
     already = len(_optimizers())
 
-    def tell(optimizer: Optimizer) -> None:
+    @torch.compiler.disable
+    def tell(optimizer: Optimizer, step: Callable[..., Any]) -> None:
         nonlocal unstepped
+        if step is not type(optimizer).step:  # but a base's, which that calls
+            return
         unstepped = -(10**9)
         if torch._C._current_graph_task_id() == -1:
             ended(optimizer)
@@ -231,34 +226,23 @@ def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
             ended(waiting.pop(0))
 
     def counted(step: Any) -> Callable[..., Any]:
-        tell_outside = torch.compiler.disable(tell)
         step.hooked = True
 
         @functools.wraps(step)
-        def outermost(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                result = step(*args, **kwargs)
-            elif getattr(inside, "step", False):
-                return step(*args, **kwargs)
-            else:
-                inside.step = True
-                try:
-                    result = step(*args, **kwargs)
-                finally:
-                    inside.step = False
-            tell_outside(args[0])
+        def told(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            tell(args[0], told)
             return result
 
-        originals[outermost] = step
-        return outermost
+        originals[told] = step
+        return told
 
     def kinds(base: Any) -> Iterator[Any]:
         for kind in base.__subclasses__():
             yield kind
             yield from kinds(kind)
 
-    before = set(kinds(Optimizer))
-    for kind in before:  # those that had an instance
+    for kind in set(kinds(Optimizer)):  # those that had an instance
         if getattr(vars(kind).get("step"), "hooked", False):
             kind.step = counted(kind.step)
     hooked = staticmethod(lambda step: counted(hook(step)))
@@ -279,25 +263,18 @@ def _optimizers() -> list[Optimizer]:
 
 
 @contextlib.contextmanager
-def _noting_other_profilers(windows: Windows, go_on: bool) -> Iterator[None]:
-    """Let the windows wait for a profiler that the script starts, and end where one starts during them."""
-    kind: Any = torch.autograd.profiler.profile
-    prepare, leave = kind._prepare_trace, kind.__exit__
+def _alone(windows: Windows, go_on: bool) -> Iterator[None]:
+    """End the windows, and the script unless it may go on, where it starts a profiler of its own."""
+    start = torch.profiler.profile.start
 
-    @functools.wraps(prepare)
-    def prepared(self: torch.autograd.profiler.profile) -> None:
-        if windows.starting:
-            return prepare(self)
-        interrupted, windows.disturbed = windows.recording, True
-        windows.close() if interrupted else windows.others.add(id(self))
-        prepare(self)
-        if interrupted and not go_on:
-            raise Stop  # only now: a profiler that is left without having been prepared crashes
+    @functools.wraps(start)
+    def started(profiler: torch.profiler.profile) -> None:
+        if not isinstance(profiler, OwnProfiler):
+            windows.disturbed = True
+            windows.close()
+            if not go_on:
+                raise Stop
+        start(profiler)
 
-    @functools.wraps(leave)
-    def left(self: torch.autograd.profiler.profile, *error: Any) -> Any:
-        windows.others.discard(id(self))
-        return leave(self, *error)
-
-    with mock.patch.object(kind, "_prepare_trace", prepared), mock.patch.object(kind, "__exit__", left):
+    with mock.patch.object(torch.profiler.profile, "start", started):
         yield

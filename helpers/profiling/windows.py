@@ -1,6 +1,6 @@
 """Which iterations of a training are recorded: told of each optimizer's step, it starts and stops the profiler.
 
-    first     3 iterations after the very first two, kept only if the script ends before `costs` holds one
+    first     3 iterations after the very first two, which `costs` replaces unless the script ends before
     costs     `steps` iterations after `after` others, without shapes and stacks, which slow the host
     places    up to 3 iterations with shapes and stacks
 
@@ -12,14 +12,15 @@ import contextlib
 import gc
 import gzip
 import json
+import math
 import os
-import re
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -43,75 +44,67 @@ OBSERVED, OBSERVED_S = 20, 8.0  # iterations without a profiler, and their secon
 OBSERVED_TOGETHER = 10  # iterations after the windows where all ranks have to end at the same one
 RARE = 8  # steps of one optimizer between two of another: the latter doesn't end the iterations
 
-OFFSET = 10**9  # of our marks' numbers: a script's own profiler, if it waits for its turn, makes marks, too
-MARK = re.compile(rb'"ProfilerStep#(\d+)"')
-
 Waiting = Generator[None, None, None]  # goes on whenever an iteration has ended
 
 
+class OwnProfiler(torch.profiler.profile):
+    """Ours, as opposed to one that the script starts."""
+
+
+@dataclass
 class Window:
     """A few iterations under torch's profiler, each marked `ProfilerStep#N`, in a file once they are over.
 
     `slowed_by` in the file is how much longer they took than unprofiled ones: 0.07 for 7 %.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.iterations = 0  # recorded whole
-        self.events = 0.0  # in an iteration
-        self._profiler: torch.profiler.profile | None = None
+    path: Path
+    iterations: int = 0  # recorded whole
+    events: float = 0.0  # in an iteration
 
-    def start(self, number: int, warm: int, **options: Any) -> None:
-        """Start the profiler at the iteration of this number; for `warm` iterations it only prepares itself."""
-        first = OFFSET + number
-        if not torch.cuda.is_available():
-            speedups()  # measured now: later it would be recorded
-        self._profiler = torch.profiler.profile(
-            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-            schedule=lambda step: ProfilerAction.WARMUP if (step or first) < first + warm else ProfilerAction.RECORD,
+    def record(self, number: int, active: int, warm: int, plain: list[float], **options: Any) -> Waiting:
+        """Record the `active` iterations after those from `number` on in which the profiler only prepares itself.
+
+        Closed before its end, it saves those that are complete.
+        """
+        first, seconds, thread = number + warm, [], threading.get_ident()
+        on_cpu = not torch.cuda.is_available()
+        bf16_speedup = speedups() if on_cpu else {}  # measured now: later it would be recorded
+        profiler = OwnProfiler(
+            activities=[ProfilerActivity.CPU] if on_cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            schedule=lambda step: ProfilerAction.WARMUP if (step or number) < first else ProfilerAction.RECORD,
             **options,
         )
-        self._profiler.step_num = first
-        self._profiler.start()
-
-    def record(self, active: int, warm: int, plain: list[float]) -> Waiting:
-        """Go on for so many iterations, stop and save; closed before, it saves those that are complete."""
-        profiler, seconds, first = self._profiler, [], self._profiler.step_num + warm
-        thread = threading.get_ident()
+        profiler.step_num = number
+        profiler.start()
         try:
-            for number in range(warm + active):
+            for running in range(number, first + active):
+                if running > number:
+                    profiler.step()
                 began = time.perf_counter()
                 yield
-                if number >= warm:
+                if running >= first:
                     seconds.append(time.perf_counter() - began)
-                if number + 1 < warm + active:
-                    profiler.step()
         finally:
             if seconds and len(plain) > 2:
                 slowed_by = statistics.median(seconds) / statistics.median(plain) - 1
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
-            if not torch.cuda.is_available():
-                profiler.add_metadata_json("bf16_speedup", json.dumps(speedups()))
+            if on_cpu:
+                profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedup))
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
                 self.events = len(profiler.profiler.kineto_results.events()) / self.iterations
-                self._save(range(first, first + self.iterations))  # at once: during another profiler's run it crashes
-            self._profiler = None
+                self._save(profiler, incomplete=first + self.iterations)
 
-    def _save(self, marked: range) -> None:
-        """Write the profile with the marks of these numbers."""
-
-        def own(mark: re.Match[bytes]) -> bytes:
-            number = int(mark[1])
-            return b'"ProfilerStep#%d"' % (number - OFFSET) if number in marked else b'"step %d, not recorded"' % number
-
+    def _save(self, profiler: OwnProfiler, incomplete: int) -> None:
+        """Write the profile, in which the iteration of this number doesn't count."""
         with tempfile.TemporaryDirectory() as folder:
             plain = Path(folder) / "trace.json"
-            self._profiler.export_chrome_trace(str(plain))
-            data = MARK.sub(own, plain.read_bytes())
-        if self._profiler.with_stack:
-            data = _with_call_sites(data, self._profiler.profiler.kineto_results)
+            profiler.export_chrome_trace(str(plain))
+            data = plain.read_bytes().replace(b'"ProfilerStep#%d"' % incomplete, b'"incomplete iteration"')
+        if profiler.with_stack:
+            data = _with_call_sites(data, profiler.profiler.kineto_results)
         files.write(self.path, gzip.compress(data, 4))
 
 
@@ -123,21 +116,12 @@ class Windows:
     """
 
     def __init__(
-        self,
-        costs: Path,
-        places: Path,
-        steps: int,
-        after: int | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-        until_epoch: bool = False,
+        self, costs: Path, places: Path, steps: int, after: int | None, rank: int, ranks: int, until_epoch: bool
     ) -> None:
-        self.costs, self.places = Window(costs), Window(places)
-        self.first = Window(costs.with_name(f".{costs.name}.first"))
+        self.first, self.costs, self.places = Window(costs), Window(costs), Window(places)
         self.steps, self.rank, self.ranks = steps, rank, ranks
         self.warm, self._given = 10 if after is None else max(after, 3), after is not None
-        self.recording = self.starting = self.disturbed = False
-        self.others: set[int] = set()  # profilers of the script's that run
+        self.disturbed = False  # by a profiler of the script's
         self.iterations = 0  # that have ended
         self.observer = Observer()
         self._until_epoch = until_epoch
@@ -161,7 +145,7 @@ class Windows:
             return False
         self.iterations += 1
         self.observer.iteration_ended()
-        with self.observer.looking_aside():
+        with self.observer.looking_away():
             ended = next(self._plan, True) is True
         together = self.warm + self.steps + 1 + WITH_STACKS + OBSERVED_TOGETHER
         self._over = ended if self.ranks == 1 else self.iterations >= together
@@ -174,9 +158,6 @@ class Windows:
             return
         with contextlib.suppress(RuntimeError):  # some versions of torch stop a profiler only in its own thread
             self._plan.close()
-        if self.first.iterations and not self.costs.iterations:
-            self.first.path.replace(self.costs.path)
-        self.first.path.unlink(missing_ok=True)
 
     def missing(self, script: str) -> str:
         """What is not recorded and why, in words; nothing if all is."""
@@ -195,9 +176,11 @@ class Windows:
             yield from self._window(self.first, FIRST, 0, record_shapes=True)
         if not self._given and self.ranks == 1:  # saving took time, in which workers got ahead; they lose it slowly
             self.warm = max(self.warm, self.iterations + 2 * _prefetched() + 1)
-        began = time.perf_counter()
-        while self.iterations < self.warm - 1 and not self._is_warm(time.perf_counter() - began):
+        began, patience = time.perf_counter(), math.inf if self._given or self.ranks > 1 else WARM_S
+        while self.iterations < self.warm - 1:
             last = time.perf_counter()
+            if last - began > patience and len(self._plain) > 2:
+                break
             yield
             self._plain.append(time.perf_counter() - last)
         yield from self._window(self.costs, self._fitting(self.steps, self.first.events), 1)
@@ -233,30 +216,17 @@ class Windows:
             if caller is not None:
                 made[caller.f_code] += 1
 
-        self.observer.pause()
-        sys.setprofile(count)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-            self.observer.go_on()
+        with self.observer.looking_away():
+            sys.setprofile(count)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
         return calls
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
-        while self.others:
-            yield
-        self.starting = True
-        self.observer.pause()
-        window.start(self.iterations + 1, warm, **options)
-        self.starting, self.recording = False, True
-        try:
-            yield from window.record(active, warm, self._plain)
-        finally:
-            self.recording = False
-            self.observer.go_on()
-
-    def _is_warm(self, seconds: float) -> bool:
-        return not self._given and self.ranks == 1 and seconds > WARM_S and len(self._plain) > 2
+        with self.observer.looking_away():
+            yield from window.record(self.iterations + 1, active, warm, self._plain, **options)
 
     def _fitting(self, most: int, events: float) -> int:
         """So many iterations, or fewer by the limits of events, of which one has so many, and of time."""

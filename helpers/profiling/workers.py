@@ -1,6 +1,6 @@
 """Where the workers of a DataLoader spend their time: a thread in each looks at the stack of the one that loads.
 
-A worker may be killed at any time, so it writes what it saw to a file twice a second. Workers that are spawned, not
+A worker may be killed at any time, so it writes what it saw to a file ten times a second. Workers that are spawned, not
 forked, aren't seen.
 """
 
@@ -8,12 +8,10 @@ import contextlib
 import functools
 import json
 import os
-import random
 import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,9 +21,9 @@ from unittest import mock
 
 from torch.utils.data._utils import fetch, worker
 
-from .observe import PERIOD_S, SWITCH_S, is_library, is_part, line_of, wake_in_time
+from .observe import SWITCH_S, is_library, is_part, line_of, looks
 
-WRITE_S = 0.5
+WRITE_S = 0.1
 Seen = Any  # a Counter of seconds by file and line
 
 
@@ -37,13 +35,9 @@ def watching() -> Iterator[Callable[[], Seen]]:
     @functools.wraps(loop)
     def looked_at(*arguments: Any, **named: Any) -> None:
         sys.setswitchinterval(SWITCH_S)
-        ended = threading.Event()
-        look = functools.partial(_look, threading.get_ident(), folder / f"{os.getpid()}.json", ended)
-        threading.Thread(target=look, name="observer", daemon=True).start()
-        try:
-            loop(*arguments, **named)
-        finally:
-            ended.set()
+        file = folder / f"{os.getpid()}.json"
+        threading.Thread(target=_look, args=(threading.get_ident(), file), daemon=True).start()
+        loop(*arguments, **named)
 
     try:
         with mock.patch.object(worker, "_worker_loop", looked_at):
@@ -61,26 +55,17 @@ def _sum(folder: Path) -> Seen:
     return total
 
 
-def _look(thread: int, file: Path, ended: threading.Event) -> None:
-    wake_in_time()
+def _look(thread: int, file: Path) -> None:
     seen: Seen = Counter()
-    began = written = time.perf_counter()
-    while not ended.wait(PERIOD_S * (0.5 + random.random())):
-        now, frame = time.perf_counter(), sys._current_frames().get(thread)
-        if frame is not None and (line := loading_line(frame)):
+    part, written = file.with_suffix(".part"), 0.0
+    for began, now, frame in looks(thread, threading.Event()):
+        if line := loading_line(frame):
             seen[line] += now - began
-        began = now
         if now - written > WRITE_S:
-            _write(seen, file)
             written = now
-    _write(seen, file)
-
-
-def _write(seen: Seen, file: Path) -> None:
-    part = file.with_suffix(".part")
-    with contextlib.suppress(OSError):  # the folder is gone: nobody looks any more
-        part.write_text(json.dumps([[name, line, seconds] for (name, line), seconds in seen.items()]))
-        part.replace(file)
+            with contextlib.suppress(OSError):  # the folder is gone: nobody looks any more
+                part.write_text(json.dumps([[name, line, seconds] for (name, line), seconds in seen.items()]))
+                part.replace(file)
 
 
 def loading_line(frame: FrameType | None) -> tuple[str, int] | None:

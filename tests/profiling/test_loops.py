@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo
 
 from helpers.profiling.run_script import run_script
 
@@ -25,24 +27,12 @@ def test_a_loop_runs_with_its_fault_and_without(case, monkeypatch):
     assert case["line"] in source and case["findings"] and 15 <= len(source.splitlines()) <= 60
     if case.get("ranks"):
         pytest.skip("needs torchrun")
-    anomaly, limit = _state()
     program = compile(source, str(file), "exec", dont_inherit=True)
+    anomaly, limit = torch.is_anomaly_enabled(), torch._dynamo.config.recompile_limit
     try:
-        for arguments in (["--steps", "2"], ["--steps", "2", "--fixed"]):
+        for arguments in (["--steps", "1"], ["--steps", "1", "--fixed"]):
             assert run_script(program, [str(file), *arguments]) is None
     finally:
-        _restore(anomaly, limit)
+        torch.autograd.set_detect_anomaly(anomaly)
+        torch._dynamo.config.recompile_limit = limit
     assert sys.modules["__main__"].__name__ != str(file)
-
-
-def _state():
-    import torch
-
-    return torch.is_anomaly_enabled(), torch._dynamo.config.recompile_limit
-
-
-def _restore(anomaly, limit):
-    import torch
-
-    torch.autograd.set_detect_anomaly(anomaly)
-    torch._dynamo.config.recompile_limit = limit

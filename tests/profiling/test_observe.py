@@ -32,9 +32,9 @@ def train():
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """The diagnosis of a script that begins with HEAD, observed for a second."""
+    """The diagnosis of a script that begins with HEAD, observed for half a second."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(windows, "OBSERVED_S", 1.0)
+    monkeypatch.setattr(windows, "OBSERVED_S", 0.5)
 
     def run(body, **options):
         (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(body))
@@ -43,32 +43,50 @@ def watched(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    ("slow", "finding", "line"),
-    [
-        ("torch.save(model.state_dict(), 'model.pt'); time.sleep(0)", "checkpoints", "torch.save"),
-        ("rows = [float(value.item()) for value in torch.randn(3000)]", "Python loop", "value.item()"),
-    ],
-    ids=["a checkpoint each step", "a Python loop"],
-)
-def test_the_dearest_line_is_named_with_its_cause(watched, slow, finding, line):
-    found = watched(f"while True:\n    train()\n    {slow}\n").findings[0]
-    assert found.finding == finding and found.gain_share > 0.15
-    assert "train.py:" in found.where and line in found.where
+def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
+    diagnosis = watched(
+        """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, i):
+                time.sleep(0.0005)
+                return torch.randn(64)
+        def look():
+            model.eval()
+            with torch.no_grad():
+                for _ in range(30):
+                    model(torch.randn(64, 64))
+            model.train()
+        def numbers():
+            return [round(i * 0.1, 1) for i in range(6000)]
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
+            train()
+            torch.save(model.state_dict(), 'model.pt'); time.sleep(0)
+            look()
+            numbers()
+            time.sleep(0.01)
+        """
+    )
+    where = {finding.finding: finding.where for finding in diagnosis.findings + diagnosis.further}
+    assert "train.py:" in where["checkpoints"] and "torch.save" in where["checkpoints"]
+    assert "model(torch.randn(64, 64))" in where["evaluation"]
+    assert "round(i * 0.1, 1)" in where["Python loop"]
+    assert "time.sleep(0.0005)" in where["waiting for the loader"]
+    waits = next(line for line in diagnosis.lines if "time.sleep(0.01)" in line.source)
+    assert waits.share > 0.05 and "time.sleep(0.01)" in f"{diagnosis}"
 
 
 def test_a_pause_that_no_look_fell_into_is_not_charged():
     observer = Observer()
     observer.start()
     before = sum(observer.seconds.values())
-    observer.pause()
     switched = sys.getswitchinterval()
     sys.setswitchinterval(10.0)  # the observer gets no turn while this thread computes
     try:
-        began = time.perf_counter()
-        while time.perf_counter() - began < 0.3:
-            pass
-        observer.go_on()
+        with observer.looking_away():
+            began = time.perf_counter()
+            while time.perf_counter() - began < 0.3:
+                pass
     finally:
         sys.setswitchinterval(switched)
     time.sleep(0.05)
@@ -76,60 +94,21 @@ def test_a_pause_that_no_look_fell_into_is_not_charged():
     assert sum(observer.seconds.values()) - before < 0.2
 
 
-def test_an_evaluation_is_told_from_training(watched):
-    diagnosis = watched(
-        """
-        def look():
-            model.eval()
-            with torch.no_grad():
-                for _ in range(300):
-                    model(torch.randn(64, 64))
-            model.train()
-        while True:
-            train()
-            look()
-        """
-    )
-    assert diagnosis.findings[0].finding == "evaluation" and diagnosis.findings[0].gain_share > 0.5
-
-
-def test_a_wait_that_is_no_operator_stands_among_the_dearest_lines(watched):
-    diagnosis = watched("while True:\n    train()\n    time.sleep(0.02)\n")
-    assert "time.sleep" in diagnosis.lines[0].source and diagnosis.lines[0].share > 0.5
-    assert "time.sleep" in f"{diagnosis}"
-    assert diagnosis.data()["lines"][0]["share"] == diagnosis.lines[0].share
-
-
-def test_a_dataset_in_the_process_that_trains_is_named_by_its_line(watched):
-    diagnosis = watched(
-        """
-        class Slow(torch.utils.data.Dataset):
-            def __len__(self): return 10**6
-            def __getitem__(self, i):
-                time.sleep(0.004)
-                return torch.randn(64)
-        for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
-            train()
-        """
-    )
-    assert diagnosis.findings[0].finding == "waiting for the loader"
-    assert "time.sleep(0.004)" in diagnosis.findings[0].where
-
-
-def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
+def test_the_limit_ends_a_script_and_a_worker_that_is_waited_for_is_named_by_its_line(watched):
     first = watched(
         """
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
             def __getitem__(self, i):
-                time.sleep(0.01)
+                time.sleep(0.05)
                 return torch.randn(64)
-        for batch in torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=1):
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
             train()
-        """
+        """,
+        limit=3.0,
     ).findings[0]
     assert first.finding == "waiting for the loader" and first.gain_share > 0.3
-    assert "time.sleep(0.01)" in first.where and "workers' time" in first.evidence
+    assert "time.sleep(0.05)" in first.where and "workers' time" in first.evidence
 
 
 def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
@@ -147,20 +126,6 @@ def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
     assert diagnosis.host["optimizer"] < 0.2 < diagnosis.host["operators"]
 
 
-def test_rows_of_a_table_by_a_product_are_found(watched):
-    first = watched(
-        """
-        table = nn.Parameter(torch.randn(4000, 64))
-        while True:
-            rows = nn.functional.one_hot(torch.randint(0, 4000, (512,)), 4000).float() @ table
-            optimizer.zero_grad()
-            model(rows).square().mean().backward()
-            optimizer.step()
-        """
-    ).findings[0]
-    assert first.finding == "one-hot product" and "train.py:14" in first.where and "4,000" in first.evidence
-
-
 def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):
     diagnosis = watched(
         """
@@ -174,11 +139,6 @@ def test_an_update_rule_of_its_own_ends_iterations_by_its_backward(watched):
         """
     )
     assert diagnosis.steps >= 1
-
-
-def test_the_limit_ends_a_script_whose_iterations_are_long(watched):
-    diagnosis = watched("while True:\n    train()\n    time.sleep(0.3)\n", limit=8.0)
-    assert "time.sleep" in diagnosis.lines[0].source
 
 
 def test_what_was_seen_is_told_without_a_profile():
@@ -204,17 +164,17 @@ def test_padded_positions_are_those_beyond_the_lengths(lengths, left):
 
 
 @pytest.mark.parametrize(
-    "ids",
-    [torch.zeros(4, 8, dtype=torch.long), torch.arange(8), torch.randn(4, 8)],
-    ids=["token types", "positions", "numbers"],
+    ("ids", "padding"),
+    [
+        (torch.zeros(4, 8, dtype=torch.long), None),
+        (torch.arange(8), None),
+        (torch.randn(4, 8), None),
+        (torch.stack([torch.arange(16).roll(n) for n in range(4)]), (64, 0, 0)),
+    ],
+    ids=["token types", "positions", "numbers", "tokens"],
 )
-def test_what_is_no_batch_of_tokens_has_no_padding(ids):
-    assert padded_positions(ids) is None
-
-
-def test_tokens_without_padding_have_none():
-    ids = torch.stack([torch.randperm(16) for _ in range(4)])
-    assert padded_positions(ids)[1:] == (0, 0)
+def test_what_is_no_batch_of_padded_tokens_has_no_padding(ids, padding):
+    assert padded_positions(ids) == padding
 
 
 def line(activity, seconds, number=1, calls=0):
@@ -226,7 +186,6 @@ def seen(*lines, iterations=10, **others):
         "seconds": sum(each[4] for each in lines),
         "iterations": [sum(each[4] for each in lines) / max(iterations, 1)] * iterations,
         "lines": list(lines),
-        "slowest": [],
         "memory": [],
         "device_bytes": 0,
         "epochs": 1,
@@ -255,9 +214,8 @@ def test_backward_passes_of_one_graph_and_of_micro_batches_are_told_apart():
 
 
 def test_anomaly_detection_is_a_warning():
-    assert [note.kind for note in Observed(seen(line(COMPUTING, 1.0), anomaly=True)).warnings()] == [
-        "anomaly detection"
-    ]
+    (warning,) = Observed(seen(line(COMPUTING, 1.0), anomaly=True)).warnings()
+    assert warning.kind == "anomaly detection"
 
 
 def test_fewer_iterations_than_that_prove_nothing():
@@ -279,7 +237,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
     assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == []
 
 
-def test_a_model_trains_the_same_while_it_is_watched(tmp_path):
+def test_a_model_trains_the_same_while_it_is_watched():
     embed, mode = nn.Embedding.forward, nn.Module.train
     with windows.Observer().watching():
         assert nn.Embedding(4, 2)(torch.tensor([[1, 2], [3, 3]])).shape == (2, 2, 2)
