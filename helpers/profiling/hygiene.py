@@ -1,6 +1,5 @@
 """What makes a profile mislead: start-up inside it, lost events, stacks, one slow step; and other notes."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
@@ -10,12 +9,11 @@ from .findings import host_work, products
 from .intervals import Spans, covered, intersect, length, of, subtract, union
 from .places import source_lines
 from .scene import Scene, totals
-from .trace import KERNEL, OP, PYTHON, RUNTIME, Event, Note
+from .trace import KERNEL, OP, PYTHON, RUNTIME, Note
 
 NOT_EXPLAINED = "no finding explains"
 LEAST = 0.02  # of the recorded time: less is left out
 UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
-_LATE = 1000.0  # µs: a last wait that takes longer is named
 
 
 def warnings(scene: Scene) -> list[Note]:
@@ -33,7 +31,7 @@ def warnings(scene: Scene) -> list[Note]:
 
 def notes(scene: Scene) -> list[Note]:
     """What else the profile shows."""
-    rules = {"devices": _devices, "last wait": _last_wait, "graphs": _graphs, "TF32": _tf32}
+    rules = {"devices": _devices, "graphs": _graphs}
     return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
@@ -44,12 +42,10 @@ def _start_up(scene: Scene) -> Iterator[str]:
         return
     by_name = totals((call.name, call.us) for call in calls)
     names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name[:3])
-    idle = f" ({scene.account.idle_shares.get(START_UP, 0):.0%} of the time)" if scene.account else ""
     total = milliseconds(sum(us for _, us in by_name) / 1e3)
     yield (
-        f"start-up is inside the profile{idle}: calls of over 1 ms take {total} ({names}; "
-        f"calls: {len(calls)}, of over 5 ms: {sum(e.us > 5000 for e in calls)}; memory is reserved "
-        f"{host_work.allocations(scene)} times); record after some warm-up steps"
+        f"start-up is inside the profile ({spent:.0%} of the time): {len(calls)} calls of over 1 ms take {total} "
+        f"({names}; memory is reserved {host_work.allocations(scene)} times); record after some warm-up steps"
     )
 
 
@@ -71,17 +67,15 @@ def _silent(scene: Scene) -> Iterator[str]:
         return
     waited, queued = (scene.account.idle_shares.get(reason, 0.0) for reason in (IN_WAIT, QUEUED))
     if waited >= LEAST:
-        calls: dict[str, list[Event]] = defaultdict(list)
-        for call in (e for e in scene.trace.host if is_wait(e) or is_copy_call(e)):
-            calls[f"{call.name} of {source_lines(scene.trace, [call])}"].append(call)
         idle = scene.account.idle[IN_WAIT]
-        silent = {place: sum(covered(idle, e.begin, e.end) for e in group) for place, group in calls.items()}
-        place = max(silent, key=silent.__getitem__)
+        calls = [e for e in scene.trace.host if is_wait(e) or is_copy_call(e)]
+        places = (f"{call.name} of {source_lines(scene.trace, [call])}" for call in calls)
+        silent = totals(zip(places, (covered(idle, call.begin, call.end) for call in calls), strict=True))
+        place, us = silent[0]
         yield (
             f"the device shows no work for {waited:.0%} of the time while the host waits for it, most of it in "
-            f"{place}, which blocks the host for {scene.time(of(calls[place]))} a step and in which the device "
-            f"idles for {milliseconds(scene.per_step(silent[place]) / 1e3)}: events are missing, or the stream waits "
-            "for another rank; no finding counts it"
+            f"{place} ({milliseconds(scene.per_step(us) / 1e3)} a step): events are missing, or the stream waits for "
+            "another rank; no finding counts it"
         )
     if queued >= 2 * LEAST:
         yield (
@@ -120,14 +114,6 @@ def _stacks(scene: Scene) -> Iterator[str]:
         yield f"the profiler made the steps {slowed:.0%} longer"
 
 
-def _last_wait(scene: Scene) -> Iterator[str]:
-    last = max((e.begin for e in scene.trace.device), default=0.0)
-    late = [e for e in scene.trace.host if is_wait(e) and e.end >= last and e.us > _LATE]
-    if late and scene.account:
-        longest = milliseconds(max(e.us for e in late) / 1e3)
-        yield f"the last {late[-1].name}, {longest}, ends the recording and is not counted"
-
-
 def _graphs(scene: Scene) -> Iterator[str]:
     kernels = [e for e in scene.trace.device if e.kind == KERNEL]
     replayed = [e for e in kernels if e.parent is not None and "GraphLaunch" in e.parent.name]
@@ -136,12 +122,15 @@ def _graphs(scene: Scene) -> Iterator[str]:
         yield f"{len(replayed)} of {len(kernels)} kernels come from {count} graph launch{'es' * (count > 1)}"
 
 
+<<<<<<< HEAD
 def _tf32(scene: Scene) -> Iterator[str]:
     tf32 = [e for e in products.kernels_that(scene.trace, "product") if products.product_type(e) == "TF32"]
     if scene.kernels(tf32) and not scene.trace.is_amd:
         yield "TF32 is already on: fp32 products run on tensor cores"
 
 
+=======
+>>>>>>> e87d332 (Ranks and warnings of a profile: shorter rules)
 def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[Note]:
     """The time that no finding explains, and what it is spent on."""
     parts = []
