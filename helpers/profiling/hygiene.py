@@ -14,6 +14,7 @@ from .trace import KERNEL, OP, PYTHON, RUNTIME, Note
 NOT_EXPLAINED = "no finding explains"
 LEAST = 0.02  # of the recorded time: less is left out
 UNEXPLAINED = 0.1  # of the recorded time: less needs no explanation
+_LATE = 1000.0  # µs: a last wait that takes longer is named
 
 
 def warnings(scene: Scene) -> list[Note]:
@@ -31,7 +32,7 @@ def warnings(scene: Scene) -> list[Note]:
 
 def notes(scene: Scene) -> list[Note]:
     """What else the profile shows."""
-    rules = {"devices": _devices, "graphs": _graphs}
+    rules = {"devices": _devices, "last wait": _last_wait, "graphs": _graphs}
     return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
@@ -112,6 +113,14 @@ def _stacks(scene: Scene) -> Iterator[str]:
     slowed = scene.trace.about.get("slowed_by")
     if isinstance(slowed, int | float) and slowed > 0.05:
         yield f"the profiler made the steps {slowed:.0%} longer"
+
+
+def _last_wait(scene: Scene) -> Iterator[str]:
+    last = max((e.begin for e in scene.trace.device), default=0.0)
+    late = [e for e in scene.trace.host if is_wait(e) and e.end >= last and e.us > _LATE]
+    if late and scene.account:
+        longest = milliseconds(max(e.us for e in late) / 1e3)
+        yield f"the last {late[-1].name}, {longest}, ends the recording and is not counted"
 
 
 def _graphs(scene: Scene) -> Iterator[str]:
