@@ -131,15 +131,6 @@ def _graphs(scene: Scene) -> Iterator[str]:
         yield f"{len(replayed)} of {len(kernels)} kernels come from {count} graph launch{'es' * (count > 1)}"
 
 
-<<<<<<< HEAD
-def _tf32(scene: Scene) -> Iterator[str]:
-    tf32 = [e for e in products.kernels_that(scene.trace, "product") if products.product_type(e) == "TF32"]
-    if scene.kernels(tf32) and not scene.trace.is_amd:
-        yield "TF32 is already on: fp32 products run on tensor cores"
-
-
-=======
->>>>>>> e87d332 (Ranks and warnings of a profile: shorter rules)
 def unexplained(scene: Scene, findings: list[Finding]) -> Iterator[Note]:
     """The time that no finding explains, and what it is spent on."""
     parts = []

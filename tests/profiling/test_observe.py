@@ -49,12 +49,12 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
             def __getitem__(self, i):
-                time.sleep(0.0005)
+                time.sleep(0.001)
                 return torch.randn(64)
         def look():
             model.eval()
             with torch.no_grad():
-                for _ in range(30):
+                for _ in range(150):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
@@ -71,7 +71,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
     assert "train.py:" in where["checkpoints"] and "torch.save" in where["checkpoints"]
     assert "model(torch.randn(64, 64))" in where["evaluation"]
     assert "round(i * 0.1, 1)" in where["Python loop"]
-    assert "time.sleep(0.0005)" in where["waiting for the loader"]
+    assert "time.sleep(0.001)" in where["waiting for the loader"]
     waits = next(line for line in diagnosis.lines if "time.sleep(0.01)" in line.source)
     assert waits.share > 0.05 and "time.sleep(0.01)" in f"{diagnosis}"
 
@@ -94,21 +94,22 @@ def test_a_pause_that_no_look_fell_into_is_not_charged():
     assert sum(observer.seconds.values()) - before < 0.2
 
 
-def test_the_limit_ends_a_script_and_a_worker_that_is_waited_for_is_named_by_its_line(watched):
+def test_the_limit_ends_a_script_and_a_worker_that_is_waited_for_is_named_by_its_line(watched, monkeypatch):
+    monkeypatch.setattr(windows, "OBSERVED", 10**6)
     first = watched(
         """
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
             def __getitem__(self, i):
-                time.sleep(0.05)
+                time.sleep(0.01)
                 return torch.randn(64)
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
             train()
         """,
-        limit=3.0,
+        limit=4.0,
     ).findings[0]
     assert first.finding == "waiting for the loader" and first.gain_share > 0.3
-    assert "time.sleep(0.05)" in first.where and "workers' time" in first.evidence
+    assert "time.sleep(0.01)" in first.where and "workers' time" in first.evidence
 
 
 def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
