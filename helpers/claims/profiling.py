@@ -62,7 +62,8 @@ def diagnose(rows: pd.DataFrame) -> SimpleNamespace:
     )
     counts = rows.groupby(["pipeline", "variant"])["finding"].agg(lambda names: (names != "nothing").sum())
     of = {key: derived(count, "counted findings", "", 0) for key, count in counts.items()}
-    return SimpleNamespace(largest=largest, vit=_by_variant(of, "vit"), gpt=_by_variant(of, "gpt"))
+    commits = ", ".join(rows["commit"].unique())
+    return SimpleNamespace(largest=largest, commit=commits, vit=_by_variant(of, "vit"), gpt=_by_variant(of, "gpt"))
 
 
 def _by_variant(numbers: dict[tuple[str, str], Number], pipeline: str, unit: str = "") -> SimpleNamespace:
@@ -314,8 +315,6 @@ def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
         equal=_count(equal.sum()),
         count=_count(len(one)),
         share=derived(equal.mean(), "counted", PERCENT, 0),
-        vit=_reached(both, "vit"),
-        gpt=_reached(both, "gpt"),
         told=_told(rows, "script"),
     )
 
@@ -324,15 +323,6 @@ def _share(row: dict, name: str) -> str:
     if row[name] is None:
         return ""
     return str(Number(row[name], PERCENT, row[f"{name}_low"], row[f"{name}_high"], decimals=0))
-
-
-def _reached(both: pd.DataFrame, pipeline: str) -> Number:
-    """How much of what the fixes by hand save is saved from outside, where it is known that they save anything."""
-    known = both[(both["script"] == pipeline) & (both["by_hand_low"] > 0)].dropna(subset=["tried", "by_hand"])
-    if not len(known):
-        return lacking(f"a gain by hand in the {NAMES[pipeline]}'s loop", PERCENT)
-    share = (known["tried"] / known["by_hand"]).iloc[0]
-    return derived(share, "the shares of the time that go", PERCENT, 0)
 
 
 def coverage(rows: pd.DataFrame) -> SimpleNamespace:

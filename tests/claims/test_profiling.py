@@ -48,6 +48,7 @@ def test_findings_are_counted_by_loop_and_nothing_is_none():
             "gain_ms": [5.0, 2.0, None, 1.0],
             "gain_share": [0.5, 0.2, None, 0.1],
             "evidence": ["waits", "slow", None, "pads"],
+            "commit": "0123456789",
         }
     )
     result = profiling.diagnose(rows)
@@ -142,7 +143,6 @@ def test_changes_from_outside_are_held_against_those_by_hand():
     )
     loops = {"loop": ["a", "b", "d"], "promised": [0.3, None, 0.5]}
     found = profiling.tried(rows, pd.DataFrame(loops))
-    assert (found.equal.value, found.count.value, found.vit.value) == (1, 2, pytest.approx(0.8))
-    assert not found.gpt.measured
+    assert (found.equal.value, found.count.value) == (1, 2)
     assert [x.measured for x in found.table["promised"]] == [True, False, False, False]
     assert list(found.table["by hand"]) == ["25% (24 to 26)", "40% (35 to 45)", "", "25% (24 to 26)"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import ceilings
-from ..estimate import LEAST_PAIRS, estimate
+from ..estimate import LEAST_PAIRS, LUCK, estimate
 from ..machine import OthersLoad
 from ..records import STATUS, Row
 from . import trees, turns
@@ -106,7 +106,7 @@ def trial(
         why = f"{dropped} pairs beside others' work" if dropped else f"turns too long for {seconds:.0f} s"
         return {STATUS: f"too few pairs, {LEAST_PAIRS} are needed: {why}"}
     times = {"median_ms": _median_ms(after), "baseline": baseline.name, "baseline_ms": _median_ms(before)}
-    machine = {"dropped": dropped, "matmul_before": rate_before, "matmul_after": ceilings.rate_beside()}
+    machine = {"luck": LUCK, "dropped": dropped, "matmul_before": rate_before, "matmul_after": ceilings.rate_beside()}
     return times | result.row() | {"ended": f"±{PRECISION:.0%}" if narrow else "time"} | machine
 
 
