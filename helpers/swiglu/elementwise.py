@@ -34,7 +34,13 @@ def activate_keeping(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """z, written over g if `overwrite`; and g and u in 8 bits, with their scales."""
+    """z, written over g if `overwrite`; and g and u in 8 bits, with their scales.
+
+    1 + 4/128 bytes a number: 8-bit integers, and a fp32 scale for each 128 neighbours of the flattened tensor. A scale
+    is the group's largest magnitude / 127, so that the error is at most half a step: for normally distributed values
+    0.65 % of their standard deviation (root mean square). One outlier costs precision in its own group only; a value
+    that isn't finite makes its group not finite.
+    """
     z = g if overwrite else torch.empty_like(g)
     packed = [torch.empty_like(tensor, dtype=torch.int8) for tensor in (g, u)]
     scales = [torch.empty(groups(g.numel()), dtype=torch.float32, device=g.device) for _ in range(2)]
@@ -80,28 +86,6 @@ def _differentiate(dz: Tensor, g: Tensor, s: Tensor, u: Tensor, dg: Tensor, du: 
     torch.mul(dz, s, out=du)
     torch.ops.aten.silu_backward.grad_input(dsilu, g, grad_input=dg)
     dz.copy_(z)
-
-
-def pack(values: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit integers of the same shape, and a fp32 scale for each 128 neighbours of the flattened tensor.
-
-    1 + 4/128 bytes a number. A group's scale is its largest magnitude / 127, so that the error is at most half a
-    step: for normally distributed values 0.65 % of their standard deviation (root mean square). One outlier costs
-    precision in its own group only; a value that isn't finite makes its group not finite.
-    """
-    packed = torch.empty(values.shape, dtype=torch.int8, device=values.device)
-    scale = torch.empty(groups(values.numel()), dtype=torch.float32, device=values.device)
-    for place, (block, packed_) in enumerate(_blocks(values.contiguous(), packed)):
-        _pack(block, packed_, scale[place * BLOCK // GROUP :])
-    return packed, scale
-
-
-def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `pack` was given, rounded to its 255 steps."""
-    values = torch.empty(packed.shape, dtype=dtype, device=packed.device)
-    for place, (packed_, values_) in enumerate(_blocks(packed, values)):
-        values_.copy_(_unpack(packed_, scale[place * BLOCK // GROUP :], dtype))
-    return values
 
 
 def _pack(values: Tensor, packed: Tensor, scale: Tensor) -> None:

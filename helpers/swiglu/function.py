@@ -14,6 +14,7 @@ from .operators import opaque_backward, opaque_forward
 from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TWICE = "MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it"
 
 
 class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
@@ -78,8 +79,9 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
             shapes = {"x_shape": ctx.x_shape, "intermediate": ctx.intermediate, "transposed": ctx.transposed}
             grads = _backward(*arguments, **shapes)
         grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        if create_graph:
-            grads = _refuse_second_derivative(grads, [l, *saved[:4]])
+        if create_graph:  # as `once_differentiable` does
+            refuse = torch._C._functions.DelayedError(TWICE, len(grads))
+            grads = refuse(*(None if grad is None else grad.detach().requires_grad_() for grad in grads))
         return *grads, None
 
 
@@ -113,38 +115,13 @@ def _backward(l, x, W, V, U, saved, level, needs, *, x_shape, intermediate, tran
         gradients = opaque_backward(l, x, W, V, U, saved, level, needs, list(x_shape), intermediate)
         remaining = iter(gradients)
         return [next(remaining) if needed else None for needed in needs]
-    overwrite = not _graph_is_retained()
+    overwrite = not torch._C._autograd._get_current_graph_task_keep_graph()  # else backward may come again
     return steps.backward(l, x, W, V, U, saved, level, needs, x_shape, overwrite, transposed)
-
-
-def _graph_is_retained() -> bool:
-    """Whether backward may come again (`retain_graph=True`) and needs what was saved as it was."""
-    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if asked is None else asked()
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """`tensor.to(dtype)`, without the call where there is nothing to do: the layer is often bound by Python."""
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
-
-
-class _RefuseSecondDerivative(torch.autograd.Function):
-    """Passes gradients through; differentiating them again says that it isn't supported."""
-
-    @staticmethod
-    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> None:
-        raise RuntimeError("MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it")
-
-
-def _refuse_second_derivative(grads: list[Tensor | None], roots: list[Tensor | None]) -> list[Tensor | None]:
-    """Hang the gradients on the tensors they depend on, by a node that refuses."""
-    present = [grad for grad in grads if grad is not None]
-    guarded = iter(_RefuseSecondDerivative.apply(len(present), *present, *(r for r in roots if r is not None)))
-    return [None if grad is None else next(guarded) for grad in grads]
 
 
 def check_level(level: int) -> int:

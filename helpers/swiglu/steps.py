@@ -90,9 +90,8 @@ def backward(
     if level == KEEP_INPUT:
         saved, overwrite = [rows @ W, rows @ V], True
     dx = dW = dV = dU = None
-    if not (need_x or need_W or need_V):
-        return [None, None, None, _weight_gradient(_hidden(saved, level, l.dtype), l, transposed)]
-    dz = l @ U.t()  # (T, I)
+    # (T, I); where U alone learns, U isn't saved, and of what follows z alone is needed
+    dz = torch.zeros_like(saved[0], dtype=l.dtype) if U is None else l @ U.t()
     dg, du, z = _elementwise(dz, saved, level, overwrite)
     del dz  # z may be written over it
     if overwrite and level != KEEP_INPUT:
@@ -122,13 +121,3 @@ def _elementwise(dz: Tensor, saved: list[Tensor], level: int, overwrite: bool) -
     if level == KEEP_8BIT:
         return kernels.differentiate_packed(dz, saved)
     return kernels.differentiate(dz, *saved, overwrite)
-
-
-def _hidden(saved: list[Tensor], level: int, dtype: torch.dtype) -> Tensor:
-    """z alone, for a layer of which only U learns."""
-    if level == KEEP_8BIT:
-        packed_g, packed_u, scale_g, scale_u = saved
-        g, u = elementwise.unpack(packed_g, scale_g, dtype), elementwise.unpack(packed_u, scale_u, dtype)
-    else:
-        g, u = saved[0], saved[-1]
-    return kernels_for(g).activate(g, u)

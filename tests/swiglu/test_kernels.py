@@ -15,7 +15,7 @@ from helpers.experiments.swiglu import derived_costs as costs
 from helpers.lab import peak_memory
 from helpers.lab.timing import relative_error
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP, elementwise, steps, triton_kernels
-from helpers.swiglu.elementwise import GROUP, pack, unpack
+from helpers.swiglu.elementwise import GROUP
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
 
@@ -36,7 +36,7 @@ def assert_same(result, expected, tolerance):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(elements=SIZES)
 def test_forward(dtype, elements):
     g, u = tensors(elements, dtype, 2)
@@ -50,9 +50,8 @@ def test_forward(dtype, elements):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("overwrite", [False, True])
-@settings(max_examples=8, deadline=None)
-@given(elements=SIZES)
+@settings(max_examples=6, deadline=None)
+@given(overwrite=st.booleans(), elements=SIZES)
 def test_backward(dtype, overwrite, elements):
     dz, g, u = tensors(elements, dtype, 3)
     s = elementwise.activate_keeping(g, u)[0]
@@ -66,7 +65,7 @@ def test_backward(dtype, overwrite, elements):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(elements=SIZES)
 def test_8_bits(dtype, elements):
     dz, g, u = tensors(elements, dtype, 3)
@@ -81,15 +80,14 @@ def test_8_bits(dtype, elements):
     assert_same(result, elementwise.differentiate_packed(dz.clone(), kept), DTYPES[dtype])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(elements=st.integers(0, 5 * GROUP), scale=st.floats(1e-20, 1e20), seed=st.integers(0, 100))
 def test_packing_is_off_by_half_a_step_at_most(elements, scale, seed):
     values = torch.randn(elements, generator=torch.Generator().manual_seed(seed)) * scale
-    packed, steps_of = pack(values)
+    _, (packed, _, scales, _) = elementwise.activate_packing(values, values)
+    step = scales.repeat_interleave(GROUP)[:elements]
     assert packed.dtype == torch.int8
-    result = unpack(packed, steps_of, torch.float32)
-    allowed = steps_of.repeat_interleave(GROUP)[:elements] * 0.5001
-    assert bool(((result - values).abs() <= allowed).all())
+    assert bool(((packed * step - values).abs() <= step * 0.5001).all())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy, on these very values
@@ -163,10 +161,7 @@ def test_whoever_still_needs_what_backward_wrote_over_is_told(interpreted, level
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "layers"),
-    [(64, 32, 256, 1), (16, 64, 256, 3), (8, 32, 48, 4), (5, 7, 11, 2)],
-)
+@pytest.mark.parametrize(("tokens", "hidden", "intermediate", "layers"), [(64, 32, 256, 1), (5, 7, 11, 3)])
 def test_the_peak_is_the_predicted_one_to_the_byte(interpreted, level, tokens, hidden, intermediate, layers):
     stack = torch.nn.Sequential(*(MemoryOptimizedSwigluMLP(hidden, intermediate, level) for _ in range(layers)))
     x, l = torch.randn(tokens, hidden, requires_grad=True), torch.randn(tokens, hidden)

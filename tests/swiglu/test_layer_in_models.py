@@ -6,11 +6,9 @@ from torch import nn
 
 from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP
 
-EXACT = (0, 1, 2)
-
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 5, 16), (2, 3, 5, 16), (0, 5, 16)])
+@pytest.mark.parametrize("shape", [(16,), (2, 3, 5, 16), (0, 5, 16)])
 def test_the_output_can_be_changed_in_place(level, shape):
     layer = MemoryOptimizedSwigluMLP(16, 48, level)
     x = torch.randn(shape, requires_grad=True)
@@ -70,13 +68,3 @@ def test_a_compiled_graph_without_gradients_is_open_to_fusion():
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(layer, backend=backend, fullgraph=True)(x), layer(x))
     assert sum("silu" in name for name in seen) == 1
-
-
-def test_onnx_runs_it(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    layer, x = MemoryOptimizedSwigluMLP(16, 48), torch.randn(5, 16)
-    torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=True, verbose=False)
-    session = runtime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), layer(x).detach(), atol=1e-5, rtol=1e-5)

@@ -128,14 +128,6 @@ def test_linears_that_change_later_are_called(compiled):
     torch.testing.assert_close(y, model(x))
 
 
-def test_a_linear_that_two_mlps_share_stays_shared():
-    model = stack()
-    model[1].up_proj = model[0].up_proj
-    assert replace_in(model) == 2
-    assert model[0].up_proj.weight is model[1].up_proj.weight
-    assert len(list(model.parameters())) == 5
-
-
 def test_a_model_without_data_can_be_replaced_and_filled_later():
     with torch.device("meta"):
         model = stack()
@@ -174,7 +166,7 @@ def loss_and_gradients(model):
     return [loss, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "glm4_moe"])
 def test_families_that_compute_it_are_replaced(family):
     model = transformer(family)
     expected = loss_and_gradients(model)
@@ -237,10 +229,3 @@ def test_lora_on_the_mlps_projections_works():
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert isinstance(model.merge_and_unload().model.layers[0].mlp, MemoryOptimizedSwigluMLP)
-
-
-def test_mlps_with_lora_are_refused():
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(transformer("llama"), peft.LoraConfig(target_modules="all-linear"))
-    with pytest.raises(ValueError, match="LlamaMLP has projections that aren't plain Linears without biases"):
-        replace_in(model)
