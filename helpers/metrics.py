@@ -15,18 +15,16 @@ from helpers.lab.machine import device
 
 
 class LMCrossEntropyLoss(nn.Module):
-    """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not `pad_id` (0 if not given).
-
-    `ignore_index` is torch's name for the same.
+    """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not `pad_id`.
 
     For half-precision logits the softmax is computed in fp32: 4 bytes per logit are saved for backward, which needs 4
     more; at B·T = 32·640 and V = 50,000 that is 3.8 GiB each. In fp16 the sum over V would overflow, and probabilities
     below 6e-8 would be 0. A batch with no real token has loss 0 and gradient 0.
     """
 
-    def __init__(self, pad_id: int | None = None, *, ignore_index: int | None = None) -> None:
+    def __init__(self, pad_id: int = 0) -> None:
         super().__init__()
-        self.pad_id = _ignored(pad_id, ignore_index)
+        self.pad_id = pad_id
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         _check_pair(logits, targets, classes=True)
@@ -37,12 +35,6 @@ class LMCrossEntropyLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pad_id={self.pad_id}"
-
-
-def _ignored(pad_id: int | None, ignore_index: int | None) -> int:
-    if pad_id is not None and ignore_index not in (None, pad_id):
-        raise ValueError(f"pad_id is {pad_id} and ignore_index is {ignore_index}; they are one thing: give one of them")
-    return next((given for given in (pad_id, ignore_index) if given is not None), 0)
 
 
 def _over_ranks(counts: Tensor) -> Tensor:
@@ -96,13 +88,12 @@ class LMAccuracy(_Accuracy):
             accuracy.update(model(tokens), targets)
         accuracy.compute()
 
-    Takes logits (B, T, V) or predictions (B, T). Costs one pass over the logits. `ignore_index` is torch's name for
-    `pad_id`.
+    Takes logits (B, T, V) or predictions (B, T). Costs one pass over the logits.
     """
 
-    def __init__(self, pad_id: int | None = None, *, ignore_index: int | None = None) -> None:
+    def __init__(self, pad_id: int = 0) -> None:
         super().__init__()
-        self.pad_id = _ignored(pad_id, ignore_index)
+        self.pad_id = pad_id
 
     def _count(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         predicted = output

@@ -37,7 +37,8 @@ def allow_loops() -> None:
 
 # Runs in a process of its own, for the interpreter is chosen when Triton is imported.
 COMPILER = """
-import importlib, json, os, re, subprocess, sys, tempfile
+import importlib, json, re, subprocess, sys, tempfile
+from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -51,17 +52,15 @@ def compiled(module, kernel, types, constants, options, capability):
     aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
     source = ASTSource(kernel, signature, constant, aligned)
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    ptxas = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(found.asm["ptx"])
+    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
         file.flush()
-        target = re.search(r"\\.target (sm_\\w+)", found.asm["ptx"])[1]
-        command = [ptxas, "-v", "-arch=" + target, file.name, "-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        used = subprocess.run([reader, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return {
         "ptx": found.asm["ptx"],
-        "registers": int(re.search(r"Used (\\d+) registers", said)[1]),
-        "spilled": int(re.search(r"(\\d+) bytes spill stores", said)[1]),
+        "registers": int(re.search(r"REG:(\\d+)", used)[1]),
+        "spilled": int(re.search(r"STACK:(\\d+)", used)[1]),
         "shared": found.metadata.shared,
     }
 

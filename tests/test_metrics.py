@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,7 +43,7 @@ def naive(logits, targets, pad_id):
     return loss, right, real
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(BATCHES)
 def test_the_loss_is_the_mean_over_real_tokens(drawn):
     logits, targets = batch(*drawn)
@@ -53,7 +52,7 @@ def test_the_loss_is_the_mean_over_real_tokens(drawn):
     assert result == pytest.approx(loss / max(real, 1), rel=1e-4, abs=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(BATCHES, min_size=1, max_size=4), st.sampled_from([0, 1]))
 def test_accuracy_adds_up_over_batches_of_any_sizes(drawn, pad_id):
     accuracy, rights, reals = LMAccuracy(pad_id), 0, 0
@@ -114,7 +113,7 @@ def test_reset_starts_again():
     assert accuracy.compute() == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.floats(-3, 3, width=32), st.booleans()), min_size=1, max_size=20), st.integers(1, 3))
 def test_pixel_accuracy_counts_both_classes(pixels, times):
     logits = torch.tensor([logit for logit, _ in pixels]).reshape(1, 1, 1, -1)
@@ -137,17 +136,6 @@ def test_shapes_that_would_broadcast_are_named():
         ValueError, match=r"output \(2, 1, 4, 4\) and targets \(2, 4, 4\): they must share the same shape"
     ):
         PixelAccuracy()(torch.zeros(2, 1, 4, 4), torch.ones(2, 4, 4))
-
-
-def test_the_ignored_target_has_torchs_name_too():
-    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, 0], [4, 2, -100]])
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-    torch.testing.assert_close(LMCrossEntropyLoss(ignore_index=-100)(logits, targets), expected)
-    assert LMCrossEntropyLoss().pad_id == LMCrossEntropyLoss(0).pad_id == LMAccuracy().pad_id == 0
-    assert LMAccuracy(ignore_index=-100)(logits.argmax(-1), targets) == (logits.argmax(-1) == targets).sum() / 4
-    for of in (LMCrossEntropyLoss, LMAccuracy):
-        with pytest.raises(ValueError, match="pad_id is 0 and ignore_index is -100"):
-            of(0, ignore_index=-100)
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["", "a rank without a batch"])

@@ -48,8 +48,6 @@ def chunked(
     x = x.flatten(0, -2)
     if chunk is None:
         chunk = chunk_length(len(x), len(weight), compute_dtype(x))
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1 token")
     if not torch.is_grad_enabled():
         x, weight = x.detach(), weight.detach()  # so that no gradient is computed
     return _Chunked.apply(x, weight, targets.flatten(), chunk, pieces or loss_and_gradient)

@@ -66,8 +66,6 @@ class Bert(nn.Module):
                 nn.init.normal_(module.weight, std=INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # While tracing, sizes are tensors: comparing them would record nothing and warn.

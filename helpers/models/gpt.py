@@ -136,25 +136,15 @@ class GPT2LikeModel(nn.Module):
         """
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex():
             raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
-        length, limit = tokens.shape[1], len(self.causal)
         if attend is not None and mask is not None:
             raise ValueError("attend and a mask are given; the mask is attend's to know")
-        if length > limit and mask is None and attend is None:
-            raise ValueError(f"the sequence has {length} positions, and max_length is {limit}")
         x = _look_up(self.embedding.weight, tokens, "tokens") * math.sqrt(self.embedding.embedding_dim)
         x = self.positions(x, positions)  # (B, T, C)
         if attend is not None:
             return self.head(self._decode(x, attend))
-        scores = self.causal[:length, :length] if mask is None else self._scores(mask, x)
-        causal = mask is None
-        x = self.decoder(
-            x,
-            memory=x,
-            tgt_mask=scores,
-            memory_mask=scores,
-            tgt_is_causal=causal,
-            memory_is_causal=causal,
-        )
+        causal, length = mask is None, tokens.shape[1]
+        scores = self.causal[:length, :length] if causal else self._scores(mask, x)
+        x = self.decoder(x, x, scores, scores, tgt_is_causal=causal, memory_is_causal=causal)
         return self.head(x)  # (B, T, V)
 
     def _decode(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:

@@ -15,13 +15,7 @@ class UNet(nn.Module):
     At 64 channels and depth 4: 31 M parameters, 96 GFLOP forward for a 256×256 image.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        out_channels: int = 1,
-        width: int = 64,
-        depth: int = 4,
-    ) -> None:
+    def __init__(self, in_channels: int = 3, out_channels: int = 1, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         self.in_channels, self.depth = in_channels, depth
         widths = [width * 2**level for level in range(depth + 1)]
@@ -37,10 +31,10 @@ class UNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.normal_(module.weight, std=module.in_channels**-0.5)
+                nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu" if module.kernel_size[0] > 1 else "linear")
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         least = 2**self.depth

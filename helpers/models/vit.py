@@ -57,18 +57,17 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.patches.reset_parameters()
+        patches = self.patches.conv
+        nn.init.normal_(patches.weight, std=patches.weight[0].numel() ** -0.5)
+        nn.init.zeros_(patches.bias)
         nn.init.normal_(self.positions, std=INIT_STD)
         ends = 1 / math.sqrt(2 * len(self.blocks))
         for block in self.blocks:
-            block.norm1.reset_parameters()
-            block.norm2.reset_parameters()
             for part in block.attention.qkv.linear.weight.chunk(3):
                 nn.init.xavier_uniform_(part)
             for linear, gain in ((block.attention.out, ends), (block.mlp.up, 1.0), (block.mlp.down, ends)):
                 nn.init.xavier_uniform_(linear.weight, gain)
                 nn.init.zeros_(linear.bias)
-        self.norm.reset_parameters()
         nn.init.normal_(self.head.weight, std=INIT_STD)
         nn.init.zeros_(self.head.bias)
 
@@ -91,11 +90,6 @@ class ConvPatches(nn.Module):
     def __init__(self, channels: int, patch_size: int, width: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, width, patch_size, stride=patch_size)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.conv.weight, std=self.conv.weight[0].numel() ** -0.5)
-        nn.init.zeros_(self.conv.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.conv(images).flatten(2).transpose(1, 2)  # (B, C, s, s) -> (B, T, C)

@@ -24,7 +24,7 @@ def gradients(head, x, weight, targets, scale=1.0, **options):
     return loss.detach(), *torch.autograd.grad(loss * scale, (x, weight))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     tokens=st.integers(1, 20),
     vocabulary=st.integers(1, 30),

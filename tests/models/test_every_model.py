@@ -11,10 +11,8 @@ from helpers.models import Bert, GPT2LikeModel, Llama, ResNet, UNet, ViT
 from helpers.models.bert import Classifier
 
 
-def gpt(**changes):
-    return GPT2LikeModel(
-        50, **{"d_model": 64, "num_heads": 4, "num_layers": 2, "dropout": 0.0, "max_length": 40} | changes
-    )
+def gpt():
+    return GPT2LikeModel(50, d_model=32, num_heads=2, num_layers=2, dropout=0.0, max_length=40)
 
 
 def vit(**changes):
@@ -22,9 +20,7 @@ def vit(**changes):
 
 
 def bert(**changes):
-    return Bert(
-        **{"vocab_size": 11, "width": 8, "layers": 2, "heads": 2, "feedforward_size": 12, "max_length": 10} | changes
-    )
+    return Bert(11, 8, layers=2, heads=2, feedforward_size=12, max_length=10, **changes)
 
 
 def next_token(model, tokens):
@@ -47,8 +43,8 @@ def images(count=8, side=32):
 @pytest.mark.parametrize(
     ("build", "inputs", "loss", "rate"),
     [
-        (gpt, lambda: torch.randint(1, 50, (4, 13)), next_token, 3e-3),
-        (lambda: Llama(**SIZE), lambda: torch.randint(19, (1, 40)), next_token, 1e-2),
+        (gpt, lambda: torch.randint(1, 50, (2, 9)), next_token, 1e-2),
+        (lambda: Llama(**SIZE), lambda: torch.randint(19, (1, 20)), next_token, 1e-2),
         (lambda: Classifier(bert(dropout=0.0), 4), lambda: torch.arange(8)[:, None].expand(8, 4), each_its_class, 1e-2),
         (lambda: ResNet.from_name("tiny"), images, each_its_class, 1e-2),
         (vit, images, each_its_class, 3e-3),
@@ -59,7 +55,7 @@ def images(count=8, side=32):
 def test_it_learns_a_few_samples_by_heart(build, inputs, loss, rate):
     model, batch = build(), inputs()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for _ in range(60):
+    for _ in range(40):
         optimizer.zero_grad()
         (last := loss(model, batch)).backward()
         optimizer.step()
@@ -96,11 +92,10 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
-        (bert(), (TOKENS,)),
         (bert(), (TOKENS, TOKENS > 0, torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]))),
         (ResNet.from_name("tiny"), (images(2),)),
     ],
-    ids=["bert", "bert with all", "resnet"],
+    ids=["bert", "resnet"],
 )
 @pytest.mark.parametrize(
     "capture",
@@ -135,12 +130,8 @@ def test_wrong_settings_are_named(build, arguments, message):
 
 @pytest.mark.parametrize(
     ("model", "valid"),
-    [
-        (Llama.from_name, "tiny, llama-60m, llama-3.2-1b"),
-        (Bert.from_name, "tiny, bert-base"),
-        (ResNet.from_name, "tiny, resnet-18"),
-    ],
+    [(Llama, "tiny, llama-60m, llama-3.2-1b"), (Bert, "tiny, bert-base"), (ResNet, "tiny, resnet-18")],
 )
 def test_an_unknown_preset_names_those_there_are(model, valid):
     with pytest.raises(ValueError, match=f"unknown model 'huge'; valid: {valid}"):
-        model("huge")
+        model.from_name("huge")

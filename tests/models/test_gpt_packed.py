@@ -22,14 +22,11 @@ def model(dtype=torch.float64, **changes):
 
 
 def assert_close(actual, expected):
-    for name in expected:
-        torch.testing.assert_close(
-            actual[name], expected[name], atol=1e-10, rtol=1e-7, msg=lambda text, n=name: n + text
-        )
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-7)
 
 
 @pytest.mark.parametrize("variant", HERE)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(lengths=LENGTHS, padding=st.sampled_from([0, 0, 1, 30]))
 def test_loss_and_every_gradient_are_those_of_the_documents_alone(variant, lengths, padding):
     network, texts = model(), documents(lengths)
@@ -101,15 +98,14 @@ def test_it_trains_under_autocast(variant):
         assert (gradient - exact[name]).norm() < 0.05 * exact[name].norm() + 1e-4, name
 
 
-@pytest.mark.parametrize("variant", HERE)
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_one_graph_for_torch_compile_whatever_the_documents(variant, training):
+def test_it_is_one_graph_for_torch_compile_whatever_the_documents(training):
     network = model(torch.float32)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     with torch.set_grad_enabled(training):
         for number, lengths in enumerate(([7, 5, 1, 8], [21], [1] * 21)):
             tokens, _, positions, layout = packed(documents(lengths))
-            attend = packed_attention(layout, variant, "cpu")
+            attend = packed_attention(layout, "flex", "cpu")
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 logits = compiled(tokens, positions, attend=attend)
             torch.testing.assert_close(logits, network(tokens, positions, attend=attend))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers.models import ResNet
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     blocks=st.lists(st.integers(1, 2), min_size=1, max_size=3),
     width=st.integers(1, 5),

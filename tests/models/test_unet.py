@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from helpers.models import UNet
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     depth=st.integers(0, 3),
     extra=st.tuples(st.integers(0, 12), st.integers(0, 12)),

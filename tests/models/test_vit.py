@@ -15,7 +15,7 @@ def tiny(**changes):
     return ViT(5, **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "heads": 2, "dropout": 0.0} | changes)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     patches=st.integers(1, 4),
     patch_size=st.integers(1, 6),
@@ -39,15 +39,10 @@ def test_a_block_is_torchs_encoder_layer():
     with torch.no_grad():
         peer.self_attn.in_proj_weight.copy_(block.attention.qkv.linear.weight)
         peer.self_attn.in_proj_bias.zero_()
-    pairs = {
-        peer.self_attn.out_proj: block.attention.out,
-        peer.linear1: block.mlp.up,
-        peer.linear2: block.mlp.down,
-        peer.norm1: block.norm1,
-        peer.norm2: block.norm2,
-    }
-    for theirs, ours in pairs.items():
-        theirs.load_state_dict(ours.state_dict())
+    ours = (block.attention.out, block.mlp.up, block.mlp.down, block.norm1, block.norm2)
+    theirs = (peer.self_attn.out_proj, peer.linear1, peer.linear2, peer.norm1, peer.norm2)
+    for to, module in zip(theirs, ours, strict=True):
+        to.load_state_dict(module.state_dict())
     torch.testing.assert_close(block(x), peer(x), atol=1e-5, rtol=1e-4)
 
 
@@ -56,14 +51,6 @@ def test_patches_are_the_products_of_unfolded_patches_row_by_row():
     columns = F.unfold(images, 4, stride=4).transpose(1, 2)  # (B, T, 3·4·4)
     expected = columns @ patches.conv.weight.flatten(1).T + patches.conv.bias
     torch.testing.assert_close(patches(images), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_without_positions_the_order_of_patches_does_not_matter():
-    model, images = tiny().eval(), torch.randn(2, 3, 32, 32)
-    mirrored = torch.cat(images.split(8, dim=3)[::-1], dim=3)  # columns of patches in reverse
-    assert not torch.allclose(model(images), model(mirrored), atol=1e-5)
-    nn.init.zeros_(model.positions)
-    torch.testing.assert_close(model(images), model(mirrored), atol=1e-5, rtol=1e-4)
 
 
 def test_wrong_images_are_named():
