@@ -3,7 +3,6 @@
 import json
 
 import pandas as pd
-import pytest
 
 from helpers.claims import profiling
 

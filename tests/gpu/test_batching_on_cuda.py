@@ -33,10 +33,8 @@ def need(variant, dtype):
 
 
 def qkv(length, heads, kv_heads, dtype):
-    return [
-        torch.randn(1, number, length, 64, device="cuda", dtype=dtype, requires_grad=True)
-        for number in (heads, kv_heads, kv_heads)
-    ]
+    options = {"device": "cuda", "dtype": dtype, "requires_grad": True}
+    return [torch.randn(1, number, length, 64, **options) for number in (heads, kv_heads, kv_heads)]
 
 
 @functools.cache
@@ -58,10 +56,8 @@ def test_documents_and_their_gradients_are_what_they_are_alone_in_fp32(variant, 
         assert out.dtype == dtype
         assert relative_error(out, alone) < TOLERANCE[dtype], lengths
         upstream = torch.randn_like(out)
-        gradients, expected = (
-            torch.autograd.grad(out, inputs, upstream),
-            torch.autograd.grad(alone, exact, upstream.float()),
-        )
+        gradients = torch.autograd.grad(out, inputs, upstream)
+        expected = torch.autograd.grad(alone, exact, upstream.float())
         if max(lengths) > 1:  # of a single key the weight is 1 whatever q and k are: their gradient is rounding
             errors = map(relative_error, gradients, expected)
             assert all(error < 2 * TOLERANCE[dtype] for error in errors), lengths

@@ -33,15 +33,8 @@ def test_strategies_on_one_gpu_agree_with_each_other():
 )
 def test_memory_counted_is_within_3_percent_of_memory_measured(strategy, ranks, checkpointing, gib):
     need_gib(gib)
-    job = Job(
-        strategy=strategy,
-        model="llama-3.2-1b",
-        precision="amp-bf16",
-        batch=2 * ranks,
-        sequence=2048,
-        steps=2,
-        checkpointing=checkpointing,
-    )
+    size = {"model": "llama-3.2-1b", "precision": "amp-bf16", "batch": 2 * ranks, "sequence": 2048, "steps": 2}
+    job = Job(strategy=strategy, checkpointing=checkpointing, **size)
     measured = rank_memory(job, ranks)
     assert measured["how"] == "measured" and measured["compute_ms"] > 0
     allowed = 0.02 if ranks == 1 else 0.03

@@ -15,17 +15,7 @@ from helpers.lab.timing import check_agreement
 pytest.importorskip("triton")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-ROWS_AND_WIDTH = [
-    (1, 1),
-    (1000, 64),
-    (777, 255),
-    (4096, 1024),
-    (3, 2048),
-    (16384, 2048),
-    (257, 8192),
-    (129, 16384),
-    (9, 20000),
-]
+ROWS_AND_WIDTH = [(1, 1), (777, 255), (16384, 2048), (257, 8192), (129, 16384), (9, 20000)]
 
 
 def normal(*shape, dtype=torch.float32, learns=True):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.experiments.pipelines.metric_cost import TOLERANCE, VARIANTS, metrics_cost, random_batches
+from helpers.experiments.pipelines.metric_cost import TOLERANCE, VARIANTS, random_batches
 from helpers.lab.machine import missing_because
 
 USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
@@ -29,7 +29,3 @@ def test_a_confusion_matrix_never_waits_for_the_device_and_collecting_does(no_wa
     if "scikit-learn, at the end" in USABLE:
         with pytest.raises(RuntimeError, match="synchroniz"):
             VARIANTS["scikit-learn, at the end"].make(7, torch.device("cuda")).step(*batches[1])
-
-
-def test_metrics_are_measured_on_the_gpu():
-    assert len(metrics_cost.measure(4, 32, 5)) == 4 * len(USABLE)

@@ -103,30 +103,21 @@ def test_an_optimizer_that_is_not_fused_is_refused_inside_a_capture():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_parameters_on_two_gpus():
-    parameters = [torch.ones(5, device=f"cuda:{i}", requires_grad=True) for i in range(2)]
-    optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
-    scaler = DynamicGradScaler()
-    scaler.scale(parameters[0].sum() + parameters[1].sum().to("cuda:0")).backward()
-    assert scaler.clip_grad_norm_(optimizer, 1.0).item() == pytest.approx(10**0.5)
-    scaler.step(optimizer)
-    scaler.update()
-    assert torch.equal(parameters[0].cpu(), parameters[1].cpu())
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("clip", [False, True])
-def test_gradients_that_overflow_on_two_gpus_change_nothing(clip):
+def test_parameters_on_two_gpus_take_a_step_or_none_together(clip):
     parameters = [torch.ones(5, device=f"cuda:{i}", requires_grad=True) for i in range(2)]
     optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
     scaler = DynamicGradScaler(init_scale=8.0)
-    scaler.scale((parameters[0].sum() + parameters[1].sum().to("cuda:0")) * math.inf).backward()
-    if clip:
-        scaler.clip_grad_norm_(optimizer, 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    assert all(torch.equal(parameter.cpu(), torch.ones(5)) for parameter in parameters)
-    assert (scaler.get_scale(), scaler.skipped_steps()) == (4.0, 1)
+    for factor in (math.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((parameters[0].sum() + parameters[1].sum().to("cuda:0")) * factor).backward()
+        norm = scaler.clip_grad_norm_(optimizer, 1.0) if clip else None
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale(), scaler.skipped_steps()) == (4.0, 1)
+        assert torch.equal(parameters[0].cpu(), parameters[1].cpu())
+        assert torch.equal(parameters[0].cpu(), torch.ones(5)) == (factor == math.inf)
+    assert not clip or norm.item() == pytest.approx(10**0.5)
 
 
 def test_a_step_behind_a_busy_gpu_is_timed_by_its_work_and_not_by_its_launches():
