@@ -31,13 +31,6 @@ def test_positions_are_the_sines_and_cosines_of_the_paper():
             assert table[position, channel].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_packed_documents_bring_their_own_positions():
-    encoding, x = PositionalEncoding(8, max_length=4), torch.randn(1, 6, 8)
-    packed = encoding(x, positions=torch.tensor([0, 1, 2, 3, 0, 1]))
-    assert torch.equal(packed[:, :4], encoding(x[:, :4]))
-    assert torch.equal(packed[:, 4:], encoding(x[:, 4:]))
-
-
 def test_a_sequence_that_is_too_long_names_both_lengths():
     with pytest.raises(ValueError, match="41 positions, and max_length is 40"):
         PositionalEncoding(8, max_length=40)(torch.randn(1, 41, 8))

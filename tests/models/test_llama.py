@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llama_cases import SIZE, TOKENS, numbers
 
 from helpers.models import Llama
-from helpers.models.llama import PRESETS, RopeScaling, eager_attention, rates
+from helpers.models.llama import PRESETS, eager_attention, rates
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
 # What transformers computed on `llama_cases`: logits of every sixth position, and rates of rotation by preset.
@@ -54,8 +54,7 @@ def test_positions_turn_as_fast_as_in_transformers(name):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_those_of_the_transformers_that_is_installed(tied):
+def test_logits_are_those_of_the_transformers_that_is_installed():
     from transformers import LlamaForCausalLM
 
     from helpers.experiments.rush import transformers_llama as peers
@@ -114,15 +113,6 @@ def test_attention_depends_on_distances_and_not_on_places():
     x = torch.randn(1, 8, 32)
     early, late = attention(x, cos[:8], sin[:8]), attention(x, cos[40:48], sin[40:48])
     torch.testing.assert_close(early, late, atol=1e-5, rtol=1e-4)
-
-
-@given(head_dim=st.integers(1, 64).map(lambda n: 2 * n), factor=st.floats(1, 64), original=st.integers(8, 10_000))
-def test_a_scaling_slows_each_pair_by_at_most_its_factor_and_slow_ones_more(head_dim, factor, original):
-    scaling = RopeScaling(factor=factor, original_length=original)
-    ratio = rates(head_dim, 10_000.0, scaling) / rates(head_dim, 10_000.0, None)
-    assert ratio.max() <= 1 + 1e-12
-    assert ratio.min() >= 1 / factor - 1e-12
-    assert (ratio.diff() <= 1e-12).all()
 
 
 def test_a_mask_is_added_to_the_scores():

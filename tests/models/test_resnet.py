@@ -3,23 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from helpers.models import ResNet
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    blocks=st.lists(st.integers(1, 2), min_size=1, max_size=3),
-    width=st.integers(1, 5),
-    side=st.integers(16, 40),
-    classes=st.integers(1, 4),
-)
-def test_logits_are_one_row_a_picture_whatever_the_sizes(blocks, width, side, classes):
-    logits = ResNet(blocks, width, classes)(torch.randn(2, 3, side, side))
-    assert logits.shape == (2, classes)
-    assert logits.isfinite().all()
 
 
 def test_it_computes_what_plain_functions_do():
