@@ -1,6 +1,7 @@
 """Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,15 @@ import pandas as pd
 import torch
 
 from helpers import fit
+from helpers.distributed import Job
+from helpers.experiments.rush.ranks import PLANNED, SHARDED
 from helpers.experiments.rush.steps import BEFORE_BATCHES, BEST
 from helpers.fit.speed import left_out, published
 from helpers.lab.estimate import LUCK
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from helpers.rush import Setup, climb
-from helpers.rush.rates import flops_per_token
+from helpers.rush.rates import PEAKS, flops_per_token
 from helpers.rush.setup import LADDERS, START, stands_on
 
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
@@ -23,6 +26,8 @@ IN_FP32 = (START, "TF32", "fp32 products by oneDNN")  # rungs whose products are
 KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
 PAGES = (START, BEST["cpu"])
 SHOWN_RANKS = (2, 4, 8, 64, 512)
+SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
+ASSUMED_MFU = 0.5  # of the computation without communication
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
 TRAININGS: dict[str, Any] = {
     "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
@@ -284,12 +289,18 @@ def memory_plan(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(peaks=rows.replace({"strategy": STRATEGIES}))
 
 
-def scaling(rows: pd.DataFrame) -> SimpleNamespace:
-    """The predicted share of a step that computes, by links, strategy and number of GPUs."""
-    few = rows[rows["ranks"].isin(SHOWN_RANKS)].replace({"strategy": STRATEGIES})
-    wide = few.pivot_table(index=["cluster", "strategy"], columns="ranks", values="efficiency", sort=False)
-    wide = wide.sort_index(axis=1).add_suffix(" GPUs")
-    return SimpleNamespace(efficiency=wide.reset_index(), assumptions=derived(len(fit.assumptions()), "counted", "", 0))
+def scaling() -> SimpleNamespace:
+    """The predicted share of a step that computes, by links, strategy and number of GPUs: no rows are needed."""
+    compute_ms = flops_per_token(**SCALED) * SCALED["sequence"] / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
+    lines = []
+    for cluster, strategy in product(fit.CLUSTERS, SHARDED):
+        line = {"cluster": cluster.name, "strategy": STRATEGIES[strategy]}
+        for ranks in SHOWN_RANKS:
+            job = Job(strategy=strategy, batch=ranks, **SCALED, **PLANNED)
+            line[f"{ranks} GPUs"] = fit.predict(job, ranks, cluster, compute_ms)["efficiency"]
+        lines.append(line)
+    assumptions = derived(len(fit.assumptions()), "counted", "", 0)
+    return SimpleNamespace(efficiency=pd.DataFrame(lines), assumptions=assumptions)
 
 
 def published_speed() -> SimpleNamespace:

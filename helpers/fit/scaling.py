@@ -69,8 +69,8 @@ ASSUMPTIONS = (
 FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the computation, by checkpointing
 
 
-def predict(job: Job, ranks: int, inside: Link, compute_ms: float) -> dict[str, Any]:
-    """A row: communication time, its exposed part (not overlapped), the step time, and compute efficiency.
+def predict(job: Job, ranks: int, inside: Link, compute_ms: float) -> dict[str, float]:
+    """Communication time, its exposed part (not overlapped), the step time, and compute efficiency.
 
     `inside` is the link within a machine. `compute_ms` is the time of a step of one of `ranks` ranks without
     communication.
@@ -83,15 +83,7 @@ def predict(job: Job, ranks: int, inside: Link, compute_ms: float) -> dict[str, 
     exposed = exposed_ms(times, compute_ms, FORWARD_SHARE[job.checkpointing])
     step = compute_ms + exposed
     return {
-        "predicted": True,
-        "strategy": job.strategy,
-        "model": job.model,
-        "cluster": inside.name,
-        "ranks": ranks,
-        "nodes": nodes(ranks),
-        "overlapped": True,
         "sent_gib": sum(transfer.sent(ranks) for transfer in times) / 2**30,
-        "compute_ms": compute_ms,
         "communication_ms": sum(times.values()),
         "exposed_ms": exposed,
         "step_ms": step,

@@ -1,15 +1,16 @@
-"""Many ranks: their memory counted and measured, the same training by each strategy, and predicted scaling."""
+"""Many ranks: their memory counted and measured, and the same training by each strategy."""
+
+from typing import Any
 
 from helpers.distributed import Job
 from helpers.distributed import measure as measure_ranks
-from helpers.fit import CLUSTERS, predict, rank_memory
+from helpers.fit import rank_memory
 from helpers.lab import experiment
 from helpers.lab.records import STATUS, Row
-from helpers.rush.rates import PEAKS, flops_per_token
 
 TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
 SHARDED = ("ddp", "zero2", "zero3")
-PLANNED = {"precision": "amp-bf16", "checkpointing": "full"}
+PLANNED: dict[str, Any] = {"precision": "amp-bf16", "checkpointing": "full"}
 
 
 @experiment(
@@ -65,28 +66,3 @@ def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     sequence = 64 if model == TINY else 4096
     job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
     return rank_memory(job, ranks)
-
-
-ASSUMED_MFU = 0.5  # of the computation without communication
-
-
-@experiment(
-    small=[{"model": TINY, "sequence": 64, "cluster": CLUSTERS[0].name}],
-    cpu=[{"model": EIGHT_B, "sequence": 4096, "cluster": cluster.name} for cluster in CLUSTERS],
-    columns="predicted strategy ranks nodes overlapped sent_gib compute_ms communication_ms exposed_ms step_ms "
-    "tokens_per_s efficiency",
-    memory_here=False,
-)
-def scaling(model: str, sequence: int, cluster: str) -> list[Row]:
-    """PREDICTED: step time on many GPUs with one sequence each, from the bytes that they exchange.
-
-    Compute time assumes half the peak of an H100 or H200; nothing here is measured.
-    """
-    (links,) = (known for known in CLUSTERS if known.name == cluster)
-    compute_ms = flops_per_token(model, sequence) * sequence / (ASSUMED_MFU * PEAKS["H200"]) * 1e3
-    rows = []
-    for strategy in SHARDED:
-        for ranks in (2, 4, 8, 16, 64, 256, 512):
-            job = Job(strategy=strategy, model=model, batch=ranks, sequence=sequence, **PLANNED)
-            rows.append(predict(job, ranks, links, compute_ms))
-    return rows

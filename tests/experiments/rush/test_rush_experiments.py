@@ -104,13 +104,6 @@ def test_a_rank_alone_takes_the_memory_that_was_counted():
     assert 1 <= row["ratio"] < 1.2  # the count rounds each of these small tensors up to a GPU's block
 
 
-def test_scaling_is_predicted_for_each_strategy():
-    rows = experiments.scaling("small")
-    assert rows["predicted"].all()
-    assert rows["efficiency"].between(0, 1).all()
-    assert set(rows["strategy"]) == {"ddp", "zero2", "zero3"}
-
-
 def test_the_allocator_is_tried_in_processes_that_start_with_it(monkeypatch):
     sides, module = [], experiments.allocator.measure.__globals__
     monkeypatch.setitem(module, "trial", lambda *given, **_: sides.extend(given) or SimpleNamespace(row=dict))
