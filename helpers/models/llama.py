@@ -217,7 +217,6 @@ class Llama(nn.Module):
         kv_heads: int,
         feedforward_size: int,
         *,
-        head_dim: int | None = None,
         max_length: int = 131072,
         theta: float = 500000.0,
         scaling: RopeScaling | None = None,
@@ -233,9 +232,9 @@ class Llama(nn.Module):
         super().__init__()
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}; it must be a multiple of kv_heads, {kv_heads}")
-        if head_dim is None and width % heads:
-            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}, or head_dim must be given")
-        head_dim = width // heads if head_dim is None else head_dim
+        if width % heads:
+            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}")
+        head_dim = width // heads
         self.residual, self.checkpoint = residual, None
         self.masked = attend is eager_attention  # it needs a mask, made once a pass instead of in every layer
         self.embedding = nn.Embedding(vocab_size, width)

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.compilers import missing_because
-from helpers.compilers.backends import AOT, COMPILE, ONNX, OPENVINO, OVERHEAD, TENSORRT, TRACE
+from helpers.compilers.backends import AOT, COMPILE, ONNX, OVERHEAD, TENSORRT, TRACE
 from helpers.experiments.compilers import workloads
 from helpers.experiments.compilers.inference import measure_latency
 from helpers.experiments.compilers.training_steps import measure_training
@@ -40,7 +40,3 @@ def test_recorded_launches_answer_sooner_than_eager_ones():
 def test_training_in_bf16_learns_as_eager_does(model, backend):
     row = row_of(measure_training, model, backend, 4, precision="bf16")
     assert row["gradient_error"] <= row["gradient_tolerance"] < 0.5
-
-
-def test_openvino_is_for_the_cpu():
-    assert missing_because(OPENVINO) == "runs on the CPU only"

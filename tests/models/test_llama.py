@@ -77,8 +77,9 @@ def test_logits_are_those_of_the_transformers_that_is_installed():
     changed=st.integers(0, 8),
 )
 def test_no_position_sees_a_later_one(groups, kv_heads, pairs, batch, length, changed):
-    size = {"vocab_size": 11, "width": 8, "layers": 2, "feedforward_size": 6, "max_length": 16}
-    model = Llama(**size, heads=groups * kv_heads, kv_heads=kv_heads, head_dim=2 * pairs)
+    size = {"vocab_size": 11, "layers": 2, "feedforward_size": 6, "max_length": 16}
+    heads = groups * kv_heads
+    model = Llama(**size, width=heads * 2 * pairs, heads=heads, kv_heads=kv_heads)
     tokens = torch.randint(11, (batch, length))
     changed = min(changed, length - 1)
     others = tokens.clone()
