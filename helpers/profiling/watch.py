@@ -50,6 +50,7 @@ UNSEEN = (
 
 READ_EARLY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by torch, when it is imported
 OURS = re.compile(r"(costs|places|rank\d+)\.json\.gz|observed\d*\.json")  # an earlier run's
+AGAIN_S = 5.0  # between attempts to stop a script whose time is up
 BACKWARDS = 16  # of a script whose update rule is its own
 
 
@@ -174,13 +175,19 @@ def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Raise `Stop` in the main thread after so many seconds; 0: never."""
+    """Raise `Stop` in the main thread after so many seconds; 0: never.
+
+    And every few seconds from then on, as what is raised inside of a destructor is lost.
+    """
+    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
 
     def stop(_number: int, _frame: Any) -> None:
         raise Stop
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:
