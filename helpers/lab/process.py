@@ -4,6 +4,7 @@ What ran before in a process changes what is measured after it: memory that the 
 threads, compiled code. And glibc reads its allocator's settings once, when a process starts.
 """
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 from unittest import mock
+
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 
 def in_fresh_process(
@@ -27,3 +30,13 @@ def in_fresh_process(
             return pool.submit(fn, *arguments, **options).result()
         except BrokenProcessPool:
             raise MemoryError("the process was killed; it was out of memory, or crashed") from None
+
+
+def end_loader_workers() -> None:
+    """End the workers of all DataLoaders in this process.
+
+    Where an iterator is garbage of a cycle, Python closes its queues first, and each worker is waited for in vain for
+    five seconds, whenever that garbage is collected.
+    """
+    for iterator in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
+        iterator._shutdown_workers()

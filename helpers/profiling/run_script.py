@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.lab.process import end_loader_workers
+
 PACKAGE = __name__.partition(".")[0]
 ASIDE = "_dlspeed"  # the name of our package while the script runs
 ROOT = Path(__file__).resolve().parents[2]  # the folder of our package
@@ -47,6 +49,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = before, path, main
         os.chdir(folder)
+        end_loader_workers()
     return None
 
 

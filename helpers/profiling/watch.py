@@ -145,7 +145,6 @@ def watch(
             files.write(folder / f"observed{rank if ranks > 1 else ''}.json", json.dumps(observed))
     if os.getpid() != process:  # a fork of the script's
         raise SystemExit(code)
-    gc.collect()  # DataLoader's iterators, which end their workers
     if costs.exists():
         notes = [f"{script} {OWN_PROFILER}" if windows.disturbed else windows.missing(script)]
         late = [name for name, value in variables.items() if os.environ.get(name) != value]

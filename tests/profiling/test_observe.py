@@ -58,7 +58,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
-            return [round(i * 0.1, 1) for i in range(6000)]
+            return [round(i * 0.1, 1) for i in range(20_000)]
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
             train()
             torch.save(model.state_dict(), 'model.pt'); time.sleep(0)

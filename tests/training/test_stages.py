@@ -167,6 +167,6 @@ def test_the_command_trains_by_stages(capsys, monkeypatch):
     assert main(["train", "--stages", f"{BATCHES},{FUSED}", "--epochs", "1"]) == 0
     assert '"train_s"' in capsys.readouterr().out
     assert main(["train", "--stages", "all", "--data", "base"]) == 2
-    assert "--stages switches data itself" in capsys.readouterr().err
+    assert "--stages switches the rest itself" in capsys.readouterr().err
     assert main(["train", "--stages", "faster"]) == 2
     assert COMPILED in capsys.readouterr().err
