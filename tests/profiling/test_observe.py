@@ -58,13 +58,13 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
-            return [round(i * 0.1, 1) for i in range(20_000)]
+            return [round(i * 0.1, 1) for i in range(25_000)]
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
             train()
-            torch.save(model.state_dict(), 'model.pt'); time.sleep(0)
+            torch.save(torch.zeros(4_000_000), 'model.pt'); time.sleep(0)
             look()
             numbers()
-            time.sleep(0.01)
+            time.sleep(0.03)
         """
     )
     where = {finding.finding: finding.where for finding in diagnosis.findings + diagnosis.further}
@@ -72,8 +72,8 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
     assert "model(torch.randn(64, 64))" in where["evaluation"]
     assert "round(i * 0.1, 1)" in where["Python loop"]
     assert "time.sleep(0.001)" in where["waiting for the loader"]
-    waits = next(line for line in diagnosis.lines if "time.sleep(0.01)" in line.source)
-    assert waits.share > 0.05 and "time.sleep(0.01)" in f"{diagnosis}"
+    waits = next(line for line in diagnosis.lines if "time.sleep(0.03)" in line.source)
+    assert waits.share > 0.05 and "time.sleep(0.03)" in f"{diagnosis}"
 
 
 def test_a_pause_that_no_look_fell_into_is_not_charged():
