@@ -143,6 +143,12 @@ def test_no_figure_of_a_measurement_is_typed_into_what_is_shown(path):
     assert [typed for source in cells_of(path) for typed in typed_figures(source)] == []
 
 
+def test_every_ratio_that_is_shown_has_an_interval_or_a_derivation():
+    for path in NOTEBOOKS:
+        shown = json.dumps([cell.get("outputs", []) for cell in json.loads(path.read_text())["cells"]])
+        assert "(unpaired)" not in shown, path.name  # with an interval it is "(2.1 to 2.3, unpaired)"
+
+
 @pytest.mark.parametrize(
     ("cell", "typed"),
     [

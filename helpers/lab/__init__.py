@@ -11,7 +11,7 @@ import importlib
 from . import records
 from .cpu import keep_pages
 from .experiment import Experiment, experiment
-from .machine import DeviceError, device, environment, half_dtype
+from .machine import DeviceError, device, environment, half_dtype, multiplies_half
 from .memory import Memory, peak_memory, saved_bytes
 from .process import in_fresh_process
 from .runner import measure
@@ -36,6 +36,7 @@ __all__ = [
     "in_fresh_process",
     "keep_pages",
     "measure",
+    "multiplies_half",
     "notebook",
     "peak_memory",
     "phases",
