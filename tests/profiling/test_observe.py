@@ -94,8 +94,7 @@ def test_a_pause_that_no_look_fell_into_is_not_charged():
     assert sum(observer.seconds.values()) - before < 0.2
 
 
-def test_the_limit_ends_a_script_and_a_worker_that_is_waited_for_is_named_by_its_line(watched, monkeypatch):
-    monkeypatch.setattr(windows, "OBSERVED", 10**6)
+def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
     first = watched(
         """
         class Slow(torch.utils.data.Dataset):
@@ -105,11 +104,17 @@ def test_the_limit_ends_a_script_and_a_worker_that_is_waited_for_is_named_by_its
                 return torch.randn(64)
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
             train()
-        """,
-        limit=4.0,
+        """
     ).findings[0]
     assert first.finding == "waiting for the loader" and first.gain_share > 0.3
     assert "time.sleep(0.01)" in first.where and "workers' time" in first.evidence
+
+
+def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monkeypatch):
+    monkeypatch.setattr(windows, "OBSERVED", 10**9)
+    began = time.perf_counter()
+    assert watched("while True: train()", limit=4.0).steps >= 1
+    assert time.perf_counter() - began > 4.0
 
 
 def test_a_step_that_calls_a_closure_updates_only_after_its_backward(watched):
