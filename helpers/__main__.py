@@ -133,17 +133,13 @@ def _train_by_stages(chosen: str, setup: "Setup") -> dict[str, Any]:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    from helpers.profiling import diagnose
-
     if options.html:
-        if options.after:
-            return _fail("--html shows one profile: leave AFTER out", 2)
         if options.html.is_dir():
             return _fail(f"{options.html} is a folder: name a file to write", 2)
         if options.html.exists() and options.profile.exists() and options.html.samefile(options.profile):
             return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
     try:
-        result = diagnose(options.profile, options.after) if options.after else _diagnose(options.profile, options)
+        result = _diagnose(options.profile, options)
     except ValueError as error:  # what is no profile, or holds nothing
         return _fail(_in_one_line(error), 1)
     print(result.json() if options.json else result)

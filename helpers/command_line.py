@@ -84,7 +84,6 @@ def parser() -> argparse.ArgumentParser:
 
     added = command("diagnose", "What bounds a training loop, from its profile, and what to change first.")
     added.add_argument("profile", type=Path, metavar="TRACE|FOLDER", help="of torch.profiler; a folder: a file a rank")
-    added.add_argument("after", type=Path, nargs="?", metavar="AFTER", help="one recorded after a change: compare")
     formats(added)
 
     added = command("profile", "Run a training script as it is, profile a few iterations, and diagnose them.")

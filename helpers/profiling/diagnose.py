@@ -7,7 +7,6 @@
     print(diagnose(prof))           # or diagnose("trace.json.gz"), or a folder with a file for each rank
 
 Findings about sizes need `record_shapes`; source lines need `with_stack`, which slows the host: record costs without.
-`diagnose(before, after)` compares two profiles.
 """
 
 import json
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 
 from . import account, hygiene, ranks
-from .comparison import Comparison, compare
 from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
 from .findings import DETERMINISTIC, HOST_WAITS, KEPT_GRAPH, host_work, needless, on_cpu, products, traffic, waiting
 from .findings import observed as seen
@@ -66,17 +64,14 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
 )
 
 
-def diagnose(
-    profile: Source, after: Source | None = None, *, places: Source | None = None, least: float = LEAST
-) -> Diagnosis | Comparison:
+def diagnose(profile: Source, *, places: Source | None = None, least: float = LEAST) -> Diagnosis:
     """Where a step's time goes, what bounds it, and what to change first, from a live profile or a saved trace.
 
     A folder holds a profile for each rank; the one that the others wait for is diagnosed. `places` is a second profile
-    of the loop with stacks and shapes: it tells source lines and sizes, `profile` the costs. With `after`, a profile
-    after a change, the two are compared. Findings that could bring less than the share `least` are left out.
+    of the loop with stacks and shapes: it tells source lines and sizes, `profile` the costs. Findings that could bring
+    less than the share `least` are left out.
     """
-    before, _ = read_and_diagnose(profile, places=places, least=least)
-    return before if after is None else compare(before, read_and_diagnose(after, least=least)[0])
+    return read_and_diagnose(profile, places=places, least=least)[0]
 
 
 def read_and_diagnose(

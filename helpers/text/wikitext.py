@@ -18,8 +18,7 @@ class WikiText(Samples):
     """One sample for each non-empty line of a split, paragraphs and headings (` = Title = `), in order.
 
     `path` is a folder or a file of WikiText: `wiki.*.raw` or `.tokens`, or the hub's parquet files. If it is a
-    file, it is read for any `split`, and `source` says which it is. Without `path`, the hub's files are taken from the
-    cache; `download=True` fetches missing ones (0.7 MB a split, 314 MB for `train`).
+    file, it is read for any `split`, and `source` says which it is.
 
     Without `vocab`, the vocabulary has the split's `max_size` most frequent tokens (WikiText-103's training split has
     more than 200,000). Give other splits the vocabulary of the training split. `max_samples` takes the first lines.
@@ -31,20 +30,17 @@ class WikiText(Samples):
 
     def __init__(
         self,
-        split: str = "train",
-        path: Path | str | None = None,
+        split: str,
+        path: Path | str,
         *,
         vocab: Vocab | None = None,
         max_size: int | None = VOCAB_SIZE,
         max_samples: int | None = None,
-        download: bool = False,
     ):
         check_choice(files.SPLITS, split=split)
         if max_samples is not None:
             check_positive(max_samples=max_samples)
-        if download:
-            files.parquet()  # an error before the download if pyarrow is missing
-        sources = files.hub_files(split, download=download) if path is None else files.find(path, split)
+        sources = files.find(path, split)
         text = _tokens(sources, max_samples)
         if vocab is None:
             vocab = Vocab(text.counts, max_size=max_size)

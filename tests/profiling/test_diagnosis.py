@@ -4,13 +4,11 @@ import re
 import sys
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiling.made_up import LAUNCHES, REDUCTIONS, diagnosis
+from profiling.made_up import LAUNCHES, diagnosis
 
 from helpers.__main__ import main
-from helpers.profiling.comparison import compare
 from helpers.profiling.diagnosis import COLUMNS, WIDTH
 from helpers.profiling.trace import Note
 
@@ -57,48 +55,12 @@ def test_json_has_the_documented_keys_and_no_spans():
     assert host["account"] is None and host["host"] == {"operators": 1.0}
 
 
-FASTER = diagnosis(
-    step_ms=65.0,
-    account={"compute": 0.5, "communication": 0.2, "copies": 0.1, "idle": 0.2},
-    findings=(REDUCTIONS,),
-)
-
-
-def test_a_comparison_says_what_shrank_and_what_is_gone():
-    comparison = compare(diagnosis(), FASTER)
-    assert comparison.parts["idle"] == pytest.approx((50, 13))
-    assert [sum(ms) for ms in zip(*comparison.parts.values(), strict=True)] == pytest.approx([100, 65])
-    assert (comparison.gone, comparison.left, comparison.new) == ([LAUNCHES], [REDUCTIONS], [])
-    assert comparison.verdict == (
-        '65 ms a step instead of 100 ms: 35 ms (35%) less. Idle shrank by 37 ms. Gone: "launch-bound loop".'
-    )
-    assert re.search(r"^  idle +50\.0 +13\.0 +-37\.0$", str(comparison), re.MULTILINE)
-    data = json.loads(comparison.json())
-    assert data["parts_ms"]["idle"] == {"before": 50.0, "after": 13.0} and data["gained_ms"] == 35
-
-
-def test_a_finding_beyond_the_first_five_is_not_gone():
-    comparison = compare(diagnosis(), diagnosis(findings=(REDUCTIONS,), further=(LAUNCHES,)))
-    assert (comparison.gone, comparison.left) == ([], [REDUCTIONS, LAUNCHES])
-
-
-def test_without_a_gain_a_comparison_says_so():
-    verdict = compare(diagnosis(), diagnosis(step_ms=101.0)).verdict
-    assert "no difference" in verdict and "No finding is gone" in verdict
-
-
-def test_profiles_of_a_gpu_and_of_a_cpu_are_not_compared():
-    with pytest.raises(ValueError, match="one profile has device events"):
-        compare(diagnosis(), diagnosis(account=None, host={"operators": 1.0}))
-
-
 def test_a_bad_profile_or_command_is_one_line(tmp_path, capsys):
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
     for arguments, code, message in (
         ([bad], 1, "no trace events"),
         ([tmp_path / "missing.json"], 1, "No such file"),
-        ([bad, bad, "--html", tmp_path / "new.html"], 2, "one profile"),
         ([bad, "--html", bad], 2, "would be overwritten"),
         ([bad, "--html", tmp_path], 2, "is a folder"),
     ):

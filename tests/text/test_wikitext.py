@@ -153,8 +153,34 @@ def test_a_packed_text_is_not_unpacked_but_refused(tmp_path):
     tracemalloc.stop()
 
 
+def test_parquet_files_are_read_whole_or_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "wikitext-103-raw-v1"
+    folder.mkdir()
+    for part, rows in enumerate([["", " = Title = \n"], ["The cat\n", "The dog\n"]]):
+        parquet.write_table(pyarrow.table({"text": rows}), folder / f"train-0000{part}-of-00002.parquet")
+    text = WikiText("train", folder)
+    assert text.source == "WikiText-103 raw, train split"
+    assert [text.vocab.decode(sample) for sample in text] == [["=", "title", "="], ["the", "cat"], ["the", "dog"]]
+    second = folder / "train-00001-of-00002.parquet"
+    second.write_bytes(second.read_bytes()[:-20])
+    with pytest.raises(TextError, match="not a whole parquet file"):
+        WikiText("train", folder)
+    second.unlink()
+    with pytest.raises(TextError, match=r"train split is 2 parquet files, here are only train-00000-of-00002\.parquet"):
+        WikiText("train", folder)
+
+
+def test_without_pyarrow_a_parquet_file_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "test-00000-of-00001.parquet").touch()
+    with pytest.raises(TextError, match=r"00001\.parquet: .*pip install pyarrow"):
+        WikiText("test", tmp_path)
+
+
 def test_what_is_not_there_is_named(file, tmp_path):
-    with pytest.raises(TextError, match=r"nowhere: is not there.*download=True"):
+    with pytest.raises(TextError, match=r"nowhere: is not there.*hf download"):
         WikiText("train", tmp_path / "nowhere")
     with pytest.raises(TextError, match="has no train split"):
         WikiText("train", file.parent)
