@@ -275,7 +275,7 @@ def test_what_this_process_started_counts_as_its_own_work():
         mine = own._clocks()[2] - own._start[2]
     child.kill()
     child.wait()
-    assert mine > 0.3
+    assert mine > 0.1
     assert own.cores is not None
 
 

@@ -81,9 +81,9 @@ def test_a_narrow_product_gains_less_than_a_cube_of_as_many_operations(monkeypat
 
 
 def test_products_in_fp64_gain_what_a_register_holds_more_in_fp32():
-    found = gains(training(nn.Linear(128, 128).double(), torch.randn(64, 128, dtype=torch.float64)))[findings.FP64]
+    found = gains(training(nn.Linear(512, 512).double(), torch.randn(256, 512, dtype=torch.float64)))[findings.FP64]
     assert 0.05 < found.gain_share <= 0.5 and "fp32" in found.advice
-    assert findings.FP64 not in gains(training(nn.Linear(128, 128), torch.randn(64, 128)))
+    assert findings.FP64 not in gains(training(nn.Linear(512, 512), torch.randn(256, 512)))
 
 
 def test_the_rate_is_measured_once_and_changes_no_random_number(monkeypatch):

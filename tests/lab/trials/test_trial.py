@@ -96,6 +96,7 @@ def test_whatever_ends_the_trial_no_process_is_left(number):
     assert marked()
     os.kill(trying.pid, number)
     trying.join(timeout=20)
+    deadline = time.monotonic() + 20
     while marked() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not marked()
