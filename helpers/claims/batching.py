@@ -8,9 +8,11 @@ import pandas as pd
 from helpers.experiments.batching.model_times import STEPS
 from helpers.experiments.batching.samplers_and_packers import OURS
 from helpers.lab.estimate import SHOWN, students
-from helpers.lab.values import NORMAL, PERCENT, Number, derived, lacking, over, pick
+from helpers.lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, over, over_runs, pick
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
+NO_PADDING = "equally long, no padding"
+DENSE = f"{PACKED}, dense"
 QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # from one to the other, in standard deviations
 
 
@@ -100,8 +102,10 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
     names = ["batch_size", "variant", "median_ms", "p20_ms", "p80_ms", "n", "real_tokens_per_s", "ratio_to_no_padding"]
     best = rows.sort_values("ratio_to_no_padding", ascending=False).drop_duplicates("variant")
     packed = next(iter(best.loc[best["variant"].str.startswith(PACKED), "variant"]), PACKED)
-    rate = {name: pick(best, "real_tokens_per_s", "real tokens/s", 0, variant=name) for name in (BRAIN, packed)}
-    share = {name: pick(best, "ratio_to_no_padding", PERCENT, 0, variant=name) for name in (BRAIN, BALANCED, packed)}
+    variants = (BRAIN, BIG_BRAIN, BALANCED, packed, DENSE)
+    rate = {name: pick(best, "real_tokens_per_s", "real tokens/s", 0, variant=name) for name in variants}
+    equal = pick(rows, "real_tokens_per_s", batch_size=best["batch_size"].max(), variant=NO_PADDING)
+    share = {name: in_unit(over(rate[name], equal), PERCENT, 0) for name in (BRAIN, BALANCED, packed)}
     first = rows.iloc[0]
     return SimpleNamespace(
         table=rows[names].rename(columns={"ratio_to_no_padding": "tokens/s, limit = 1"}),
@@ -113,6 +117,9 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
         packed_rate=rate[packed],
         brain_rate=rate[BRAIN],
         gain=over(rate[packed], rate[BRAIN]),
+        over_longest=over(rate[packed], rate[BIG_BRAIN]),
+        over_balanced=over(rate[packed], rate[BALANCED]),
+        dense=over(rate[DENSE], rate[BRAIN]),
     )
 
 
@@ -123,11 +130,18 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
     table = groups[metrics].mean().assign(std=groups["validation_loss"].std())
     table = table[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
     table.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in table]
-    losses = rows.pivot(index="seed", columns="data", values="validation_loss").reindex(columns=STEPS)
+    losses, seconds = (
+        rows.pivot(index="seed", columns="data", values=name).reindex(columns=STEPS)
+        for name in ("validation_loss", "train_s")
+    )
     first = rows.iloc[0]
     return SimpleNamespace(
         table=table.reset_index(),
-        sizes=f"{rows['seed'].nunique()} seeds, {first['real_tokens']:,} real tokens, width {first['width']}",
+        sizes=f"{rows['seed'].nunique()} seeds, {first['real_tokens']:,} real tokens, width {first['width']}, "
+        f"batches of {first['batch_size']}, samples cut to {first['max_length']} tokens",
+        packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
+        packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
+        balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
         balanced_excess=_excess(losses, BALANCED),
         packed_excess=_excess(losses, PACKED),
         seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),

@@ -103,7 +103,8 @@ def _by_batch(rows: pd.DataFrame) -> pd.DataFrame:
     for batch, of_batch in rows.groupby("batch"):
         of_batch = of_batch.set_index("backend").reindex(backends)
         columns[f"batch {batch}, ms"] = of_batch["median_ms"].to_numpy()
-        columns[f"batch {batch}, speedup"] = of_batch["speedup"].to_numpy()
+        gains = {name: speedup(row, 2) for name, row in of_batch.iterrows() if name != "eager"}
+        columns[f"batch {batch}, speedup"] = list(map(gains.get, backends))
         columns[f"batch {batch}, p20–p80"] = _spread(of_batch, "speedup_p20", "speedup_p80", ".2f").to_numpy()
     columns["build, s"] = rows.drop_duplicates("backend")["build_s"].to_numpy()
     return pd.DataFrame(columns)

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from helpers.lab.estimate import students
-from helpers.lab.values import PERCENT, TIMES, Number, lacking, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, pick
 
 DATA = {"image": "JPEGs", "tokens": "tokens"}
 FORMATS = {"files": "small files", "webdataset by index": "tar by index", "mapped": "mapped file"}
 FORMATS |= {"tfrecord": "TFRecord"}
-CASES = COLD, WARM, *_ = ["cold, in order", "warm, in order", "cold, random", "warm, random"]
+CASES = COLD, WARM, RANDOM, _ = ["cold, in order", "warm, in order", "cold, random", "warm, random"]
 STEP_MS = 10  # of the simulated device whose idle shares are quoted
 REMOVED = 0.3  # the share of samples whose removal is quoted
 PARTS = {"start": "interpreter start", "start, import random": "start and import", "demo": "the lecture's program"}
@@ -26,29 +26,33 @@ def formats(rows: pd.DataFrame) -> SimpleNamespace:
     times = {f"us{end}": 1e6 / rows[f"samples_per_s{of_rate}"] for end, of_rate in ends.items()}
     single = rows.assign(case=cases, **times)[rows["workers"] == 0]
 
+    pictures = single[(single["kind"] == "image") & (single["case"] == COLD)]
+
     def us(format: str, case: str, kind: str = "image") -> Number:
         return pick(single, "us", "µs", 0, kind=kind, format=format, case=case)
 
     def speedup(format: str, case: str = COLD, kind: str = "image") -> Number:
         return over(us("files", case, kind), us(format, case, kind))
 
-    def largest(*formats: str) -> Number:
-        speedups = [speedup(format, kind=kind) for format in formats for kind in DATA]
+    def largest(*formats: str, case: str = COLD) -> Number:
+        speedups = [speedup(format, case, kind) for format in formats for kind in DATA]
         absent = lacking(f"cold reads of {' or '.join(formats)}", TIMES)
         return max((number for number in speedups if number.measured), key=float, default=absent)
 
     return SimpleNamespace(
         times=pd.concat([_times(single, kind) for kind in DATA]),
-        sizes=_sizes(single[(single["kind"] == "image") & (single["case"] == COLD)]),
+        sizes=_sizes(pictures),
         tar=speedup("webdataset by index"),
         tar_warm=speedup("webdataset by index", WARM),
         mapped=speedup("mapped"),
         largest_shards=largest("webdataset by index", "tfrecord"),
         largest_mapped=largest("mapped"),
+        random_shards=largest("webdataset by index", "tfrecord", case=RANDOM),
+        random_mapped=largest("mapped", case=RANDOM),
         files_us=SimpleNamespace(cold=us("files", COLD), warm=us("files", WARM)),
         tar_us=SimpleNamespace(cold=us("webdataset by index", COLD), warm=us("webdataset by index", WARM)),
         library_us=SimpleNamespace(cold=us("webdataset", COLD), warm=us("webdataset", WARM)),
-        raw_mb_per_s=Number((rows["payload_bytes"] / rows["raw_s"]).max() / 1e6, "MB/s", missing="raw reads"),
+        raw_mb_per_s=Number(_sizes(pictures)["raw read, MB/s"].max(), "MB/s", missing="raw reads", decimals=0),
     )
 
 
@@ -119,7 +123,10 @@ def loader(rows: pd.DataFrame) -> SimpleNamespace:
         simplejpeg=idle(2, decode="simplejpeg"),
         prefetched=idle(2, prefetch=8),
         rows=len(rows),
-        median_error=Number(rows["error"].abs().median(), "points", decimals=0),
+        median_error=Number(rows["error"].abs().median(), "points", decimals=1),
+        trivial=derived(((rows["predicted_idle_share"] == 0) & (rows["idle_share"] == 0)).sum(), "counted", "", 0),
+        fastest_sample=Number(rows.loc[rows["decode"] == "Pillow", "sample_ms"].min(), "ms", decimals=2),
+        slowest_sample=Number(rows.loc[rows["decode"] == "Pillow", "sample_ms"].max(), "ms", decimals=2),
         largest_error=Number(rows["error"].abs().max(), "points", decimals=0),
     )
 
@@ -174,16 +181,6 @@ def _mean(rows: pd.DataFrame, variant: str) -> Number:
     mean, n = points.mean(), len(points)
     reach = students(0.95, n - 1) * points.std() / math.sqrt(n) if n > 1 else math.inf
     return Number(mean, "points", mean - reach, mean + reach, n, decimals=2)
-
-
-def wrong_labels(rows: pd.DataFrame) -> SimpleNamespace:
-    """Wrong labels among the samples left out, and the points that leaving them out brings; means over the seeds."""
-    means = rows.assign(gained_points=-rows["lost_points"]).groupby("variant", as_index=False).mean(numeric_only=True)
-    return SimpleNamespace(
-        most=pick(means, "wrong_share", PERCENT, 0, variant="most forgotten"),
-        random=pick(means, "wrong_share", PERCENT, 0, variant="random"),
-        gained=pick(means, "gained_points", "points", 1, variant="most forgotten"),
-    )
 
 
 def process_start(rows: pd.DataFrame) -> SimpleNamespace:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from helpers.experiments.profiling.strangers import names_the_line
 from helpers.lab.trials import FASTER, SLOWER
 from helpers.lab.values import (
     PERCENT,
@@ -20,6 +21,7 @@ from helpers.lab.values import (
     over,
     over_runs,
     pick,
+    share_of,
     speedup,
     visible,
 )
@@ -94,7 +96,7 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
         beyond=_count((points["miss"] < -MARGIN).sum()),
         pairs=_count(len(right)),
         pairs_right=_count(right.sum()),
-        share_right=derived(right.mean(), "counted pairs", PERCENT, 0),
+        share_right=share_of(right.sum(), len(right)),
         clear_pairs=_count(clear.sum()),
         clear_right=_count((clear & right).sum()),
         worst=f"{worst['fix']} in the {NAMES[worst['pipeline']]} ({worst['faults']})",
@@ -265,6 +267,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     firsts = [textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")]
     shown = rows.assign(first=firsts, promised=_percents(rows["promised"]), gained=_percents(rows["gained"]))
     apart, right, line_right = (rows[name].map(str) == "True" for name in ("apart", "right", "line_right"))
+    names_line = [names_the_line(loop, str(first)) for loop, first in zip(rows["loop"], rows["first"], strict=True)]
     alarms = rows.dropna(subset=["alarm"])
     alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
     errors = (rows["promised"] - rows["gained"]).abs().dropna()
@@ -272,13 +275,15 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         table=shown[list(heads)].rename(columns=heads),
         promises=rows.dropna(subset=["promised"]),
         promised=_count(rows["promised"].count()),
-        right=derived(right.mean(), "counted", PERCENT, 0),
-        right_apart=derived(right[apart].mean(), "counted", PERCENT, 0),
-        line_right=derived(line_right.mean(), "counted", PERCENT, 0),
+        right=share_of(right.sum(), len(rows)),
+        right_apart=share_of(right[apart].sum(), apart.sum()),
+        first_line=share_of(sum(names_line), len(rows)),
+        line_right=share_of(line_right.sum(), len(rows)),
         count=_count(len(rows)),
+        apart=_count(apart.sum()),
         median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
         large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
-        alarms=_count(len(alarms)),
+        alarms=share_of(len(alarms), rows["alarm"].notna().sum()),
         fp32=_count((rows["alarm_tried"] >= MARGIN).sum()),
         twins=_count(rows["alarm"].notna().sum()),
         told=_told(rows, "loop"),
@@ -314,7 +319,7 @@ def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
         table=shown[list(heads)].rename(columns=heads),
         equal=_count(equal.sum()),
         count=_count(len(one)),
-        share=derived(equal.mean(), "counted", PERCENT, 0),
+        share=share_of(equal.sum(), len(one)),
         told=_told(rows, "script"),
     )
 
@@ -339,11 +344,17 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
-    """Trials of a program against itself on this machine: verdicts, and intervals that leave 1 out."""
+    """Trials of a program against itself, of all machines: verdicts, and intervals that leave 1 out."""
+    wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
+    reach, noisy = np.sqrt(rows["high"] / rows["low"]) - 1, rows["noisy"].fillna("") != ""
+    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, noisy=noisy, reach=reach).groupby("gpu")
+    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "noisy": "sum", "reach": "median"})
+    heads = {"gpu": "machine", "excluded": "intervals without 1", "reach": "median half width of the interval"}
     return SimpleNamespace(
+        table=table.assign(reach=_percents(table["reach"])).reset_index().rename(columns=heads),
         trials=_count(len(rows)),
         seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
-        wrong=_count(rows["verdict"].isin([FASTER, SLOWER]).sum()),
-        excluded=_count(((rows["low"] > 1) | (rows["high"] < 1)).sum()),
+        wrong=share_of(wrong.sum(), len(rows)),
+        excluded=share_of(excluded.sum(), len(rows)),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
     )

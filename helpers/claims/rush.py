@@ -1,10 +1,12 @@
 """Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -17,7 +19,7 @@ from helpers.lab.estimate import LUCK
 from helpers.lab.memory import GIB, MIB
 from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from helpers.rush import Setup, climb
-from helpers.rush.rates import PEAKS, flops_per_token
+from helpers.rush.rates import PEAKS, flops_per_token, parameters
 from helpers.rush.setup import LADDERS, START, stands_on
 
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
@@ -28,6 +30,7 @@ PAGES = (START, BEST["cpu"])
 SHOWN_RANKS = (2, 4, 8, 64, 512)
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
 ASSUMED_MFU = 0.5  # of the computation without communication
+MANY_RUNS = 50  # of a source: two have more
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
 TRAININGS: dict[str, Any] = {
     "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
@@ -36,10 +39,14 @@ TRAININGS: dict[str, Any] = {
 }
 
 
-def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleNamespace:
-    """Each rung against its baseline, by `trials` where there are any, and against matrix products alone."""
+def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.DataFrame) -> SimpleNamespace:
+    """Each rung against its baseline, by `trials` where there are any, and against matrix products alone.
+
+    The share of the matmul rate that the best rung reaches is the median of all timings of its setup, also in
+    those `timed` beside it (loading, peers, allocator), and its bounds are the least and the largest of them.
+    """
     _, left = LADDERS[_kind(rows)]
-    trials = pd.DataFrame(columns=["baseline", "rung"]) if trials is None or not len(trials) else trials
+    trials = pd.DataFrame(columns=["baseline", "rung", "median_ms"]) if trials is None or not len(trials) else trials
     measured = _rungs(rows, trials)
     rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
     ranked = rungs.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
@@ -52,13 +59,15 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
     before_flash = stands_on("FlashAttention", _kind(rows))
     stored, flash = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
+    model, length = first["model"], int(first["sequence"])
+    rates = pd.Series([1e3 * length / ms for ms in _timings(best, trials, timed)])
+    limit, operations = best["tokens/s"] / best["matmul_share"], flops_per_token(model, length)
+    causal = (operations + 6 * parameters(model)) / 2 / operations  # half of attention's operations
+    of = {"rate": (rates, "tokens/s"), "share": (rates / limit, PERCENT), "causal": (causal * rates / limit, PERCENT)}
+    reached = {f"best_{name}": _range(values, unit) for name, (values, unit) in of.items()}
     return SimpleNamespace(
-        job=f"{first['model']}, sequences of {first['sequence']} tokens, {first['text']}",
-        bars=rungs,
-        labels=[
-            f"{rate:,.0f}" + (f"  ({gain:brief})" if gain.measured else "")
-            for rate, gain in zip(rungs["tokens/s"], rungs["gain"], strict=True)
-        ],
+        job=f"{model}, sequences of {length} tokens, {first['text']}",
+        climb={row["rung"]: row["gain"] for row in rungs.to_dict("records") if row["gain"].measured},
         rungs=rungs[kept].rename(columns=heads),
         left=left_out.rename(columns={"rung": "change"} | heads).assign(note=others["rung"].map(left)),
         unseen=", ".join(unseen) or "none",
@@ -66,18 +75,16 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None) -> SimpleName
         **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
         mixed_to_first=over(_gain(ranked, "mixed precision"), _ranked(ranked, 0).gain),
         best=best["rung"],
-        best_rate=Number(best["tokens/s"], "tokens/s", decimals=0),
-        best_share=Number(best["matmul_share"], PERCENT, decimals=0),
+        **reached,
+        timings=derived(len(rates), "counted", "", 0),
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         best_loss=Number(best["loss"], decimals=3),
-        model=first["model"],
+        model=model,
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
         adamw=_gain(ranked, "fused AdamW"),
         attention_bytes=replace(over(stored, flash), derivation="allocated bytes"),
-        matmul_share=Number(best["matmul_share"], PERCENT),
         total=_speedup(rows, trials, best["rung"], START),
-        limit=_limits(rows).max(),
         start_loss=start_loss,
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
         loss_rung=measured.loc[losses.idxmax(), "rung"],
@@ -89,6 +96,24 @@ def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
     before = dict(zip(rungs["rung"], rungs["baseline"], strict=True))
     whole = [rung for rung in trials.loc[trials["baseline"] == START, "rung"] if before.get(rung, START) != START]
     return rungs.loc[rungs["rung"] == whole[-1]].iloc[0] if whole else rungs.loc[rungs["tokens/s"].idxmax()]
+
+
+def _timings(best: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]) -> Iterator[float]:
+    """Milliseconds of a step of the best rung, wherever they were recorded."""
+    yield best["step_ms"]
+    yield from trials.loc[trials["rung"] == best["rung"], "median_ms"]
+    for table in timed:
+        if "wait_ms" in table:
+            yield from table["step_ms"]
+        elif "ours_loss" in table:
+            yield from table["baseline_ms"]
+        elif "rung" in table:
+            yield from table.loc[table["rung"] == best["rung"], "median_ms"]
+
+
+def _range(values: pd.Series, unit: str) -> Number:
+    """Their median, between the least and the largest."""
+    return Number(float(values.median()), unit, values.min(), values.max(), decimals=0)
 
 
 def _kind(rows: pd.DataFrame) -> str:
@@ -185,13 +210,13 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
     """transformers' step against ours, trained in turn in one process."""
     names = ["variant", "speedup", "step_gib", "ours_step_gib", "loss", "ours_loss"]
     heads = {"speedup": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
-    in_pairs = "low" in rows and rows["low"].notna().all()
-    ratio = paired if in_pairs else lambda row: Number(row["ratio"], TIMES, decimals=2)
-    rows = rows.assign(speedup=[ratio(row) for row in rows.to_dict("records")])
+    rows = rows.assign(speedup=[paired(row) for row in rows.to_dict("records")])
+    shown = rows.assign(speedup=rows["speedup"].map(str))
     fastest = rows.loc[rows["ratio"].idxmin()]
     compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
     return SimpleNamespace(
-        variants=rows[names].rename(columns=heads | {"ours_loss": "ours, loss"}),
+        variants=shown[names].rename(columns=heads | {"ours_loss": "ours, loss"}),
+        count=derived(len(rows), "counted", "", 0),
         fastest=fastest["variant"],
         over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
         speedup=fastest["speedup"],
@@ -322,11 +347,16 @@ def published_speed() -> SimpleNamespace:
             )
     runs = pd.DataFrame(published()).assign(predicted=left_out(), unseen_gpu=left_out("family"))
     errors, unseen = ((runs[name] / runs["tok_s_gpu"] - 1).abs() for name in ("predicted", "unseen_gpu"))
-    derivation = "arithmetic over published runs"
-    quantiles = {"median": errors.median(), "p90": errors.quantile(0.9), "unseen": unseen.median()}
-    share = {name: derived(value, derivation, PERCENT, 0) for name, value in quantiles.items()}
-    count = derived(len(runs), "counted", "", 0)
-    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, count=count, **share)
+    of_source = runs.groupby("source")["source"].transform("size")
+    few = errors[of_source < MANY_RUNS]  # each run counts as in the fit: two sources have nearly all
+    by_source = {"weights": of_source**-0.5, "method": "inverted_cdf"}
+    median, p90 = (float(np.quantile(errors, share, **by_source)) for share in (0.5, 0.9))
+    values = {"median": median, "p90": p90, "plain": errors.median(), "few_median": few.median()}
+    values["unseen"] = float(np.quantile(unseen, 0.5, **by_source))
+    share = {name: derived(value, "arithmetic over published runs", PERCENT, 0) for name, value in values.items()}
+    counts = {"count": len(runs), "sources": runs["source"].nunique(), "few": len(few)}
+    counted = {name: derived(value, "counted", "", 0) for name, value in counts.items()}
+    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, **counted, **share)
 
 
 def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import pandas as pd
 from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, over_runs, pick, visible
 from helpers.training.stages import COMPILED, STAGES
 
+ONEDNN = "fp32 products by oneDNN"
 SAME = 0.1  # two measurements apart of the same differ by up to that
 SCORES = ["train_s", "real_tokens_per_s", "step_ms", "peak_gib", "validation_loss", "validation_accuracy"]
 UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0), "step_ms": ("ms", 1)}
@@ -56,6 +57,8 @@ def stages(rows: pd.DataFrame) -> SimpleNamespace:
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
+        steps=_steps(climbed, "none"),
+        packed_steps=_steps(climbed, best.index[-1]),
         seeds=rows["seed"].nunique(),
         compiled=_compiled(climbed, best.index[-1]),
         means=means,
@@ -67,22 +70,20 @@ def _numbers(scores: pd.Series) -> SimpleNamespace:
     return SimpleNamespace(**{name: Number(scores[name], unit, decimals=n) for name, (unit, n) in UNITS.items()})
 
 
+def _steps(climbed: pd.DataFrame, stage: str) -> Number:
+    return derived(climbed.loc[climbed["stage"] == stage, "steps"].median(), "counted", "", 0)
+
+
 def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
     """What compilation saves in a step and costs once, against the same seeds without it."""
     seeds = climbed.loc[climbed["stage"] == COMPILED, "seed"]
     same = climbed[climbed["seed"].isin(seeds)].groupby("stage")[SCORES].mean().reindex([before, COMPILED])
-    step_ms, train_s = same["step_ms"], same["train_s"]
-    steps, tokens = climbed["steps"].max(), climbed["real_tokens"].max()
-    saved_ms = step_ms[before] - step_ms[COMPILED]
-    extra_s = train_s[COMPILED] - train_s[before] + steps * saved_ms / 1e3
-    needed = extra_s * 1e3 / saved_ms if saved_ms > 0 else float("nan")
-    missing, slower = "the compiled training", "a step that compilation makes faster"
+    step_ms, train_s, missing = same["step_ms"], same["train_s"], "the compiled training"
+    steps_s = climbed["steps"].max() * (step_ms[before] - step_ms[COMPILED]) / 1e3  # what compiling saves of them
     return SimpleNamespace(
         before_ms=Number(step_ms[before], "ms", missing=missing, decimals=1),
         after_ms=Number(step_ms[COMPILED], "ms", missing=missing, decimals=1),
-        compiling_s=Number(extra_s, "s", missing=missing, decimals=0),
-        steps_to_pay=Number(needed, "steps", missing=slower, decimals=0),
-        tokens_to_pay=Number(needed * tokens / steps / 1e6, "M real tokens", missing=slower, decimals=1),
+        compiling_s=Number(train_s[COMPILED] - train_s[before] + steps_s, "s", missing=missing, decimals=0),
     )
 
 
@@ -129,7 +130,6 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
         largest=largest,
         largest_gain=largest_gain,
         unseen=_by_setting(unseen),
-        below=derived(SAME, "a setting", PERCENT, 0),
     )
 
 
@@ -140,17 +140,20 @@ def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:
 
 
 def reading(rows: pd.DataFrame) -> SimpleNamespace:
-    """Speedups of reading in order, outside the page cache and without workers, over one small file a sample."""
-    cold = rows[(rows["cached"] == "cold") & (rows["order"] == "sequential") & (rows["workers"] == 0)]
+    """Speedups of reading outside the page cache and without workers, over one small file a sample."""
+    cold = rows[(rows["cached"] == "cold") & (rows["workers"] == 0)]
 
-    def speedup(kind: str, format: str) -> Number:
-        rate = partial(pick, cold, "samples_per_s", kind=kind)
+    def speedup(kind: str, format: str, order: str = "sequential") -> Number:
+        rate = partial(pick, cold[cold["order"] == order], "samples_per_s", kind=kind)
         return over(rate(format=format), rate(format="files"))
 
     return SimpleNamespace(
         pictures_tar=speedup("image", "webdataset by index"),
         pictures_mapped=speedup("image", "mapped"),
         tokens_mapped=speedup("tokens", "mapped"),
+        random_tar=speedup("image", "webdataset by index", "random"),
+        random_mapped=speedup("image", "mapped", "random"),
+        random_tokens=speedup("tokens", "mapped", "random"),
     )
 
 
@@ -173,10 +176,17 @@ def not_measured(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["table", "rows", "reason"])
 
 
-def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame) -> SimpleNamespace:
-    """The machine's limits, and those layers of chapter 3's models that compute matrix products, by FLOP per byte."""
+def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
+    """The machine's limits, and those layers of chapter 3's models that compute matrix products, by FLOP per byte.
+
+    Of fp32 products there are two: by torch's default library, and by the one that the ladder found faster.
+    """
     bandwidth = ceilings["gb_per_s"].max()
     peaks = ceilings.dropna(subset="tflops").groupby("dtype")["tflops"].max()
+    by_library = ladder.loc[ladder["step"] == ONEDNN, "product_tflops"].max()
+    if by_library == by_library:
+        peaks = peaks.rename({"float32": "float32 by MKL"})
+        peaks["float32 by oneDNN"] = by_library
     points = layers[(layers["total_ms"] > 0) & (layers["gflop"] > 0)]
     points = points.groupby(["variant", "type"])[["gflop", "moved_mib", "total_ms"]].sum().reset_index()
     points["intensity"] = points["gflop"] * 1e9 / (points["moved_mib"] * 2**20)

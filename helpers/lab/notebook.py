@@ -214,4 +214,4 @@ def _texts(column: pd.Series) -> list[str]:
 
 
 def _is_text(cell: str) -> bool:
-    return re.search(r"[^\d\s.,+\-–±%×e]", cell) is not None
+    return re.search(r"[^\d\s.,+\-–±%×†e]", cell) is not None

@@ -33,13 +33,13 @@ class Results:
         return self.rows[self.rows[STATUS] == "ok"] if len(self.rows) else self.rows
 
     def named(
-        self, claims: Callable[..., SimpleNamespace], *others: "Results", trials: "Results | None" = None
+        self, claims: Callable[..., SimpleNamespace], *others: "Results", beside: "tuple[Results, ...]" = ()
     ) -> "Named":
         """The numbers that `claims` makes of the measured rows of this table, and of the others.
 
-        `trials` holds the same in pairs; the table can do without.
+        It can do without those `beside`.
         """
-        return Named(claims, (self, *others), trials)
+        return Named(claims, (self, *others), beside)
 
     @property
     def origin(self) -> str:
@@ -61,9 +61,9 @@ class Named:
     """
 
     def __init__(
-        self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...], trials: Results | None = None
+        self, claims: Callable[..., SimpleNamespace], sources: tuple[Results, ...], beside: tuple[Results, ...] = ()
     ):
-        self._claims, self.sources, self._trials = claims, sources, trials
+        self._claims, self.sources, self._beside = claims, sources, beside
 
     @property
     def measured(self) -> bool:
@@ -76,14 +76,14 @@ class Named:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        tables = [table.measured for table in (*self.sources, self._trials) if table is not None]
+        tables = [table.measured for table in (*self.sources, *self._beside)]
         values = vars(self._claims(*tables))
         if hidden := {"measured", "origin", "sources"} & values.keys():
             raise AttributeError(f"{self._claims.__qualname__} names {', '.join(hidden)}, which a table has itself")
         return values
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
         if not self.measured:
             return lacking(", ".join(table.experiment.name for table in self.sources if not len(table.measured)))
@@ -109,6 +109,13 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
     on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
     rows = with_declared(experiment, on_gpu[0]) if on_gpu else pd.DataFrame()
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
+
+
+def on_all_cpus(experiment: Experiment) -> Results:
+    """What all CPUs have recorded of an experiment that says something about the machines."""
+    tables = [recorded(experiment, "cpu", name).rows for name in records.devices(cpu=True)]
+    known = [rows for rows in tables if len(rows)]
+    return Results(experiment, pd.concat(known, ignore_index=True) if known else pd.DataFrame())
 
 
 def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:

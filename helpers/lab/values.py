@@ -18,9 +18,9 @@ from typing import Any, SupportsFloat
 import numpy as np
 import pandas as pd
 
-from .estimate import SHOWN, students
+from .estimate import DECIDED, SHOWN, students
 
-TIMES, PERCENT = "×", "%"
+TIMES, PERCENT, NOISY = "×", "%", "†"
 NOT_MEASURED = "not measured"
 YES_NO = {"True": "yes", "False": "no"}
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -28,6 +28,7 @@ WIDTH = 2 * NormalDist().inv_cdf(0.8)  # from the 20th to the 80th percentile, i
 NORMAL = NormalDist().inv_cdf(0.5 + SHOWN / 2)  # half the width of a 95 % interval, in standard deviations
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
 TIMED = ("median_ms", "step_ms", "tokens_per_s", "real_tokens_per_s")  # whose spread is that of p20_ms and p80_ms
+OF_TIME = ("_ms", "us", "_s")  # ends of names of columns that noise changes
 quoted: set[str] = set()  # the factors that were formatted here: `say` lets no other pass
 
 
@@ -38,7 +39,8 @@ class Number:
     `derivation` says from what arithmetic or count a value comes that isn't timed and so needs no interval. A number
     that wasn't measured has the value NaN, and `missing` says what the records lack. `decimals` are those it is shown
     with; None chooses them by its size. `reach` is half the width of its logarithm's 95 % interval, where its record
-    tells the spread: it isn't shown, but gives ratios their interval.
+    tells the spread: it is shown only beside a limit, and gives ratios their interval. `noisy` is a measurement beside
+    others' load, or at an unusual rate of the machine, and is marked with a dagger.
     """
 
     value: float
@@ -50,6 +52,7 @@ class Number:
     missing: str = ""
     decimals: int | None = None
     reach: float = math.nan
+    noisy: bool = False
 
     @property
     def measured(self) -> bool:
@@ -70,6 +73,7 @@ class Number:
         text = self._text(self.value, decimals) + self._unit()
         if self.unit == TIMES:
             quoted.add(text)
+        text += NOISY if self.noisy else ""
         if self.low is None or self.high is None:
             return f"{text} (unpaired)" if self.unit == TIMES and not self.derivation else text
         if "brief" in words:
@@ -90,11 +94,17 @@ class Number:
             return f"{scaled:.1f}"
         return number(scaled)
 
+    def bounded(self) -> "Number":
+        """With the interval that its reach gives, where it has none of its own."""
+        if self.low is not None or math.isnan(self.reach):
+            return self
+        return replace(self, low=self.value * math.exp(-self.reach), high=self.value * math.exp(self.reach))
+
     def at_most(self, limit: float) -> "Verdict":
-        return Verdict(self, "at most", limit)
+        return Verdict(self.bounded(), "at most", limit)
 
     def at_least(self, limit: float) -> "Verdict":
-        return Verdict(self, "at least", limit)
+        return Verdict(self.bounded(), "at least", limit)
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,9 @@ def pick(rows: pd.DataFrame, column: str, unit: str = "", decimals: int | None =
     cells = chosen[column].dropna()  # a wrong column raises, also where the row is missing
     if not len(cells):
         return lacking(f"{column} of {conditions}", unit)
-    return Number(float(cells.iloc[0]), unit, decimals=decimals, reach=_reach(chosen.iloc[0], column))
+    row = chosen.iloc[0]
+    noisy = is_noisy(row) and column.endswith(OF_TIME)
+    return Number(float(cells.iloc[0]), unit, decimals=decimals, reach=_reach(row, column), noisy=noisy)
 
 
 def _reach(row: pd.Series, column: str) -> float:
@@ -167,14 +179,31 @@ def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Numbe
 
 def paired(row: Any, unit: str = TIMES) -> Number:
     """The ratio of a trial, from a row with the columns ratio, low, high and pairs."""
-    return Number(float(row["ratio"]), unit, float(row["low"]), float(row["high"]), int(row["pairs"]))
+    ends = float(row["low"]), float(row["high"])
+    return Number(float(row["ratio"]), unit, *ends, int(row["pairs"]), noisy=is_noisy(row))
 
 
 def speedup(row: Any, decimals: int | None = None) -> Number:
     """How many times as fast as its baseline a row's variant is; with the interval of a trial, if it has one."""
     if "low" in row and row["low"] == row["low"]:
-        return Number(1 / row["ratio"], TIMES, 1 / row["high"], 1 / row["low"], int(row["pairs"]), decimals=decimals)
+        ends, noisy = (1 / row["high"], 1 / row["low"]), is_noisy(row)
+        return Number(1 / row["ratio"], TIMES, *ends, int(row["pairs"]), decimals=decimals, noisy=noisy)
     return Number(row["baseline_ms"] / row["median_ms"], TIMES, decimals=decimals)
+
+
+def is_noisy(row: Any) -> bool:
+    """Whether a row was recorded beside noise, and stayed so."""
+    return isinstance(row.get("noisy"), str) and bool(row["noisy"])
+
+
+def share_of(right: int, total: int) -> Number:
+    """A counted share with Wilson's 95 % interval."""
+    if not total:
+        return lacking("cases", PERCENT)
+    share, weight = right / total, NORMAL**2 / total
+    centre, reach = share + weight / 2, NORMAL * math.sqrt(share * (1 - share) / total + weight / 4 / total)
+    low, high = max(0.0, (centre - reach) / (1 + weight)), (centre + reach) / (1 + weight)
+    return Number(share, PERCENT, low, high, derivation="counted", decimals=0)
 
 
 def over(value: Number, baseline: Number, luck: float = 0.0) -> Number:
@@ -185,11 +214,12 @@ def over(value: Number, baseline: Number, luck: float = 0.0) -> Number:
     """
     if not (value.measured and baseline.measured):
         return lacking(value.missing or baseline.missing, TIMES)
-    both = value.derivation and baseline.derivation
+    both, noisy = value.derivation and baseline.derivation, value.noisy or baseline.noisy
     ratio, reach = value.value / baseline.value, math.hypot(_known(value), _known(baseline), luck * NORMAL)
     if math.isnan(reach):
-        return Number(ratio, TIMES, derivation=f"{value.derivation} / {baseline.derivation}" if both else "")
-    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach))
+        derivation = f"{value.derivation} / {baseline.derivation}" if both else ""
+        return Number(ratio, TIMES, derivation=derivation, noisy=noisy)
+    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach), noisy=noisy)
 
 
 def _known(number: Number) -> float:
@@ -200,10 +230,15 @@ def _known(number: Number) -> float:
 
 
 def visible(gain: Number, drift: float = 0.1) -> bool:
-    """Whether the interval leaves 1 out; without one, whether the ratio is further from 1 than `drift` of a machine."""
+    """Whether the 99 % interval leaves 1 out: of a hundred changes without an effect one is then seen to have some.
+
+    Without an interval, whether the ratio is further from 1 than the machine's `drift`.
+    """
     if gain.low is None or gain.high is None:
         return gain.measured and abs(gain.value - 1) > drift
-    return not gain.low <= 1 <= gain.high
+    freedom = max(gain.n - 1, 1) if gain.n else math.inf
+    wider = students(DECIDED, freedom) / students(SHOWN, freedom)
+    return abs(math.log(gain.value)) > wider * math.log(gain.high / gain.low) / 2
 
 
 def over_runs(values: pd.Series, baselines: pd.Series) -> Number:

@@ -11,7 +11,16 @@ TRAININGS = pd.DataFrame(
         for data, losses in {"BIG BRAIN": (4.0, 4.0, 4.0), "k = 10": (5.0, 5.1, 4.9), "packed": (3.9, 4.2, 4.0)}.items()
         for seed, loss in enumerate(losses)
     ]
-).assign(train_s=2.0, peak_gib=0.5, guess_loss=5.7, guess_accuracy=0.1, real_tokens=1000, width=8)
+).assign(
+    train_s=2.0,
+    peak_gib=0.5,
+    guess_loss=5.7,
+    guess_accuracy=0.1,
+    real_tokens=1000,
+    width=8,
+    batch_size=8,
+    max_length=128,
+)
 
 
 def test_a_loss_is_judged_by_its_interval_over_the_seeds():

@@ -93,9 +93,13 @@ def test_trials_of_a_program_against_itself_are_counted():
             {"trial_s": 20.0, "ratio": 0.94, "low": 0.92, "high": 0.96, "verdict": "faster"},
         ]
     )
-    nulls = profiling.nulls(rows)
-    assert (f"{nulls.trials}", f"{nulls.wrong}", f"{nulls.excluded}", f"{nulls.farthest}") == ("3", "1", "2", "6.0%")
-    assert nulls.wrong.at_most(1).outcome == "holds"
+    nulls = profiling.nulls(rows.assign(gpu=["one", "one", "other"], noisy=[None, "p80 is 2 times p20", None]))
+    assert (f"{nulls.trials}", f"{nulls.wrong:brief}", f"{nulls.excluded:brief}") == ("3", "33%", "67%")
+    assert nulls.table[["trials", "verdicts", "intervals without 1", "noisy"]].values.tolist() == [
+        [2, 0, 1, 1],
+        [1, 1, 1, 0],
+    ]
+    assert nulls.wrong.at_most(0.3).outcome == "undecided"
 
 
 def test_coverage_is_that_of_the_worst_kind():
@@ -113,11 +117,12 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
     confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
     found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
-    assert (f"{found.right}", f"{found.right_apart}", f"{found.alarms} of {found.twins}") == ("67%", "0%", "1 of 3")
+    assert (f"{found.right:brief}", f"{found.right_apart:brief}", f"{found.alarms:brief}") == ("67%", "0%", "33%")
+    assert f"{found.right}" == "67% (21 to 94)"
     assert found.fp32.value == 1
     assert f"{found.median_error}" == "10%"
     of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})
-    assert f"{profiling.loops(of_a_file).right}" == "50%"
+    assert f"{profiling.loops(of_a_file).right:brief}" == "50%"
 
 
 def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():

@@ -12,7 +12,20 @@ from helpers.lab import notebook
 from helpers.lab.experiment import ColumnError, Experiment, experiment
 from helpers.lab.notebook import claim, say, when
 from helpers.lab.results import Results, with_declared
-from helpers.lab.values import Number, derived, lacking, median_of, number, over, paired, pick
+from helpers.lab.values import (
+    TIMES,
+    Number,
+    derived,
+    lacking,
+    median_of,
+    number,
+    over,
+    paired,
+    pick,
+    share_of,
+    speedup,
+    visible,
+)
 
 TRIAL = {"ratio": 2.43, "low": 2.31, "high": 2.54, "pairs": 12}
 ROWS = pd.DataFrame({"variant": ["eager", "fused"], "median_ms": [6.0, 2.0]})
@@ -171,3 +184,31 @@ def test_records_without_a_declared_column_are_an_error_when_they_are_read():
     assert with_declared(declared, rows)["peak_gib"].isna().all()
     with pytest.raises(ColumnError, match="lack ms"):
         with_declared(declared, rows.rename(columns={"ms": "median_ms"}))
+
+
+def test_a_number_whose_runs_have_a_spread_is_judged_by_it():
+    rows = pd.DataFrame([{"variant": "a", "median_ms": 10.5, "p20_ms": 9.0, "p80_ms": 12.0, "n": 10}])
+    verdict = pick(rows, "median_ms", "ms", variant="a").at_least(10)
+    assert verdict.outcome == "undecided" and verdict.number.low < 10 < verdict.number.high
+
+
+@given(st.integers(0, 2**32), st.floats(0.02, 0.98))
+@settings(max_examples=20, deadline=None)
+def test_a_counted_shares_interval_holds_the_true_share(seed, share):
+    counted = np.random.default_rng(seed).binomial(30, share, 200)
+    held = [(number := share_of(int(right), 30)).low <= share <= number.high for right in counted]
+    assert np.mean(held) > 0.85
+
+
+def test_noise_is_marked_on_times_and_what_comes_of_them():
+    row = {"median_ms": 2.0, "peak_gib": 1.0, "ratio": 0.5, "low": 0.4, "high": 0.6, "pairs": 9, "variant": "a"}
+    rows = pd.DataFrame([row | {"noisy": "p80 is 1.5 times p20"}, row | {"noisy": None, "variant": "b"}])
+    noisy, quiet = (pick(rows, "median_ms", "ms", variant=name) for name in "ab")
+    assert (f"{noisy}", f"{quiet}", f"{over(noisy, quiet)}") == ("2.00 ms†", "2.00 ms", "1.00×† (unpaired)")
+    assert f"{pick(rows, 'peak_gib', 'GiB', variant='a')}" == "1.00 GiB"
+    assert [f"{speedup(line):brief}" for line in rows.to_dict("records")] == ["2.0×†", "2.0×"]
+
+
+def test_an_effect_is_visible_if_99_of_100_intervals_leave_1_out():
+    assert [visible(Number(1.2, TIMES, low, 1.44 / low, 4)) for low in (1.02, 1.12)] == [False, True]
+    assert visible(Number(1.2, TIMES)) and not visible(Number(1.05, TIMES))

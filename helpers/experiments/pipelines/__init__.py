@@ -5,6 +5,6 @@ from .format_speed import formats
 from .idle_device import loader
 from .metric_cost import metrics_cost
 from .python_loops import jit, process_start
-from .selection import forgetting, wrong_labels
+from .selection import forgetting
 
-__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost", "process_start", "wrong_labels"]
+__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost", "process_start"]

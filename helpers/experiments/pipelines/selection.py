@@ -33,7 +33,7 @@ TEST_EVERY = 3  # every third sample of each class is for the test
 EPOCHS, BATCH, WIDTH = 30, 64, 128
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARM_UP = 0.1  # share of the steps
-COLUMNS = "test_accuracy lost_points wrong_share samples samples_kept test_samples unforgettable_share "
+COLUMNS = "test_accuracy lost_points samples samples_kept test_samples unforgettable_share "
 COLUMNS += "train_s epochs steps source"
 
 
@@ -77,43 +77,29 @@ def _missing(**_: object) -> str:
     missing=_missing,
     columns=COLUMNS,
 )
-def forgetting(variant: str, share: float, budget: str, seed: int, wrong: float = 0.0) -> Row:
+def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.
 
     `seed` determines the split, both trainings and the random selection. `lost_points` is against the same network
-    trained on all samples; negative if leaving out helped. A share `wrong` of the training labels is changed first, and
-    `wrong_share` is the share of wrong labels among the samples left out. The first call for a seed costs two
-    more trainings, which later calls reuse.
+    trained on all samples; negative if leaving out helped. The first call for a seed costs two more trainings, which
+    later calls reuse.
     """
-    parts, mask = _parts(seed, wrong)
-    tracker = _tracked(seed, wrong)
-    trained = baseline = _on_everything(seed, wrong)
+    parts = _parts(seed)
+    tracker = _tracked(seed)
+    trained = baseline = _on_everything(seed)
     remaining = selected(tracker, variant, share, seed)
     if share:
         steps = baseline["steps"] if budget == "steps" else None
         trained = train(parts, derived(seed, "second training"), remaining=remaining, steps=steps)
     return trained | {
         "lost_points": 100 * (baseline["test_accuracy"] - trained["test_accuracy"]),
-        "wrong_share": int(mask.sum() - mask[remaining].sum()) / max(len(mask) - len(remaining), 1),
-        "samples": len(mask),
+        "samples": len(parts.labels),
         "samples_kept": len(remaining),
         "test_samples": len(parts.test_labels),
-        "unforgettable_share": len(tracker.unforgettable()) / len(mask),
+        "unforgettable_share": len(tracker.unforgettable()) / len(parts.labels),
         "epochs": EPOCHS,
         "source": SOURCE,
     }
-
-
-@experiment(
-    small=[{"variant": MOST, "wrong": 0.1, "seed": 0}],
-    cpu=[{"variant": variant, "wrong": 0.1, "seed": seed} for seed in range(3) for variant in (MOST, RANDOM)],
-    version=2,
-    missing=_missing,
-    columns=COLUMNS,
-)
-def wrong_labels(variant: str, wrong: float, seed: int) -> Row:
-    """A tenth of the labels are wrong, and as many samples are left out: the share of wrong labels among them."""
-    return forgetting.measure(variant, wrong, "epochs", seed, wrong)
 
 
 def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) -> Tensor:
@@ -129,9 +115,7 @@ def selected(tracker: ForgettingTracker, variant: str, share: float, seed: int) 
 
 
 def derived(seed: int, purpose: str) -> int:
-    """A separate seed for each purpose. With a common one, draws would be correlated: the wrong labels and the random
-    selection would be the same samples.
-    """
+    """A separate seed for each purpose: with a common one, draws would be correlated."""
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:6])
 
 
@@ -222,25 +206,19 @@ def network(seed: int) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=256)
-def _tracked(seed: int, wrong: float) -> ForgettingTracker:
+def _tracked(seed: int) -> ForgettingTracker:
     """The forgetting counts of a first training."""
-    parts, mask = _parts(seed, wrong)
-    tracker = ForgettingTracker(len(mask), parts.images.device)
+    parts = _parts(seed)
+    tracker = ForgettingTracker(len(parts.labels), parts.images.device)
     train(parts, derived(seed, "first training"), tracker=tracker)
     return tracker
 
 
 @functools.lru_cache(maxsize=256)
-def _on_everything(seed: int, wrong: float) -> Row:
-    return train(_parts(seed, wrong)[0], derived(seed, "second training"))
+def _on_everything(seed: int) -> Row:
+    return train(_parts(seed), derived(seed, "second training"))
 
 
 @functools.lru_cache(maxsize=2)
-def _parts(seed: int, share: float) -> tuple[Split, Tensor]:
-    """The data, with a share of the training labels changed to a random other class; and their mask (N,)."""
-    parts = split(seed, device())
-    count, label_generator = len(parts.labels), generator(seed, "wrong labels")
-    wrong = torch.zeros(count, dtype=torch.bool)
-    wrong[torch.randperm(count, generator=label_generator)[: round(share * count)]] = True
-    offsets = torch.randint(1, CLASSES, (count,), generator=label_generator) * wrong
-    return parts._replace(labels=(parts.labels + offsets.to(parts.labels.device)) % CLASSES), wrong
+def _parts(seed: int) -> Split:
+    return split(seed, device())

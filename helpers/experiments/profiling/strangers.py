@@ -54,7 +54,7 @@ def loops(loop: str) -> Row:
         "apart": case["apart"],
         "first": (_with_warnings(slow, answers) or ["nothing"])[0],
         "right": first,
-        "line_right": any(_is_line(case, line) for line in dearest),
+        "line_right": any(names_the_line(loop, line) for line in dearest),
         "place": right[0] if right else None,
         "promised": promise,
         **_gain(case, slow, fixed),
@@ -103,10 +103,13 @@ def _is_cause(case: dict, answer: str) -> bool:
     return answer.startswith(tuple(case["findings"]))
 
 
-def _is_line(case: dict, answer: str) -> bool:
-    source = (LOOPS / f"{case['name']}.py").read_text().splitlines()
-    number = next(n for n, line in enumerate(source, 1) if case["line"] in line)
-    return f"{case['name']}.py:{number} " in f"{answer} "
+def names_the_line(loop: str, answer: str) -> bool:
+    """Whether an answer names the line that was written down as the cause."""
+    if loop not in CASES:
+        return False
+    source = (LOOPS / f"{loop}.py").read_text().splitlines()
+    number = next(n for n, line in enumerate(source, 1) if CASES[loop]["line"] in line)
+    return f"{loop}.py:{number} " in f"{answer} "
 
 
 def _profiled(case: dict, folder: str, *extra: str) -> dict:

@@ -8,7 +8,6 @@ from helpers.experiments.pipelines.selection import (
     LEAST,
     MOST,
     RANDOM,
-    VARIANTS,
     forgetting,
     generator,
     selected,
@@ -49,8 +48,7 @@ def test_a_seeds_split_has_every_sample_once_and_a_third_of_each_class_for_the_t
 
 def test_without_its_data_a_table_says_what_is_not_installed(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda peer: None)
-    for table in (selection.forgetting, selection.wrong_labels):
-        assert set(table("small")["status"]) == {"not installed: scikit-learn"}
+    assert set(selection.forgetting("small")["status"]) == {"not installed: scikit-learn"}
 
 
 def tracker_of_four():
@@ -102,24 +100,9 @@ def test_a_budget_of_steps_trains_for_as_many_steps_as_on_everything():
         assert row["lost_points"] == pytest.approx(100 * (whole["test_accuracy"] - row["test_accuracy"]))
 
 
-def test_wrong_labels_are_as_many_as_asked_for_and_all_wrong():
-    (right, none), (noisy, wrong) = selection._parts(0, 0.0), selection._parts(0, 0.2)
-    assert not none.any()
-    assert wrong.sum() == round(0.2 * 1198)
-    assert torch.equal(right.labels != noisy.labels, wrong)
-    assert torch.equal(right.test_labels, noisy.test_labels)
-
-
-def test_the_most_forgotten_are_the_wrong_labels():
-    by_variant = {v: forgetting.measure(v, 0.1, "epochs", 0, wrong=0.1)["wrong_share"] for v in VARIANTS}
-    assert by_variant[MOST] > 0.6
-    assert 0.02 < by_variant[RANDOM] < 0.2  # as many as there are, more or less
-    assert by_variant[LEAST] < 0.05
-
-
 def test_purposes_draw_apart():
     """Of 1,000 samples, 100 drawn twice have about 10 in common: not all, and not none."""
-    purposes = ("split", "wrong labels", "left out", "ties", "first training", "second training")
+    purposes = ("split", "left out", "ties", "first training", "second training")
     drawn = [set(torch.randperm(1000, generator=generator(0, purpose))[:100].tolist()) for purpose in purposes]
     common = [len(a & b) for at, a in enumerate(drawn) for b in drawn[:at]]
     assert min(common) > 0 and max(common) < 25
