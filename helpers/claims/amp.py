@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from helpers.experiments.amp.gradients import TORCHS_KERNELS
-from helpers.lab.estimate import students
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}
 RUNS = {
@@ -80,8 +79,8 @@ def _task(name: str, rows: pd.DataFrame) -> SimpleNamespace:
         source=first["source"],
         guess=_mean(guess, TASKS[name]),
         accuracy={run: _mean(accuracy[run], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
-        points={run: _points(accuracy[run] - accuracy["fp32"], f"{TASKS[name]}, {RUNS[run]}") for run in RUNS},
-        over_guess=_points(accuracy["amp"] - guess, f"{TASKS[name]}, {RUNS['amp']}"),
+        points={run: mean_of(100 * (accuracy[run] - accuracy["fp32"]), "points", RUNS[run]) for run in RUNS},
+        over_guess=mean_of(100 * (accuracy["amp"] - guess), "points", RUNS["amp"]),
         skipped={run: Number(skipped.get(run, float("nan")), decimals=0, missing=RUNS[run]) for run in RUNS},
         lost=Number(zero_share.get("amp", float("nan")), PERCENT, decimals=0, missing=RUNS["amp"]),
     )
@@ -110,16 +109,6 @@ def _spread(values: pd.Series) -> str:
 
 def _mean(values: pd.Series, missing: str) -> Number:
     return Number(values.mean(), decimals=3, missing=missing)
-
-
-def _points(by_seed: pd.Series, missing: str) -> Number:
-    """The mean of differences between trainings of the same seed, in points, with its interval by Student's t."""
-    differences = 100 * by_seed.dropna()
-    mean, seeds = differences.mean(), len(differences)
-    if seeds < 2:
-        return Number(mean, "points", decimals=2, missing=missing)
-    reach = students(0.95, seeds - 1) * differences.std() / seeds**0.5
-    return Number(mean, "points", mean - reach, mean + reach, seeds, decimals=2)
 
 
 def _count(value: float | None) -> Number:

@@ -7,8 +7,7 @@ import pandas as pd
 
 from helpers.experiments.batching.model_times import STEPS
 from helpers.experiments.batching.samplers_and_packers import OURS
-from helpers.lab.estimate import SHOWN, students
-from helpers.lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, over, over_runs, pick
+from helpers.lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
 NO_PADDING = "equally long, no padding"
@@ -142,16 +141,7 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
         packed_speedup=over_runs(seconds[BRAIN], seconds[PACKED]),
         packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
         balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
-        balanced_excess=_excess(losses, BALANCED),
-        packed_excess=_excess(losses, PACKED),
+        balanced_excess=mean_of(losses[BALANCED] - losses[BIG_BRAIN], "nats", BALANCED),
+        packed_excess=mean_of(losses[PACKED] - losses[BIG_BRAIN], "nats", PACKED),
         seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
     )
-
-
-def _excess(losses: pd.DataFrame, variant: str) -> Number:
-    """How much higher the loss is than with random batches, from seed to seed, with a 95 % interval."""
-    excess = (losses[variant] - losses[BIG_BRAIN]).dropna()
-    if len(excess) < 2:
-        return lacking(f"the losses of {variant} and {BIG_BRAIN} for two seeds or more")
-    error = students(SHOWN, len(excess) - 1) * excess.std() / len(excess) ** 0.5
-    return Number(excess.mean(), "nats", excess.mean() - error, excess.mean() + error, len(excess), decimals=2)

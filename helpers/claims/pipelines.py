@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from helpers.lab.estimate import students
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, over, pick
 
 DATA = {"image": "JPEGs", "tokens": "tokens"}
 FORMATS = {"files": "small files", "webdataset by index": "tar by index", "mapped": "mapped file"}
@@ -160,27 +159,20 @@ def forgetting(rows: pd.DataFrame) -> SimpleNamespace:
     texts = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(lost["mean"], lost["sem"], strict=True)]
     table = lost.assign(text=texts)["text"].unstack("variant").reset_index().sort_values(["budget", "share"])
     by_epochs = removed[(removed["budget"] == "epochs") & (removed["share"] == REMOVED)]
-    points = {name: _mean(by_epochs, name) for name in ("least forgotten", "random", "most forgotten")}
+
+    def points(variant: str) -> Number:
+        return mean_of(by_epochs.loc[by_epochs["variant"] == variant, "lost_points"], "points", variant)
+
     return SimpleNamespace(
         table=table.assign(share=table["share"].map("{:.0%}".format)).rename(
             columns={"budget": "equal", "share": "removed"}
         ),
         seeds=int(rows["seed"].nunique()),
         unforgettable=Number(rows["unforgettable_share"].mean(), PERCENT, decimals=0),
-        least=points["least forgotten"],
-        random=points["random"],
-        most=points["most forgotten"],
+        least=points("least forgotten"),
+        random=points("random"),
+        most=points("most forgotten"),
     )
-
-
-def _mean(rows: pd.DataFrame, variant: str) -> Number:
-    """The mean of the points that a variant loses, a pair for each seed, with Student's interval."""
-    points = rows.loc[rows["variant"] == variant, "lost_points"]
-    if not len(points):
-        return lacking(f"lost_points of {variant}", "points")
-    mean, n = points.mean(), len(points)
-    reach = students(0.95, n - 1) * points.std() / math.sqrt(n) if n > 1 else math.inf
-    return Number(mean, "points", mean - reach, mean + reach, n, decimals=2)
 
 
 def process_start(rows: pd.DataFrame) -> SimpleNamespace:

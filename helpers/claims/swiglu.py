@@ -8,7 +8,7 @@ import pandas as pd
 from helpers.experiments.swiglu import GRADIENTS, derived_costs
 from helpers.experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from helpers.lab.memory import GIB
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, of_rounds, over, pick
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, of_rounds, over, pick
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALF = ("bfloat16", "float16")
@@ -203,4 +203,10 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
             for column, heading in (("first_loss", "loss before"), ("final_loss", "loss after"))
         }
     )
-    return SimpleNamespace(table=table, seeds=derived(rows["seed"].nunique(), "counted", "", 0))
+    by_seed = rows.pivot(index="seed", columns=LEVEL, values="final_loss").reindex(columns=[0, 3])
+    return SimpleNamespace(
+        table=table,
+        seeds=derived(rows["seed"].nunique(), "counted", "", 0),
+        excess=mean_of(by_seed[3] - by_seed[0], "nats", "level 3", 4),
+        model=f"{rows['dtype'].iloc[0]}, {rows['source'].iloc[0].partition(',')[0]}",
+    )

@@ -256,6 +256,15 @@ def over_runs(values: pd.Series, baselines: pd.Series) -> Number:
     return Number(math.exp(centre), TIMES, math.exp(centre - spread), math.exp(centre + spread), len(logs))
 
 
+def mean_of(differences: pd.Series, unit: str, missing: str, decimals: int = 2) -> Number:
+    """The mean over runs, such as seeds, with Student's 95 % interval; not measured with fewer than two."""
+    known = differences.dropna()
+    if len(known) < 2:
+        return lacking(f"two runs or more of {missing}", unit)
+    reach = students(SHOWN, len(known) - 1) * known.std() / math.sqrt(len(known))
+    return Number(known.mean(), unit, known.mean() - reach, known.mean() + reach, len(known), decimals=decimals)
+
+
 def derived(value: SupportsFloat, derivation: str, unit: str = TIMES, decimals: int | None = None) -> Number:
     """A number from arithmetic or a count, which has no interval: `derivation` says which."""
     return Number(float(value), unit, derivation=derivation, decimals=decimals)

@@ -101,6 +101,7 @@ def test_level_3_alone_rounds_and_losses_have_their_deviation():
     assert accuracy.table["grad_W"].tolist() == [0.1, 0.02, 0.5]
     assert f"{accuracy.rounded}" == "50.0%"
     runs = pd.DataFrame({"seed": [0, 1], "checkpoint_level": 3, "first_loss": 2.0, "final_loss": [1.0, 3.0]})
-    training = swiglu.training(runs)
-    assert training.table.iloc[0].tolist() == [3, "2 ± 0", "2 ± 1.4"]
-    assert f"{training.seeds}" == "2"
+    runs = pd.concat([runs, runs.assign(checkpoint_level=0, final_loss=[0.9, 2.9])])
+    training = swiglu.training(runs.assign(dtype="float32", source="text, seed 0"))
+    assert training.table.iloc[1].tolist() == [3, "2 ± 0", "2 ± 1.4"]
+    assert f"{training.seeds}" == "2" and f"{training.excess}" == "0.1000 nats (0.1000 to 0.1000, 2 pairs)"

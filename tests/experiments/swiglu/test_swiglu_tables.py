@@ -64,5 +64,5 @@ def test_an_error_of_ours_is_not_hidden_in_a_row(monkeypatch):
 
 def test_training_learns_at_every_level_alike():
     table = experiments.training("small")
-    assert (table["final_loss"] < table["first_loss"]).all()
+    assert (table["final_loss"] < table["first_loss"] - 1).all()
     assert table["final_loss"].max() / table["final_loss"].min() < 1.01

@@ -155,12 +155,13 @@ def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(proje
     part = v4.new_markdown_cell("## Another part", metadata={"tags": ["new-page"]})
     write(project, "04_fourth", "# Fourth\n\n## Part", part, code("results(e)", waiting))
     report = pages(build(execute=False).read_bytes())
-    assert report.pages[0].startswith("Summary\nFindings") and "Goals" not in report.pages[0]
-    assert "Contents" in report.pages[1] and "4.1 Part" in report.pages[1]
-    assert report.pages[2].startswith("4 Fourth\n4.1 Part") and "Another" not in report.pages[2]
-    assert report.pages[3].startswith("4.2 Another part") and "Not measured yet." not in report.pages[3]
-    assert report.pages[4].startswith("Appendix") and "\nGoals" in report.pages[4]
-    assert "amp/quality" in report.pages[4] and "A whole training run: its accuracy" in report.pages[4]
+    first, fourth, another, appendix = report.pages
+    assert first.startswith("Summary\nFindings") and "Goals" not in first
+    assert "Contents" in first and "4.1 Part" in first.replace("\n", " ")
+    assert fourth.startswith("4 Fourth\n4.1 Part") and "Another" not in fourth
+    assert another.startswith("4.2 Another part") and "Not measured yet." not in another
+    assert appendix.startswith("Appendix") and "\nGoals" in appendix
+    assert "amp/quality" in appendix and "A whole training run: its accuracy" in appendix
 
 
 def test_where_nothing_can_be_written_no_notebook_runs(project):
