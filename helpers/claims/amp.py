@@ -149,8 +149,6 @@ def scaler_step(rows: pd.DataFrame) -> SimpleNamespace:
     return SimpleNamespace(
         table=table if len(sizes) > 1 else table.drop(columns="million_parameters"),
         sizes=", ".join(map(str, sizes)),
-        ours_ms=pick(ours, "median_ms", "ms", 1),
-        torch_ms=pick(ours, "torch_ms", "ms", 1),
         over_torch=over_torch,
         over_none=_ratio(ours, "ratio_to_no_scaler"),
         speedup=_inverse(over_torch),

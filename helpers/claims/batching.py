@@ -114,10 +114,8 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
         balanced=share[BALANCED],
         brain=share[BRAIN],
         packed_rate=rate[packed],
-        brain_rate=rate[BRAIN],
         gain=over(rate[packed], rate[BRAIN]),
         over_longest=over(rate[packed], rate[BIG_BRAIN]),
-        over_balanced=over(rate[packed], rate[BALANCED]),
         dense=over(rate[DENSE], rate[BRAIN]),
     )
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from helpers.experiments.profiling.strangers import names_the_line
+from helpers.experiments.profiling.strangers import CASES, names_the_line
 from helpers.lab.trials import FASTER, SLOWER
 from helpers.lab.values import (
     PERCENT,
@@ -253,8 +253,6 @@ def _training(rows: pd.DataFrame, table: pd.DataFrame, pipeline: str) -> SimpleN
         slow_s=slow_s,
         fixed_s=fixed_s,
         speedup=over_runs(seeds["slow"], seeds["fixed"]),
-        slow_accuracy=slow,
-        fixed_accuracy=fixed,
         points=Number(100 * (fixed.value - slow.value), "points", decimals=1),
     )
 
@@ -277,7 +275,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         promised=_count(rows["promised"].count()),
         right=share_of(right.sum(), len(rows)),
         right_apart=share_of(right[apart].sum(), apart.sum()),
-        first_line=share_of(sum(names_line), len(rows)),
+        first_line=share_of(sum(names_line), rows["loop"].isin(list(CASES)).sum()),
         line_right=share_of(line_right.sum(), len(rows)),
         count=_count(len(rows)),
         apart=_count(apart.sum()),

@@ -1,14 +1,13 @@
-"""Chapter 0: the whole training stage by stage, what each change is worth, cold reads, and the roofline."""
+"""Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
 
 import itertools
 from collections.abc import Iterable, Mapping
-from functools import partial
 from operator import itemgetter
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over, over_runs, pick, visible
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
 from helpers.training.stages import COMPILED, STAGES
 
 ONEDNN = "fp32 products by oneDNN"
@@ -137,24 +136,6 @@ def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:
     """Their names: `ViT: bf16, workers; language model: packed`."""
     groups = itertools.groupby(changes, key=itemgetter(0))
     return "; ".join(f"{setting}: {', '.join(change for _, change, _ in of)}" for setting, of in groups)
-
-
-def reading(rows: pd.DataFrame) -> SimpleNamespace:
-    """Speedups of reading outside the page cache and without workers, over one small file a sample."""
-    cold = rows[(rows["cached"] == "cold") & (rows["workers"] == 0)]
-
-    def speedup(kind: str, format: str, order: str = "sequential") -> Number:
-        rate = partial(pick, cold[cold["order"] == order], "samples_per_s", kind=kind)
-        return over(rate(format=format), rate(format="files"))
-
-    return SimpleNamespace(
-        pictures_tar=speedup("image", "webdataset by index"),
-        pictures_mapped=speedup("image", "mapped"),
-        tokens_mapped=speedup("tokens", "mapped"),
-        random_tar=speedup("image", "webdataset by index", "random"),
-        random_mapped=speedup("image", "mapped", "random"),
-        random_tokens=speedup("tokens", "mapped", "random"),
-    )
 
 
 # Columns that name a row's variant, the first that a table has

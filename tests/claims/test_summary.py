@@ -16,16 +16,6 @@ def test_changes_are_ordered_by_gain_and_those_without_an_effect_are_named():
     assert worth.largest == "compile (ViT)" and worth.count == 5
 
 
-def test_cold_reads_are_held_against_one_small_file_a_sample():
-    row = {"cached": "cold", "order": "sequential", "workers": 0, "kind": "image"}
-    rates = {"files": 10.0, "webdataset by index": 70.0, "mapped": 90.0}
-    rows = [row | {"format": name, "samples_per_s": rate} for name, rate in rates.items()]
-    rows.append(row | {"format": "files", "samples_per_s": 1000.0, "cached": "warm"})
-    reading = summary.reading(pd.DataFrame(rows))
-    assert (reading.pictures_tar.value, reading.pictures_mapped.value) == (7.0, 9.0)
-    assert not reading.tokens_mapped.measured
-
-
 def test_stages_are_compared_seed_by_seed():
     row = {"way": "cumulative", "real_tokens_per_s": 1.0, "step_ms": 1.0, "peak_gib": 1.0, "validation_loss": 5.0}
     row |= {"validation_accuracy": 0.2, "constant_accuracy": 0.1, "real_tokens": 9, "steps": 3}
