@@ -49,31 +49,31 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
             def __getitem__(self, i):
-                time.sleep(0.01)
+                time.sleep(0.004)
                 return torch.randn(64)
         def look():
             model.eval()
             with torch.no_grad():
-                for _ in range(150):
+                for _ in range(100):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
-            return [round(i * 0.1, 1) for i in range(25_000)]
+            return [round(i * 0.1, 1) for i in range(60_000)]
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
             train()
             torch.save(torch.zeros(4_000_000), 'model.pt'); time.sleep(0)
             look()
             numbers()
-            time.sleep(0.03)
+            time.sleep(0.02)
         """
     )
     where = {finding.finding: finding.where for finding in diagnosis.findings + diagnosis.further}
     assert "train.py:" in where["checkpoints"] and "torch.save" in where["checkpoints"]
     assert "model(torch.randn(64, 64))" in where["evaluation"]
     assert "round(i * 0.1, 1)" in where["Python loop"]
-    assert "time.sleep(0.01)" in where["waiting for the loader"]
-    waits = next(line for line in diagnosis.lines if "time.sleep(0.03)" in line.source)
-    assert waits.share > 0.05 and "time.sleep(0.03)" in f"{diagnosis}"
+    assert "time.sleep(0.004)" in where["waiting for the loader"]
+    waits = next(line for line in diagnosis.lines if "time.sleep(0.02)" in line.source)
+    assert waits.share > 0.05 and "time.sleep(0.02)" in f"{diagnosis}"
 
 
 def test_a_pause_that_no_look_fell_into_is_not_charged():

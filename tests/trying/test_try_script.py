@@ -30,7 +30,7 @@ class Numbers(Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, i):
-        time.sleep(0.002)
+        time.sleep(0.005)
         return torch.full((options.size,), float(i))
 
 torch.manual_seed(3)
@@ -104,7 +104,7 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
     before = digest(tmp_path)
     patch = tmp_path.parent / "workers.diff"
     only = "loader-workers,channels-last"
-    code = main(["try", "--seconds", "15", "--only", only, "--json", "--write", str(patch), name, "--size", "16"])
+    code = main(["try", "--seconds", "20", "--only", only, "--json", "--write", str(patch), name, "--size", "16"])
     assert code == 0
     assert digest(tmp_path) == before
     result = json.loads(capsys.readouterr().out)
