@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.batching.model_times import STEPS
+from helpers.experiments.batching.model_times import BY_TOKENS, STEPS
 from helpers.experiments.batching.samplers_and_packers import OURS
 from helpers.lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
 
@@ -128,7 +128,7 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
     table = table[[*metrics[:4], "std", *metrics[4:]]].rename(columns={"std": "loss, std"})
     table.columns = [name.removeprefix("validation_").replace("guess_", "guess ") for name in table]
     losses, seconds = (
-        rows.pivot(index="seed", columns="data", values=name).reindex(columns=STEPS)
+        rows.pivot(index="seed", columns="data", values=name).reindex(columns=[*STEPS, BY_TOKENS])
         for name in ("validation_loss", "train_s")
     )
     first = rows.iloc[0]
@@ -140,6 +140,7 @@ def training(rows: pd.DataFrame) -> SimpleNamespace:
         packed_over_longest=over_runs(seconds[BIG_BRAIN], seconds[PACKED]),
         balanced_speedup=over_runs(seconds[BRAIN], seconds[BALANCED]),
         balanced_excess=mean_of(losses[BALANCED] - losses[BIG_BRAIN], "nats", BALANCED),
+        by_tokens_excess=mean_of(losses[BY_TOKENS] - losses[BIG_BRAIN], "nats", BY_TOKENS),
         packed_excess=mean_of(losses[PACKED] - losses[BIG_BRAIN], "nats", PACKED),
         seeds_differ=float(losses[BIG_BRAIN].max() - losses[BIG_BRAIN].min()),
     )

@@ -30,7 +30,6 @@ PAGES = (START, BEST["cpu"])
 SHOWN_RANKS = (2, 4, 8, 64, 512)
 SCALED: dict[str, Any] = {"model": "llama-3.1-8b", "sequence": 4096}  # of a GPU, one sequence
 ASSUMED_MFU = 0.5  # of the computation without communication
-MANY_RUNS = 50  # of a source: two have more
 GPUS = ("t4", "rtx4090", "a100_80gb", "h100_80gb", "b200")
 TRAININGS: dict[str, Any] = {
     "GPT-2 124M": {"layers": 12, "width": 768, "vocab": 50304, "seq": 1024, "micro_batch": 16},
@@ -345,18 +344,13 @@ def published_speed() -> SimpleNamespace:
                     "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
                 }
             )
-    runs = pd.DataFrame(published()).assign(predicted=left_out(), unseen_gpu=left_out("family"))
-    errors, unseen = ((runs[name] / runs["tok_s_gpu"] - 1).abs() for name in ("predicted", "unseen_gpu"))
-    of_source = runs.groupby("source")["source"].transform("size")
-    few = errors[of_source < MANY_RUNS]  # each run counts as in the fit: two sources have nearly all
-    by_source = {"weights": of_source**-0.5, "method": "inverted_cdf"}
-    median, p90 = (float(np.quantile(errors, share, **by_source)) for share in (0.5, 0.9))
-    values = {"median": median, "p90": p90, "plain": errors.median(), "few_median": few.median()}
-    values["unseen"] = float(np.quantile(unseen, 0.5, **by_source))
-    share = {name: derived(value, "arithmetic over published runs", PERCENT, 0) for name, value in values.items()}
-    counts = {"count": len(runs), "sources": runs["source"].nunique(), "few": len(few)}
-    counted = {name: derived(value, "counted", "", 0) for name, value in counts.items()}
-    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, **counted, **share)
+    runs = pd.DataFrame(published()).assign(predicted=left_out())
+    errors = (runs["predicted"] / runs["tok_s_gpu"] - 1).abs()
+    weights = runs.groupby("source")["source"].transform("size") ** -0.5  # as in the fit: two sources have nearly all
+    shares = np.quantile(errors, (0.5, 0.9), weights=weights, method="inverted_cdf")
+    median, p90 = (derived(share, "arithmetic over published runs", PERCENT, 0) for share in shares)
+    count, sources = (derived(number, "counted", "", 0) for number in (len(runs), runs["source"].nunique()))
+    return SimpleNamespace(table=pd.DataFrame(rows), runs=runs, count=count, sources=sources, median=median, p90=p90)
 
 
 def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -130,4 +130,4 @@ def test_losses_of_ranks_need_the_one_of_a_single_process():
 def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     named = rush.published_speed()
     assert len(named.table) == len(rush.GPUS) * len(rush.TRAININGS) and float(named.count) == len(named.runs)
-    assert float(named.plain) < float(named.median) < 0.15 < float(named.p90)  # by run, and by source
+    assert 0.05 < float(named.median) < 0.15 < float(named.p90) < 0.6

@@ -24,6 +24,7 @@ from .samplers_and_packers import SPREADS
 from .step_times import epoch, fits, rates, training_step
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS = ("BRAIN", "BIG BRAIN", "k = 10", "packed")
+BY_TOKENS = f"{BALANCED}, loss by tokens"
 FEEDS = {
     BRAIN: partial(random_batches, to_maximum=True),
     BIG_BRAIN: random_batches,
@@ -34,7 +35,7 @@ PERCENTILES = {"min_ms": 0, "p5_ms": 5, "p25_ms": 25, "median_ms": 50, "p75_ms":
 NO_PADDING = "equally long, no padding"
 BATCHES = 20  # that each variant's training steps go through, round and round; 10 on a CPU
 DENSE_BATCHES = 5  # of them by dense attention, whose masks are T² numbers each, and whose steps take equally long
-DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True))  # by the trainer's names
+DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True)) | {BY_TOKENS: "balanced"}
 TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
 
 
@@ -129,7 +130,7 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
 
 def _trainings(seeds: int, *sizes: float) -> list[Row]:
     of_run = dict(zip(TRAINING.split(), sizes, strict=True))
-    return [{"data": data} | of_run | {"seed": seed} for data in STEPS for seed in range(seeds)]
+    return [{"data": data} | of_run | {"seed": seed} for data in DATA for seed in range(seeds)]
 
 
 @experiment(
@@ -165,6 +166,10 @@ def training(
     sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0, "tied": True}
     sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}
     task = text_task(sizes, (trained, validation), device(), seed, DATA[data], half_dtype())
+    real_tokens = int((np.minimum(trained.lengths, max_length + 1) - 1).sum())
+    if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
+        mean, loss = real_tokens / task.steps(0), task.loss
+        task.loss = lambda logits, batch: loss(logits, batch) * (batch.real / mean)
     trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
     with trainer.settings():
         scores = fit(trainer, epochs=epochs)
@@ -179,6 +184,6 @@ def training(
         "validation_accuracy": scores["validation_accuracy"],
         **guess_scores(task),
         "steps": scores["steps"],
-        "real_tokens": int((np.minimum(trained.lengths, max_length + 1) - 1).sum()) * epochs,
+        "real_tokens": real_tokens * epochs,
         "source": trained.source,
     }
