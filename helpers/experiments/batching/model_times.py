@@ -1,6 +1,7 @@
 """A language model on each kind of batches: forward passes, training steps, whole trainings."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -169,7 +170,7 @@ def training(
     real_tokens = int((np.minimum(trained.lengths, max_length + 1) - 1).sum())
     if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
         mean, loss = real_tokens / task.steps(0), task.loss
-        task.loss = lambda logits, batch: loss(logits, batch) * (batch.real / mean)
+        task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
     trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
     with trainer.settings():
         scores = fit(trainer, epochs=epochs)
