@@ -1,6 +1,7 @@
 """Atomic writing of files, locks, and the folder for downloads."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -56,6 +57,16 @@ def building(folder: Path | str) -> Iterator[Path]:
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def regular(path: Path | str) -> Path | str:
+    """The path of a file to read. An OSError for what isn't one: a pipe may be waited for forever, a device is endless.
+
+    One that is missing is left to `open`.
+    """
+    if not os.path.isfile(path) and os.path.exists(path):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
 
 
 @contextlib.contextmanager

@@ -94,6 +94,8 @@ def assemble(events: list[Event], about: dict[str, Any], named: str = "the trace
     _nest(host)
     _link(host, device)
     trace = Trace(host, device, about)
+    if not any(step.end > step.begin for step in trace.steps):
+        raise ValueError(f"{named} holds no time: its steps begin and end at once")
     trace.notes.extend(_unseen(trace))
     return trace
 

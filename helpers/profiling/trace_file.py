@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from helpers.lab import files
+
 from .call_sites import CALLED_FROM
 from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
 
@@ -43,13 +45,17 @@ def load(path: str | Path) -> tuple[list[Event], dict[str, Any]]:
 
 
 def _content(path: str | Path) -> str:
+    """The text of a file that isn't too large, which is known before it is kept: unpacking it twice costs little."""
     try:
-        with open(path, "rb") as stream:
-            zipped = stream.peek(2)[:2] == b"\x1f\x8b"
-            data = (gzip.GzipFile(fileobj=stream) if zipped else stream).read(LARGEST + 1)
+        with open(files.regular(path), "rb") as file:
+            zipped = file.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=file) if zipped else file
+            size = stream.seek(LARGEST + 1) if zipped else stream.seek(0, 2)
+            stream.seek(0)
+            data = stream.read() if size <= LARGEST else b""
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} can't be read as a trace: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > LARGEST:
+    if size > LARGEST:
         raise ValueError(f"{path} is larger than {LARGEST >> 30} GiB: record fewer steps, or without stacks")
     return data.decode("utf-8", errors="replace")
 

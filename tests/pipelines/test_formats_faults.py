@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import pickle
 import shutil
 import struct
@@ -288,6 +289,20 @@ def test_a_small_file_that_has_grown_is_not_read_whole(tmp_path):
         stream.truncate(HUGE)  # all of it a hole
     write_table(tmp_path, ("0/a.jpg", 0, "a", 5, 0))
     assert small_files.open_(tmp_path, faults="skip")[0].what == f"has {HUGE} bytes; the table says 5"
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(name, copy):
+    folder = copy(name)
+    shard = f"00000{getattr(FORMATS[name].open_, 'suffix', '')}"
+    pipe = folder / {"files": "0/00000000.jpg", "mapped": "samples.mapped"}.get(name, shard)
+    pipe.unlink()
+    os.mkfifo(pipe)
+    try:
+        what = str(FORMATS[name].open_(folder, faults="skip")[0])
+    except FormatError as error:  # where a data set is one file
+        what = str(error)
+    assert what.startswith(str(pipe)) and "not a regular file" in what
 
 
 def write_tar(file, **contents):

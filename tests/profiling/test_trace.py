@@ -1,5 +1,7 @@
 import gzip
 import json
+import os
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +61,7 @@ def test_a_bare_list_and_gzip_by_any_name_read_alike(text, tmp_path):
         (b"[" * 100_000, "damaged: maximum recursion"),
         (b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1%s}]' % (b"0" * 400), "no op and no kernel"),
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "no op and no kernel"),
+        (b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1}]', "holds no time"),
     ],
 )
 def test_what_is_no_trace_is_an_error_in_one_line(tmp_path, content, message):
@@ -229,9 +232,21 @@ def test_names_of_code_that_is_gone_are_left_out():
 
 def test_a_file_that_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_file, "LARGEST", 10_000)
-    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 20_000))
-    with pytest.raises(ValueError, match="is larger than"):
-        read_trace(tmp_path / "bomb.json.gz")
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 50_000_000))
+    (tmp_path / "large.json").write_bytes(b" " * 20_000)
+    for name in ("bomb.json.gz", "large.json"):
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="is larger than"):
+            read_trace(tmp_path / name)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("device", ["fifo", "/dev/zero"])
+def test_a_trace_that_would_never_begin_or_end_is_refused(tmp_path, device):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="can't be read as a trace: not a regular file"):
+        read_trace(tmp_path / device)
 
 
 def test_what_was_observed_may_be_damaged(text, tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.files import building
+from helpers.lab import files
 
 from . import table
 from .dataset import Fault, Reader, Sample, checked, naming
@@ -35,7 +35,7 @@ WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     """Write the file. The folder is complete or absent."""
     entries, end, dtype = [], 0, ""
-    with building(folder) as part, tempfile.TemporaryFile(dir=part) as payload:
+    with files.building(folder) as part, tempfile.TemporaryFile(dir=part) as payload:
         for key, label, data in checked(samples, kind):
             dtype = data.dtype.str[1:]
             payload.write(data)
@@ -60,7 +60,7 @@ class Mapped(Reader):
 
     def _open(self) -> None:
         self.file = str(self.folder / NAME)
-        with naming(self.file), open(self.file, "rb") as stream:
+        with naming(self.file), open(files.regular(self.file), "rb") as stream:
             self.file_bytes = os.fstat(stream.fileno()).st_size
             entries = table.read(stream, self.file_bytes)
             start = _page_end(stream.tell())

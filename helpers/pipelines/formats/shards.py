@@ -111,7 +111,7 @@ class Shards(Reader):
     def _pread(self, file: str, offset: int, size: int) -> bytes:
         """Up to `size` bytes; fewer at the end of the file. A size beyond it takes no memory."""
         if file not in self._opened:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(files.regular(file), os.O_RDONLY | os.O_CLOEXEC)
             self._opened[file] = descriptor, os.fstat(descriptor).st_size
         descriptor, whole = self._opened[file]
         return os.pread(descriptor, max(min(size, whole - offset), 0), offset)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.files import building
+from helpers.lab import files
 
 from .dataset import KINDS, Reader, Sample, checked, naming, pack, suffix_of
 
@@ -28,7 +28,7 @@ SHARD = 1000  # samples that a stream treats as a shard, as files have none
 
 def write(samples: Iterable[Sample], folder: str | Path, kind: str) -> None:
     """Write a file for each sample. The folder is complete or absent."""
-    with building(folder) as part:
+    with files.building(folder) as part:
         rows = []
         for position, (key, label, data) in enumerate(checked(samples, kind)):
             name, raw = f"{label}/{position:08d}.{suffix_of(kind, data)}", pack(kind, data)
@@ -45,7 +45,8 @@ class Files(Reader):
     def _open(self) -> None:
         with naming(self.folder / TABLE):
             try:
-                with open(self.folder / TABLE, newline="", encoding="utf-8-sig") as stream:  # spreadsheets add a mark
+                # Spreadsheets add a mark of the encoding.
+                with open(files.regular(self.folder / TABLE), newline="", encoding="utf-8-sig") as stream:
                     header, *rows = csv.reader(stream)
                 self.names, labels, self.keys, sizes, sums = zip(*rows, strict=True)
                 self.labels, self.sizes = np.array(labels, np.int64), np.array(sizes, np.int64)
@@ -63,7 +64,7 @@ class Files(Reader):
         name = self.names[position]
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the file that {TABLE} names lies outside of the data set's folder")
-        with open(self.file_of(position), "rb", buffering=0) as stream:
+        with open(files.regular(self.file_of(position)), "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != self.sizes[position]:  # checked before a file that has grown is in memory
                 raise ValueError(f"has {size} bytes; the table says {self.sizes[position]}")
