@@ -5,8 +5,9 @@ threads, compiled code. And glibc reads its allocator's settings once, when a pr
 """
 
 import gc
-import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -22,14 +23,25 @@ def in_fresh_process(
     """`fn(*arguments, **options)` in a new process, whose environment has these variables too.
 
     It takes 2 s to start. `fn` is a function of a module; its arguments and its result must be picklable. An error
-    is raised here; a process that is killed, as the kernel does when memory runs out, is a `MemoryError`.
+    is raised here; a process that is killed, as the kernel does when memory runs out, is a `MemoryError`. It ends with
+    this process, and with an interrupt of this call.
     """
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
     with mock.patch.dict(os.environ, environment or {}), pool:
         try:
             return pool.submit(fn, *arguments, **options).result()
         except BrokenProcessPool:
             raise MemoryError("the process was killed; it was out of memory, or crashed") from None
+        except KeyboardInterrupt:
+            for process in pool._processes.values():  # the end of `with` waits for what they compute
+                process.kill()
+            raise
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has died, which a pool's worker doesn't notice."""
+    ends = [multiprocessing.parent_process().sentinel]
+    threading.Thread(target=lambda: os._exit(len(multiprocessing.connection.wait(ends))), daemon=True).start()
 
 
 def end_loader_workers() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -22,3 +24,14 @@ def test_an_error_comes_back():
 def test_a_killed_process_is_out_of_memory():
     with pytest.raises(MemoryError, match="killed"):
         in_fresh_process(signal.raise_signal, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_the_process_that_started_it(number):
+    waits = "import time; print('here', flush=True); time.sleep(100)"
+    program = f"from helpers.lab import in_fresh_process; in_fresh_process(exec, {waits!r})"
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert starter.stdout.readline() == b"here\n"
+    starter.send_signal(number)
+    starter.communicate(timeout=50)  # ends when no process has the pipes any more
+    assert starter.returncode == -number
