@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from helpers.lab.process import end_loader_workers
 
@@ -30,12 +31,11 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     Processes that it spawns import it from `sys.modules["__main__"]`.
     """
     home = Path.cwd() if isinstance(program, str) else Path(program.co_filename).resolve().parent
-    before, path, main, folder = sys.argv, list(sys.path), sys.modules["__main__"], Path.cwd()
-    sys.argv = list(argv)
+    path, main, folder = list(sys.path), sys.modules["__main__"], Path.cwd()
     if not sys.flags.safe_path:
         sys.path[0] = str(home)
     try:
-        with _name_left_free():
+        with _name_left_free(), mock.patch.multiple(sys, argv=list(argv), stdout=sys.stdout, stderr=sys.stderr):
             if isinstance(program, str):
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
@@ -47,7 +47,7 @@ def run_script(program: types.CodeType | str, argv: Sequence[str]) -> Any:
     except SystemExit as end:
         return end.code
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = before, path, main
+        sys.path[:], sys.modules["__main__"] = path, main
         os.chdir(folder)
         end_loader_workers()
     return None

@@ -235,6 +235,11 @@ def test_the_script_is_stopped_past_its_handlers_and_its_last_blocks_run(script,
     assert capsys.readouterr().out == "finally\n"
 
 
+def test_the_diagnosis_is_printed_where_the_script_had_not_redirected_it(script, capsys):
+    assert main(["profile", "--steps", "2", script("import io; sys.stdout = io.StringIO()" + PLAIN)]) == 0
+    assert "2 steps" in capsys.readouterr().out
+
+
 def test_a_script_that_swallows_the_stop_runs_to_its_end_once(script, capsys):
     body = """
     optimizer = optimizer()
