@@ -201,7 +201,7 @@ def _observe(search: Search) -> None:
         times.append(search.base.take(search.turn))
     seen = read(search.report)
     if not seen.facts:
-        raise CannotTry(f"{search.command[0]} makes {step_s:.0f} s steps: too long for {search.seconds:.0f} s")
+        raise CannotTry(f"{search.command[0]} ends too early, or its steps of {step_s:.2g} s are too long")
     search.facts = seen.facts
     search.turn_s = max(TURN["seconds"], (steps + search.turn["drop"]) * step_s)
     search.result.step_ms = sorted(times)[len(times) // 2] * 1e3
