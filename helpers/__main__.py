@@ -110,7 +110,7 @@ def train(options: argparse.Namespace) -> int:
         setup = training.Setup(**_chosen(training.Setup, options))
         row = training.train(setup) if options.stages is None else _train_by_stages(options.stages, setup)
     except ValueError as error:  # what the user chose, or the data that was given
-        return _fail(_in_one_line(error), 2)
+        return _fail(error, 2)
     print(json.dumps(row))
     return 0
 
@@ -141,7 +141,7 @@ def diagnose(options: argparse.Namespace) -> int:
     try:
         result = _diagnose(options.profile, options)
     except ValueError as error:  # what is no profile, or holds nothing
-        return _fail(_in_one_line(error), 1)
+        return _fail(error, 1)
     print(result.json() if options.json else result)
     return 0
 
@@ -235,7 +235,7 @@ def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int
     try:
         diagnosis = _diagnose(recording.folder, options)
     except ValueError as error:
-        return _fail(f"{_in_one_line(error)}; the profiles are in {recording.folder}", 1)
+        return _fail(f"{error}; the profiles are in {recording.folder}", 1)
     print(diagnosis.json() if options.json else diagnosis)
     print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
     return 0
@@ -307,12 +307,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _fail(reason: object, code: int) -> int:
-    print(f"dlspeed: {reason}", file=sys.stderr)
+    print("dlspeed:", *str(reason).split(), file=sys.stderr)  # in one line
     return code
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

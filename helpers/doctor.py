@@ -18,9 +18,7 @@ FAULT = "FAULT"
 def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     """Name and finding, in the order in which a person wants to know them."""
     facts = environment()
-    for name, value in facts.items():
-        if name not in PEERS:
-            yield name.replace("_", " "), value or "-"
+    yield from ((name.replace("_", " "), value or "-") for name, value in facts.items() if name not in PEERS)
     yield "processor", cpu.describe()
     if not torch.cuda.is_available():
         yield "CUDA", "not available: what needs a GPU is left out"
@@ -30,13 +28,11 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield "16-bit products", str(half_dtype()).removeprefix("torch.")
     if torch.backends.mps.is_available():
         yield "MPS", "an Apple GPU, which is not used: the CPU is measured"
-    for name in PEERS:
-        yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
+    yield from ((name, facts[name] + " (optional)" * (facts[name] == "not installed")) for name in PEERS)
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
     yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
     yield "records in", str(records.folder(results))
-    for machine in records.devices(results):
-        yield f"  {machine}", _rows_of(machine, results)
+    yield from ((f"  {machine}", _rows_of(machine, results)) for machine in records.devices(results))
     preset = device_class()
     yield "class of machine", preset
     unusable = torch.cuda.is_available() and without_kernels()

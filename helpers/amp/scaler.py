@@ -239,6 +239,5 @@ def _hands_over(optimizer: Optimizer) -> bool:
     Not in the first step of torch's fused SGD with momentum: if its kernel skips that step, it leaves the momentum
     buffers uninitialised (seen in torch 2.13), and later steps use them.
     """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.state) or not optimizer.defaults["momentum"]
+    first_momentum = isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["momentum"] and not optimizer.state
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and not first_momentum

@@ -299,16 +299,14 @@ def _distribution(name: str) -> str | None:
 
 def _has_python_header() -> bool:
     """Whether extensions of this Python can be compiled: many systems have the header in a separate package."""
-    folders = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
-        folders += os.environ.get(variable, "").split(os.pathsep)
+    named = [os.environ.get(variable, "") for variable in ("CPATH", "CPLUS_INCLUDE_PATH")]
+    folders = [*map(sysconfig.get_path, ("include", "platinclude")), *os.pathsep.join(named).split(os.pathsep)]
     return any((Path(folder) / "Python.h").is_file() for folder in folders if folder)
 
 
 def _driver() -> str:
     try:
-        lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-        return lines[0].strip()
+        return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
 

@@ -193,7 +193,7 @@ def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _html(texts: pd.DataFrame, caption: str) -> str:
     """A table of texts. Cells carry their alignment: a notebook that isn't trusted loses its style sheets."""
-    left = [bool(texts[name].map(_is_text).any()) for name in texts.columns]
+    left = [bool(texts[name].str.contains(r"[^\d\s.,+\-–±%×†e]").any()) for name in texts.columns]
 
     def row(cells: Iterable[object], tag: str) -> str:
         styles = (f' style="text-align: {"left" if is_left else "right"}"' for is_left in left)
@@ -211,7 +211,3 @@ def _texts(column: pd.Series) -> list[str]:
     numbers = pd.to_numeric(column, errors="coerce").dropna()
     whole = bool(len(numbers)) and bool((numbers % 1 == 0).all()) and numbers.abs().max() > 9
     return [number(value, whole) for value in column]
-
-
-def _is_text(cell: str) -> bool:
-    return re.search(r"[^\d\s.,+\-–±%×†e]", cell) is not None

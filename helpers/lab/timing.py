@@ -84,7 +84,7 @@ def phases(
     count = min(max(few, int(seconds / max(once, 1e-7))), max(repeat, 1000))
     runs = [_run(step) for _ in range(count)]
     synchronize()
-    samples = [_durations(run) for run in runs]
+    samples = [{name: between_ms(start, end) for (_, start), (name, end) in itertools.pairwise(run)} for run in runs]
     return {name: Timing.of([sample[name] for sample in samples]) for name in samples[0]}
 
 
@@ -287,10 +287,6 @@ def _run(step: Callable[[], Iterator[str]]) -> list[tuple[str, Any]]:
     for name in step():
         marks.append((name, moment()))
     return marks
-
-
-def _durations(marks: list[tuple[str, Any]]) -> dict[str, float]:
-    return {name: between_ms(start, end) for (_, start), (name, end) in itertools.pairwise(marks)}
 
 
 def moment(where: torch.device | None = None) -> Any:

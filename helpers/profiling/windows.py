@@ -194,9 +194,8 @@ class Windows:
 
     def _is_observed(self) -> bool:
         observer = self.observer
-        if self._until_epoch and not (observer.epochs or observer.evaluations):
-            return False
-        return self.ranks == 1 and (observer.count >= OBSERVED and observer.observed_s >= OBSERVED_S)
+        ended = not self._until_epoch or bool(observer.epochs or observer.evaluations)
+        return ended and self.ranks == 1 and observer.count >= OBSERVED and observer.observed_s >= OBSERVED_S
 
     def _python_calls(self) -> Generator[None, None, int]:
         """The number of Python calls, of builtin functions too, of the next iteration, which that slows.

@@ -78,8 +78,7 @@ def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
 def fixed_tokens(setup: Setup) -> Iterator[Tensor]:
     """Endless batches, each one of four sequences repeated: mean loss and gradient don't depend on the batch size, so
     setups of any batch size have the same loss curve."""
-    for sequence in itertools.cycle(sequences(setup, SEQUENCES).split(1)):
-        yield sequence.expand(setup.batch, -1)
+    return (each.expand(setup.batch, -1) for each in itertools.cycle(sequences(setup, SEQUENCES).split(1)))
 
 
 def text_tokens(setup: Setup, batches: int) -> list[Tensor]:

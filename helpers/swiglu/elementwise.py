@@ -115,5 +115,4 @@ def groups(elements: int) -> int:
 def _blocks(*tensors: Tensor) -> Iterator[list[Tensor]]:
     """The same slices of some contiguous tensors of one shape."""
     flat = [tensor.view(-1) for tensor in tensors]
-    for start in range(0, flat[0].numel(), BLOCK):
-        yield [tensor[start : start + BLOCK] for tensor in flat]
+    return ([tensor[at : at + BLOCK] for tensor in flat] for at in range(0, flat[0].numel(), BLOCK))

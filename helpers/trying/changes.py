@@ -147,12 +147,9 @@ class CompileBlocks(OnModels):
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         if model["compiled"] or not model["blocks"]:
             return ()
-        return (f"for block in {model['name']}.{_indexed(model['blocks'])}:", "    block.compile()")
-
-
-def _indexed(path: str) -> str:
-    """`net.0.blocks` as Python: `net[0].blocks`."""
-    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".")).removeprefix(".")
+        # `net.0.blocks` is `net[0].blocks` in Python.
+        path = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in model["blocks"].split("."))
+        return (f"for block in {model['name']}{path}:", "    block.compile()")
 
 
 class ChannelsLast(OnModels):

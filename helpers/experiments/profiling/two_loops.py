@@ -83,16 +83,12 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
         step = read_timeline(trace_of(switched, fixes, size))
         is_part = (step["track"] == "annotations") & step["name"].isin(PARTS)
         spans = step.loc[is_part, ["begin_ms", "end_ms", "name"]].to_numpy().tolist()
-        step["part"] = [_part_at(begin, spans) for begin in step["begin_ms"]]
+        inside = [[name for low, high, name in spans if low <= begin < high] for begin in step["begin_ms"]]
+        step["part"] = [names[0] if names else None for names in inside]
         ops = step[step["track"] != "annotations"].assign(ms=step["end_ms"] - step["begin_ms"]).nlargest(DRAWN, "ms")
         drawn = pd.concat([step[is_part], ops.drop(columns="ms").sort_values("begin_ms")])
         rows += [{"variant": variant} | row | {"name": row["name"][:60]} for row in drawn.to_dict("records")]
     return rows
-
-
-def _part_at(ms: float, spans: list[tuple[float, float, str]]) -> str | None:
-    """The part of a step in which a moment lies; None outside all of them."""
-    return next((name for low, high, name in spans if low <= ms < high), None)
 
 
 @experiment(

@@ -25,11 +25,10 @@ for p in /proc/[0-9]*; do grep -qsz "^$0\\$" $p/environ && kill -9 ${p#/proc/}; 
 def members(mark: str) -> list[int]:
     """The living processes whose environment holds this mark."""
     wanted, processes = f"{MARK}={mark}".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    processes.append(int(folder.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                processes.append(int(folder.name))
     return processes
 
 

@@ -282,7 +282,9 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
 
 
 def _by_algorithm(scene: Scene, name: str, convolutions: list[Event], advice: str) -> Finding:
-    work = scene.work(scene.trace.with_backward([_convolution_of(op) for op in convolutions]))
+    # The enclosing ops made the autograd nodes.
+    ops = [next((outer for outer in op.outer() if outer.name == "aten::convolution"), op) for op in convolutions]
+    work = scene.work(scene.trace.with_backward(ops))
     evidence = f"{scene.each(len(convolutions), 'convolution')}, {scene.time(work[1])} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
     return scene.finding(name, work, scene.where(convolutions), evidence, advice, BOUND, factor=0.3)
@@ -290,11 +292,6 @@ def _by_algorithm(scene: Scene, name: str, convolutions: list[Event], advice: st
 
 def _convolutions(trace: Trace) -> list[Event]:
     return [op for op in trace.ops if op.name == "aten::_convolution" and op.backward is None]
-
-
-def _convolution_of(op: Event) -> Event:
-    """The enclosing op that made the autograd node."""
-    return next((outer for outer in op.outer() if outer.name == "aten::convolution"), op)
 
 
 def _flag(op: Event, position: int) -> bool:

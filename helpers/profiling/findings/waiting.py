@@ -126,9 +126,8 @@ def reads_on_cpu(scene: Scene) -> list[Event]:
 
 def _is_of_torchs(event: Event) -> bool:
     """Seeds and indices that samplers and loaders draw, and ids that one_hot checks on a CPU alone."""
-    if event.within("aten::one_hot"):
-        return True
-    return any("torch/utils/data/" in outer.name for outer in event.outer() if outer.kind == PYTHON)
+    calls = [outer.name for outer in event.outer() if outer.kind == PYTHON]
+    return bool(event.within("aten::one_hot")) or any("torch/utils/data/" in name for name in calls)
 
 
 def _kind(event: Event) -> str:
