@@ -30,6 +30,9 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -68,7 +68,7 @@ def read(gpu: str, chapter: str, table: str, results: Path | str | None = None) 
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of a record file as text, with checksums verified; none if the file is absent."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a BOM
+        text = Path(files.regular(file)).read_text(encoding="utf-8-sig")  # spreadsheets write a BOM
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, UnicodeDecodeError) as error:

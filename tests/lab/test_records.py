@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 
@@ -97,6 +98,20 @@ def test_bytes_that_are_no_text_are_an_error_too(file):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecordError, match="cannot be read"):
         records.read_rows(file)
+
+
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(file):
+    os.makedirs(file.parent)
+    os.mkfifo(file)
+    with pytest.raises(RecordError, match=f"{file}: cannot be read .*not a regular file"):
+        records.read_rows(file)
+
+
+def test_a_full_disk_is_named_by_the_file(file, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match=f"No space left on device: '{file}'"):
+        records.replace(file, [row(size=1)])
+    assert not list(file.parent.iterdir())
 
 
 def test_a_kill_while_writing_leaves_the_old_file(file, monkeypatch):
