@@ -77,7 +77,7 @@ def half_dtype() -> torch.dtype:
 
     Such a GPU, a T4 for example, runs bf16 too, but emulated and slower than fp32. fp16 needs loss scaling to train.
     """
-    return torch.float16 if missing_because("native bf16") else torch.bfloat16
+    return torch.float16 if torch.cuda.is_available() and missing_because("native bf16") else torch.bfloat16
 
 
 def multiplies_half() -> bool:
@@ -207,14 +207,16 @@ NO_ASSERTIONS = "python -O (or PYTHONOPTIMIZE) removes assert statements, by whi
 def missing_because(*needs: str, device: torch.device | None = None) -> str:
     """Why something can't run on this device (default: the machine's), as text for a row's status; "" if it can.
 
-    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), `"native bf16"`, which a CPU counts as having,
-    or something that `installed` looks for. The text is about the first unmet need.
+    A need is `"CUDA"`, `"CPU"`, `"compute capability 8.9"` (or another), `"native bf16"`, or something that
+    `installed` looks for. The text is about the first unmet need.
     """
     kind = (device or _device()).type
     for need in needs:
         if need == "native bf16":
             if kind == "cuda" and torch.cuda.get_device_capability() < (8, 0):
                 return "needs a GPU with bf16 units (compute capability 8.0)"
+            if kind == "cpu" and not multiplies_half():
+                return "needs a CPU with instructions for bf16 (AVX-512): others take some 90 times as long as in fp32"
         elif need == "CUDA":
             if kind != "cuda":
                 return "needs CUDA"

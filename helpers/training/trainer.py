@@ -23,7 +23,8 @@ from torch.profiler import record_function
 
 from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
 from helpers.batching.attention import without_cudnn_attention
-from helpers.lab import device, half_dtype
+from helpers.lab import device
+from helpers.lab.machine import missing_because
 from helpers.lab.precision import fp32_products
 
 from .step import TrainingStep
@@ -70,8 +71,9 @@ class Precision:
 
 
 def mixed_precision() -> Precision:
-    """bf16, which needs no loss scale; fp16 with a dynamic one on a GPU without bf16 units."""
-    return Precision("bf16" if half_dtype() == torch.bfloat16 else "dynamic")
+    """bf16, which needs no loss scale; fp16 with a dynamic one on a GPU without bf16 units; fp32 on such a CPU."""
+    emulated = "dynamic" if device().type == "cuda" else "fp32"
+    return Precision(emulated if missing_because("native bf16") else "bf16")
 
 
 @dataclass(frozen=True)

@@ -100,14 +100,14 @@ def test_a_worker_that_is_waited_for_is_named_by_its_line(watched):
         class Slow(torch.utils.data.Dataset):
             def __len__(self): return 10**6
             def __getitem__(self, i):
-                time.sleep(0.01)
+                time.sleep(0.03)
                 return torch.randn(64)
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1):
             train()
         """
     ).findings[0]
     assert first.finding == "waiting for the loader" and first.gain_share > 0.1
-    assert "time.sleep(0.01)" in first.where and "workers' time" in first.evidence
+    assert "time.sleep(0.03)" in first.where and "workers' time" in first.evidence
 
 
 def test_the_limit_ends_a_script_that_would_be_watched_for_longer(watched, monkeypatch):

@@ -40,11 +40,14 @@ def test_stages_switch_on_what_they_say():
     assert mixed.optimizer.defaults["fused"] and not plain.optimizer.defaults["fused"]
 
 
-def test_a_gpu_without_bf16_trains_in_fp16_with_our_loss_scale(monkeypatch):
+def test_a_gpu_without_bf16_trains_in_fp16_with_our_loss_scale_and_a_cpu_in_fp32(monkeypatch):
     monkeypatch.setattr(staircase, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(trainer, "half_dtype", lambda: torch.float16)
+    monkeypatch.setattr(trainer, "device", staircase.device)
+    monkeypatch.setattr(trainer, "missing_because", lambda need: "emulated")
     precision = staircase.mixed_precision()
     assert isinstance(precision.scaler(torch.device("cpu")), DynamicGradScaler)
+    monkeypatch.setattr(trainer, "device", lambda: torch.device("cpu"))
+    assert staircase.mixed_precision().name == "fp32"  # on a CPU that would emulate it
     assert environment() == {}
     monkeypatch.undo()
     assert environment()["MALLOC_MMAP_MAX_"] == "0"  # a training on a CPU keeps its pages
