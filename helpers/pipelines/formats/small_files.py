@@ -64,7 +64,8 @@ class Files(Reader):
         name = self.names[position]
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the file that {TABLE} names lies outside of the data set's folder")
-        with open(files.regular(self.file_of(position)), "rb", buffering=0) as stream:
+        descriptor = os.open(self.file_of(position), os.O_RDONLY | os.O_NONBLOCK)  # a FIFO counts as empty
+        with open(descriptor, "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != self.sizes[position]:  # checked before a file that has grown is in memory
                 raise ValueError(f"has {size} bytes; the table says {self.sizes[position]}")
