@@ -33,8 +33,7 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
     yield "records in", str(records.folder(results))
     yield from ((f"  {machine}", _rows_of(machine, results)) for machine in records.devices(results))
-    preset = device_class()
-    yield "class of machine", preset
+    yield "class of machine", (preset := device_class())
     unusable = torch.cuda.is_available() and without_kernels()
     plans, tables = [], []
     for e in () if unusable else (e for chapter in chapters() for e in tables_of(chapter)):

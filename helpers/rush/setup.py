@@ -44,7 +44,6 @@ AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}  # precision 
 NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
     "any": {
         ("precision", "tf32"): ("CUDA", "compute capability 8.0"),
-        **{("precision", name): ("native bf16",) for name in ("amp-bf16", "bf16")},
         ("attention", "cudnn"): ("CUDA", "compute capability 8.0"),
         ("norm", "triton"): ("CUDA", "triton"),
         ("cuda_graph", True): ("CUDA",),
@@ -53,11 +52,12 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
     },
     "cpu": {
         **{("compile", mode): ("C++ compiler",) for mode in CHOICES["compile"][1:]},
-        ("precision", "amp-fp16"): ("native bf16",),
         ("optimizer", "8-bit"): ("C++ compiler",),  # torchao compiles its update
     },
     "cuda": {
         **{("compile", mode): ("triton",) for mode in CHOICES["compile"][1:]},
+        ("precision", "amp-bf16"): ("compute capability 8.0",),
+        ("precision", "bf16"): ("compute capability 8.0",),
         ("attention", "flash"): ("compute capability 8.0",),
         ("optimizer", "8-bit"): ("triton",),
     },
@@ -65,7 +65,7 @@ NEEDS: dict[str, dict[tuple[str, Any], tuple[str, ...]]] = {
 
 # Fallbacks for values that a machine doesn't support: field -> value -> the next best value.
 NEXT_BEST: dict[str, dict[Any, Any]] = {
-    "precision": {"fp32-onednn": "fp32", "tf32": "fp32", "amp-bf16": "amp-fp16", "amp-fp16": "fp32", "bf16": "fp32"},
+    "precision": {"fp32-onednn": "fp32", "tf32": "fp32", "amp-bf16": "amp-fp16", "bf16": "fp32"},
     "attention": {"cudnn": "flash", "flash": "math"},
     "norm": {"triton": "torch"},
     "head": {"torch": "chunked"},
@@ -262,9 +262,9 @@ def climb(start: Setup, kind: str = "cuda") -> dict[str, Setup]:
 
 
 def rung(step: str, start: Setup, device: torch.device) -> Setup:
-    """A step of the device's ladder from another start; where bf16 would be emulated, a GPU's mixed precision is fp16.
+    """A step of the device's ladder from another start; where bf16 would be emulated, mixed precision is in fp16.
 
-    On such a device, which lacks more, values that the step inherits are the next best. What the step itself changes
+    On such a GPU, which lacks more, values that the step inherits are the next best. What the step itself changes
     stays, and `missing_because` says why it can't run; so does a step that needs bf16. A `ValueError`, one line, for a
     step of another device's ladder.
     """
@@ -275,9 +275,9 @@ def rung(step: str, start: Setup, device: torch.device) -> Setup:
     if not missing_because("native bf16", device=device) or step == START:
         return setup
     own = setup.differs(setups[stands_on(step, device.type)])
-    stays = {*CHOICES["precision"]} if device.type == "cpu" else {"bf16", "tf32"}
+    in_bf16 = own.get("precision") == "bf16" or "bf16" in str(own.get("residual"))
     lacking = (own.keys() & setup.missing(device).keys()) - {"precision"}
-    return setup if lacking or stays & {own.get("precision"), own.get("residual")} else setup.possible(device)
+    return setup if in_bf16 or lacking or own.get("precision") == "tf32" else setup.possible(device)
 
 
 LADDER: dict[str, Setup] = climb(Setup())

@@ -98,16 +98,6 @@ def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
     assert not runs["8-bit optimizer state"].cuda_graph and runs["batch 16"].cuda_graph
 
 
-def test_on_a_cpu_without_bf16_the_ladder_is_climbed_in_fp32():
-    with mock.patch("helpers.lab.machine.multiplies_half", return_value=False):
-        ladder = {step: rung(step, Setup(model="llama-60m"), CPU) for step in CPU_LADDER}
-        lacking = {step: setup.missing_because(CPU) for step, setup in ladder.items()}
-    of_bf16 = {step for step, reason in lacking.items() if "needs a CPU with instructions for bf16" in reason}
-    assert of_bf16 == {"mixed precision", "bf16 weights", "bf16 residual stream"}
-    assert all(ladder[step].precision.startswith("fp32") for step in ladder.keys() - of_bf16)
-    assert ladder["SwiGLU level 2"].mlp == "level 2" and ladder["fused projections"].residual == "weights"
-
-
 def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():
     with mock.patch("helpers.lab.machine.shutil.which", return_value=None):
         nearest = Setup(compile="max-autotune", checkpointing="memory budget").possible(CPU)

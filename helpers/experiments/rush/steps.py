@@ -56,7 +56,8 @@ def setup_of(model: str, sequence: int, step: str = "", batch: int = 0, checkpoi
 def missing(**config: object) -> str:
     """Why a configuration's setup can't run here, as a status; "" if it can."""
     try:
-        reason = setup_of(**config).missing_because(device())
+        setup = setup_of(**config)
+        reason = setup.missing_because(device()) or missing_because(*["native bf16"] * setup.precision.endswith("bf16"))
     except ValueError as error:  # on an old GPU without a compiler a rung isn't compiled, which its change may need
         reason = str(error)
     return f"not here: {reason}" if reason else ""

@@ -112,3 +112,9 @@ def test_the_allocator_is_tried_in_processes_that_start_with_it(monkeypatch):
     assert (given.name, dict(given.environment), kept.name) == ("default", {}, "kept")
     assert kept.environment == CPU_LADDER[START].environment != {}
     pkgutil.resolve_name(kept.function)(**kept.arguments)()
+
+
+def test_on_a_cpu_without_bf16_a_rung_in_it_is_not_emulated(monkeypatch):
+    monkeypatch.setattr("helpers.lab.machine.multiplies_half", lambda: False)
+    said = {step: steps.missing(model="tiny", sequence=64, step=step) for step in (START, "mixed precision")}
+    assert said[START] == "" and "needs a CPU with instructions for bf16" in said["mixed precision"]
