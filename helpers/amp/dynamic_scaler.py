@@ -53,7 +53,7 @@ class DynamicGradScaler(StaticGradScaler, torch.amp.GradScaler):
 
     def state_dict(self) -> dict[str, Any]:
         """With the names of torch.amp.GradScaler, so that either loads the other's."""
-        return torch.amp.GradScaler.state_dict(self)
+        return super(StaticGradScaler, self).state_dict()  # torch's
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state of ours or torch's; if part of it makes no sense, nothing changes."""
@@ -61,7 +61,7 @@ class DynamicGradScaler(StaticGradScaler, torch.amp.GradScaler):
             _check_rule(state["growth_factor"], state["backoff_factor"], state["growth_interval"])
             check_at_least(0, _growth_tracker=state["_growth_tracker"])
             fp32("scale", state["scale"])
-        torch.amp.GradScaler.load_state_dict(self, state)
+        super(StaticGradScaler, self).load_state_dict(state)  # torch's
 
     def _start(self, device: torch.device) -> None:
         super()._start(device)

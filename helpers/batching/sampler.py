@@ -119,11 +119,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, resume = self._place.begin()
-        begin = resume["position"] if resume else 0
-        self._place.reach(epoch, begin)
-        return self._given(epoch, begin)
+        if resume is None:
+            self._place.reach(epoch, 0)
+        return self._given(epoch, resume["position"] if resume else 0)
 
     def _given(self, epoch: int, begin: int) -> Iterator[list[int]]:
+        # Not before the first batch is asked for: a DataLoader with workers makes two iterators, and takes the second.
+        self._place.reach(epoch, begin)
         total = self._count(epoch)
         at_once = max(BLOCK // self.batch_size, 1)
         for first in range(begin, total, at_once):

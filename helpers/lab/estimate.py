@@ -77,7 +77,7 @@ def _verdict(low: float, high: float) -> str:
         return FASTER
     if low > 1:
         return SLOWER
-    return f"no difference above {100 * max(high - 1, 1 - low):.2g} %"
+    return f"no difference above {float(f'{100 * max(high - 1, 1 - low):.2g}'):g} %"
 
 
 def _variance_of_median(logs: np.ndarray, generator: np.random.Generator) -> float:

@@ -104,10 +104,9 @@ class Place:
             self._epoch.fill_(state["epoch"])
 
     def begin(self) -> tuple[int, dict[str, int] | None]:
-        """The epoch of a pass that begins now, and where it resumes, if it does."""
-        epoch, resume, self._resume = self.epoch, self._resume, None
-        return epoch, resume
+        """The epoch of a pass that begins now, and where it resumes, if it does: until one has begun (`reach`)."""
+        return self.epoch, self._resume
 
     def reach(self, epoch: int, position: int) -> None:
         """Called by a pass when it begins, and before it gives an item."""
-        self._reached = epoch, position
+        self._reached, self._resume = (epoch, position), None

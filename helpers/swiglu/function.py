@@ -90,8 +90,8 @@ def plain(x: Tensor, W: Tensor, V: Tensor, U: Tensor) -> Tensor:
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp) is active, which the function's own kernels can't follow."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether torch.func's transforms or forward-mode AD are active, which the function's own kernels can't follow."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _differentiable(l: Tensor, inputs: Sequence[Tensor], dtype: torch.dtype, needs: Sequence[bool]) -> list:

@@ -47,6 +47,13 @@ def test_what_takes_torchs_scaler_takes_ours():
     assert torch.equal(layer.bias.grad, torch.full((3,), 2.0))
 
 
+def test_its_state_is_there_if_it_is_put_under_torchs_name(monkeypatch):
+    monkeypatch.setattr(torch.amp, "GradScaler", DynamicGradScaler)
+    scaler = torch.amp.GradScaler("cpu", 8.0)
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 4.0})
+    assert scaler.state_dict()["scale"] == 4.0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
 def test_for_cuda_without_cuda_it_is_disabled_with_a_warning():
     with pytest.warns(UserWarning, match="is disabled: its device is 'cuda', which is not available"):

@@ -162,6 +162,16 @@ def test_a_loader_resumes_after_any_of_its_batches():
         assert list(resumed) == whole
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_sampler_goes_on_in_a_loader(workers):
+    sampler, resumed = (BalancedBatchSampler([1] * 40, 4, 0) for _ in range(2))
+    whole = list(sampler)
+    resumed.load_state_dict(sampler.state_dict() | {"position": 3})
+    loader = DataLoader(range(40), batch_sampler=resumed, collate_fn=list, num_workers=workers)
+    assert list(loader) == whole[3:]
+    assert list(loader) == whole
+
+
 def test_states_of_other_samplers_and_places_that_an_epoch_does_not_have_are_refused():
     sampler = BalancedBatchSampler([1, 2, 3], 2, 5)
     with pytest.raises(ValueError, match="position is 3; epoch 7 has 2 batches"):

@@ -31,6 +31,7 @@ def test_one_start_of_two_processes_shows_no_difference_of_2_percent():
     once = [simulated(generator, 50, 0.98, noise=0.001)]
     assert estimate(once).verdict.startswith("no difference above")
     assert estimate(once, luck=0.0).verdict == FASTER
+    assert estimate(once, luck=0.3).verdict == "no difference above 170 %"
 
 
 def test_too_few_pairs_are_no_estimate():

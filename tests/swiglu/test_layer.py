@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from helpers.amp import Autocast
 from helpers.experiments.swiglu import derived_costs as costs
@@ -160,7 +161,7 @@ def test_double_backward_is_refused_where_the_inputs_are_not_all_there(dtype, fr
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_transforms_of_torch_func(level):
+def test_transforms_of_torch_func_and_forward_mode(level):
     plain, ours = pair(level)
     x, l = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
     for transformed in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
@@ -173,6 +174,9 @@ def test_transforms_of_torch_func(level):
     inputs = x[0].requires_grad_()
     batched = [torch.autograd.grad(layer(inputs), inputs, l, is_grads_batched=True)[0] for layer in (plain, ours)]
     torch.testing.assert_close(*batched)
+    with forward_ad.dual_level():
+        duals = [forward_ad.unpack_dual(layer(forward_ad.make_dual(x, l))) for layer in (plain, ours)]
+    torch.testing.assert_close(duals[1].tangent, duals[0].tangent)
 
 
 def _loss(layer, weights, x):
