@@ -110,7 +110,7 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     forms = {"image/svg+xml": svg, "image/png": png, "text/html": image, "text/plain": caption}
     alternative = {"image/svg+xml": {"alt": caption}, "image/png": {"alt": caption}}  # nbconvert's HTML reads it here
     display(forms, raw=True, metadata={"helpers": {"figure": name, "caption": caption}} | alternative)
-    display(Markdown(f"*{as_markdown(caption)}*"), metadata=LEFT_OUT)
+    display(Markdown(f"*{as_markdown(caption.strip())}*"), metadata=LEFT_OUT)
 
 
 def show_list(sentences: Iterable[str]) -> None:

@@ -18,8 +18,8 @@ def outputs(monkeypatch):
     made = []
 
     def display(data, metadata, raw=False):
-        if raw:
-            made.append(v4.new_output("display_data", data=data, metadata=metadata))
+        data = data if raw else {"text/markdown": data.data}
+        made.append(v4.new_output("display_data", data=data, metadata=metadata))
 
     monkeypatch.setattr(notebook, "display", display)
     return made
@@ -55,9 +55,15 @@ def test_a_figure_is_svg_for_the_report_and_an_image_with_alternative_text(outpu
     drawn, axis = figures.new(height=2)
     axis.plot([1, 2, 3])
     notebook.figure(drawn, "line", 'A "line" & more')
-    (output,) = outputs
+    output, _ = outputs
     assert output["data"]["image/svg+xml"] == (tmp_path / "line.svg").read_text()
     assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
     assert 'alt="A &quot;line&quot; &amp; more"' in output["data"]["text/html"]
     assert output["data"]["image/png"] in output["data"]["text/html"]
     assert output["metadata"]["image/png"]["alt"] == 'A "line" & more'
+
+
+def test_a_figures_caption_is_emphasised_in_the_notebook_though_its_origin_is_empty(outputs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path))
+    notebook.figure(figures.new(height=2)[0], "line", "Times in a_loop. ")
+    assert outputs[1]["data"]["text/markdown"] == r"*Times in a\_loop.*"
