@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", "Execute the notebooks, write figures/ and the PDF.")
-    added.add_argument("--output", type=Path, help="default: report.pdf of the project")
+    added.add_argument("--output", type=Path, help="default: the project's report.pdf; for another, figures/ stays")
     either = added.add_mutually_exclusive_group()
     either.add_argument("--no-execute", dest="execute", action="store_false", help="use the outputs that are there")
     either.add_argument("--save-notebooks", action="store_true", help="write the executed notebooks back")

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -93,12 +92,15 @@ def locked(path: Path | str, refusal: str = "") -> Iterator[None]:
         os.close(handle)
 
 
-def check_writable(folder: Path | str) -> None:
-    """An OSError unless files can be created in the folder, which is made if it isn't there."""
+def check_writable(folder: Path | str, option: str) -> None:
+    """An OSError, which names the option for another place, unless files can be created in the folder.
+
+    It is made if it isn't there.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} can't be written: name another place ({option})")
 
 
 def cache_folder(cache: Path | str | None = None) -> Path:

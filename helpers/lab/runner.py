@@ -76,7 +76,7 @@ def _measure(
     stored = {e.name: records.read_rows(_file(gpu, e, results)) for e in experiments}
     work = [(e, config) for e in experiments for config in e.configurations(preset)]
     for folder in {_file(gpu, e, results).parent for e, _ in work}:
-        files.check_writable(folder)
+        files.check_writable(folder, "--results")
     if refresh:
         for e in experiments:
             stored[e.name] = _mark_stale(_file(gpu, e, results), preset)

@@ -33,17 +33,18 @@ def build(
     Without it their committed outputs are used, which takes seconds. `output` is the project's
     `report.pdf` unless given; `results` is where the kernels find records.
 
-    The PDF, the figures and (with `save_notebooks`) the notebooks are written after everything has succeeded. With
-    execution, SVG figures that no notebook draws any more are removed, and writing the project's own report.pdf also
-    renews the measured part of README.md. What is wrong with a notebook is raised as `BuildError`.
+    The PDF and (with `save_notebooks`) the notebooks are written after everything has succeeded. Writing the project's
+    own report.pdf also renews the figures and the measured part of README.md; with execution, SVG figures that no
+    notebook draws any more are removed. What is wrong with a notebook is raised as `BuildError`.
     """
     root = machine.project_root()
     paths = sorted((root / "notebooks").glob("*.ipynb"))
     if not paths:
         raise BuildError(f"there is no notebook in {root / 'notebooks'}")
     output, figures = Path(output or root / "report.pdf"), root / "figures"
-    for folder in (output.parent, figures):
-        check_writable(folder)  # before the notebooks run
+    own = output.resolve() == root / "report.pdf"
+    for folder in (output.parent, figures) if own else (output.parent,):
+        check_writable(folder, "--output")  # before the notebooks run
     notebooks = {path: read(path) for path in paths}
 
     with TemporaryDirectory() as temporary:
@@ -62,14 +63,14 @@ def build(
         pdf = _compiled(exporter, chapters, pages, _waiting(list(notebooks.values())))
 
     drawn = {figures / name: svg for name, svg in _figures(chapters).items()}
-    made = {output: pdf} | drawn
+    made = {output: pdf} | (drawn if own else {})
     readme = root / "README.md"
-    if output.resolve() == root / "report.pdf" and readme.is_file() and (text := _headline(list(notebooks.values()))):
+    if own and readme.is_file() and (text := _headline(list(notebooks.values()))):
         made[readme] = with_headline(readme.read_text(encoding="utf-8"), text).encode()
     if save_notebooks and execute:
         made |= {path: (nbformat.writes(cleaned(nb)) + "\n").encode() for path, nb in notebooks.items()}
     _replace_all(made)
-    for old in set(figures.glob("*.svg")) - set(drawn) if execute else ():
+    for old in set(figures.glob("*.svg")) - set(drawn) if execute and own else ():
         old.unlink()
     return output
 

@@ -1,7 +1,9 @@
 """The build of the report: what it executes, what it writes, and that it writes nothing when something is wrong."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import nbformat
 import nbformat.v4 as v4
@@ -170,6 +172,17 @@ def test_where_nothing_can_be_written_no_notebook_runs(project):
     with pytest.raises(OSError):
         build(output=project / "file" / "report.pdf")
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_project_that_is_read_only_gives_a_report_elsewhere_and_names_what_it_cannot_write(project, monkeypatch):
+    write(project, "01_first", code("x", drawn("speed")))
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) not in (project, project / "figures"))
+    with pytest.raises(OSError, match=r"can't be written: name another place \(--output\)$"):
+        build(execute=False)
+    before = files(project)
+    elsewhere = project.parent / f"{project.name}-elsewhere" / "report.pdf"
+    assert build(execute=False, output=elsewhere).stat().st_size > 0
+    assert files(project) == before
 
 
 def test_ctrl_c_stops_with_one_line_and_changes_nothing(project, capfd):
