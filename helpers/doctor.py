@@ -18,7 +18,9 @@ FAULT = "FAULT"
 def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
     """Name and finding, in the order in which a person wants to know them."""
     facts = environment()
-    yield from ((name.replace("_", " "), value or "-") for name, value in facts.items() if name not in PEERS)
+    for name, value in facts.items():
+        if name not in PEERS:
+            yield name.replace("_", " "), value or "-"
     yield "processor", cpu.describe()
     if not torch.cuda.is_available():
         yield "CUDA", "not available: what needs a GPU is left out"
@@ -28,23 +30,23 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield "16-bit products", str(half_dtype()).removeprefix("torch.")
     if torch.backends.mps.is_available():
         yield "MPS", "an Apple GPU, which is not used: the CPU is measured"
-    yield from ((name, facts[name] + " (optional)" * (facts[name] == "not installed")) for name in PEERS)
+    for name in PEERS:
+        yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
     yield "notebooks and report", "missing " + ", ".join(missing) if missing else "ready"
     yield "records in", str(records.folder(results))
-    yield from ((f"  {machine}", _rows_of(machine, results)) for machine in records.devices(results))
-    yield "class of machine", (preset := device_class())
+    for machine in records.devices(results):
+        yield f"  {machine}", _rows_of(machine, results)
+    preset = device_class()
+    yield "class of machine", preset
     unusable = torch.cuda.is_available() and without_kernels()
-    plans, tables = [], []
+    plans = []
     for e in () if unusable else (e for chapter in chapters() for e in tables_of(chapter)):
         try:
-            plans.append(planned := plan(e, results=results))
-            found = f"{planned.fresh} of {planned.fresh + planned.missing} configurations recorded here ({preset})"
+            plans.append(plan(e, results=results))
         except (records.RecordError, OSError) as error:
-            found = f"{FAULT}: {error}"
-        tables.append((f"  {e.name}", found))
+            yield f"  {e.name}", f"{FAULT}: {error}"
     yield "measure would run", "nothing, as the GPU is unusable" if unusable else f"{preset} sizes, {total(plans)}"
-    yield from tables
 
 
 def _rows_of(machine: str, results: Path | str | None) -> str:

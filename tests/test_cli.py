@@ -107,7 +107,7 @@ def test_doctor_says_what_is_here_and_goes_on_after_a_damaged_table(tmp_path, ca
     out = capsys.readouterr().out
     faults = [line for line in out.splitlines() if "FAULT" in line]
     assert faults and all(f"{file}, line 1" in line for line in faults)
-    for name in ("gpu", "torch", "liger-kernel", "notebooks and report", "swiglu/sweep"):
+    for name in ("gpu", "torch", "liger-kernel", "notebooks and report", "measure would run"):
         assert name in out
 
 

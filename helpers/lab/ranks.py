@@ -70,8 +70,7 @@ class Place:
 
     def __getstate__(self) -> dict[str, Any]:
         """A spawned worker has no process group, so it takes the ranks of the process that started it."""
-        given = self.ranks if _in_group() else self._given
-        return self.__dict__ | {"_given": given}
+        return self.__dict__ | {"_given": self.ranks if _in_group() else self._given}
 
     @property
     def epoch(self) -> int:

@@ -90,9 +90,7 @@ class Number:
             return f"{scaled:,.{decimals}f}"
         if self.unit == TIMES:
             return f"{scaled:.2f}" if scaled < 2 else f"{scaled:.1f}"
-        if self.unit == PERCENT:
-            return f"{scaled:.1f}"
-        return number(scaled)
+        return f"{scaled:.1f}" if self.unit == PERCENT else number(scaled)
 
     def bounded(self) -> "Number":
         """With the interval that its reach gives, where it has none of its own."""

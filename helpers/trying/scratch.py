@@ -52,9 +52,7 @@ class Scratch:
         """Where to read: in the scratch if it is there, else the user's."""
         own = self.user_path(path)
         here = self.root + own
-        if own in self.removed or os_lexists(here):
-            return here
-        return own
+        return here if own in self.removed or os_lexists(here) else own
 
     def writable(self, path: str, keep: bool = False) -> str:
         """Where to write; `keep` if what the file holds is needed. PermissionError for a file of somebody else's."""

@@ -21,7 +21,7 @@ from helpers.training import stages
 )
 def test_bf16_is_for_gpus_that_multiply_it_natively(capability, dtype, precision, made_up_gpu):
     made_up_gpu(capability, built=("sm_75", "sm_80", "sm_120"))
-    assert missing_because("native bf16", device=torch.device("cpu")) == ""  # its CPU has them
+    assert missing_because("native bf16", device=torch.device("cpu")) == ""  # as every CPU in tests
     assert half_dtype() == dtype
     assert stages.mixed_precision().name == precision
     assert bool(missing_because("native bf16")) == (dtype == torch.float16)

@@ -18,7 +18,7 @@ from helpers.text import SyntheticText
 from helpers.training.language import guess_scores, text_task
 from helpers.training.loop import fit
 from helpers.training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
-from helpers.training.trainer import Trainer, mixed_precision
+from helpers.training.trainer import Precision, Trainer, mixed_precision
 
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
 from .samplers_and_packers import SPREADS
@@ -171,7 +171,7 @@ def training(
     if data == BY_TOKENS:  # a batch of headings has few, and a loss that is their mean
         mean, loss = real_tokens / task.steps(0), task.loss
         task = replace(task, loss=lambda logits, batch: loss(logits, batch) * (batch.real / mean))
-    trainer = Trainer(task, mixed_precision())
+    trainer = Trainer(task, Precision() if compute_dtype() == torch.float32 else mixed_precision())
     with trainer.settings():
         scores = fit(trainer, epochs=epochs)
         peak_gib = scores["peak_gib"]

@@ -57,7 +57,8 @@ def missing(**config: object) -> str:
     """Why a configuration's setup can't run here, as a status; "" if it can."""
     try:
         setup = setup_of(**config)
-        reason = setup.missing_because(device()) or missing_because(*["native bf16"] * setup.precision.endswith("bf16"))
+        units = ["native bf16"] if setup.precision in ("amp-bf16", "bf16") else []
+        reason = setup.missing_because(device()) or missing_because(*units)
     except ValueError as error:  # on an old GPU without a compiler a rung isn't compiled, which its change may need
         reason = str(error)
     return f"not here: {reason}" if reason else ""

@@ -64,8 +64,8 @@ class Files(Reader):
         name = self.names[position]
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the file that {TABLE} names lies outside of the data set's folder")
-        descriptor = os.open(self.file_of(position), os.O_RDONLY | os.O_NONBLOCK)  # a FIFO counts as empty
-        with open(descriptor, "rb", buffering=0) as stream:
+        # A FIFO isn't waited for, and counts as empty.
+        with open(os.open(self.file_of(position), os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != self.sizes[position]:  # checked before a file that has grown is in memory
                 raise ValueError(f"has {size} bytes; the table says {self.sizes[position]}")
