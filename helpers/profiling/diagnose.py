@@ -87,6 +87,7 @@ def read_and_diagnose(
     trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
     gone_back: dict[tuple[str, str], float] = {}
+    dear, share = "", 0.0  # a line that takes long and doesn't multiply matrices
     if places is not None:
         stacks = read_trace(places)
         gone_back = backward_shares(stacks) if observed else {}
@@ -102,8 +103,13 @@ def read_and_diagnose(
         loop = seen.Observed(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
         about_ranks = [*seen.late_rank(observed), *about_ranks]
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
-    if findings:
-        first = f" Change first: {findings[0].finding}, up to {findings[0].gain_share:.0%} of the time."
+        if places is not None and not diagnosis.account:
+            dear, share = loop.dear_line(needless.products_by_line(stacks))
+    if findings or dear:
+        gain, where = (findings[0].gain_share, findings[0].where) if findings else (0.0, "")
+        first = f" Look first at {dear}, {share:.0%} of the time, hardly any of it in matrix products."
+        if share <= gain or f"{dear} " in where:
+            first = f" Change first: {findings[0].finding}, up to {gain:.0%} of the time."
         if before := [note.text for note in (*about_ranks, *diagnosis.warnings) if note.kind in seen.FIRST]:
             first = f" Look first: {before[0]}."
         diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -57,7 +57,7 @@ _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside o
 _SET_TIMER_SLACK = 29
 BATCHES = 8  # whose padding is counted
 USER = "user"
-COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly")
+COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed")
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
 
@@ -87,6 +87,7 @@ class Observer:
         self.garbage_s = 0.0
         self.backwards = self.retained = 0  # backward passes, and those that kept their graph
         self.anomaly = False
+        self.unclaimed: tuple[str, int, float] | None = None  # what `unclaimed` returns
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.away = 1  # until it starts, and as often as `looking_away` is entered
@@ -301,6 +302,38 @@ def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
         if int(runs.sum()) > most:
             most, shared = int(runs.sum()), int(runs.min()) * ids.shape[0]
     return ids.numel(), most, shared
+
+
+def unclaimed() -> Generator[None, None, tuple[str, int, float] | None]:
+    """Of the weights that get gradients in the next iteration, those that no optimizer has: a module, number, share.
+
+    The share is of all numbers that get gradients. Embeddings don't count, whose gradients cost little for their size.
+    """
+    objects = gc.get_objects()
+    optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
+    taken = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
+    modules = [each for each in objects if issubclass(type(each), nn.Module) and "_parameters" in vars(each)]
+    inner = [module._parameters.values() for module in modules if not isinstance(module, nn.Embedding)]
+    trained = {
+        weight
+        for weights in inner
+        for weight in weights
+        if weight is not None and weight.requires_grad and weight.is_leaf
+    }
+    reached: dict[Tensor, int] = {}
+    hooks = [w.register_post_accumulate_grad_hook(lambda w: reached.update({w: w.numel()})) for w in trained]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gone = {weight: size for weight, size in reached.items() if id(weight) not in taken}
+    if not gone or not taken:
+        return None
+    sizes = [sum(gone.get(weight, 0) for weight in module.parameters()) for module in modules]
+    most = [module for module, size in zip(modules, sizes, strict=True) if size == max(sizes)]
+    name = type(min(most, key=lambda module: len(list(module.parameters())))).__name__
+    return name, len(gone), sum(gone.values()) / sum(reached.values())
 
 
 def recompiles() -> list[str]:

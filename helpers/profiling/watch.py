@@ -32,6 +32,7 @@ import torch
 from torch.optim import Optimizer
 
 from helpers.lab import files
+from helpers.lab.machine import OthersLoad
 
 from . import workers
 from .findings.observed import Observed
@@ -131,6 +132,7 @@ def watch(
             _counted_steps(stepped),
             _alone(windows, go_on),
             windows.observer.watching(),
+            OthersLoad() as load,
             workers.watching() as of_workers,
             _ended_after(limit if not go_on and ranks == 1 else 0.0),
         ):
@@ -141,6 +143,7 @@ def watch(
     finally:
         windows.close()
         observed = windows.observer.data() | {"workers": [[*line, seconds] for line, seconds in loading]}
+        observed["others"] = load.cores if ranks == 1 else None  # other ranks are no strangers
         if os.getpid() == process and observed["iterations"]:
             files.write(folder / f"observed{rank if ranks > 1 else ''}.json", json.dumps(observed))
     if os.getpid() != process:  # a fork of the script's

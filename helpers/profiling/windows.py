@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from helpers.lab import files
 
 from .call_sites import CALLED_FROM, RUNNERS, call_sites
-from .observe import Observer, is_part
+from .observe import Observer, is_part, unclaimed
 from .rates import speedups
 
 FIRST, WITH_STACKS = 3, 3  # iterations
@@ -189,6 +189,8 @@ class Windows:
             most = self._fitting(min(self.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
             if self._calls <= CALLS:
                 yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
+        if self.ranks == 1:
+            self.observer.unclaimed = yield from unclaimed()
         while not self._is_observed():
             yield
 

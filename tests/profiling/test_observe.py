@@ -13,7 +13,7 @@ from hypothesis import given
 from torch import nn
 
 from helpers.profiling import diagnose, windows
-from helpers.profiling.findings.observed import GROWTH, Observed, growth, late_rank
+from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
 from helpers.profiling.observe import COMPUTING, EVALUATING, Observer, line_of, padded_positions
 from helpers.profiling.watch import watch
 
@@ -54,7 +54,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
         def look():
             model.eval()
             with torch.no_grad():
-                for _ in range(100):
+                for _ in range(300):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
@@ -217,6 +217,51 @@ def test_backward_passes_of_one_graph_and_of_micro_batches_are_told_apart():
     assert (twice.finding, twice.gain_share) == ("repeated backward", pytest.approx(0.4))
     (many,) = Observed(seen(*lines, backwards=160)).findings(0.01)
     assert many.finding == "small batches" and "16 micro-batches" in many.evidence
+
+
+def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices():
+    loop = Observed(
+        seen(line(COMPUTING, 5.0, 1), line(COMPUTING, 3.0, 2), line(COMPUTING, 1.0, 3), line("backward", 1.0))
+    )
+    assert loop.dear_line({"train.py:1": 0.1}) == ("train.py:1", 0.5)
+    assert loop.dear_line({"train.py:1": 0.6}) == ("train.py:2", 0.3)
+    assert loop.dear_line({"train.py:1": 0.6, "train.py:2": 0.6}) == ("", 0.0)
+
+
+def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
+    body = """
+        values, large = torch.rand(400_000), nn.Linear(2048, 2048)
+        while True:
+            {line}
+            train()
+        """
+    verdict = watched(body.format(line="values.quantile(0.9)")).verdict
+    assert "Look first at train.py:14, " in verdict and "Change first" not in verdict
+    assert "Look first" not in watched(body.format(line="large(torch.ones(512, 2048))")).verdict
+
+
+def test_weights_that_get_gradients_and_have_no_optimizer_are_named(watched):
+    body = """
+        class Teacher(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(64, 64)
+        teacher = Teacher().requires_grad_({trained})
+        def train():
+            optimizer.zero_grad()
+            (model(torch.randn(8, 64)) - teacher.layer(torch.randn(8, 64))).square().mean().backward()
+            optimizer.step()
+        while True: train()
+        """
+    named = {each.finding: each for each in watched(body.format(trained=True)).findings}[UNCLAIMED]
+    assert named.where == "weights of Teacher" and "2 weights get gradients, 50% of all" in named.evidence
+    assert UNCLAIMED not in {each.finding for each in watched(body.format(trained=False)).findings}
+
+
+def test_others_at_work_are_a_warning():
+    (warning,) = Observed(seen(line(COMPUTING, 1.0), others=1.4)).warnings()
+    assert "took 1.4 cores" in warning.text
+    assert Observed(seen(line(COMPUTING, 1.0), others=0.1)).warnings() == []
 
 
 def test_anomaly_detection_is_a_warning():

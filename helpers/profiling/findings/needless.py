@@ -13,17 +13,28 @@ every step builds the same chain.
 
 import ast
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import ceil, prod
+from pathlib import PurePath
+from typing import Any
 
 from ..diagnosis import ESTIMATE, MEASURED, Finding
+from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
 from . import CONSTANT, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
 
-_HEAVY = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_scaled_dot_product")
+_HEAVY = (
+    "aten::addmm",
+    "aten::mm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::convolution",
+    "aten::_scaled_dot_product",
+    "aten::mkldnn_rnn_layer",
+)
 _MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
 _CONSTRUCTORS = {
     f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
@@ -99,6 +110,17 @@ def _any_ran(trace: Trace, stretch: list[Event]) -> bool:
 
 def _is_heavy(op: Event) -> bool:
     return op.name.startswith(_HEAVY)
+
+
+def products_by_line(trace: Trace) -> dict[str, float]:
+    """The share of products and convolutions in the time of a source line's ops, by "train.py:7"."""
+    times: Any = Counter()
+    heavy: Any = Counter()
+    for op in outermost(trace):
+        line = PurePath(source_line(trace, op).split(" ")[0]).name
+        times[line] += op.us
+        heavy[line] += length(of([e for e in (op, *op.inner()) if _is_heavy(e) or "Compiled" in e.name]))
+    return {line: heavy[line] / time for line, time in times.items() if time}
 
 
 def constant_work(scene: Scene) -> Iterator[Finding]:

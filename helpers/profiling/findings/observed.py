@@ -16,6 +16,7 @@ from ..trace import Note
 from . import LOADER_WAITS
 
 GROWTH, LATE, ANOMALY = "growing memory", "late rank", "anomaly detection"
+UNCLAIMED = "gradients without an optimizer"
 FIRST = (GROWTH, LATE, ANOMALY)  # warnings that come before any finding
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_ITERATIONS = 5
@@ -23,6 +24,8 @@ LEAST_PADDING = 0.05
 LOOP_CALLS = 200  # of a user's function in an iteration, from which on its lines are a loop's
 LOOP_SHARE = 0.1
 LEAST_BACKWARD = 0.01
+DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
+BUSY = 0.2  # cores that others use
 GROWS = 16 * 2**20  # bytes that a process may grow by
 _ADVICE = {
     observe.EVALUATING: ("evaluation", "evaluate less often, on fewer samples or in larger batches, and under no_grad"),
@@ -66,6 +69,12 @@ class Observed:
             for at, line in by_line.nlargest(most, "share").iterrows()
         ]
 
+    def dear_line(self, products: Mapping[str, float]) -> tuple[str, float]:
+        """The line that computes longest of those that hardly multiply matrices, by the products in each; its share."""
+        lines = _by_line(self.seen[self.seen["activity"] == observe.COMPUTING]) if self.enough else {}
+        dear = ((place(*at), share) for at, share in lines.items() if share >= DEAR)
+        return next(((at, share) for at, share in dear if products.get(at, 0.0) < MULTIPLIES), ("", 0.0))
+
     def text(self) -> list[str]:
         """What was seen, in lines, where there is no profile to go with it."""
         if not self.iterations:
@@ -79,7 +88,15 @@ class Observed:
     def findings(self, least: float) -> list[Finding]:
         if not self.enough:
             return []
-        rules = (self._of_activities, self._loader, self._loops, self._padding, self._garbage, self._backwards)
+        rules = (
+            self._of_activities,
+            self._loader,
+            self._loops,
+            self._padding,
+            self._garbage,
+            self._backwards,
+            self._unclaimed,
+        )
         return [finding for rule in rules for finding in rule() if finding.gain_share >= least]
 
     def _finding(
@@ -169,9 +186,24 @@ class Observed:
             return
         yield self._finding(name, repeated * (1 - 1 / each), self._dearest(observe.BACKWARD), evidence, advice, BOUND)
 
+    def _unclaimed(self) -> Iterator[Finding]:
+        """Backward passes through what nothing trains."""
+        if not self.data.get("unclaimed"):
+            return
+        name, count, numbers = self.data["unclaimed"]
+        evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
+        advice = (
+            "requires_grad_(False), and torch.no_grad() around what needs no gradient, or give them to an optimizer"
+        )
+        share = numbers * self.activities[observe.BACKWARD]
+        yield self._finding(UNCLAIMED, share, f"weights of {name}", evidence, advice, BOUND)
+
     def warnings(self) -> list[Note]:
         grown = growth(self.data["memory"], self.data["device_bytes"])
         warnings = [Note(GROWTH, grown)] if grown else []
+        if (others := self.data.get("others") or 0.0) >= BUSY:
+            text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
+            warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))
         if self.data["anomaly"]:
             text = "anomaly detection is on, which notes a traceback for each operation and checks each gradient"
             warnings.append(Note(ANOMALY, f"{text}: switch it off when no NaN is looked for"))
