@@ -54,14 +54,14 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
         def look():
             model.eval()
             with torch.no_grad():
-                for _ in range(300):
+                for _ in range(200):
                     model(torch.randn(64, 64))
             model.train()
         def numbers():
             return [round(i * 0.1, 1) for i in range(60_000)]
         for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
             train()
-            torch.save(torch.zeros(4_000_000), 'model.pt'); time.sleep(0)
+            torch.save(torch.zeros(1_500_000), 'model.pt'); time.sleep(0)
             look()
             numbers()
             time.sleep(0.02)
