@@ -53,7 +53,7 @@ class Observed:
         self.enough = len(self.iterations) >= LEAST_ITERATIONS
         self.step_ms = statistics.fmean(self.iterations) * 1e3 if self.iterations else 0.0
         self.seen = pd.DataFrame(data["lines"], columns=["file", "line", "function", "activity", "seconds", "calls"])
-        self.seen["share"] = self.seen["seconds"] / self.total
+        self.seen["share"] = self.seen["seconds"].astype(float) / self.total
         self.activities = defaultdict(float, self.seen.groupby("activity")["share"].sum())
 
     @property
