@@ -317,12 +317,9 @@ def unclaimed() -> Generator[None, None, tuple[str, int, float] | None]:
     taken = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
     modules = [each for each in objects if issubclass(type(each), nn.Module) and "_parameters" in vars(each)]
     inner = [module._parameters.values() for module in modules if not isinstance(module, nn.Embedding)]
-    trained = {
-        weight
-        for weights in inner
-        for weight in weights
-        if weight is not None and weight.requires_grad and weight.is_leaf
-    }
+    weights = {weight for each in inner for weight in each if weight is not None}
+    trained = [weight for weight in weights if weight.requires_grad and weight.is_leaf]
+    del objects  # which would keep all of this iteration's tensors
     reached: dict[Tensor, int] = {}
     hooks = [w.register_post_accumulate_grad_hook(lambda w: reached.update({w: w.numel()})) for w in trained]
     try:

@@ -124,7 +124,7 @@ def watch(
 
     # Kept until the profiles are saved, which don't own the names of its functions.
     program = script if module else compiled(script)
-    began, loading = time.monotonic(), []
+    began, loading, load = time.monotonic(), [], OthersLoad()
     then = "goes on to its end" if go_on else f"is stopped, after {limit:.0f} s at the latest"
     tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
     try:
@@ -132,7 +132,7 @@ def watch(
             _counted_steps(stepped),
             _alone(windows, go_on),
             windows.observer.watching(),
-            OthersLoad() as load,
+            load,
             workers.watching() as of_workers,
             _ended_after(limit if not go_on and ranks == 1 else 0.0),
         ):

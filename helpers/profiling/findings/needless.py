@@ -26,14 +26,8 @@ from ..scene import Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
 from . import CONSTANT, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
 
-_HEAVY = (
-    "aten::addmm",
-    "aten::mm",
-    "aten::bmm",
-    "aten::baddbmm",
-    "aten::convolution",
-    "aten::_scaled_dot_product",
-    "aten::mkldnn_rnn_layer",
+_HEAVY = tuple(
+    f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "mkldnn_rnn")
 )
 _MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
 _CONSTRUCTORS = {

@@ -88,15 +88,7 @@ class Observed:
     def findings(self, least: float) -> list[Finding]:
         if not self.enough:
             return []
-        rules = (
-            self._of_activities,
-            self._loader,
-            self._loops,
-            self._padding,
-            self._garbage,
-            self._backwards,
-            self._unclaimed,
-        )
+        rules = (self._doing, self._loader, self._loops, self._padding, self._garbage, self._backwards, self._unclaimed)
         return [finding for rule in rules for finding in rule() if finding.gain_share >= least]
 
     def _finding(
@@ -108,7 +100,7 @@ class Observed:
         """The dearest line of an activity."""
         return _at(*_by_line(self.seen[self.seen["activity"] == activity]).index[0])
 
-    def _of_activities(self) -> Iterator[Finding]:
+    def _doing(self) -> Iterator[Finding]:
         for activity, (name, advice) in _ADVICE.items():
             if share := self.activities[activity]:
                 evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
@@ -192,9 +184,7 @@ class Observed:
             return
         name, count, numbers = self.data["unclaimed"]
         evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
-        advice = (
-            "requires_grad_(False), and torch.no_grad() around what needs no gradient, or give them to an optimizer"
-        )
+        advice = "requires_grad_(False), and torch.no_grad() around what needs no gradient; or an optimizer for them"
         share = numbers * self.activities[observe.BACKWARD]
         yield self._finding(UNCLAIMED, share, f"weights of {name}", evidence, advice, BOUND)
 
