@@ -47,6 +47,7 @@ class Experiment:
     row then holds that as its status, and planning tells it without measuring.
     `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
     `memory_here`: a row's peak is this machine's, and not that of a simulated or predicted one.
+    `timed`: its figures depend on how fast the machine is; no load changes a loss, which isn't measured again.
     """
 
     chapter: str
@@ -58,6 +59,7 @@ class Experiment:
     missing: Callable[..., str] | None = None
     columns: tuple[str, ...] = ()
     memory_here: bool = True
+    timed: bool = True
 
     @property
     def name(self) -> str:
@@ -132,6 +134,7 @@ def experiment(
     missing: Callable[..., str] | None = None,
     columns: str | Sequence[str] = (),
     memory_here: bool = True,
+    timed: bool = True,
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
@@ -148,7 +151,8 @@ def experiment(
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        return Experiment(chapter, measure.__name__, measure, presets, version, same_work, missing, names, memory_here)
+        name, flags = measure.__name__, (memory_here, timed)
+        return Experiment(chapter, name, measure, presets, version, same_work, missing, names, *flags)
 
     return wrap
 

@@ -127,9 +127,9 @@ def measured_rows(
                 rows = e.rows(config)
             except Exception as error:
                 rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
-        noise = _noise(rows, load.cores, e.same_work)
+        noise = _noise(rows, load.cores, e.same_work) if e.timed else []
         beside = {"load": load.cores}
-        if rates is not None:
+        if rates is not None and e.timed:
             beside["matmul_tflops"] = ceilings.rate_beside()
             noise += _disturbed(beside["matmul_tflops"], rates)
             rates.append(beside["matmul_tflops"])

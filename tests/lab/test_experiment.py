@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -259,6 +260,12 @@ def test_a_spread_that_is_of_the_work_is_no_noise():
     e = Experiment("chapter", "batches", batches, {"small": [{}]}, version=1, same_work=False)
     (row,) = runner.measured_rows(e, {})
     assert (row["attempts"], "p80" in row["noisy"]) == (1, False)
+
+
+def test_a_loss_measured_beside_others_work_is_as_good(monkeypatch):
+    monkeypatch.setattr(Quiet, "cores", 9.0)
+    (row,) = runner.measured_rows(dataclasses.replace(SQUARES, timed=False), {"size": 2}, rates=[1.0, 1.0, 1.0])
+    assert (row["load"], row["noisy"], row["attempts"]) == (9.0, "", 1)
 
 
 def test_a_row_that_was_measured_beside_others_work_says_so(monkeypatch):

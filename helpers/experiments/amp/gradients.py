@@ -73,6 +73,7 @@ LOOKED_AT = {"small": 2, "reduced": 20, "full": 20}
     gpu=runs("reduced", TIMED),
     big_gpu=runs("full", TIMED),
     columns="layer step weights zero_share",
+    timed=False,
     version=3,
 )
 def zeros(task: str, precision: str, size: str) -> list[Row]:
@@ -99,6 +100,7 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
     gpu=[{"task": task, "size": "reduced"} for task in BOTH],
     big_gpu=[{"task": task, "size": "full"} for task in BOTH],
     columns="kind exponent share",
+    timed=False,
     version=3,
 )
 def exponents(task: str, size: str) -> list[Row]:

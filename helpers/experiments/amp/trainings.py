@@ -49,6 +49,7 @@ def quality(task: str, precision: str, size: str, seed: int) -> Row:
     gpu=ALL_RUNS["reduced"],
     big_gpu=ALL_RUNS["full"],
     columns="step loss scale skipped_steps",
+    timed=False,
     version=3,
 )
 def curves(task: str, precision: str, size: str) -> list[Row]:

@@ -21,6 +21,7 @@ __all__ = ["fusion", "latency", "semantics", "training"]
     cpu=[{"case": name} for name in CASES],
     version=2,
     columns="variant outcome message? breaks recompiles",
+    timed=False,
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""

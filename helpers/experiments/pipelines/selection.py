@@ -76,6 +76,7 @@ def _missing(**_: object) -> str:
     gpu=_selections(10),
     missing=_missing,
     columns=COLUMNS,
+    timed=False,
 )
 def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.

@@ -34,7 +34,7 @@ def _simulated(trials: int) -> list[Row]:
     ]
 
 
-@experiment(small=_simulated(20)[:1], cpu=_simulated(1000), columns="covered false_verdicts")
+@experiment(small=_simulated(20)[:1], cpu=_simulated(1000), columns="covered false_verdicts", timed=False)
 def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
     """Trials of a program against itself on a made-up machine: 95 % intervals that contain 1, and false verdicts."""
     covered, verdicts = simulated_coverage(machine, starts, rounds, trials)

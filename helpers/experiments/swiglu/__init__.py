@@ -128,6 +128,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     cpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16")]),
     big_gpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
     columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
+    timed=False,
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
