@@ -30,7 +30,7 @@ LESS_PRECISION = ("autocast-bf16", "matmul-precision")
     cpu=[{"loop": name} for name in CASES],
     columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? alarm_kind? "
     "alarm_tried? seconds_to_answer told told_fixed",
-    version=3,
+    version=4,
     same_work=False,
 )
 def loops(loop: str) -> Row:
