@@ -87,7 +87,8 @@ class Experiment:
 
     def missing_because(self, config: Row) -> str:
         """Why a configuration can't run on this machine, as its row's status; "" if it can."""
-        if BF16 & {str(value) for value in config.values()} and (reason := missing_because("native bf16")):
+        words = {word for value in config.values() for word in str(value).split(" + ")}
+        if BF16 & words and (reason := missing_because("native bf16")):
             return reason
         return self.missing(**config) if self.missing else ""
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.amp import Autocast, DynamicGradScaler
 from helpers.lab import Comparison, compare, device, experiment
 from helpers.lab.ceilings import copy, large_copy
+from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.lab.timing import queue_ahead
 
@@ -152,6 +153,7 @@ LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs i
     big_gpu=[{"hidden": 512, "layers": 8, "batch": 65536}, {"hidden": 2048, "layers": 8, "batch": 16384}],
     columns=f"variant dtype {TIMED} {_ratio_to('torch')}",
     version=3,
+    missing=lambda **_: missing_because("native bf16") if device().type == "cpu" else "",
 )
 def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     """A training step of a stack of Linear, LayerNorm, GELU without autocast, under torch's and under ours.

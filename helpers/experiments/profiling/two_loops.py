@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from helpers.lab import experiment, half_dtype
+from helpers.lab import experiment, half_dtype, multiplies_half
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.records import Row
 from helpers.profiling.account import timeline as read_timeline
@@ -113,7 +113,8 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
     taken = options(switched, size) | within_an_epoch(switched, steps, size)
     switched.run(fixes, steps=steps, validates=False, profile=profile_model, **taken)
     ((profiler, layers),) = profiled
-    table, dtype = profiler.summary(median=True), half_dtype() if "bf16" in fixes else torch.float32
+    table, in_half = profiler.summary(median=True), "bf16" in fixes and multiplies_half()
+    dtype = half_dtype() if in_half else torch.float32
     (_, tflops), (_, gb_per_s) = matmul(CEILINGS[size][0], dtype), copy(CEILINGS[size][1])
     bounds = layers.lower_bounds(dtype.itemsize, tflops, gb_per_s)
     names = ["module", "type", "calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share"]

@@ -129,7 +129,8 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
     steps: dict[str, Callable[[], Tensor]] = {}
     rows = {}
     for name, (mixed, norm, optimizer) in LECTURE.items():
-        reason = missing_because(*swaps.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
+        half = ["native bf16"] if mixed and device().type == "cpu" else []
+        reason = missing_because(*half, *swaps.needs(norm), *optimizers.NEEDS.get(optimizer, ()))
         rows[name] = {"variant": name} | ({STATUS: f"not here: {reason}"} if reason else {})
         if not reason:
             steps[name] = decoder_step(x, layers, half_dtype() if mixed else None, norm, optimizer)
