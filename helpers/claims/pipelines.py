@@ -14,8 +14,6 @@ FORMATS |= {"tfrecord": "TFRecord"}
 CASES = COLD, WARM, RANDOM, _ = ["cold, in order", "warm, in order", "cold, random", "warm, random"]
 STEP_MS = 10  # of the simulated device whose idle shares are quoted
 REMOVED = 0.3  # the share of samples whose removal is quoted
-PARTS = {"start": "interpreter start", "start, import random": "start and import", "demo": "the lecture's program"}
-PARTS |= {"demo, its loop": "its loop alone"}
 
 
 def formats(rows: pd.DataFrame) -> SimpleNamespace:
@@ -175,12 +173,6 @@ def forgetting(rows: pd.DataFrame) -> SimpleNamespace:
         random=points("random"),
         most=points("most forgotten"),
     )
-
-
-def process_start(rows: pd.DataFrame) -> SimpleNamespace:
-    """Milliseconds of a process of the interpreter, part by part."""
-    table = rows[["variant", "part", "median_ms", "p20_ms", "p80_ms", "n"]]
-    return SimpleNamespace(table=table.replace({"part": PARTS}).rename(columns={"variant": "interpreter"}))
 
 
 def jit(rows: pd.DataFrame) -> SimpleNamespace:

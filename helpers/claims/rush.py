@@ -323,8 +323,7 @@ def scaling() -> SimpleNamespace:
             job = Job(strategy=strategy, batch=ranks, **SCALED, **PLANNED)
             line[f"{ranks} GPUs"] = fit.predict(job, ranks, cluster, compute_ms)["efficiency"]
         lines.append(line)
-    assumptions = derived(len(fit.assumptions()), "counted", "", 0)
-    return SimpleNamespace(efficiency=pd.DataFrame(lines), assumptions=assumptions)
+    return SimpleNamespace(efficiency=pd.DataFrame(lines))
 
 
 def published_speed() -> SimpleNamespace:

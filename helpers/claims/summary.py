@@ -1,14 +1,19 @@
 """Chapter 0: the whole training stage by stage, what each change is worth, and the roofline."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
+from helpers import experiments
+from helpers.lab.experiment import Experiment
+from helpers.lab.results import Named, recorded
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, share_of, visible
 from helpers.training.stages import COMPILED, STAGES
+
+from . import compilers, profiling, rush
 
 ONEDNN = "fp32 products by oneDNN"
 SAME = 0.1  # two measurements apart of the same differ by up to that
@@ -108,28 +113,59 @@ def machines(known: pd.DataFrame, first: str) -> str:
     return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
 
 
-def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
+def settings(machine: str | None = None) -> dict[str, dict[str, Number]]:
+    """What each change of each setting gains, on the machine that is shown or one by the name of its folder."""
+
+    def named(table: Experiment, made: Callable[..., SimpleNamespace], *others: Experiment) -> Named:
+        first, *rest = (recorded(each, machine=machine) for each in (table, *others))
+        return first.named(made, beside=tuple(rest))
+
+    ladder = named(experiments.rush.ladder, rush.ladder, experiments.rush.pairs)
+    numbers = {
+        "Llama": (ladder, "gains"),
+        "ViT": (named(experiments.profiling.vit_fixes, profiling.vit_fixes), "alone"),
+        "language model": (named(experiments.profiling.gpt_fixes, profiling.gpt_fixes), "alone"),
+        "compile": (named(experiments.compilers.training, compilers.training), "compiled"),
+        "whole training": (named(experiments.summary.stages, stages), "gains"),
+    }
+    return {name: getattr(of, what) for name, (of, what) in numbers.items() if of.measured}
+
+
+def worth(
+    settings: Mapping[str, Mapping[str, Number]], elsewhere: Mapping[str, Mapping[str, Number]] | None = None
+) -> SimpleNamespace:
     """What each change gains in each setting, the largest first, and those of no visible effect.
 
-    `unseen` names all of no visible effect; `near` those of them that have no interval.
+    `again` is the share of the visible ones that go the same way `elsewhere`, of those measured there.
     """
-    changes = [
-        (setting, change.replace("_", " "), gain)
-        for setting, gains in settings.items()
-        for change, gain in gains.items()
-        if gain.measured
-    ]
-    seen = {f"{change} ({setting})": gain for setting, change, gain in changes if visible(gain, SAME)}
+    changes, there = _changes(settings), {_label(*change): gain for *change, gain in _changes(elsewhere or {})}
+    seen = {_label(setting, change): gain for setting, change, gain in changes if visible(gain, SAME)}
     unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
     ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
     largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
+    same_way = [(there[name].value > 1) == (gain.value > 1) for name, gain in seen.items() if name in there]
     return SimpleNamespace(
         gains=ordered,
+        elsewhere=there,
+        again=share_of(sum(same_way), len(same_way)),
         count=len(changes),
         largest=largest,
         largest_gain=largest_gain,
         unseen=_by_setting(unseen),
     )
+
+
+def _changes(settings: Mapping[str, Mapping[str, Number]]) -> list[tuple[str, str, Number]]:
+    return [
+        (setting, change.replace("_", " "), gain)
+        for setting, gains in settings.items()
+        for change, gain in gains.items()
+        if gain.measured
+    ]
+
+
+def _label(setting: str, change: str) -> str:
+    return f"{change} ({setting})"
 
 
 def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:

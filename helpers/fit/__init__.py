@@ -10,14 +10,13 @@ transfers(job, ranks)       the bytes that ranks exchange in a step, derived
 predict(job, ranks, …)      the time of a step, from those bytes and the time of computation
 speed(run)                  tokens/s of a run on a GPU by name, with the band that published runs showed
 estimate(run, gpu, price)   the same with its cost and what would make it faster
-assumptions()               what all of it takes for granted, with sources
 """
 
 from .cards import Card
 from .estimate import estimate, estimate_text, plan_run
 from .plan import Plan, fit, text, this_memory_gib
 from .rank import count, rank_memory, rank_peak
-from .scaling import CLUSTERS, assumptions, predict
+from .scaling import CLUSTERS, predict
 from .speed import speed
 from .traffic import transfers
 
@@ -25,7 +24,6 @@ __all__ = [
     "CLUSTERS",
     "Card",
     "Plan",
-    "assumptions",
     "count",
     "estimate",
     "estimate_text",

@@ -4,67 +4,58 @@
             inside=CLUSTERS[2], compute_ms=900.0)
 
 Only `compute_ms` is measured, by `rank.rank_memory` on one GPU. Bandwidths and latencies are data with their sources,
-so that they can be checked and replaced. `assumptions()` lists all assumptions.
+so that they can be checked and replaced. Beside them is taken for granted:
+
+- a rank sends (n−1)/n of the bytes, twice for an all-reduce (nccl-tests, doc/PERFORMANCE.md);
+- an all-reduce takes a tree over the machines where that is faster: fewer hops, a lower rate (NCCL, tuning.cc);
+- switches don't add up; with NVLink SHARP an all-reduce of 8 ranks is 1.3 times as fast, at 480 GB/s instead of 370
+  (github.com/NVIDIA/nccl-tests/issues/212);
+- over several machines there are as many rings as GPUs in one, each leaving it by another adapter, and the slower of
+  the two kinds of link sets the pace: how NCCL builds rings; a model, and not checked here;
+- nobody else is on the network, and computation isn't slowed by the copies beside it: optimistic, as NCCL's kernels
+  take some of the GPU's processors and bandwidth;
+- all ranks compute equally long, and none waits for another: optimistic;
+- backward is two thirds of the computation, three quarters with full checkpointing, by its products;
+- collectives that may hide do so behind all computation of their pass, at an even pace; the first gather of a step and
+  the last reduction stand alone: how DDP and FSDP2 order them.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from helpers.distributed import Job
 
 from .traffic import BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
 
-NCCL_LATENCY = "NCCL src/graph/tuning.cc, hwLat of Ring and Tree, Simple: what NCCL itself assumes"
-
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth (each direction, full duplex) and latency of a GPU's connection. GB are 1e9 bytes."""
+    """Bandwidth (each direction, full duplex) and latency of a GPU's connection. GB are 1e9 bytes.
+
+    Latencies are what NCCL itself assumes: hwLat of Ring and Tree, Simple, in its src/graph/tuning.cc.
+    """
 
     name: str
-    line_gb_s: float
     gb_s: float  # what collectives reach ("bus bandwidth" of nccl-tests)
     hop_us: float  # from one rank to the next, in a ring
     tree_hop_us: float  # and in a tree
-    line_source: str
     source: str
 
 
 LINKS = (
-    Link("PCIe 4", 31.5, 21.0, 5.7, 4.0, "16 GT/s × 16 lanes × 128/130 / 8",
-         "github.com/NVIDIA/nccl/issues/841: 8 × A100 80GB PCIe, the best reached there"),
-    Link("PCIe 5", 63.0, 28.0, 5.7, 4.0, "32 GT/s × 16 lanes × 128/130 / 8",
+    Link("PCIe 4", 21.0, 5.7, 4.0, "github.com/NVIDIA/nccl/issues/841: 8 × A100 80GB PCIe, the best reached there"),
+    Link("PCIe 5", 28.0, 5.7, 4.0,
          "github.com/NVIDIA/nccl/issues/1639: 8 × RTX 5090; NVIDIA's comment there: the host is the limit"),
-    Link("NVLink 4", 450.0, 370.0, 3.4, 4.0, "H100 and H200 SXM: 18 links × 25 GB/s",
+    Link("NVLink 4", 370.0, 3.4, 4.0,
          "github.com/NVIDIA/nccl-tests/issues/212, NVIDIA's comment: ring, or anything but an all-reduce with SHARP"),
-    Link("InfiniBand NDR", 50.0, 47.0, 14.0, 14.0, "400 Gbit/s",
+    Link("InfiniBand NDR", 47.0, 14.0, 14.0,
          "github.com/NVIDIA/nccl-tests/issues/290, NVIDIA's comment: 46 to 48 for each adapter"),
 )  # fmt: skip
 CLUSTERS, BETWEEN = LINKS[:3], LINKS[3]  # within a machine, and between machines
 GPUS = 8  # of a machine, each with an adapter of its own
 
-START_US = 8.4  # base latency of a ring, without its hops
-START_SOURCE = "NCCL src/graph/tuning.cc, baseLat of Ring/Simple"
-TREE_SHARE = 0.9  # of a ring's bandwidth
-TREE_SOURCE = "NCCL src/graph/tuning.cc: busBw*.9 of Tree"
-
-# Simplifications of `predict`, in addition to the figures above: (what, value, source).
-ASSUMPTIONS = (
-    ("rings", "a rank sends (n−1)/n of the bytes, twice for an all-reduce", "nccl-tests doc/PERFORMANCE.md"),
-    ("trees", "an all-reduce takes a tree over the machines where that is faster: fewer hops, a lower rate",
-     "NCCL src/graph/tuning.cc"),
-    ("no SHARP", "switches do not add up; with NVLink SHARP an all-reduce of 8 ranks is 1.3 times as fast",
-     "github.com/NVIDIA/nccl-tests/issues/212: 480 instead of 370 GB/s"),
-    ("several machines", "as many rings as GPUs, each leaving the machine by another adapter; the slower of the two "
-     "kinds of link sets the pace", "how NCCL builds rings; a model, and not checked here"),
-    ("no contention", "no one else is on the network, and computation is not slowed by the copies beside it",
-     "optimistic: NCCL's kernels take some of the GPU's processors and bandwidth"),
-    ("equal ranks", "all ranks compute equally long; none waits for another", "optimistic"),
-    ("backward", "two thirds of the computation, three quarters with full checkpointing", "its products"),
-    ("overlap", "collectives that may hide do so behind all computation of their pass; the first gather of a step and "
-     "the last reduction stand alone", "how DDP and FSDP2 order them; the pace within a pass is taken to be even"),
-)  # fmt: skip
+START_US = 8.4  # latency of a ring without its hops: baseLat of Ring/Simple in NCCL's src/graph/tuning.cc
+TREE_SHARE = 0.9  # of a ring's bandwidth: busBw*.9 of Tree, there
 
 FORWARD_SHARE = {"none": 1 / 3, "selective": 1 / 3, "full": 1 / 4}  # of the computation, by checkpointing
 
@@ -122,19 +113,3 @@ def exposed_ms(times: dict[Transfer, float], compute_ms: float, forward_share: f
 
 def nodes(ranks: int) -> int:
     return -(-ranks // GPUS)
-
-
-def assumptions() -> list[dict[str, Any]]:
-    """Rows (what, value, unit, source): every figure and simplification of the predictions."""
-    rows: list[tuple[str, float | str, str, str]] = []
-    for link in LINKS:
-        rows += [
-            (f"{link.name}, line rate", link.line_gb_s, "GB/s a GPU and direction", link.line_source),
-            (f"{link.name}, reached", link.gb_s, "GB/s a GPU and direction", link.source),
-            (f"{link.name}, hop in a ring", link.hop_us, "µs", NCCL_LATENCY),
-            (f"{link.name}, hop in a tree", link.tree_hop_us, "µs", NCCL_LATENCY),
-        ]
-    rows.append(("start of a ring", START_US, "µs", START_SOURCE))
-    rows.append(("a tree's rate", TREE_SHARE, "of a ring's", TREE_SOURCE))
-    rows += [(what, value, "", source) for what, value, source in ASSUMPTIONS]
-    return [dict(zip(("what", "value", "unit", "source"), row, strict=True)) for row in rows]

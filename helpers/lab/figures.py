@@ -40,8 +40,13 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
         return figure, figure.subplots(rows, columns, **options)
 
 
-def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
-    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval."""
+def forest(
+    numbers: Mapping[str, Number], height: float = 0.19, elsewhere: Mapping[str, Number] | None = None
+) -> tuple[Figure, Axes]:
+    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval.
+
+    Below each, thin and orange, the same ratio `elsewhere`.
+    """
     drawn, axis = new(height=0.5 + height * len(numbers))
     for place, ratio in enumerate(numbers.values()):
         value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))
@@ -51,6 +56,12 @@ def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure,
         reach = value if ratio.high is None else high
         offset = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "size": 7}
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)
+    for name, ratio in (elsewhere or {}).items():
+        if name in numbers and ratio.measured:
+            place = list(numbers).index(name) + 0.32
+            ends = [float(end) for end in (ratio.low, ratio.high) if end is not None]
+            axis.plot([float(ratio), *ends], [place] * (1 + len(ends)), color=ORANGE, linewidth=0.8)
+            axis.plot(float(ratio), place, "d", color=ORANGE, markersize=2.5)
     axis.axvline(1, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(numbers)), list(numbers))
     axis.invert_yaxis()

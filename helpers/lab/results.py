@@ -7,6 +7,7 @@ ladder.total                 # a Number: a wrong column raises, a missing row is
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,7 +95,8 @@ class Named:
 
 
 def recorded(experiment: Experiment, preset: str | None = None, machine: str | None = None) -> Results:
-    """The records of the machine that knows most: a GPU's before a CPU's, the main machine before others.
+    """The records of the machine that knows most: a GPU's before a CPU's, rows of this method before older ones, and
+    then the main machine's before others'.
 
     Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
     """
@@ -106,7 +108,8 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
         if len(rows):
             tables.append(rows)
     on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
-    on_gpu.sort(key=lambda rows: (rows["gpu"].iloc[0] != main_machine(), -len(rows)))
+    current, first = str(experiment.version), main_machine()
+    on_gpu.sort(key=lambda rows: ((rows["method"] != current).mean(), rows["gpu"].iloc[0] != first, -len(rows)))
     rows = with_declared(experiment, on_gpu[0]) if on_gpu else pd.DataFrame()
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
 
@@ -135,10 +138,26 @@ def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.Dat
 
 
 def main_machine() -> str:
-    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most tables."""
-    for cpu in (False, True):
-        if names := records.devices(cpu=cpu):
-            folder = max(names, key=lambda name: len(list((records.folder() / name).rglob("*.csv"))))
-            files = sorted((records.folder() / folder).rglob("*.csv"))
-            return next((row["gpu"] for file in files for row in records.whole_rows(file)), "")
-    return ""
+    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most rows."""
+    return next(iter(_machines()), "")
+
+
+def second_machine() -> dict[str, str]:
+    """The next one of that kind, with its folder; nothing where none has measured half as many tables."""
+    known = _machines()
+    first = next(iter(known.values()), "")
+    alike = [(name, at) for name, at in known.items() if at.startswith("cpu-") == first.startswith("cpu-")]
+    return {name: folder for name, folder in alike[1:2] if 2 * len(_tables(folder)) >= len(_tables(first))}
+
+
+def _machines() -> dict[str, str]:
+    """Machines and their folders, GPUs before CPUs, those with more rows first."""
+    ordered: list[str] = []
+    for names in (records.devices(), records.devices(cpu=True)):
+        ordered += sorted(names, key=lambda name: -sum(file.read_bytes().count(b"\n") for file in _tables(name)))
+    firsts = {name: (row["gpu"] for file in _tables(name) for row in records.whole_rows(file)) for name in ordered}
+    return {next(gpus, name): name for name, gpus in firsts.items()}
+
+
+def _tables(folder: str) -> list[Path]:
+    return sorted((records.folder() / folder).rglob("*.csv"))

@@ -127,9 +127,10 @@ def measured_rows(
                 rows = e.rows(config)
             except Exception as error:
                 rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
-        noise = _noise(rows, load.cores, e.same_work) if e.timed else []
+        timed = e.timed and any(row[records.STATUS] == "ok" for row in rows)
+        noise = _noise(rows, load.cores, e.same_work) if timed else []
         beside = {"load": load.cores}
-        if rates is not None and e.timed:
+        if rates is not None and timed:
             beside["matmul_tflops"] = ceilings.rate_beside()
             noise += _disturbed(beside["matmul_tflops"], rates)
             rates.append(beside["matmul_tflops"])
@@ -137,7 +138,7 @@ def measured_rows(
         if best is None or worst < best[0]:
             reasons = ", ".join(reason for reason, _ in noise)
             best = worst, [row | beside | {"noisy": reasons} for row in rows]
-        if not noise or time.perf_counter() - start > PATIENCE_S or rows[0][records.STATUS] != "ok":
+        if not noise or time.perf_counter() - start > PATIENCE_S:
             break
     return [row | {"attempts": attempt} for row in best[1]]
 

@@ -60,7 +60,7 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
     on_cpu.unfused_chains,
     needless.constant_work,
     needless.separate_projections,
-    needless.one_hot_products,
+    needless.sparse_products,
 )
 
 

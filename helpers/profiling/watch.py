@@ -143,7 +143,8 @@ def watch(
     finally:
         windows.close()
         observed = windows.observer.data() | {"workers": [[*line, seconds] for line, seconds in loading]}
-        observed["others"] = load.cores if ranks == 1 else None  # other ranks are no strangers
+        crowded = load.cores and load.cores + torch.get_num_threads() > (os.cpu_count() or 1)
+        observed["others"] = load.cores if crowded and ranks == 1 else None  # other ranks are no strangers
         if os.getpid() == process and observed["iterations"]:
             files.write(folder / f"observed{rank if ranks > 1 else ''}.json", json.dumps(observed))
     if os.getpid() != process:  # a fork of the script's

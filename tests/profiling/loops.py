@@ -33,6 +33,7 @@ ON_CPU = {
     "positions": names.CONSTANT,
     "separate": names.SEPARATE,
     "one hot": names.ONE_HOT,
+    "diagonal": names.DIAGONAL,
     "deterministic": names.DETERMINISTIC,
 }
 ON_CUDA_ONLY = {
@@ -99,7 +100,7 @@ class Model(nn.Module):
         self.patches = nn.Conv2d(3, width, PATCH, PATCH)
         self.blocks = nn.Sequential(*(Block(width, plants) for _ in range(depth)))
         self.head = nn.Linear(width, CLASSES)
-        self.rows = nn.Parameter(torch.zeros(4000, width)) if "one hot" in plants else None
+        self.rows = nn.Parameter(torch.zeros(4000, width)) if plants & {"one hot", "diagonal"} else None
 
     def forward(self, images):
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, T, C)
@@ -108,7 +109,9 @@ class Model(nn.Module):
         if "tiny kernels" in self.plants:
             for _ in range(1500):
                 x[0, 0].detach().mul(1)  # plant tiny kernels
-        if self.rows is not None:
+        if "diagonal" in self.plants:
+            x = x + (torch.diag(self.rows[:, 0]) @ self.rows)[: x.shape[1]]  # plant diagonal
+        if "one hot" in self.plants:
             ids = torch.arange(x.shape[1], device=x.device)
             x = x + F.one_hot(ids, len(self.rows)).float() @ self.rows  # plant one hot
         return self.head(self.blocks(x).mean(1))

@@ -4,7 +4,7 @@ from .decoder_speed import decoding
 from .format_speed import formats
 from .idle_device import loader
 from .metric_cost import metrics_cost
-from .python_loops import jit, process_start
+from .python_loops import jit
 from .selection import forgetting
 
-__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost", "process_start"]
+__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost"]

@@ -1,8 +1,8 @@
 """Speed of Python loops by the interpreter, numba and numpy, and the number of turns after which compiling has paid.
 
 The lecture compares `time python3 add_random.py 5` with `time pypy3 …`, once each: one number for process start,
-import, compilation and loop. Here they are separate: `jit` times the loop alone, after checking that all
-variants return the same, and the first call separately; `process_start` times the rest.
+import, compilation and loop. `jit` times the loop alone, after checking that all variants return the same, and the
+first call, which compiles, separately.
 
 The lecture's loop (`strings`) appends to a string. CPython does that in place if there is no other reference to the
 string, an optimisation that the language doesn't guarantee; numba and PyPy copy it, O(n²) over the loop. This is why
@@ -13,9 +13,6 @@ unrolls a loop over numbers into a graph with a node for each turn, compiled aga
 """
 
 import functools
-import shutil
-import subprocess
-import sys
 import time
 import types
 from collections.abc import Callable
@@ -26,27 +23,9 @@ import numpy as np
 from helpers.lab import experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import NO_DIFFERENCE, Disagreement, Timing, compare
+from helpers.lab.timing import NO_DIFFERENCE, Disagreement, compare
 
-INTERPRETER, NUMBA, NUMPY, PYPY = "CPython", "numba", "numpy", "PyPy"
-DEMO = """
-import random, sys, time
-
-def add(x, y):
-    return x + y
-
-def demo(turns):
-    count, text = 0, ""
-    for _ in range(turns):
-        if random.random() > 0.5:
-            text += add("a", "b")
-        else:
-            count += add(1, 1)
-
-began = time.perf_counter()
-demo(10 ** int(sys.argv[1]))
-print(time.perf_counter() - began)
-"""
+INTERPRETER, NUMBA, NUMPY = "CPython", "numba", "numpy"
 
 
 def add(x, y):
@@ -127,31 +106,6 @@ def jit(program: str, size: int) -> list[Row]:
     if gain_ms > NO_DIFFERENCE * interpreted_ms:
         rows[-1]["turns"] = size * compile_s * 1e3 / gain_ms
     return rows
-
-
-@experiment(small=[{"exponent": 2}], cpu=[{"exponent": 5}], columns="variant part median_ms p20_ms p80_ms n")
-def process_start(exponent: int) -> list[Row]:
-    """The parts of the lecture's single timing, a row for each interpreter and part; milliseconds of a full process.
-
-    `start` runs nothing, `start, import random` that import, `demo` the lecture's program with 10^exponent turns, and
-    `demo, its loop` is the time of the loop as measured by the program. The processes are timed in turn.
-    """
-    interpreters = {INTERPRETER: sys.executable}
-    pypy_missing = missing_because("pypy3")
-    if not pypy_missing:
-        interpreters[PYPY] = shutil.which("pypy3")
-    parts = {"start": ["pass"], "start, import random": ["import random"], "demo": [DEMO, str(exponent)]}
-    taken: dict[tuple[str, str], list[float]] = {}
-    for _ in range(20 if exponent > 2 else 3):
-        for name, path in interpreters.items():
-            for part, arguments in parts.items():
-                began = time.perf_counter()
-                printed = subprocess.run([path, "-c", *arguments], stdout=subprocess.PIPE, check=True).stdout
-                taken.setdefault((name, part), []).append((time.perf_counter() - began) * 1e3)
-                if part == "demo":
-                    taken.setdefault((name, "demo, its loop"), []).append(float(printed) * 1e3)
-    rows = [{"variant": name, "part": part} | Timing.of(ms).row() for (name, part), ms in taken.items()]
-    return rows + ([{"variant": PYPY, STATUS: pypy_missing}] if pypy_missing else [])
 
 
 def jitted(program: str) -> Callable[[Any], Any]:

@@ -1,5 +1,5 @@
 """Needless work: evaluation that records a graph, results that no backward pass reaches, constants rebuilt in every
-step, one input multiplied by three weights in turn, and rows of a table taken by a product with one-hot vectors.
+step, one input multiplied by three weights in turn, and products with one-hot vectors or diagonal matrices.
 
 An op that records a graph carries the sequence number of the autograd node that it makes, and so does the node's
 backward. So a trace shows which nodes never ran backward. Only products and convolutions are reported: other unused
@@ -24,12 +24,17 @@ from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
-from . import CONSTANT, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
+from . import CONSTANT, DIAGONAL, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
 
 _HEAVY = tuple(
     f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "mkldnn_rnn")
 )
 _MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
+_SPARSE = {"aten::one_hot": ONE_HOT} | {f"aten::{name}": DIAGONAL for name in ("diag", "diag_embed", "diagflat")}
+_INSTEAD = {
+    ONE_HOT: ("one-hot vectors of {:,} numbers", "F.embedding(ids, table), which reads only the rows of the ids"),
+    DIAGONAL: ("a diagonal matrix of {:,} rows", "scale rows with d[:, None] * a and columns with a * d"),
+}
 _CONSTRUCTORS = {
     f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
 }
@@ -221,27 +226,34 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
         yield scene.finding(SEPARATE, work, scene.where(linears), evidence, advice, ESTIMATE, saved)
 
 
-def one_hot_products(scene: Scene) -> Iterator[Finding]:
-    """Rows of a table by a product with one-hot vectors: each row costs a pass over the whole table."""
-    trace = scene.trace
-    rows: list[list[Event]] = []
+def sparse_products(scene: Scene) -> Iterator[Finding]:
+    """Rows of a table by a product with one-hot vectors, or rows scaled by one with a diagonal matrix.
+
+    A diagonal matrix may be multiplied twice, from both sides of a matrix of its size.
+    """
+    trace, found = scene.trace, defaultdict(list)
     row: list[Event] = []
+    again = False
     for op in outermost(trace):
-        if op.name == "aten::one_hot":
-            row = [op]
+        if op.name in _SPARSE:
+            row, again = [op], False
         elif row and op.name in _MULTIPLIES and op.shape and user_frame(op) is user_frame(row[0]):
-            rows.append([*row, op])
-            row = []
+            kind, size = _SPARSE[row[0].name], 2 * row[0].shape[-1:]
+            square = all(dims == size for dims in op.dims if dims)
+            if kind == ONE_HOT or square or (not again and size in [dims[-2:] for dims in op.dims]):
+                found[kind].append([*row, op])
+            again = kind == DIAGONAL and square
+            row = row if again else []
         elif op.name in VIEWS and row:
             row.append(op)
         else:
             row = []
-    if rows:
+    for kind, rows in found.items():
         work = scene.work(trace.with_backward([op for row in rows for op in row]))
         where = scene.where([row[0] for row in rows])  # a call, whose line is known
-        evidence = f"{scene.each(len(rows), 'product')} with one-hot vectors of {rows[0][-1].shape[-1]:,} numbers"
-        advice = "F.embedding(ids, table), which reads only the rows of the ids"
-        yield scene.finding(ONE_HOT, work, where, evidence, advice, ESTIMATE, factor=0.95)
+        what, advice = _INSTEAD[kind]
+        evidence = f"{scene.each(len(rows), 'product')} with {what.format(rows[0][-1].shape[-1])}"
+        yield scene.finding(kind, work, where, evidence, advice, ESTIMATE, factor=0.95)
 
 
 def _saved_share(row: list[Event]) -> float:

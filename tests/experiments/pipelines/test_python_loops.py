@@ -1,21 +1,9 @@
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.experiments.pipelines import python_loops
-from helpers.experiments.pipelines.python_loops import (
-    INTERPRETER,
-    LOOPS,
-    NUMBA,
-    NUMPY,
-    PYPY,
-    VECTORISED,
-    jit,
-    process_start,
-)
+from helpers.experiments.pipelines.python_loops import INTERPRETER, LOOPS, NUMBA, NUMPY, VECTORISED, jit
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
 
@@ -50,20 +38,6 @@ def test_a_variant_with_another_result_is_not_let_through(monkeypatch):
         jit.measure("integers", 10)
 
 
-def test_a_process_is_taken_apart(monkeypatch):
-    """The interpreter at hand plays PyPy: what is tested is how it is called."""
-    monkeypatch.setattr(python_loops.shutil, "which", lambda name: sys.executable if name == "pypy3" else None)
-    rows = process_start.measure(2)
-    parts = ["start", "start, import random", "demo", "demo, its loop"]
-    assert [(row["variant"], row["part"]) for row in rows] == [
-        (name, part) for name in (INTERPRETER, PYPY) for part in parts
-    ]
-    ms = {row["part"]: row["median_ms"] for row in rows[:4]}
-    assert ms["demo, its loop"] < ms["demo"]
-    assert all(row["n"] == 3 for row in rows)
-
-
 def test_what_is_not_installed_has_rows_that_say_so(monkeypatch):
     monkeypatch.setattr("helpers.lab.machine.installed", lambda package: None)
     assert jit.measure("integers", 5)[-1] == {"variant": NUMBA, "status": "not installed: numba"}
-    assert process_start.measure(1)[-1] == {"variant": PYPY, "status": "not installed: pypy3"}
