@@ -54,11 +54,11 @@ def forest(
         axis.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
         axis.plot(value, place, "o", color=colour, markersize=4, fillstyle="none" if ratio.low is None else "full")
         reach = value if ratio.high is None else high
-        offset = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "size": 7}
+        offset = {"xytext": (4, 1), "textcoords": "offset points", "va": "center", "size": 7}
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)
     for name, ratio in (elsewhere or {}).items():
         if name in numbers and ratio.measured:
-            place = list(numbers).index(name) + 0.32
+            place = list(numbers).index(name) + 0.36
             ends = [float(end) for end in (ratio.low, ratio.high) if end is not None]
             axis.plot([float(ratio), *ends], [place] * (1 + len(ends)), color=ORANGE, linewidth=0.8)
             axis.plot(float(ratio), place, "d", color=ORANGE, markersize=2.5)
