@@ -50,7 +50,7 @@ _ACTIVITIES = (
     (r"/torch/optim/", ".*", OPTIMIZER),
 )
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
-_LIBRARY = re.compile(r"^<|/(site|dist)-packages/")
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/c[a-z2-7]{51}\.py$")  # the last is what Inductor has written
 _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's

@@ -12,7 +12,9 @@ from .trace import ANNOTATION, OP, PYTHON, Event, Trace
 # A Python frame as the profiler names it, and paths that are not the user's code.
 _FRAME = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _MODULE = "nn.Module: "
-_LIBRARY = re.compile(r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<")
+_LIBRARY = re.compile(
+    r"(^|/)(torch|triton|_pytest|pluggy)/|lib/python3\.\d+/(?!site-packages|dist-packages)|^<|/c[a-z2-7]{51}\.py"
+)
 # Libraries that a user's code calls: their lines are named only where no other is known.
 _INSTALLED = re.compile(
     r"(site|dist)-packages/|^(torchvision|transformers|accelerate|lightning|pytorch_lightning|lightning_fabric|timm|peft"

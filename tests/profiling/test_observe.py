@@ -14,7 +14,7 @@ from torch import nn
 
 from helpers.profiling import diagnose, windows
 from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
-from helpers.profiling.observe import COMPUTING, EVALUATING, Observer, line_of, padded_positions
+from helpers.profiling.observe import COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
 from helpers.profiling.watch import watch
 
 HEAD = """
@@ -294,6 +294,11 @@ def test_a_model_trains_the_same_while_it_is_watched():
         assert nn.Embedding(4, 2)(torch.tensor([[1, 2], [3, 3]])).shape == (2, 2, 2)
     assert nn.Embedding.forward is embed and nn.Module.train is mode
     assert json.loads(json.dumps(windows.Observer().data()))["iterations"] == []
+
+
+def test_what_inductor_writes_is_not_the_users_code():
+    written = "/tmp/torchinductor_me/fv/cfvyrmqvxe2yeialcpsu7xlbs6xefgd5rsa6mjwycewdrpeq2jca.py"  # named by its hash
+    assert is_library(written) and not is_library("/home/me/car.py")
 
 
 def test_a_frame_between_two_lines_counts_as_its_functions_first():
