@@ -58,10 +58,10 @@ def forest(
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)
     for name, ratio in (elsewhere or {}).items():
         if name in numbers and ratio.measured:
-            place = list(numbers).index(name) + 0.36
+            below = list(numbers).index(name) + 0.36
             ends = [float(end) for end in (ratio.low, ratio.high) if end is not None]
-            axis.plot([float(ratio), *ends], [place] * (1 + len(ends)), color=ORANGE, linewidth=0.8)
-            axis.plot(float(ratio), place, "d", color=ORANGE, markersize=2.5)
+            axis.plot([float(ratio), *ends], [below] * (1 + len(ends)), color=ORANGE, linewidth=0.8)
+            axis.plot(float(ratio), below, "d", color=ORANGE, markersize=2.5)
     axis.axvline(1, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(numbers)), list(numbers))
     axis.invert_yaxis()

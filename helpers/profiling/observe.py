@@ -88,7 +88,7 @@ class Observer:
         self.garbage_s = 0.0
         self.backwards = self.retained = 0  # backward passes, and those that kept their graph
         self.anomaly = False
-        self.unclaimed: tuple[str, int, float] | None = None  # what `unclaimed` returns
+        self.unclaimed: tuple[str, int, float, bool] | None = None  # what `unclaimed` returns
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.away = 1  # until it starts, and as often as `looking_away` is entered
@@ -307,10 +307,12 @@ def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
     return ids.numel(), most, shared
 
 
-def unclaimed() -> Generator[None, None, tuple[str, int, float] | None]:
+def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
     """Of the weights that get gradients in the next iteration, those that no optimizer has: a module, number, share.
 
-    The share is of all numbers that get gradients. Embeddings don't count, whose gradients cost little for their size.
+    The share is of all numbers that get gradients; the last tells whether the module holds weights that an optimizer
+    has, such as adapters, so that gradients pass through it all the same. Embeddings don't count, whose gradients cost
+    little for their size.
     """
     objects = gc.get_objects()
     optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
@@ -332,8 +334,9 @@ def unclaimed() -> Generator[None, None, tuple[str, int, float] | None]:
         return None
     sizes = [sum(gone.get(weight, 0) for weight in module.parameters()) for module in modules]
     most = [module for module, size in zip(modules, sizes, strict=True) if size == max(sizes)]
-    name = type(min(most, key=lambda module: len(list(module.parameters())))).__name__
-    return name, len(gone), sum(gone.values()) / sum(reached.values())
+    module = min(most, key=lambda module: len(list(module.parameters())))
+    passed = any(id(weight) in taken for weight in module.parameters())
+    return type(module).__name__, len(gone), sum(gone.values()) / sum(reached.values()), passed
 
 
 def recompiles() -> list[str]:

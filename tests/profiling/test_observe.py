@@ -14,7 +14,7 @@ from torch import nn
 
 from helpers.profiling import diagnose, windows
 from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
-from helpers.profiling.observe import COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
+from helpers.profiling.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
 from helpers.profiling.watch import watch
 
 HEAD = """
@@ -256,6 +256,13 @@ def test_weights_that_get_gradients_and_have_no_optimizer_are_named(watched):
     named = {each.finding: each for each in watched(body.format(trained=True)).findings}[UNCLAIMED]
     assert named.where == "weights of Teacher" and "2 weights get gradients, 50% of all" in named.evidence
     assert UNCLAIMED not in {each.finding for each in watched(body.format(trained=False)).findings}
+
+
+def test_of_what_gradients_pass_through_to_adapters_half_remains():
+    for passed, share in ((False, 0.8), (True, 0.4)):
+        seen_so = seen(line(BACKWARD, 0.8), line(COMPUTING, 0.2), unclaimed=["Bert", 9, 1.0, passed])
+        (named,) = Observed(seen_so).findings(0.01)
+        assert named.finding == UNCLAIMED and named.gain_share == pytest.approx(share)
 
 
 def test_others_at_work_are_a_warning():

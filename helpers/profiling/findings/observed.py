@@ -182,10 +182,10 @@ class Observed:
         """Backward passes through what nothing trains."""
         if not self.data.get("unclaimed"):
             return
-        name, count, numbers = self.data["unclaimed"]
+        name, count, numbers, passed = self.data["unclaimed"]
         evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
         advice = "requires_grad_(False), and torch.no_grad() around what needs no gradient; or an optimizer for them"
-        share = numbers * self.activities[observe.BACKWARD]
+        share = numbers * self.activities[observe.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
         yield self._finding(UNCLAIMED, share, f"weights of {name}", evidence, advice, BOUND)
 
     def warnings(self) -> list[Note]:
