@@ -10,7 +10,7 @@ from functools import reduce
 import pandas as pd
 
 from helpers import experiments
-from helpers.lab.results import recorded, second_machine
+from helpers.lab.results import recorded
 from helpers.lab.values import Verdict, lacking
 
 CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
@@ -39,33 +39,22 @@ class Goal:
 
     @property
     def verdict(self) -> Verdict:
-        return self.on(None)
-
-    def on(self, machine: str | None) -> Verdict:
-        """By the records of one machine, a folder's name; by those that are shown unless given."""
         chapter, _, table = self.table.partition("/")
-        names = (self.table, *BESIDE.get(self.table, ()))
-        first, *others = (recorded(experiments.select([name])[0], machine=machine) for name in names)
+        first, *others = (recorded(experiments.select([name])[0]) for name in (self.table, *BESIDE.get(self.table, ())))
         named = first.named(getattr(importlib.import_module(f"helpers.claims.{chapter}"), table), *others)
         value = reduce(getattr, self.name.split("."), named) if named.measured else lacking(self.table)
         return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)
 
 
 def table() -> pd.DataFrame:
-    """All goals with their values and outcomes, also those of a second machine."""
+    """All goals with their values and outcomes."""
     rows = []
     for goal in GOALS:
         chapter, verdict = CHAPTERS[goal.table.partition("/")[0]], goal.verdict
-        row = {"chapter": chapter, "measure": goal.measure, "goal": verdict.bound}
-        row |= {"value": f"{verdict.number}".removesuffix(" (unpaired)"), "outcome": verdict.outcome}
-        for name, folder in second_machine().items():
-            again = goal.on(folder)
-            row[name.removeprefix("CPU ")] = (
-                f"{again.number:brief}".removesuffix(" (unpaired)") if again.number.measured else ""
-            )
-            row["outcome there"] = again.outcome
-        rows.append(row)
-    return pd.DataFrame(rows)
+        rows.append(
+            (chapter, goal.measure, verdict.bound, f"{verdict.number}".removesuffix(" (unpaired)"), verdict.outcome)
+        )
+    return pd.DataFrame(rows, columns=["chapter", "measure", "goal", "value", "outcome"])
 
 
 GOALS = (

@@ -11,20 +11,7 @@ import pandas as pd
 
 from helpers.experiments.profiling.strangers import CASES, names_the_line
 from helpers.lab.trials import FASTER, SLOWER
-from helpers.lab.values import (
-    PERCENT,
-    TIMES,
-    Number,
-    derived,
-    lacking,
-    median_of,
-    over,
-    over_runs,
-    pick,
-    share_of,
-    speedup,
-    visible,
-)
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
 from helpers.training import CLOTHES, LANGUAGE
 from helpers.training.switched import Switched
 
@@ -202,24 +189,6 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         alone=alone,
         forest={name.replace("_", " "): gain for name, gain in alone.items()} | {"all together": together},
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
-    )
-
-
-def metrics_cost(rows: pd.DataFrame) -> SimpleNamespace:
-    """Milliseconds of a step with either metric, in the first and the last tenth of an epoch."""
-    lines = dict(list(rows.groupby("variant")))
-    ends = {}
-    for variant, line in lines.items():
-        tenth = max(len(line) // 10, 1)
-        ends[variant] = [median_of(part, "ms", 1) for part in (line["ms"].iloc[:tenth], line["ms"].iloc[-tenth:])]
-    collected, streaming = ends["collected on the CPU"], ends["streaming on the device"]
-    return SimpleNamespace(
-        lines=lines,
-        collected_first=collected[0],
-        collected_last=collected[1],
-        streaming_first=streaming[0],
-        streaming_last=streaming[1],
-        late_ratio=over(collected[1], streaming[1]),
     )
 
 

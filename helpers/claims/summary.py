@@ -136,14 +136,15 @@ def worth(
 ) -> SimpleNamespace:
     """What each change gains in each setting, the largest first, and those of no visible effect.
 
-    `again` is the share of the visible ones that go the same way `elsewhere`, of those measured there.
+    `again` is the share of the visible ones that are visible `elsewhere` and go the same way, of those measured there.
     """
     changes, there = _changes(settings), {_label(*change): gain for *change, gain in _changes(elsewhere or {})}
     seen = {_label(setting, change): gain for setting, change, gain in changes if visible(gain, SAME)}
     unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
     ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
     largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
-    same_way = [(there[name].value > 1) == (gain.value > 1) for name, gain in seen.items() if name in there]
+    both = [(gain, there[name]) for name, gain in seen.items() if name in there]
+    same_way = [visible(second, SAME) and (first.value > 1) == (second.value > 1) for first, second in both]
     return SimpleNamespace(
         gains=ordered,
         elsewhere=there,

@@ -21,6 +21,7 @@ FIRST = (
     *("batching/throughput", "batching/attention", "profiling/diagnose", "profiling/modules", "compilers/fusion"),
     *("rush/ladder", "rush/pairs", "rush/allocator", "rush/peers"),
     *("summary/stages", "profiling/whole_runs", "compilers/latency"),
+    "amp/quality",  # before its curves, which come of the same trainings
 )
 
 

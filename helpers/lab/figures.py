@@ -45,7 +45,7 @@ def forest(
 ) -> tuple[Figure, Axes]:
     """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval.
 
-    Below each, thin and orange, the same ratio `elsewhere`.
+    Below each, thin and orange, or grey, the same ratio `elsewhere`.
     """
     drawn, axis = new(height=0.5 + height * len(numbers))
     for place, ratio in enumerate(numbers.values()):
@@ -59,9 +59,9 @@ def forest(
     for name, ratio in (elsewhere or {}).items():
         if name in numbers and ratio.measured:
             below = list(numbers).index(name) + 0.36
-            ends = [float(end) for end in (ratio.low, ratio.high) if end is not None]
-            axis.plot([float(ratio), *ends], [below] * (1 + len(ends)), color=ORANGE, linewidth=0.8)
-            axis.plot(float(ratio), below, "d", color=ORANGE, markersize=2.5)
+            low, high = (float(ratio if end is None else end) for end in (ratio.low, ratio.high))
+            style = {"color": GREY if low <= 1 <= high else ORANGE, "linewidth": 0.8, "marker": "d", "markersize": 2.5}
+            axis.plot([low, float(ratio), high], [below] * 3, markevery=[1], **style)
     axis.axvline(1, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(numbers)), list(numbers))
     axis.invert_yaxis()

@@ -53,7 +53,7 @@ def test_fp32_products_gain_what_bf16_is_faster_by_forward_and_backward(fast_bf1
 
 
 def test_what_only_shapes_show_counts_as_a_share_of_its_part_where_costs_are_recorded_apart(fast_bf16):
-    step = training(nn.Linear(128, 128), torch.randn(512, 128))
+    step = training(nn.Linear(384, 384), torch.randn(2048, 384))
     costs, places = record(step, detailed=False), record(step)
     both, alone = diagnose(costs, places=places, least=0.0), diagnose(places, least=0.0)
     [finding], [other] = ([f for f in d.findings if f.finding == findings.FP32] for d in (both, alone))
@@ -119,10 +119,13 @@ def test_an_unfused_optimizer_gains_its_calls_and_the_traffic_that_a_fused_one_s
     model = nn.Linear(width, width)
     model(torch.randn(4, width)).sum().backward()
     optimizer = torch.optim.AdamW(model.parameters(), **EAGER)
-    trace = read_trace(record(optimizer.step))
-    [finding] = diagnose(trace).findings
-    assert finding.finding == findings.UNFUSED
-    assert finding.gain_share == pytest.approx(saved * diagnose(trace).host["optimizer"], rel=0.1)
+    shares = []
+    for _ in range(3):  # an op during which others had the core looks like one of a large tensor
+        diagnosis = diagnose(read_trace(record(optimizer.step)))
+        [finding] = diagnosis.findings
+        assert finding.finding == findings.UNFUSED
+        shares.append(finding.gain_share / diagnosis.host["optimizer"])
+    assert sorted(shares)[1] == pytest.approx(saved, rel=0.1)
 
 
 @pytest.mark.parametrize(("tokens", "gains_some"), [(64, False), (600, True)])

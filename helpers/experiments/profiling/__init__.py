@@ -8,7 +8,7 @@ from .strangers import loops
 from .trials import coverage, nulls
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
-from .whole import metrics_cost, whole_runs
+from .whole import whole_runs
 
 __all__ = [
     "PARTS",
@@ -16,7 +16,6 @@ __all__ = [
     "diagnose",
     "gpt_fixes",
     "loops",
-    "metrics_cost",
     "modules",
     "nulls",
     "predicted",
