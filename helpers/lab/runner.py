@@ -30,7 +30,7 @@ ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
 DISTURBED = 0.1  # of the usual rate of products: a row beside one that is further off is noisy
 LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
-PATIENCE_S = 60.0  # a configuration that takes longer isn't measured again
+PATIENCE_S = 20.0  # a configuration that takes longer isn't measured again
 
 
 @dataclass(frozen=True)

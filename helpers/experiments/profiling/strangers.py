@@ -20,7 +20,7 @@ from helpers.trying.table import Tried
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 MANIFEST = LOOPS / "manifest.json"
 CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
-LIMIT_S, TRIAL_S = 60, 20.0
+LIMIT_S, TRIAL_S = 60, 15.0
 LEAST_ALARM = 0.05
 LESS_PRECISION = ("autocast-bf16", "matmul-precision")
 
