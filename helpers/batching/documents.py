@@ -4,8 +4,9 @@ torch's fused attention for CPUs takes rectangles. Here it is called once for ea
 that Σ l² / 2 scores are computed and nothing is padded or copied. All documents are one operator and one node of the
 graph of autograd, which `torch.compile` leaves as it is: offsets may differ from batch to batch without compiling anew.
 
-Without AMX, halves are computed in fp32: torch's backward in bf16 takes twice as long as in fp32 (with AVX-512, torch
-2.13). The casts are those of one document at a time, which fits the cache.
+Halves are computed in fp32 where that is faster with torch 2.13: without AMX, as backward in bf16 takes twice as long
+as in fp32 (with AVX-512); with it, the backward of short documents, of which it takes up to four times as long. The
+casts are those of one document at a time, which fits the cache.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from torch import Tensor
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+LONG = 24_576  # numbers of a document in a head's queries from which on AMX's backward in bf16 is faster than in fp32
 
 
 def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
@@ -27,8 +29,9 @@ def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Ten
     return _attend(q, k, v, offsets)[0]
 
 
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 2 and not torch.cpu._is_amx_tile_supported() else dtype
+def _computed_in(dtype: torch.dtype, numbers: int = LONG) -> torch.dtype:
+    slow = not torch.cpu._is_amx_tile_supported() or numbers < LONG
+    return torch.float32 if dtype.itemsize == 2 and slow else dtype
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
@@ -73,9 +76,9 @@ def _differentiate(
     denominators: Tensor,
     offsets: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = _computed_in(q.dtype)
     grads = _like(q), _like(k), _like(v)
     for span in _spans(offsets):
+        dtype = _computed_in(q.dtype, (span.stop - span.start) * q.shape[-1])
         inputs = (part[:, :, span].to(dtype) for part in (grad, q, k, v, out))
         saved = denominators[:, span].transpose(1, 2)
         for whole, part in zip(grads, _backward(*inputs, saved, 0.0, True), strict=True):
