@@ -30,8 +30,7 @@ def documents_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Ten
 
 
 def _computed_in(dtype: torch.dtype, numbers: int = LONG) -> torch.dtype:
-    slow = not torch.cpu._is_amx_tile_supported() or numbers < LONG
-    return torch.float32 if dtype.itemsize == 2 and slow else dtype
+    return dtype if dtype.itemsize > 2 or (numbers >= LONG and torch.cpu._is_amx_tile_supported()) else torch.float32
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:

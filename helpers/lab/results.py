@@ -4,6 +4,7 @@ ladder = results(experiments.rush.ladder).named(claims.rush.ladder)
 ladder.total                 # a Number: a wrong column raises, a missing row is a number that is not measured
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,7 +139,7 @@ def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.Dat
 
 
 def main_machine() -> str:
-    """The machine that the report names first: of the GPUs, else of the CPUs, the one with the most rows."""
+    """The machine that the report names first: of the GPUs, else of the CPUs, the last one with half of the tables."""
     return next(iter(_machines()), "")
 
 
@@ -151,13 +152,21 @@ def second_machine() -> dict[str, str]:
 
 
 def _machines() -> dict[str, str]:
-    """Machines and their folders, GPUs before CPUs, those with more rows first."""
+    """Machines and their folders: GPUs before CPUs, those with half as many tables as any before others, and then the
+    last measured first."""
     ordered: list[str] = []
     for names in (records.devices(), records.devices(cpu=True)):
-        ordered += sorted(names, key=lambda name: -sum(file.read_bytes().count(b"\n") for file in _tables(name)))
+        counts = {name: len(_tables(name)) for name in names}
+        most = max(counts.values(), default=0)
+        ordered += sorted(names, key=lambda name: (2 * counts[name] >= most, _last(name), counts[name]), reverse=True)
     firsts = {name: (row["gpu"] for file in _tables(name) for row in records.whole_rows(file)) for name in ordered}
     return {next(gpus, name): name for name, gpus in firsts.items()}
 
 
 def _tables(folder: str) -> list[Path]:
     return sorted((records.folder() / folder).rglob("*.csv"))
+
+
+def _last(of: str) -> bytes:
+    """The day on which a machine was measured last: a row ends with it, its commit, method and checksum."""
+    return max((day for at in _tables(of) for day in re.findall(rb"20\d\d-..-..", at.read_bytes()[-60:])), default=b"")

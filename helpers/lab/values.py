@@ -150,8 +150,7 @@ def pick(rows: pd.DataFrame, column: str, unit: str = "", decimals: int | None =
 
 def _reach(row: pd.Series, column: str) -> float:
     names = ("p20_ms", "p80_ms") if column in TIMED else (f"{column}_p20", f"{column}_p80")
-    p20, p80, runs = (row.get(name, math.nan) for name in (*names, "n"))
-    return reach_of_median(p20, p80, runs)
+    return reach_of_median(*(row.get(name, math.nan) for name in (*names, "n")))
 
 
 def reach_of_median(p20: float, p80: float, runs: float) -> float:
@@ -159,12 +158,6 @@ def reach_of_median(p20: float, p80: float, runs: float) -> float:
     if not (p20 > 0 and p80 > p20 and runs > 1):
         return math.nan
     return OF_MEDIAN * math.log(p80 / p20) / WIDTH / math.sqrt(runs) * students(SHOWN, runs - 1)
-
-
-def median_of(values: pd.Series, unit: str = "", decimals: int | None = None) -> Number:
-    """The median of repeated measurements."""
-    reach = reach_of_median(values.quantile(0.2), values.quantile(0.8), len(values))
-    return Number(float(values.median()), unit, decimals=decimals, reach=reach)
 
 
 def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Number:

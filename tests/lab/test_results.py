@@ -59,6 +59,15 @@ def test_rows_of_this_method_are_shown_before_older_ones_of_the_title_pages_mach
     assert results(SORTING).measured["gpu"].tolist() == ["CPU B"]
 
 
+def test_the_title_page_names_the_last_measured_machine_that_has_half_of_the_tables(record):
+    record("CPU A", "cpu", 2)
+    record("CPU A", "cpu", 2, table="other")
+    record("CPU B", "cpu", 2, date="2026-02-01")
+    assert main_machine() == "CPU B" and second_machine() == {"CPU A": "cpu-a"}
+    record("CPU A", "cpu", 2, table="third")
+    assert main_machine() == "CPU A"
+
+
 def test_a_second_machine_is_of_the_same_kind_and_has_half_of_the_tables(record):
     for table_name in ("sorting", "other", "third"):
         record("CPU A", "cpu", 2, table=table_name)

@@ -32,9 +32,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=2e-5, fused=True),
 }
 
-# Relative tolerances against eager, for each step's loss and for the first step's gradient, as ‖a − b‖ / ‖b‖. Rounding
-# differences are amplified by steps and by batch norms: ResNet-18's gradient over 16 pictures in eager fp32 itself
-# differs by 0.3 % from fp64's, and by 1.2 % with channels last.
+# Relative tolerances against eager, for each step's loss; in fp32 the first step's gradient may be twice as far away, as
+# ‖a − b‖ / ‖b‖. Rounding differences are amplified by steps and by batch norms: ResNet-18's gradient over 16 pictures in
+# eager fp32 itself differs by 0.3 % from fp64's, and by 1.2 % with channels last, which inductor chooses.
 TOLERANCE = {"fp32": 1e-2, "bf16": 1e-1}
 
 # In bf16 the gradient needs another criterion: eager's differs by up to a third of its norm from fp32's, and nearly as
@@ -140,7 +140,7 @@ def same_gradient(backend: str, gradient: Tensor, eager: Tensor, exact: Tensor |
     `gradient_error` is the distance from `exact` if given, else from eager's; `gradient_tolerance` is the bound.
     """
     error = relative_error(gradient, eager if exact is None else exact)
-    bound, of = TOLERANCE[precision], "eager's"
+    bound, of = 2 * TOLERANCE[precision], "eager's"
     if exact is not None:
         bound, of = BF16_FACTOR * relative_error(eager, exact) + BF16_MARGIN, "fp32's"
     if not error <= bound:  # a NaN is never within bounds

@@ -60,7 +60,7 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
     assert row["gradient_error"] == pytest.approx(0.377)
     with pytest.raises(Disagreement, match=r"differs by 0\.566 of fp32's norm; at most 0\.491"):
         same_gradient(COMPILE, exact + 1.5 * there, exact + across, exact, "bf16")
-    with pytest.raises(Disagreement, match=r"differs by 0\.377 of eager's norm; at most 0\.01"):
+    with pytest.raises(Disagreement, match=r"differs by 0\.377 of eager's norm; at most 0\.02"):
         same_gradient(COMPILE, exact + there, exact, None, "fp32")
     with pytest.raises(Disagreement, match="gradient that differs by nan"):
         same_gradient(COMPILE, exact * float("nan"), exact, None, "fp32")
