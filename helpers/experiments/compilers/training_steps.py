@@ -32,9 +32,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=2e-5, fused=True),
 }
 
-# Relative tolerances against eager, for each step's loss; in fp32 the first step's gradient may be twice as far away, as
-# ‖a − b‖ / ‖b‖. Rounding differences are amplified by steps and by batch norms: ResNet-18's gradient over 16 pictures in
-# eager fp32 itself differs by 0.3 % from fp64's, and by 1.2 % with channels last, which inductor chooses.
+# Relative tolerances against eager, for each step's loss; in fp32 the first step's gradient may be twice as far away,
+# as ‖a − b‖ / ‖b‖. Rounding differences are amplified by steps and by batch norms: ResNet-18's gradient over 16
+# pictures in eager fp32 itself differs by 0.3 % from fp64's, and by 1.2 % with channels last, which inductor chooses.
 TOLERANCE = {"fp32": 1e-2, "bf16": 1e-1}
 
 # In bf16 the gradient needs another criterion: eager's differs by up to a third of its norm from fp32's, and nearly as
