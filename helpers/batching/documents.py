@@ -5,7 +5,7 @@ that Σ l² / 2 scores are computed and nothing is padded or copied. All documen
 graph of autograd, which `torch.compile` leaves as it is: offsets may differ from batch to batch without compiling anew.
 
 Halves are computed in fp32 where that is faster with torch 2.13: without AMX, as backward in bf16 takes twice as long
-as in fp32 (with AVX-512); with it, the backward of short documents, of which it takes up to four times as long. The
+as in fp32 (with AVX-512); with it, the backward of short documents, where it takes up to five times as long. The
 casts are those of one document at a time, which fits the cache.
 """
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers.amp import Autocast
-from helpers.batching import attention
+from helpers.batching import attention, documents
 from helpers.batching.attention import (
     ALIGNED_NUMBERS,
     block_mask,
@@ -24,7 +24,6 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.batching.documents import documents_attention
 from helpers.batching.packed import causal_mask, join
 from helpers.models import GPT2LikeModel
 
@@ -216,12 +215,22 @@ def test_documents_are_compiled_once_and_computed_as_they_are_eagerly():
         graphs.append(graph)
         return graph
 
-    call = torch.compile(documents_attention, backend=backend, fullgraph=True, dynamic=True)
+    call = torch.compile(documents.documents_attention, backend=backend, fullgraph=True, dynamic=True)
     for lengths in ([7, 1, 4], [2, 10], [3, 3, 3, 3]):
         q, k, v = qkv(12, dtype=torch.float32)
         result = call(q, k, v, torch.from_numpy(layout_of(lengths).offsets.copy()))
         torch.testing.assert_close(result, one_by_one(q, k, v, lengths))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(("amx", "types"), [(False, [torch.float32] * 2), (True, [torch.float32, torch.bfloat16])])
+def test_with_amx_the_backward_of_long_documents_alone_is_computed_in_bf16(amx, types, monkeypatch):
+    seen, backward = [], documents._backward
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(documents, "_backward", lambda *inputs: seen.append(inputs[0].dtype) or backward(*inputs))
+    inputs = [x.requires_grad_() for x in qkv(3130, dtype=torch.bfloat16)]
+    documents.documents_attention(*inputs, torch.from_numpy(layout_of([50, 3080]).offsets.copy())).sum().backward()
+    assert seen == types
 
 
 def test_a_packed_batch_gives_its_layout():
