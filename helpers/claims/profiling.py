@@ -166,11 +166,11 @@ def gpt_fixes(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
-    """Each fix against the slow loop, those of most effect first, and all together."""
+    """Each fix against the slow loop, those of a visible effect first, the largest before others, and all together."""
     times = rows.assign(median_ms=rows["us_per_target"], baseline_ms=rows["baseline_us_per_target"])
     gains = {row["fix"]: speedup(row) for row in times.to_dict("records")}
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
-    alone = dict(sorted(gains.items(), key=lambda item: -item[1].value))
+    alone = dict(sorted(gains.items(), key=lambda item: (-visible(item[1], SAME), -item[1].value)))
     switches = {switch.name: switch for switch in pipeline.switches}
     table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
     table.insert(0, "the slow loop", [switches[name].slow for name in alone])

@@ -122,8 +122,7 @@ def test_an_unfused_optimizer_gains_its_calls_and_the_traffic_that_a_fused_one_s
     shares = []
     for _ in range(3):  # an op during which others had the core looks like one of a large tensor
         diagnosis = diagnose(read_trace(record(optimizer.step)))
-        [finding] = diagnosis.findings
-        assert finding.finding == findings.UNFUSED
+        [finding] = [finding for finding in diagnosis.findings if finding.finding == findings.UNFUSED]
         shares.append(finding.gain_share / diagnosis.host["optimizer"])
     assert sorted(shares)[1] == pytest.approx(saved, rel=0.1)
 
