@@ -313,14 +313,14 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Trials of a program against itself, of all machines: verdicts, and intervals that leave 1 out."""
     wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
-    reach, noisy = np.sqrt(rows["high"] / rows["low"]) - 1, rows["noisy"].fillna("") != ""
-    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, noisy=noisy, reach=reach).groupby("gpu")
-    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "noisy": "sum", "reach": "median"})
+    reach = np.sqrt(rows["high"] / rows["low"]) - 1
+    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby("gpu")
+    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "trial_s": "first", "reach": "median"})
     heads = {"gpu": "machine", "excluded": "intervals without 1", "reach": "median half width of the interval"}
+    heads |= {"trial_s": "seconds each"}
     return SimpleNamespace(
         table=table.assign(reach=_percents(table["reach"])).reset_index().rename(columns=heads),
         trials=_count(len(rows)),
-        seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
         wrong=share_of(wrong.sum(), len(rows)),
         excluded=share_of(excluded.sum(), len(rows)),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),

@@ -47,7 +47,8 @@ class Experiment:
     row then holds that as its status, and planning tells it without measuring.
     `same_work`: all runs of a row do the same work, so that a wide spread is noise and a reason to measure again.
     `memory_here`: a row's peak is this machine's, and not that of a simulated or predicted one.
-    `timed`: its figures depend on how fast the machine is; no load changes a loss, which isn't measured again.
+    `timed`: its figures depend on how fast the machine is; no load changes a loss, and a trial in pairs
+    drops those that were disturbed itself: neither is measured again.
     """
 
     chapter: str

@@ -1,8 +1,8 @@
 """Run experiments and record them, one configuration after another: resumable, within a time budget.
 
-A noisy configuration, or one measured while other processes used the CPU or while matrix products were slower or
-faster than beside the others, is measured again, up to three times. On a CPU the allocator keeps its pages
-(`lab.keep_pages`).
+What was noisy, or was measured while other processes used the CPU or while matrix products were slower or faster than
+beside the others, is measured again when all else is done: a machine's state lasts for minutes. The quietest of three
+attempts counts. On a CPU the allocator keeps its pages (`lab.keep_pages`).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
 DISTURBED = 0.1  # of the usual rate of products: a row beside one that is further off is noisy
 LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
-PATIENCE_S = 20.0  # a configuration that takes longer isn't measured again
+AGAIN_SHARE = 0.1  # of the time of the first attempts, at most, goes to what is measured again
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,40 @@ def _measure(
             stored[e.name] = _mark_stale(_file(gpu, e, results), preset)
     todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.name])]
     pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
-    attempts: tuple[int, list[float] | None] = (1, None) if preset == "small" else (ATTEMPTS, [])
+    rates = None if preset == "small" else _rates(stored, preset)
     took: dict[str, float] = {}
-    measured = failed = 0
+    best: dict[int, tuple[float, list[records.Row]]] = {}
+    seconds = [0.0] * len(todo)
+    end, failed, waiting = float("inf") if budget is None else budget, 0, list(range(len(todo)))
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
-        for e, config in todo:
-            left = float("inf") if budget is None else budget - (time.perf_counter() - began)
-            if left <= took.get(e.name, 0.0):
-                continue
-            bar.set_description(e.name)
-            start = time.perf_counter()
-            rows = measured_rows(e, config, *attempts)
-            failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
-            took[e.name] = time.perf_counter() - start
-            more = {records.SECONDS: round(took[e.name], 3), "pages": pages} | provenance(e, preset)
-            records.replace(_file(gpu, e, results), [row | more for row in rows], [*e.identity(preset), "preset"])
-            measured += 1
-            bar.update()
-    return Progress(measured, len(work) - len(todo), len(todo) - measured, failed)
+        for attempt in range(1, 2 if preset == "small" else ATTEMPTS + 1):
+            for number in waiting:
+                e, config = todo[number]
+                start = time.perf_counter()
+                if end - (start - began) <= took.get(e.name, 0.0):
+                    continue
+                bar.set_description(e.name)
+                rows, excess = measured_rows(e, config, rates)
+                took[e.name] = time.perf_counter() - start
+                seconds[number] += took[e.name]
+                if number not in best:
+                    failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
+                    bar.update()
+                if number not in best or excess < best[number][0]:
+                    best[number] = excess, rows
+                more = {records.SECONDS: round(seconds[number], 3), "attempts": attempt, "pages": pages}
+                rows = [row | more | provenance(e, preset) for row in best[number][1]]
+                records.replace(_file(gpu, e, results), rows, [*e.identity(preset), "preset"])
+            if attempt == 1:
+                end = min(end, (1 + AGAIN_SHARE) * (time.perf_counter() - began))
+            waiting = [number for number, (excess, _) in best.items() if excess > 1]
+    return Progress(len(best), len(work) - len(todo), len(todo) - len(best), failed)
+
+
+def _rates(stored: dict[str, list[records.Row]], preset: str) -> list[float]:
+    """The rates of matrix products beside this machine's rows."""
+    rows = [row for rows in stored.values() for row in rows if row["preset"] == preset]
+    return [float(row["matmul_tflops"]) for row in rows if row.get("matmul_tflops")]
 
 
 @contextlib.contextmanager
@@ -112,35 +128,27 @@ def _alone() -> Iterator[None]:
 
 
 def measured_rows(
-    e: Experiment, config: records.Row, attempts: int = ATTEMPTS, rates: list[float] | None = None
-) -> list[records.Row]:
-    """One configuration's rows, each with the machine's load, the number of attempts and the reasons it is noisy.
+    e: Experiment, config: records.Row, rates: list[float] | None = None
+) -> tuple[list[records.Row], float]:
+    """One configuration's rows, each with the machine's load and the reasons it is noisy, and by how much it is.
 
-    The least noisy of several attempts counts. If `rates` are given, those of matrix products beside the rows measured
-    before, this row's is measured and added.
+    That is the largest factor by which a limit is exceeded. If `rates` are given, those of matrix products beside the
+    rows measured before, this row's is measured and added.
     """
-    best: tuple[float, list[records.Row]] | None = None
-    for attempt in range(1, attempts + 1):  # noqa: B007 (how many were made is told below)
-        start = time.perf_counter()
-        with machine.OthersLoad() as load:
-            try:
-                rows = e.rows(config)
-            except Exception as error:
-                rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
-        timed = e.timed and any(row[records.STATUS] == "ok" for row in rows)
-        noise = _noise(rows, load.cores, e.same_work) if timed else []
-        beside = {"load": load.cores}
-        if rates is not None and timed:
-            beside["matmul_tflops"] = ceilings.rate_beside()
-            noise += _disturbed(beside["matmul_tflops"], rates)
-            rates.append(beside["matmul_tflops"])
-        worst = max((value for _, value in noise), default=0.0)
-        if best is None or worst < best[0]:
-            reasons = ", ".join(reason for reason, _ in noise)
-            best = worst, [row | beside | {"noisy": reasons} for row in rows]
-        if not noise or time.perf_counter() - start > PATIENCE_S:
-            break
-    return [row | {"attempts": attempt} for row in best[1]]
+    with machine.OthersLoad() as load:
+        try:
+            rows = e.rows(config)
+        except Exception as error:
+            rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
+    timed = e.timed and any(row[records.STATUS] == "ok" for row in rows)
+    beside: records.Row = {"load": load.cores}
+    noise = _noise(rows, load.cores, e.same_work) if timed else []
+    if rates is not None and timed:
+        beside["matmul_tflops"] = ceilings.rate_beside()
+        noise += _disturbed(beside["matmul_tflops"], rates)
+        rates.append(beside["matmul_tflops"])
+    beside["noisy"] = ", ".join(reason for reason, _ in noise)
+    return [row | beside for row in rows], max((value for _, value in noise), default=0.0)
 
 
 def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:

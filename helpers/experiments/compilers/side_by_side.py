@@ -25,8 +25,8 @@ SPEEDS = TIMES + "p99_ms samples_per_s speedup speedup_p20 speedup_p80 threads b
 
 Runs = dict[str, Callable[[], Any]]
 
-# Rounds of a comparison: at least 20, if a run takes over a second at least 6, at most 200.
-LEAST_ROUNDS, LEAST_SLOW_ROUNDS, MOST_ROUNDS, SLOW_S = 20, 6, 200, 1.0
+# Rounds of a comparison: at least 10, if a run takes over a second at least 6, at most 200.
+LEAST_ROUNDS, LEAST_SLOW_ROUNDS, MOST_ROUNDS, SLOW_S = 10, 6, 200, 1.0
 
 # Each backend has threads of its own, which wait for more work for some ms before they sleep, on the cores that the
 # next backend needs: without this pause ONNX Runtime took 1.5 to 1.7 times as long after eager on two cores.
@@ -39,7 +39,7 @@ def side_by_side(
     batch: int,
     seconds: float,
 ) -> list[Row]:
-    """A row for eager and for each of the backends, from one comparison of `seconds`, at least 20 rounds.
+    """A row for eager and for each of the backends, from one comparison of `seconds`, at least 10 rounds.
 
     `built(backend, runs)` returns a backend's run and what its row says of the building; `runs` are those built
     before, eager's first. If a backend can't run here, fails, or disagrees, its row's status says so.

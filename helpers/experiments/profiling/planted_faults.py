@@ -64,7 +64,7 @@ FAULTS: dict[str, dict[str, str | None]] = {
     },
 }
 PAIRED = 5  # of the faults above, the first, are planted in pairs on a CPU
-ROUNDS = {"small": (1, 1), "cpu": (7, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
+ROUNDS = {"small": (1, 1), "cpu": (6, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
 
 
 def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:

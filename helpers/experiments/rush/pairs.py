@@ -14,7 +14,7 @@ from helpers.rush.setup import CPU_LEFT, CPU_STEPS, START
 from .steps import BEST, ON_CPU, SMALL, missing, setup_of
 
 BATCHES = 4  # different ones, in turn
-TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 45.0}
+TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 30.0}
 PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS if name not in CPU_LEFT]
 PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
 
@@ -33,7 +33,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     for name, setup in setups.items():
         arguments = {"setup": dataclasses.asdict(setup), "sequences": sequences}
         sides.append(Program(name, function=step, arguments=arguments, environment=setup.environment))
-    return trial(*sides, seconds=seconds, drop=0, turn_steps=3, wanted=1)
+    return trial(*sides, seconds=seconds, drop=0, turn_steps=2, wanted=1)
 
 
 @experiment(
@@ -41,6 +41,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     cpu=[SECONDS | pair for pair in PAIRS],
     columns="median_ms baseline_ms",
     version=2,
+    timed=False,
     missing=_missing,
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
@@ -53,6 +54,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
     small=[TINY | {"rung": START}],
     cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline baseline_ms",
+    timed=False,
     missing=_missing,
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
