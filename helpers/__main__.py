@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.command_line import Terminated, parser, terminable
+from helpers.command_line import parser, terminable
 
 if TYPE_CHECKING:
     from helpers.fit import Card
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
         }
-        return _fail(ended.get(command, "stopped"), 143 if isinstance(stopped, Terminated) else 130)
+        return _fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
 
 def _run(options: argparse.Namespace) -> int:

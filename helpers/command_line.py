@@ -15,18 +15,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as `kill`, a scheduler or a container's end sends it."""
-
-
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it."""
+    """SIGTERM stops what runs as Ctrl-C does, which leaves no process and no temporary folder. A fork dies of it.
+
+    The KeyboardInterrupt's argument is the signal's number.
+    """
     owner = os.getpid()
 
     def stop(_number: int, _frame: object) -> None:
         if os.getpid() == owner:
-            raise Terminated
+            raise KeyboardInterrupt(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from helpers.lab import device
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.training.cars import segmentation_task
 from helpers.training.language import SIZES, language_task
 from helpers.training.loop import OnStep, Step, fit
@@ -50,7 +50,7 @@ class Setup:
         check_choice(SIZES, preset=self.preset)
         if self.task != "lm" and self.data != "standard":
             raise ValueError(f"data is {self.data!r}, which is for text; {self.task} has 'standard' only")
-        check_positive(epochs=self.epochs)
+        check_at_least(1, epochs=self.epochs)
         check_at_least(0, seed=self.seed)
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is {self.clip}; it must be above 0")

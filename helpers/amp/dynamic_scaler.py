@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least
 
 from .scaler import StaticGradScaler, fp32
 
@@ -83,4 +83,4 @@ def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: in
         raise ValueError(f"growth_factor is {growth_factor}; it must be above 1")
     if not 0 < backoff_factor < 1:
         raise ValueError(f"backoff_factor is {backoff_factor}; it must be between 0 and 1")
-    check_positive(growth_interval=growth_interval)
+    check_at_least(1, growth_interval=growth_interval)

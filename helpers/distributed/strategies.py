@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.lab.machine import missing_because
 from helpers.models import Llama
 from helpers.models.llama import preset
@@ -78,8 +78,8 @@ class Job:
         sizes = preset(self.model)
         for field, valid in CHOICES.items():
             check_choice(valid, **{field: getattr(self, field)})
-        check_positive(ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
-        check_positive(accumulate=self.accumulate, layers=1 if self.layers is None else self.layers)
+        check_at_least(1, ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
+        check_at_least(1, accumulate=self.accumulate, layers=1 if self.layers is None else self.layers)
         for field in ("bucket_mib", "learning_rate", "clip", "timeout_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")

@@ -19,7 +19,7 @@ import torch
 
 from helpers.distributed import Job
 from helpers.lab import cpu
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.lab.machine import device
 from helpers.lab.memory import GIB
 from helpers.rush import Setup
@@ -57,7 +57,7 @@ class Plan:
         check_choice(STRATEGIES, strategy=self.strategy)
         alone = self.strategy == "single"
         self.check_choices(ONE if alone else MANY)
-        check_positive(ranks=self.ranks)
+        check_at_least(1, ranks=self.ranks)
         plan = replace(self, model="llama-3.1-8b") if self.theirs else self
         if alone and self.ranks == 1:
             _ = plan.setup  # checks itself

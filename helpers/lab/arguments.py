@@ -3,11 +3,6 @@
 from collections.abc import Iterable
 
 
-def check_positive(**sizes: int) -> None:
-    """Raise a ValueError unless all sizes are integers of at least 1."""
-    check_at_least(1, **sizes)
-
-
 def check_at_least(least: int, /, **sizes: int) -> None:
     """Raise a ValueError unless all sizes are integers (numpy's count) of at least `least`."""
     for name, size in sizes.items():

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .arguments import check_positive
+from .arguments import check_at_least
 from .estimate import LUCK_HERE, Estimate, estimate
 from .machine import device
 
@@ -75,7 +75,7 @@ def phases(
 
     What follows the last `yield` is not timed.
     """
-    check_positive(repeat=repeat)
+    check_at_least(1, repeat=repeat)
     for _ in range(max(warmup, 1)):
         began = time.perf_counter()
         _run(step)
@@ -169,7 +169,7 @@ def compare(
     follows the reference's dtype. Raises `Disagreement`, which names the variant and the error. `check=False` is for
     variants that return nothing.
     """
-    check_positive(rounds=rounds)
+    check_at_least(1, rounds=rounds)
     if not variants:
         raise ValueError("there are no variants to compare; give at least one, {name: function}")
     errors = check_agreement(variants, tolerance, before) if check else {}

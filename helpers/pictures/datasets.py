@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 
 from . import transforms
 from .clothing import SPLITS, PhotoFiles, PictureError, cores, read_photo
@@ -98,7 +98,7 @@ class Photos(Dataset):
         middle_first: bool = False,
         as_float: bool = False,
     ) -> None:
-        check_positive(side=side)
+        check_at_least(1, side=side)
         self.files, self.side, self.decoded = files, side, decoded
         self.middle_first, self.as_float = middle_first, as_float
         self.constants = transforms.channel_constants()
@@ -214,7 +214,7 @@ class Carvana(Dataset):
     source = "Carvana"
 
     def __init__(self, folder: str | Path, size: int = 256, split: str = "train") -> None:
-        check_positive(size=size)
+        check_at_least(1, size=size)
         check_choice(SPLITS, split=split)
         folder = Path(folder)
         if not (folder / "train").is_dir() or not (folder / "train_masks").is_dir():
@@ -250,7 +250,7 @@ class DrawnCars(Dataset):
     source = "generated silhouettes"
 
     def __init__(self, samples: int = 4096, size: int = 256, seed: int = 0, split: str = "train") -> None:
-        check_positive(samples=samples)
+        check_at_least(1, samples=samples)
         check_choice(SPLITS, split=split)
         check_at_least(16, size=size)
         check_at_least(0, seed=seed)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.lab.arguments import check_positive
+from helpers.lab.arguments import check_at_least
 
 # Columns of the state, int32. Each step only adds to them, so the ranks' additions can be summed.
 LAST = 0  # 1 if the sample was right when it was last presented
@@ -42,7 +42,7 @@ class ForgettingTracker:
     """
 
     def __init__(self, samples: int, device: torch.device | str | None = None) -> None:
-        check_positive(samples=samples)
+        check_at_least(1, samples=samples)
         self.samples = samples
         self._state = torch.zeros(samples, COLUMNS, dtype=torch.int32, device=device)
         self._base = torch.zeros_like(self._state)  # the state when ranks were last merged

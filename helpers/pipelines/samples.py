@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least
 from helpers.text import SyntheticText
 
 from .formats import Sample
@@ -23,7 +23,7 @@ def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213))
     The first 512 differ in drawing, crop or quality, at 2 ms each; later ones repeat them, but for the number in the
     file's comment.
     """
-    check_positive(count=count)
+    check_at_least(1, count=count)
     check_at_least(16, width=size[0], height=size[1])
     drawings = _drawings(min(DRAWINGS, count), seed, tuple(int(side * ROOM) for side in size))
     crops = [_cut(drawings, position, seed, size) for position in range(min(CROPS, count))]
@@ -39,7 +39,7 @@ def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
     """`count` JPEGs of drawn garments, of a size (width, height); 60 ms each for the default size."""
-    check_positive(count=count, width=size[0], height=size[1])
+    check_at_least(1, count=count, width=size[0], height=size[1])
     return [_encoded(picture, quality) for _, picture in _drawings(count, seed, size)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.lab.ceilings import medium_is_fp32
 from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.machine import missing_because
@@ -106,7 +106,7 @@ class Setup:
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
             check_choice(valid, **{name: getattr(self, name)})
-        check_positive(batch=self.batch, sequence=self.sequence, layers=1 if self.layers is None else self.layers)
+        check_at_least(1, batch=self.batch, sequence=self.sequence, layers=1 if self.layers is None else self.layers)
         longest = PRESETS[self.model].get("max_length", 131072)
         if self.sequence > longest:
             raise ValueError(f"sequence is {self.sequence}; {self.model} has positions for {longest}")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from helpers.lab.arguments import check_positive
+from helpers.lab.arguments import check_at_least
 
 from .function import MemoryOptimizedSwigluMLPFunction, check_level, plain, transformed
 from .steps import KEEP_INPUT, KEEP_TWO
@@ -42,7 +42,7 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         self, hidden_size: int, intermediate_size: int, checkpoint_level: int = KEEP_TWO, *, device=None, dtype=None
     ) -> None:
         super().__init__()
-        check_positive(hidden_size=hidden_size, intermediate_size=intermediate_size)
+        check_at_least(1, hidden_size=hidden_size, intermediate_size=intermediate_size)
         options = {"device": device, "dtype": dtype}
         self.W = nn.Parameter(torch.empty(hidden_size, intermediate_size, **options))
         self.V = nn.Parameter(torch.empty(hidden_size, intermediate_size, **options))

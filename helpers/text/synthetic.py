@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least
 
 from .samples import Samples
 from .vocab import SPECIALS, TextError, Vocab
@@ -54,7 +54,7 @@ class SyntheticText(Samples):
     """
 
     def __init__(self, samples: int = 10_000, seed: int = 0, vocab_size: int = SIZE):
-        check_positive(samples=samples)
+        check_at_least(1, samples=samples)
         check_at_least(0, seed=seed)
         check_at_least(len(SPECIALS) + 1, vocab_size=vocab_size)
         if vocab_size > WORDS_AT_MOST:

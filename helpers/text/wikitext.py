@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 
 from . import wikitext_files as files
 from .samples import Samples, TokenisedText, cache_file, load_tokens, save_tokens, tokenise_lines
@@ -39,7 +39,7 @@ class WikiText(Samples):
     ):
         check_choice(files.SPLITS, split=split)
         if max_samples is not None:
-            check_positive(max_samples=max_samples)
+            check_at_least(1, max_samples=max_samples)
         sources = files.find(path, split)
         text = _tokens(sources, max_samples)
         if vocab is None:

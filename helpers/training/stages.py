@@ -20,7 +20,7 @@ import torch
 from helpers.compilers import runtimes
 from helpers.kernels.swaps import NEEDS, OURS, swap_norms
 from helpers.lab import device, in_fresh_process
-from helpers.lab.arguments import check_at_least, check_positive
+from helpers.lab.arguments import check_at_least
 from helpers.lab.cpu import KEPT
 from helpers.lab.machine import missing_because
 from helpers.lab.memory import GIB
@@ -94,7 +94,7 @@ def run(
     replace values of the preset.
     """
     chosen = check_names(stages, STAGES, "stage", "stages")
-    check_positive(epochs=epochs)
+    check_at_least(1, epochs=epochs)
     check_at_least(0, seed=seed)
     before = _peak_bytes()
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():

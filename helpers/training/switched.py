@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.lab import device
-from helpers.lab.arguments import check_at_least, check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.pictures import cores
 
 from . import clothes, language, switches
@@ -99,7 +99,7 @@ class Switched:
         epoch's positions is `padding_share`. `prepare_s` was spent once, before the first epoch, to tokenise or to
         decode. Validation covers its whole split.
         """
-        check_positive(epochs=epochs, steps=1 if steps is None else steps)
+        check_at_least(1, epochs=epochs, steps=1 if steps is None else steps)
         trainer = self.prepare(fixes, preset=preset, path=path, seed=seed, **changes)
         with trainer.settings():
             timed = fit(trainer, epochs=epochs, steps=steps, validates=validates, on_step=on_step, profile=profile)
@@ -127,7 +127,7 @@ def choose(sizes: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[st
     if unknown := sorted(set(changes) - set(chosen)):
         raise ValueError(f"the preset has no {unknown[0]!r} to change; it has {', '.join(chosen)}")
     chosen = chosen | changes
-    check_positive(batch_size=chosen["batch_size"])
+    check_at_least(1, batch_size=chosen["batch_size"])
     check_at_least(0, workers=chosen["workers"])
     return chosen
 

@@ -75,12 +75,14 @@ def test_out_of_memory_is_a_row_and_the_others_are_kept(tmp_path):
     assert table["area"].fillna(0).tolist() == [4, 0, 16]
 
 
-def test_every_row_says_where_it_comes_from(tmp_path):
+def test_every_row_says_where_it_comes_from_and_presets_do_not_replace_each_other(tmp_path):
     measure([SQUARES], "small", results=tmp_path)
     (row,) = read(SQUARES, tmp_path).to_dict("records")
     assert row["torch"] == torch.__version__
     assert row["gpu"] == device_name()
     assert all(row[name] for name in records.PROVENANCE)
+    measure([SQUARES], "cpu", results=tmp_path)
+    assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
 def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
@@ -138,12 +140,6 @@ def test_a_new_method_makes_old_records_stale(tmp_path):
     newer = Experiment("chapter", "squares", square, SQUARES.presets, version=2)
     assert measure([newer], "cpu", results=tmp_path).measured == 3
     assert read(newer, tmp_path)["method"].tolist() == ["2"] * 3
-
-
-def test_presets_do_not_replace_each_other(tmp_path):
-    measure([SQUARES], "small", results=tmp_path)
-    measure([SQUARES], "cpu", results=tmp_path)
-    assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
 def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_path, monkeypatch):
@@ -244,7 +240,6 @@ def test_a_noisy_row_is_measured_again_after_the_others_and_the_quietest_attempt
     spreads, order = {1: iter([2.0, 1.5, 1.6]), 2: iter([1.0]), 3: iter([2.0, 1.1])}, []
 
     def noisy(size):
-        """Noise."""
         order.append(size)
         return {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": next(spreads[size])}
 
@@ -265,25 +260,16 @@ def test_repeats_take_a_share_of_the_time_at_most(tmp_path, monkeypatch):
 
 
 def test_a_spread_that_is_of_the_work_is_no_noise():
-    def batches():
-        """Batches of any length."""
-        return {"p20_ms": 1.0, "p80_ms": 9.0}
-
-    e = Experiment("chapter", "batches", batches, {"small": [{}]}, version=1, same_work=False)
+    e = Experiment("chapter", "batches", lambda: {"p20_ms": 1.0, "p80_ms": 9.0}, {}, version=1, same_work=False)
     (row,), _ = runner.measured_rows(e, {})
     assert "p80" not in row["noisy"]
 
 
-def test_a_loss_measured_beside_others_work_is_as_good(monkeypatch):
+@pytest.mark.parametrize(("timed", "noisy"), [(True, "others used 9 cores"), (False, "")])
+def test_a_row_measured_beside_others_work_says_so_but_a_loss_is_as_good(monkeypatch, timed, noisy):
     monkeypatch.setattr(Quiet, "cores", 9.0)
-    (row,), _ = runner.measured_rows(dataclasses.replace(SQUARES, timed=False), {"size": 2}, rates=[1.0, 1.0, 1.0])
-    assert (row["load"], row["noisy"]) == (9.0, "")
-
-
-def test_a_row_that_was_measured_beside_others_work_says_so(monkeypatch):
-    monkeypatch.setattr(Quiet, "cores", 9.0)
-    (row,), _ = runner.measured_rows(SQUARES, {"size": 2})
-    assert (row["load"], row["noisy"]) == (9.0, "others used 9 cores")
+    (row,), _ = runner.measured_rows(dataclasses.replace(SQUARES, timed=timed), {"size": 2}, rates=[1.0, 1.0, 1.0])
+    assert (row["load"], row["noisy"]) == (9.0, noisy)
 
 
 def test_what_this_process_started_counts_as_its_own_work():

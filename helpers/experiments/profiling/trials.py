@@ -45,13 +45,7 @@ def _nulls(count: int, seconds: float) -> list[Row]:
     return [{"number": n, "others": list(LOADS)[n % len(LOADS)], "trial_s": seconds} for n in range(count)]
 
 
-@experiment(
-    small=_nulls(1, 1.5),
-    cpu=_nulls(18, 15.0),
-    big_gpu=_nulls(30, 20.0),
-    columns="median_ms baseline baseline_ms",
-    timed=False,
-)
+@experiment(small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", timed=False)
 def nulls(number: int, others: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""
     busy, every = LOADS[others]

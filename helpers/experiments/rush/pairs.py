@@ -14,7 +14,7 @@ from helpers.rush.setup import CPU_LEFT, CPU_STEPS, START
 from .steps import BEST, ON_CPU, SMALL, missing, setup_of
 
 BATCHES = 4  # different ones, in turn
-TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 30.0}
+TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 60.0}
 PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS if name not in CPU_LEFT]
 PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
 
@@ -52,7 +52,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
 
 @experiment(
     small=[TINY | {"rung": START}],
-    cpu=[SECONDS | {"rung": name} for name in (START, BEST["cpu"])],
+    cpu=[SECONDS | {"trial_s": 90.0, "rung": name} for name in (START, BEST["cpu"])],
     columns="median_ms baseline baseline_ms",
     timed=False,
     missing=_missing,

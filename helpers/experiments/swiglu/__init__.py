@@ -6,16 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import (
-    compare,
-    device,
-    experiment,
-    half_dtype,
-    multiplies_half,
-    peak_memory,
-    phases,
-    saved_bytes,
-)
+from helpers.lab import compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases, saved_bytes
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from helpers.lab.machine import missing_because

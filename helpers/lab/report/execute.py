@@ -23,18 +23,18 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 class _Client(NotebookClient):
     """Ctrl-C or SIGTERM ends the kernel and is a KeyboardInterrupt; nbclient's handlers end in an AssertionError."""
 
-    stopped = False
+    stopped = 0  # by which signal
 
     async def async_start_new_kernel(self, **options: Any) -> None:
         execution = asyncio.current_task()
 
-        def stop() -> None:
-            self.stopped, self.shutdown_kernel = True, "immediate"
+        def stop(number: int) -> None:
+            self.stopped, self.shutdown_kernel = number, "immediate"
             execution.cancel()
 
         with contextlib.suppress(RuntimeError):  # in a thread, which gets no signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop)
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
         await super().async_start_new_kernel(**options)
 
     def run(self, environment: dict[str, str]) -> None:
@@ -42,7 +42,7 @@ class _Client(NotebookClient):
             self.execute(cleanup_kc=True, env=environment)
         except (asyncio.CancelledError, Exception):  # nbclient takes a cancelled cell for a dead kernel
             if self.stopped:
-                raise KeyboardInterrupt from None
+                raise KeyboardInterrupt(self.stopped) from None
             raise
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from helpers.lab.arguments import check_choice, check_positive
+from helpers.lab.arguments import check_at_least, check_choice
 from helpers.lab.ranks import Place, rank_of, worker_of
 
 from .dataset import Fault, Reader, Sample
@@ -51,7 +51,7 @@ class Stream(IterableDataset):
         transform: Callable[[Sample], object] | None = None,
     ) -> None:
         check_choice(ORDERS, order=order)
-        check_positive(buffer=buffer)
+        check_at_least(1, buffer=buffer)
         self.reader, self.order, self.buffer, self.seed, self.transform = reader, order, buffer, seed, transform
         self.rank, self.world_size = rank_of(rank, world_size)
         self._place = Place()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -185,9 +186,10 @@ def test_a_project_that_is_read_only_gives_a_report_elsewhere_and_names_what_it_
     assert files(project) == before
 
 
-def test_ctrl_c_stops_with_one_line_and_changes_nothing(project, capfd):
-    write(project, "01_first", "# T", code("import os, signal, time; os.kill(os.getppid(), 2); time.sleep(60)"))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_one_line_and_changes_nothing(project, capfd, number):
+    write(project, "01_first", "# T", code(f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"))
     before = files(project)
-    assert main(["report"]) == 130
+    assert main(["report"]) == 128 + number
     assert capfd.readouterr().err.splitlines()[-1].endswith(": stopped; nothing was written")
     assert files(project) == before
