@@ -93,11 +93,11 @@ def test_trials_of_a_program_against_itself_are_counted():
             {"trial_s": 20.0, "ratio": 0.94, "low": 0.92, "high": 0.96, "verdict": "faster"},
         ]
     )
-    nulls = profiling.nulls(rows.assign(gpu=["one", "one", "other"], noisy=[None, "p80 is 2 times p20", None]))
+    nulls = profiling.nulls(rows.assign(gpu=["one", "one", "other"]))
     assert (f"{nulls.trials}", f"{nulls.wrong:brief}", f"{nulls.excluded:brief}") == ("3", "33%", "67%")
-    assert nulls.table[["trials", "verdicts", "intervals without 1", "noisy"]].values.tolist() == [
-        [2, 0, 1, 1],
-        [1, 1, 1, 0],
+    assert nulls.table[["trials", "verdicts", "intervals without 1", "seconds each"]].values.tolist() == [
+        [2, 0, 1, 20.0],
+        [1, 1, 1, 20.0],
     ]
     assert nulls.wrong.at_most(0.3).outcome == "undecided"
 

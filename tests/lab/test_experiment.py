@@ -268,7 +268,7 @@ def test_a_spread_that_is_of_the_work_is_no_noise():
 @pytest.mark.parametrize(("timed", "noisy"), [(True, "others used 9 cores"), (False, "")])
 def test_a_row_measured_beside_others_work_says_so_but_a_loss_is_as_good(monkeypatch, timed, noisy):
     monkeypatch.setattr(Quiet, "cores", 9.0)
-    (row,), _ = runner.measured_rows(dataclasses.replace(SQUARES, timed=timed), {"size": 2}, rates=[1.0, 1.0, 1.0])
+    (row,), _ = runner.measured_rows(dataclasses.replace(SQUARES, timed=timed), {"size": 2})
     assert (row["load"], row["noisy"]) == (9.0, noisy)
 
 
