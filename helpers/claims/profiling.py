@@ -311,16 +311,20 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
-    """Trials of a program against itself, of all machines: verdicts, and intervals that leave 1 out."""
+    """Trials of a program against itself beside others' load: verdicts, and intervals that leave 1 out."""
     wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
     reach = np.sqrt(rows["high"] / rows["low"]) - 1
-    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby("gpu")
-    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "trial_s": "first", "reach": "median"})
-    heads = {"gpu": "machine", "excluded": "intervals without 1", "reach": "median half width of the interval"}
-    heads |= {"trial_s": "seconds each"}
+    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby("others")
+    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "reach": "median"})
+    heads = {
+        "others": "load of others",
+        "excluded": "intervals without 1",
+        "reach": "median half width of the interval",
+    }
     return SimpleNamespace(
         table=table.assign(reach=_percents(table["reach"])).reset_index().rename(columns=heads),
         trials=_count(len(rows)),
+        seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
         wrong=share_of(wrong.sum(), len(rows)),
         excluded=share_of(excluded.sum(), len(rows)),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),

@@ -10,7 +10,7 @@ import pandas as pd
 from helpers import experiments
 from helpers.lab.experiment import Experiment
 from helpers.lab.results import Named, recorded
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, share_of, visible
+from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
 from helpers.training.stages import COMPILED, STAGES
 
 from . import compilers, profiling, rush
@@ -113,11 +113,11 @@ def machines(known: pd.DataFrame, first: str) -> str:
     return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
 
 
-def settings(machine: str | None = None) -> dict[str, dict[str, Number]]:
-    """What each change of each setting gains, on the machine that is shown or one by the name of its folder."""
+def settings() -> dict[str, dict[str, Number]]:
+    """What each change of each setting gains."""
 
     def named(table: Experiment, made: Callable[..., SimpleNamespace], *others: Experiment) -> Named:
-        first, *rest = (recorded(each, machine=machine) for each in (table, *others))
+        first, *rest = (recorded(each) for each in (table, *others))
         return first.named(made, beside=tuple(rest))
 
     ladder = named(experiments.rush.ladder, rush.ladder, experiments.rush.pairs)
@@ -131,42 +131,25 @@ def settings(machine: str | None = None) -> dict[str, dict[str, Number]]:
     return {name: getattr(of, what) for name, (of, what) in numbers.items() if of.measured}
 
 
-def worth(
-    settings: Mapping[str, Mapping[str, Number]], elsewhere: Mapping[str, Mapping[str, Number]] | None = None
-) -> SimpleNamespace:
-    """What each change gains in each setting, the largest first, and those of no visible effect.
-
-    `again` is the share of the visible ones that are visible `elsewhere` and go the same way, of those measured there.
-    """
-    changes, there = _changes(settings), {_label(*change): gain for *change, gain in _changes(elsewhere or {})}
-    seen = {_label(setting, change): gain for setting, change, gain in changes if visible(gain, SAME)}
-    unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
-    ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
-    largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
-    both = [(gain, there[name]) for name, gain in seen.items() if name in there]
-    same_way = [visible(second, SAME) and (first.value > 1) == (second.value > 1) for first, second in both]
-    return SimpleNamespace(
-        gains=ordered,
-        elsewhere=there,
-        again=share_of(sum(same_way), len(same_way)),
-        count=len(changes),
-        largest=largest,
-        largest_gain=largest_gain,
-        unseen=_by_setting(unseen),
-    )
-
-
-def _changes(settings: Mapping[str, Mapping[str, Number]]) -> list[tuple[str, str, Number]]:
-    return [
+def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
+    """What each change gains in each setting, the largest first, and those of no visible effect."""
+    changes = [
         (setting, change.replace("_", " "), gain)
         for setting, gains in settings.items()
         for change, gain in gains.items()
         if gain.measured
     ]
-
-
-def _label(setting: str, change: str) -> str:
-    return f"{change} ({setting})"
+    seen = {f"{change} ({setting})": gain for setting, change, gain in changes if visible(gain, SAME)}
+    unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
+    ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
+    largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
+    return SimpleNamespace(
+        gains=ordered,
+        count=len(changes),
+        largest=largest,
+        largest_gain=largest_gain,
+        unseen=_by_setting(unseen),
+    )
 
 
 def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:

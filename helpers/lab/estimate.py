@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 import numpy as np
-import pandas as pd
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
-FIRST_LUCK = 0.012  # what trials took it for whose rows don't tell
 LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
@@ -86,20 +84,6 @@ def _variance_of_median(logs: np.ndarray, generator: np.random.Generator) -> flo
     drawn = generator.integers(rounds, size=(RESAMPLES, rounds))
     resampled = np.stack([logs[2 * drawn], logs[2 * drawn + 1]], axis=-1).reshape(RESAMPLES, -1)
     return float(np.median(resampled, axis=1).var()) * rounds / max(rounds - 1, 1)
-
-
-def widened(rows: pd.DataFrame) -> pd.DataFrame:
-    """Recorded trials of programs with the intervals that today's `LUCK` gives them, where they knew a smaller one."""
-    if "ended" not in rows or "low" not in rows:
-        return rows
-    known = rows["luck"] if "luck" in rows else pd.Series(math.nan, rows.index)
-    freedom = WEIGHT + rows["starts"] - 1
-    more = (LUCK**2 - known.fillna(FIRST_LUCK) ** 2).clip(lower=0) * WEIGHT / freedom / rows["starts"]
-    more *= freedom.map(lambda degrees: students(SHOWN, degrees)) ** 2
-    sides = {side: np.log(rows[side] / rows["ratio"]) for side in ("low", "high")}
-    reach = {side: np.sign(by) * np.sqrt(by**2 + more) for side, by in sides.items()}
-    wider = {side: rows["ratio"] * np.exp(by) for side, by in reach.items()}
-    return rows.assign(**{side: by.where(rows["ended"].notna(), rows[side]) for side, by in wider.items()})
 
 
 def students(confidence: float, freedom: float) -> float:

@@ -40,13 +40,8 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
         return figure, figure.subplots(rows, columns, **options)
 
 
-def forest(
-    numbers: Mapping[str, Number], height: float = 0.19, elsewhere: Mapping[str, Number] | None = None
-) -> tuple[Figure, Axes]:
-    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval.
-
-    Below each, thin and orange, or grey, the same ratio `elsewhere`.
-    """
+def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
+    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval."""
     drawn, axis = new(height=0.5 + height * len(numbers))
     for place, ratio in enumerate(numbers.values()):
         value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))
@@ -56,12 +51,6 @@ def forest(
         reach = value if ratio.high is None else high
         offset = {"xytext": (4, 1), "textcoords": "offset points", "va": "center", "size": 7}
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)
-    for name, ratio in (elsewhere or {}).items():
-        if name in numbers and ratio.measured:
-            below = list(numbers).index(name) + 0.36
-            low, high = (float(ratio if end is None else end) for end in (ratio.low, ratio.high))
-            style = {"color": GREY if low <= 1 <= high else ORANGE, "linewidth": 0.8, "marker": "d", "markersize": 2.5}
-            axis.plot([low, float(ratio), high], [below] * 3, markevery=[1], **style)
     axis.axvline(1, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(numbers)), list(numbers))
     axis.invert_yaxis()

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from . import records
-from .estimate import widened
 from .experiment import ColumnError, Experiment
 from .records import STATUS
 from .values import lacking
@@ -115,19 +114,12 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
 
 
-def on_all_cpus(experiment: Experiment) -> Results:
-    """What all CPUs have recorded of an experiment that says something about the machines."""
-    tables = [recorded(experiment, "cpu", name).rows for name in records.devices(cpu=True)]
-    known = [rows for rows in tables if len(rows)]
-    return Results(experiment, pd.concat(known, ignore_index=True) if known else pd.DataFrame())
-
-
 def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with all declared columns: an optional one that no row has is empty, another one raises."""
     required, optional = experiment.declared
     if (rows[STATUS] == "ok").any() and (absent := [name for name in required if name not in rows]):
         raise ColumnError(f"{experiment.name}: the records lack {', '.join(absent)}: measure the table again")
-    return widened(rows.assign(**{name: np.nan for name in optional if name not in rows}))
+    return rows.assign(**{name: np.nan for name in optional if name not in rows})
 
 
 def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -140,27 +132,12 @@ def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.Dat
 
 def main_machine() -> str:
     """The machine that the report names first: of the GPUs, else of the CPUs, the last one with half of the tables."""
-    return next(iter(_machines()), "")
-
-
-def second_machine() -> dict[str, str]:
-    """The next one of that kind, with its folder; nothing where none has measured half as many tables."""
-    known = _machines()
-    first = next(iter(known.values()), "")
-    alike = [(name, at) for name, at in known.items() if at.startswith("cpu-") == first.startswith("cpu-")]
-    return {name: folder for name, folder in alike[1:2] if 2 * len(_tables(folder)) >= len(_tables(first))}
-
-
-def _machines() -> dict[str, str]:
-    """Machines and their folders: GPUs before CPUs, those with half as many tables as any before others, and then the
-    last measured first."""
-    ordered: list[str] = []
-    for names in (records.devices(), records.devices(cpu=True)):
+    for names in filter(None, (records.devices(), records.devices(cpu=True))):
         counts = {name: len(_tables(name)) for name in names}
-        most = max(counts.values(), default=0)
-        ordered += sorted(names, key=lambda name: (2 * counts[name] >= most, _last(name), counts[name]), reverse=True)
-    firsts = {name: (row["gpu"] for file in _tables(name) for row in records.whole_rows(file)) for name in ordered}
-    return {next(gpus, name): name for name, gpus in firsts.items()}
+        most = max(counts.values())
+        first = max(names, key=lambda name: (2 * counts[name] >= most, _last(name), counts[name]))
+        return next((row["gpu"] for file in _tables(first) for row in records.whole_rows(file)), first)
+    return ""
 
 
 def _tables(folder: str) -> list[Path]:

@@ -1,12 +1,11 @@
 """The interval and the verdict of a trial, on made-up machines."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.lab.estimate import FIRST_LUCK, LUCK, students, widened
+from helpers.lab.estimate import LUCK, students
 from helpers.lab.trials import FASTER, SLOWER, estimate
 from helpers.lab.trials.simulation import MACHINES, coverage, simulated
 
@@ -57,13 +56,3 @@ def test_more_starts_narrow_what_more_pairs_cannot():
 @pytest.mark.parametrize(("freedom", "tabulated"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (1000, 1.962)])
 def test_students_quantiles_are_those_of_the_tables(freedom, tabulated):
     assert students(0.95, freedom) == pytest.approx(tabulated, rel=0.01)
-
-
-def test_recorded_intervals_that_knew_less_luck_are_widened_to_todays():
-    logs = [np.random.default_rng(0).normal(np.log(0.9), 0.02, 20)]
-    before, today = estimate(logs, FIRST_LUCK), estimate(logs, LUCK)
-    rows = pd.DataFrame([before.row() | {"ended": "time"}, today.row() | {"ended": "time", "luck": LUCK}, before.row()])
-    shown = widened(rows)
-    assert shown["low"].iloc[0] == pytest.approx(today.low, rel=0.005)
-    assert shown["high"].iloc[0] == pytest.approx(today.high, rel=0.005)
-    np.testing.assert_allclose(shown["low"].iloc[1:], rows["low"].iloc[1:])  # of functions

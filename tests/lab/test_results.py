@@ -6,7 +6,6 @@ from helpers.lab import notebook, records, runner
 from helpers.lab.experiment import Experiment
 from helpers.lab.machine import device_name
 from helpers.lab.notebook import main_machine, results, table
-from helpers.lab.results import second_machine
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}
 ORIGIN |= {"date": "2026-01-02", "commit": "0123456789", "method": 1}
@@ -63,20 +62,9 @@ def test_the_title_page_names_the_last_measured_machine_that_has_half_of_the_tab
     record("CPU A", "cpu", 2)
     record("CPU A", "cpu", 2, table="other")
     record("CPU B", "cpu", 2, date="2026-02-01")
-    assert main_machine() == "CPU B" and second_machine() == {"CPU A": "cpu-a"}
+    assert main_machine() == "CPU B"
     record("CPU A", "cpu", 2, table="third")
     assert main_machine() == "CPU A"
-
-
-def test_a_second_machine_is_of_the_same_kind_and_has_half_of_the_tables(record):
-    for table_name in ("sorting", "other", "third"):
-        record("CPU A", "cpu", 2, table=table_name)
-    record("CPU B", "cpu", 2)
-    assert second_machine() == {}
-    record("CPU B", "cpu", 2, table="other")
-    assert second_machine() == {"CPU B": "cpu-b"}
-    record("NVIDIA A", "big-gpu", 9)
-    assert main_machine() == "NVIDIA A" and second_machine() == {}
 
 
 def test_a_caption_names_a_machine_that_is_not_the_title_pages_and_counts_rows_of_an_older_method(record):
