@@ -98,10 +98,11 @@ def _measure(
                 rows, excess = measured_rows(e, config, rates)
                 took[e.name] = time.perf_counter() - start
                 seconds[number] += took[e.name]
+                failing = any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
                 if number not in best:
-                    failed += any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
+                    failed += failing
                     bar.update()
-                if number not in best or excess < best[number][0]:
+                if number not in best or (excess < best[number][0] and not failing):
                     best[number] = excess, rows
                 more = {records.SECONDS: round(seconds[number], 3), "attempts": attempt, "pages": pages}
                 rows = [row | more | provenance(e, preset) for row in best[number][1]]

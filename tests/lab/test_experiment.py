@@ -252,6 +252,14 @@ def test_a_noisy_row_is_measured_again_after_the_others_and_the_quietest_attempt
     assert "p80 is 1.50 times p20" in table["noisy"][1] and table["noisy"][3] == ""
 
 
+def test_a_repeat_that_fails_does_not_replace_a_noisy_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "AGAIN_SHARE", 1e6)
+    spreads = iter([2.0])
+    e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": next(spreads)}, {"cpu": [{}]}, version=1)
+    assert measure([e], "cpu", results=tmp_path).failed == 0
+    assert read(e, tmp_path)[["status", "p80_ms"]].values.tolist() == [["ok", 2.0]]
+
+
 def test_repeats_take_a_share_of_the_time_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "AGAIN_SHARE", -1.0)
     e = Experiment("chapter", "noise", lambda: {"p20_ms": 1.0, "p80_ms": 2.0}, {"cpu": [{}]}, version=1)
