@@ -314,7 +314,7 @@ def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Trials of a program against itself beside others' load: verdicts, and intervals that leave 1 out."""
     wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
     reach = np.sqrt(rows["high"] / rows["low"]) - 1
-    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby("others")
+    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby(["allocator", "others"])
     table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "reach": "median"})
     heads = {
         "others": "load of others",

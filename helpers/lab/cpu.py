@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -78,6 +79,11 @@ def keep_pages() -> str:
     libc = ctypes.CDLL(None)
     accepted = libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1)  # no limit to what is kept
     return "" if accepted else "glibc refused"
+
+
+def keeps_pages(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these variables keeps the pages of freed memory by glibc's settings."""
+    return KEPT.items() <= environment.items()
 
 
 def model() -> str:

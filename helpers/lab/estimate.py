@@ -14,6 +14,9 @@ from statistics import NormalDist
 import numpy as np
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
+# The same where a CPU's process returns its pages: over six small trainings 0.02 to 0.17, by what the C library has to
+# ask for anew in each step, which differs between two starts of one program. With pages kept all six are near `LUCK`.
+LUCK_RETURNED = 0.1
 LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict

@@ -30,7 +30,7 @@ ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
 DISTURBED = 0.1  # of the usual rate of products: a row beside one that is further off is noisy
 LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
-AGAIN_SHARE = 0.1  # of the time of the first attempts, at most, goes to what is measured again
+AGAIN_SHARE = 0.05  # of the time of the first attempts, at most, goes to what is measured again
 
 
 @dataclass(frozen=True)

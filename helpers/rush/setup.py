@@ -235,6 +235,7 @@ LEFT = {
     "Triton SwiGLU": "an alternative to the compiler's",
 }
 CPU_LEFT = {
+    "blocked attention": "slower than torch's where a processor has AMX",
     "huge pages": "a setting of the machine",
     "max-autotune": "tunes the products of each shape in every run",
     "bf16 weights": "changes what is computed",

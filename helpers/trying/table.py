@@ -34,11 +34,15 @@ class Tried:
 
 @dataclass
 class Result:
-    """`together` is the total of the changes in `kept` against the base, as a pair of its own."""
+    """`together` is the total of the changes in `kept` against the base, as a pair of its own.
+
+    If `pages_kept`, both sides kept the pages of freed memory, but for the base of rows with a change of that.
+    """
 
     command: str
     step_ms: float = math.nan
     peak_gib: float = math.nan
+    pages_kept: bool = False
     tried: list[Tried] = field(default_factory=list)
     together: Tried | None = None
     kept: list[str] = field(default_factory=list)
@@ -57,7 +61,7 @@ class Result:
 
         return json.dumps(
             {
-                "base": {"step_ms": self.step_ms, "peak_gib": self.peak_gib},
+                "base": {"step_ms": self.step_ms, "peak_gib": self.peak_gib, "pages_kept": self.pages_kept},
                 "tried": [row(tried) for tried in self.tried],
                 "together": self.together and row(self.together) | {"changes": self.kept},
                 "not_tried": self.not_tried,
@@ -69,7 +73,8 @@ class Result:
 
 def text(result: Result) -> str:
     """The table, the total, and the edits to make."""
-    lines = [f"{result.command}: {result.step_ms:.4g} ms a step, peak {result.peak_gib:.2f} GiB", ""]
+    pages = " with freed pages kept" if result.pages_kept else ""
+    lines = [f"{result.command}: {result.step_ms:.4g} ms a step{pages}, peak {result.peak_gib:.2f} GiB", ""]
     by_gain = sorted(result.tried, key=lambda tried: (math.isnan(tried.gain_share), -tried.gain_share))
     lines += [HEAD, *map(row, by_gain)]
     if result.together and len(result.kept) > 1:

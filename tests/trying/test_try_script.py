@@ -125,6 +125,15 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts
     assert 0.4 < row["gain_share"] < 0.9
 
 
+def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_starts_without(script):
+    pages = 'import os\nPAGES = "MALLOC_MMAP_MAX_" in os.environ\n'
+    name = script(pages + SHORT.replace("float(sys.argv[2])", "0.002 if PAGES else 0.02"))
+    result = try_script(name, [10**6], seconds=40, only=["allocator", "matmul-precision"])
+    kept, other = sorted(result.tried, key=lambda tried: tried.change)
+    assert kept.verdict == "faster" and kept.gain_share > 0.6 and result.kept[0] == "allocator"
+    assert result.step_ms < 15 and abs(other.gain_share) < 0.5 and "pages kept" in search.table.text(result)
+
+
 def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reason(script):
     script("", "package/__init__.py")
     fault = "import torch\nif torch.get_float32_matmul_precision() == 'medium':\n    raise ValueError('not so')\n"

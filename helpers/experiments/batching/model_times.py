@@ -136,7 +136,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
 
 @experiment(
     small=_trainings(1, 32, 1, 500, 48, MAX_LENGTH, 8, 1, 3e-3),
-    cpu=_trainings(3, 128, 2, 2048, 1500, MAX_LENGTH, 8, 1, 3e-3),
+    cpu=_trainings(3, 128, 2, 2048, 1200, MAX_LENGTH, 8, 1, 3e-3),
     gpu=_trainings(3, 256, 4, 8192, 10_000, MAX_LENGTH, 16, 1, 1e-3),
     big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,

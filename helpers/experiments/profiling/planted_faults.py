@@ -63,8 +63,8 @@ FAULTS: dict[str, dict[str, str | None]] = {
         "any_algorithm": None,
     },
 }
-PAIRED = 5  # of the faults above, the first, are planted in pairs on a CPU
-ROUNDS = {"small": (1, 1), "cpu": (6, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
+PAIRED = 4  # of the faults above, the first, are planted in pairs on a CPU
+ROUNDS = {"small": (1, 1), "cpu": (5, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
 
 
 def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:

@@ -1,5 +1,7 @@
 """The trials on trial: do their intervals hold the truth, on made-up machines and on this one?"""
 
+import dataclasses
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from helpers.lab import experiment
+from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
 from helpers.lab.trials.simulation import MACHINES
@@ -42,18 +45,23 @@ def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
 
 
 def _nulls(count: int, seconds: float) -> list[Row]:
-    return [{"number": n, "others": list(LOADS)[n % len(LOADS)], "trial_s": seconds} for n in range(count)]
+    """Two thirds of them keep the pages of freed memory."""
+    kinds = itertools.cycle(itertools.product(("kept", "kept", "default"), LOADS))
+    numbered = zip(range(count), kinds, strict=False)
+    return [{"number": n, "others": o, "allocator": a, "trial_s": seconds} for n, (a, o) in numbered]
 
 
-@experiment(small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", timed=False)
-def nulls(number: int, others: str, trial_s: float) -> Row:
+@experiment(
+    small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", version=2, timed=False
+)
+def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""
     busy, every = LOADS[others]
     beside = subprocess.Popen([sys.executable, "-c", WORK, str(busy), str(every)]) if busy else None
     function = f"{__name__}:training_step"
-    sides = (Program(name, function=function, arguments={"width": 256}) for name in ("one", "same"))
+    program = Program("one", function=function, arguments={"width": 256}, environment=ALLOCATORS[allocator])
     try:
-        return trial(*sides, seconds=trial_s)
+        return trial(program, dataclasses.replace(program, name="same"), seconds=trial_s)
     finally:
         if beside:
             beside.kill()

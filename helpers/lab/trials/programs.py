@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import ceilings
-from ..estimate import LEAST_PAIRS, LUCK, estimate
-from ..machine import OthersLoad
+from ..cpu import keeps_pages
+from ..estimate import LEAST_PAIRS, LUCK, LUCK_RETURNED, estimate
+from ..machine import OthersLoad, device
 from ..records import STATUS, Row
 from . import trees, turns
 
@@ -79,9 +80,12 @@ def trial(
 
     `ended` says why it ended: at the precision that is aimed at, or when its seconds were spent. `dropped` pairs were
     measured beside others' work. The machine's fp32 products had the rate `matmul_before` and `matmul_after` (TFLOP/s).
+    `luck` is what a start is taken to add: much on a CPU, unless both programs keep the pages of freed memory.
     Without an estimate there is only a `status`, which says why.
     """
     rate_before = ceilings.rate_beside()
+    kept = all(keeps_pages(os.environ | dict(side.environment)) for side in (baseline, program))
+    luck = LUCK if kept or device().type != "cpu" else LUCK_RETURNED
     began = time.monotonic()
     turn = {"drop": drop, "seconds": TURN_S, "steps": turn_steps}
     starts: list[list[float]] = []
@@ -96,7 +100,7 @@ def trial(
             return {STATUS: str(error)}
         before, after, dropped = before + ours, after + theirs, dropped + lost
         starts.append(log_ratios(ours, theirs))
-        result, spent = estimate(starts), time.monotonic() - began
+        result, spent = estimate(starts, luck), time.monotonic() - began
         narrow = result is not None and result.half_width <= PRECISION
         if narrow and (abs(result.ratio - 1) > CLEAR or len(starts) >= wanted):
             break
@@ -106,7 +110,7 @@ def trial(
         why = f"{dropped} pairs beside others' work" if dropped else f"turns too long for {seconds:.0f} s"
         return {STATUS: f"too few pairs, {LEAST_PAIRS} are needed: {why}"}
     times = {"median_ms": _median_ms(after), "baseline": baseline.name, "baseline_ms": _median_ms(before)}
-    machine = {"luck": LUCK, "dropped": dropped, "matmul_before": rate_before, "matmul_after": ceilings.rate_beside()}
+    machine = {"luck": luck, "dropped": dropped, "matmul_before": rate_before, "matmul_after": ceilings.rate_beside()}
     return times | result.row() | {"ended": f"±{PRECISION:.0%}" if narrow else "time"} | machine
 
 
