@@ -55,7 +55,6 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     heads = {"gain": "speedup", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
     left_out = others[["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]]
     unseen = [row["rung"] for row in rungs.to_dict("records") if row["gain"].measured and not visible(row["gain"])]
-    slower = [row["rung"] for row in ranked.to_dict("records") if float(row["gain"]) < 1 and visible(row["gain"])]
     before_flash = stands_on("FlashAttention", _kind(rows))
     stored, flash = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
@@ -71,7 +70,6 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         rungs=rungs[kept].rename(columns=heads),
         left=left_out.rename(columns={"rung": "change"} | heads).assign(note=others["rung"].map(left)),
         unseen=", ".join(unseen) or "none",
-        slower=", ".join(slower) or "none",
         gains=dict(zip(measured["rung"], measured["gain"], strict=True)),
         **{name: _ranked(ranked, place) for place, name in enumerate(("first", "second", "third"))},
         mixed_to_first=over(_gain(ranked, "mixed precision"), _ranked(ranked, 0).gain),

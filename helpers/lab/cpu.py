@@ -81,6 +81,11 @@ def keep_pages() -> str:
     return "" if accepted else "glibc refused"
 
 
+def release_pages() -> None:
+    """Give the pages of memory that is free by now back to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def keeps_pages(environment: Mapping[str, str]) -> bool:
     """Whether a process with these variables keeps the pages of freed memory by glibc's settings."""
     return KEPT.items() <= environment.items()

@@ -14,8 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 LUCK = 0.02  # standard deviation of the log ratio of a program against itself, over starts in processes of their own
-# The same where a CPU's process returns its pages: over six small trainings 0.02 to 0.17, by what the C library has to
-# ask for anew in each step, which differs between two starts of one program. With pages kept all six are near `LUCK`.
+# The same on a CPU where a process returns the pages of freed memory: 0.02 to 0.17 of six small trainings on two cores.
+# What the C library asks for anew in each step differs between two starts. With pages kept all six are near `LUCK`.
 LUCK_RETURNED = 0.1
 LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial

@@ -1,8 +1,10 @@
 """Memory of a call: the peak of allocated bytes, and the bytes of tensors saved for backward."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,18 @@ class Memory:
     def kept_bytes(self) -> int:
         """What the call's result keeps allocated: itself and the tensors saved for its backward."""
         return self.after_bytes - self.before_bytes
+
+
+def process_peak_bytes() -> int:
+    """The most memory that this process has held so far; 0 where the system doesn't say.
+
+    Not `ru_maxrss` of getrusage, which begins with that of the process that started this one.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:

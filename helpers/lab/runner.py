@@ -19,7 +19,7 @@ from statistics import median
 from tqdm import tqdm
 
 from . import ceilings, files, machine, records
-from .cpu import keep_pages
+from .cpu import keep_pages, release_pages
 from .experiment import FAILED, Experiment
 from .timing import synchronize
 
@@ -30,7 +30,7 @@ ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
 DISTURBED = 0.1  # of the usual rate of products: a row beside one that is further off is noisy
 LOADED = 0.1  # a machine with more than this share of its cores used by others is loaded
-AGAIN_SHARE = 0.05  # of the time of the first attempts, at most, goes to what is measured again
+AGAIN_SHARE = 0.1  # of the time of the first attempts, at most, goes to what is measured again
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def _measure(
                 if end - (start - began) <= took.get(e.name, 0.0):
                     continue
                 bar.set_description(e.name)
+                if pages == "kept" and e.name not in took:
+                    release_pages()
                 rows, excess = measured_rows(e, config, rates)
                 took[e.name] = time.perf_counter() - start
                 seconds[number] += took[e.name]

@@ -7,7 +7,6 @@ All combinations train on the same samples, in steps of equally many real tokens
 """
 
 import contextlib
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_at_least
 from helpers.lab.cpu import KEPT
 from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB
+from helpers.lab.memory import GIB, process_peak_bytes
 from helpers.lab.records import Row
 
 from .language import guess_scores
@@ -96,7 +95,7 @@ def run(
     chosen = check_names(stages, STAGES, "stage", "stages")
     check_at_least(1, epochs=epochs)
     check_at_least(0, seed=seed)
-    before = _peak_bytes()
+    before = process_peak_bytes()
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
@@ -111,7 +110,7 @@ def run(
         "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3,
         "real_tokens": counts.real * epochs,
         "padding_share": 1 - counts.real / counts.positions,
-        "peak_gib": (_peak_bytes() - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
+        "peak_gib": (process_peak_bytes() - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
         "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],
@@ -154,15 +153,6 @@ def _schedule(trainer: Trainer, epochs: int) -> Callable[[Step], None]:
             group["lr"] = highest * min(done / RISING, (1 - done) / (1 - RISING))
 
     return set_rate
-
-
-def _peak_bytes() -> int:
-    """The most bytes of memory that this process has held so far; 0 where the system doesn't say."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
 
 
 @contextlib.contextmanager

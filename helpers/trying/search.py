@@ -4,9 +4,9 @@ The base lives throughout. Each change lives beside it for its share of the time
 script faster are added one by one to those kept so far, if a pair beside these says so, and the last is tried against
 the base as a pair of its own.
 
-All processes keep the pages of freed memory: where they are returned, a start alone changes the speed of a training on
-a CPU by up to 17 %, which would pass for the effect of a change. What keeping them gains is a change, too, and tried
-beside starts of the script that don't.
+All processes keep the pages of freed memory: where these are returned, one start of a training on a CPU can be a tenth
+faster than the next, which would pass for the effect of a change. What keeping them gains is a change, too, and tried
+beside starts of the script that return them.
 """
 
 import json
@@ -31,6 +31,7 @@ from helpers.lab.trials.programs import STARTS, Living, living, log_ratios, take
 from helpers.profiling.run_script import ROOT
 
 from . import changes, child, losses, table
+from .edits import Shell
 from .probes import COUNTED
 from .table import Result, Tried
 
@@ -144,7 +145,7 @@ class Search:
     def beside(self, names: Sequence[str], process: Living, seconds: float) -> Estimate | None:
         """The effect of a process with these changes: beside the base, or new starts that return their pages."""
         until = time.monotonic() + seconds
-        if not any(changes.ALL[name].group == changes.KeptPages.group for name in names):
+        if changes.KeptPages.name not in names:
             return estimate([self.pairs(self.base, process, seconds)])
         starts: list[list[float]] = []
         while not starts or (len(starts) < STARTS and until - time.monotonic() > self.least_s):
@@ -303,11 +304,9 @@ def _combine(search: Search) -> None:
 
     The allocator comes before all others, which were measured with its pages kept.
     """
-    result, of_pages = search.result, changes.KeptPages.group
-    useful = sorted(
-        (tried for tried in result.tried if tried.useful),
-        key=lambda tried: (changes.ALL[tried.change].group != of_pages, -tried.gain_share),
-    )
+    result, first = search.result, changes.KeptPages.name
+    useful = [tried for tried in result.tried if tried.useful]
+    useful.sort(key=lambda tried: (tried.change != first, -tried.gain_share))
     for tried in useful:
         name = tried.change
         group = changes.ALL[name].group
@@ -326,7 +325,9 @@ def _combine(search: Search) -> None:
             result.kept += [name] if faster else []
     if len(result.kept) > 1:
         result.together = _try(search, result.kept, max(search.left, search.least_s))
-    result.edits = [edit for name in result.kept for edit in changes.ALL[name].edits(search.facts)]
+    edits = [edit for name in result.kept for edit in changes.ALL[name].edits(search.facts)]
+    shell = dict(pair for edit in edits if isinstance(edit, Shell) for pair in edit.variables.items())
+    result.edits = [edit for edit in edits if not isinstance(edit, Shell)] + ([Shell(shell)] if shell else [])
 
 
 def _on_top(search: Search, name: str, seconds: float) -> Estimate | None:
