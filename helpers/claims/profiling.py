@@ -313,7 +313,7 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Trials of a program against itself beside others' load: verdicts, and intervals that leave 1 out."""
     wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
-    reach = np.sqrt(rows["high"] / rows["low"]) - 1
+    reach, kept = np.sqrt(rows["high"] / rows["low"]) - 1, rows[rows["allocator"] == "kept"]
     cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby(["allocator", "others"])
     table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "reach": "median"})
     heads = {
@@ -327,5 +327,6 @@ def nulls(rows: pd.DataFrame) -> SimpleNamespace:
         seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
         wrong=share_of(wrong.sum(), len(rows)),
         excluded=share_of(excluded.sum(), len(rows)),
+        leaning=over_runs(kept["median_ms"], kept["baseline_ms"]),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
     )

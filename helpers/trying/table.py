@@ -36,7 +36,7 @@ class Tried:
 class Result:
     """`together` is the total of the changes in `kept` against the base, as a pair of its own.
 
-    If `pages_kept`, both sides kept the pages of freed memory, but for the base of rows with a change of that.
+    If `pages_kept`, both sides of a row kept the pages of freed memory; where that is the change, the base did not.
     """
 
     command: str
