@@ -18,7 +18,7 @@ test: $(VENV)/installed-tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Executes the notebooks and keeps their outputs in them, too.
 notebooks: $(VENV)/installed

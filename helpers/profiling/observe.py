@@ -54,7 +54,6 @@ _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/c[a-z2-7]{51}\.py$")  # the l
 _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
-_END = run_script.end_loader_workers.__code__.co_filename  # runs when the script has ended
 _SET_TIMER_SLACK = 29
 BATCHES = 8  # whose padding is counted
 USER = "user"
@@ -157,7 +156,7 @@ class Observer:
             if not self.away:
                 activity, code, line = read_stack(frame)
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
-                if code.co_filename == _END:
+                if code.co_filename.startswith(_OURS):  # the script has ended
                     continue
                 self.seconds[code, line, activity] += max(now - began - (away - before), 0.0)
 

@@ -139,6 +139,7 @@ def watch(
             try:
                 code = run_script(program, [script, *map(str, arguments)])
             finally:
+                windows.observer.stop()  # what follows is ours
                 loading = of_workers().most_common(20)
     finally:
         windows.close()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,8 @@ class Windows:
             self._calls = yield from self._python_calls()
             most = self._fitting(min(self.steps, WITH_STACKS), self.costs.events + 2 * self._calls)
             if self._calls <= CALLS:
-                yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
+                with _uncollected():
+                    yield from self._window(self.places, most, 0, record_shapes=True, with_stack=True)
         if self.ranks == 1:
             self.observer.unclaimed = yield from unclaimed()
         while not self._is_observed():
@@ -234,6 +235,18 @@ class Windows:
         seconds = statistics.median(self._plain or [0.0])
         limits = EVENTS / max(events, 1), WINDOW_S / max(seconds, 1e-9)
         return max(1, int(min(most, *limits)))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing that is garbage is freed: finalizers let other threads run while torch notes frames, and that crashes."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _prefetched() -> int:
