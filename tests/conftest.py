@@ -41,10 +41,11 @@ def _same_random_numbers():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_lock(tmp_path_factory):
-    """Sessions side by side don't wait for each other's measurements, which are too short to be of use."""
+def _own_folders(tmp_path_factory):
+    """Sessions side by side share no pictures and don't wait for each other's measurements, which are of no use."""
     from helpers.lab import runner  # not above: it imports what the lines there set up
 
+    os.environ["HELPERS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     runner.LOCK = tmp_path_factory.mktemp("lock") / "measure.lock"
 
 

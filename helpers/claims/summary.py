@@ -144,11 +144,7 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
     ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
     largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
     return SimpleNamespace(
-        gains=ordered,
-        count=len(changes),
-        largest=largest,
-        largest_gain=largest_gain,
-        unseen=_by_setting(unseen),
+        gains=ordered, count=len(changes), largest=largest, largest_gain=largest_gain, unseen=_by_setting(unseen)
     )
 
 

@@ -145,11 +145,7 @@ def build_model(
     if job.strategy == "ddp":
         # Weights and buffers are equal already, so neither is sent; gradients are views of the buckets, not copies.
         return DistributedDataParallel(
-            model,
-            bucket_cap_mb=job.bucket_mib,
-            gradient_as_bucket_view=True,
-            init_sync=False,
-            **{SYNC_BUFFERS: False},
+            model, bucket_cap_mb=job.bucket_mib, gradient_as_bucket_view=True, init_sync=False, **{SYNC_BUFFERS: False}
         )
     return model
 

@@ -35,11 +35,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 # glibc's settings, read when a process starts. By default it returns freed memory to the system and asks for it again,
 # and the kernel clears each page anew. Kept: no block is mapped apart, nothing is returned. Huge pages: of 2 MiB.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(2**28)}
-ALLOCATORS = {
-    "default": {},
-    "kept": KEPT,
-    "huge pages": KEPT | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-}
+ALLOCATORS = {"default": {}, "kept": KEPT, "huge pages": KEPT | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}}
 
 
 def describe() -> str:

@@ -1,5 +1,6 @@
 """Memory of a call: the peak of allocated bytes, and the bytes of tensors saved for backward."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -44,16 +45,18 @@ class Memory:
         return self.after_bytes - self.before_bytes
 
 
-def process_peak_bytes() -> int:
-    """The most memory that this process has held so far; 0 where the system doesn't say.
+PEAK, RESIDENT, AVAILABLE = "self/status VmHWM", "self/status VmRSS", "meminfo MemAvailable"
 
-    Not `ru_maxrss` of getrusage, which begins with that of the process that started this one.
+
+def system_bytes(field: str) -> int:
+    """What Linux tells of memory: the most that this process has held, what it holds, what is available; 0 elsewhere.
+
+    The peak is not `ru_maxrss` of getrusage, which begins with that of the process that started this one.
     """
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
+    file, name = field.split()
+    with contextlib.suppress(OSError):
+        return int(re.search(rf"{name}:\s+(\d+)", Path("/proc", file).read_text())[1]) * 1024
+    return 0
 
 
 def peak_memory(fn: Callable[[], Any]) -> Memory:

@@ -204,9 +204,7 @@ def _call(fn: Callable[[], Any], before: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def check_agreement(
-    variants: Mapping[str, Callable[[], Any]],
-    tolerance: float | None = None,
-    before: Callable[[], Any] = lambda: None,
+    variants: Mapping[str, Callable[[], Any]], tolerance: float | None = None, before: Callable[[], Any] = lambda: None
 ) -> dict[str, float]:
     """The largest relative error of each variant's tensors against the first variant's; raises `Disagreement`."""
     names = list(variants)

@@ -61,11 +61,7 @@ def draw_car(rng: Generator, side: int) -> tuple[Array, Array]:
 
 
 def _pose(
-    rng: Generator,
-    shape: Shape,
-    size: tuple[int, int],
-    turn: float = 15,
-    centre: tuple[float, float] = (0.44, 0.56),
+    rng: Generator, shape: Shape, size: tuple[int, int], turn: float = 15, centre: tuple[float, float] = (0.44, 0.56)
 ) -> Array:
     """(2, 3): the shape's plane to pixels. Turned by up to so many degrees, sheared, most of it in the picture.
 

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from helpers.lab.memory import RESIDENT, system_bytes
+
 from . import run_script
 
 PERIOD_S = 0.01
@@ -147,7 +149,7 @@ class Observer:
         self._last = now
         if self.count % max(1, self.count // 100) == 0:
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-            self.memory.append((self.count, resident_bytes(), on_device))
+            self.memory.append((self.count, system_bytes(RESIDENT), on_device))
 
     def _look(self) -> None:
         away = 0.0
@@ -343,10 +345,3 @@ def recompiles() -> list[str]:
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = [each.recompile_reason for each in dynamo.get_compilation_metrics()] if dynamo else []
     return [" ".join(reason.split())[:200] for reason in reasons if reason]
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system doesn't tell."""
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-    return 0

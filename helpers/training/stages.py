@@ -22,7 +22,7 @@ from helpers.lab import device, in_fresh_process
 from helpers.lab.arguments import check_at_least
 from helpers.lab.cpu import KEPT
 from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB, process_peak_bytes
+from helpers.lab.memory import GIB, PEAK, system_bytes
 from helpers.lab.records import Row
 
 from .language import guess_scores
@@ -95,7 +95,7 @@ def run(
     chosen = check_names(stages, STAGES, "stage", "stages")
     check_at_least(1, epochs=epochs)
     check_at_least(0, seed=seed)
-    before = process_peak_bytes()
+    before = system_bytes(PEAK)
     with _nothing_compiled() if COMPILED in chosen else contextlib.nullcontext():
         began = time.perf_counter()
         trainer = build_trainer(chosen, preset=preset, path=path, seed=seed, **changes)
@@ -110,7 +110,7 @@ def run(
         "real_tokens_per_s": counts.real / counts.steps / mean_ms * 1e3,
         "real_tokens": counts.real * epochs,
         "padding_share": 1 - counts.real / counts.positions,
-        "peak_gib": (process_peak_bytes() - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
+        "peak_gib": (system_bytes(PEAK) - before) / GIB if timed["peak_gib"] is None else timed["peak_gib"],
         "validation_loss": timed["validation_loss"],
         "validation_accuracy": timed["validation_accuracy"],
         "constant_accuracy": guess_scores(trainer.task)["guess_accuracy"],

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.lab.memory import process_peak_bytes
+from helpers.lab.memory import PEAK, system_bytes
 from helpers.lab.trials.turns import Turns
 from helpers.profiling.run_script import compiled, run_script, script_frames
 from helpers.profiling.watch import UNSEEN, _counted_steps
@@ -135,7 +135,7 @@ def _end(reason: str) -> None:
 def _peak_bytes() -> int:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    return process_peak_bytes()
+    return system_bytes(PEAK)
 
 
 def _fix_seeds(seed: int) -> None:

@@ -12,10 +12,9 @@ CLEAN = CLOTHES.fixed - {"bf16", "photos_on_device"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def settings(tmp_path_factory):
-    """Photos in a folder of their own, and convolutions in full fp32."""
+def settings():
+    """Convolutions in full fp32."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         yield
 

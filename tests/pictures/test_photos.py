@@ -27,13 +27,6 @@ from helpers.pictures.transforms import (
 SMALL = {"classes": 3, "samples": 12, "validation_samples": 6, "size": (40, 53)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def other_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HELPERS_CACHE", str(tmp_path))

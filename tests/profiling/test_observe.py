@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from torch import nn
 
+from helpers.lab.machine import OthersLoad
 from helpers.profiling import diagnose, windows
 from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
 from helpers.profiling.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
@@ -43,7 +44,8 @@ def watched(tmp_path, monkeypatch):
     return run
 
 
-def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
+def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypatch):
+    monkeypatch.setattr(OthersLoad, "__exit__", lambda *_: time.sleep(0.2))  # after the script
     diagnosis = watched(
         """
         class Slow(torch.utils.data.Dataset):
@@ -67,6 +69,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched):
             time.sleep(0.02)
         """
     )
+    assert all("train.py:" in line.where for line in diagnosis.lines)
     where = {finding.finding: finding.where for finding in diagnosis.findings + diagnosis.further}
     assert "train.py:" in where["checkpoints"] and "torch.save" in where["checkpoints"]
     assert "model(torch.randn(64, 64))" in where["evaluation"]
@@ -154,8 +157,7 @@ def test_what_was_seen_is_told_without_a_profile():
 
 
 @given(
-    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=8).filter(lambda n: len(set(n)) > 1),
-    left=st.booleans(),
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=8).filter(lambda n: len(set(n)) > 1), left=st.booleans()
 )
 def test_padded_positions_are_those_beyond_the_lengths(lengths, left):
     width = max(lengths) + 3

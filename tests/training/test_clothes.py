@@ -17,13 +17,6 @@ from helpers.training.slow_parts import CollectedMetrics
 SLOW = frozenset()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.mark.parametrize("fixes", [SLOW, CLOTHES.fixed], ids=["slow", "fixed"])
 def test_a_run_says_what_it_took_and_what_was_learned(fixes):
     result = CLOTHES.run(fixes, epochs=2)

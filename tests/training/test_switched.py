@@ -41,10 +41,9 @@ subjects = pytest.mark.parametrize("name", BOTH)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def on_the_cpu(tmp_path_factory):
+def on_the_cpu():
     """Here the numbers are exact to the last few bits; what a GPU does is in tests/gpu."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HELPERS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
 

@@ -125,10 +125,26 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts
     assert 0.4 < row["gain_share"] < 0.9
 
 
+def test_a_change_is_tried_beside_one_that_started_before_it_and_one_that_started_after(monkeypatch):
+    tried = search.Search("train.py", [], False, 100, "", print)
+    tried.base, tried.start_s, tried.result.peak_gib = "before", 5, 0.1
+
+    def beside(change, device, seconds):
+        tried.facts, others = {"device": device}, []
+        starting = {True: contextlib.nullcontext(("kept", None)), False: contextlib.nullcontext(("freed", None))}
+        monkeypatch.setattr(tried, "process", lambda names, silence_s, kept: starting[kept])
+        monkeypatch.setattr(tried, "pairs", lambda base, *_: others.append(base) or [-0.1, -0.2] * 4)
+        assert tried.beside([change], "changed", seconds).starts == len(others)
+        return others
+
+    assert beside("optimizer", "cpu", 100) == ["before", "kept"] and beside("allocator", "cpu", 100) == ["freed"] * 4
+    assert beside("optimizer", "cpu", 8) == beside("optimizer", "cuda", 100) == ["before"]
+
+
 def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_starts_without(script):
     pages = 'import os\nPAGES = "MALLOC_MMAP_MAX_" in os.environ\n'
     name = script(pages + SHORT.replace("float(sys.argv[2])", "0.002 if PAGES else 0.02"))
-    result = try_script(name, [10**6], seconds=40, only=["allocator", "matmul-precision"])
+    result = try_script(name, [10**6], seconds=24, only=["allocator", "matmul-precision"])
     kept, other = sorted(result.tried, key=lambda tried: tried.change)
     assert kept.verdict == "faster" and kept.gain_share > 0.6 and result.kept[0] == "allocator"
     assert result.step_ms < 15 and abs(other.gain_share) < 0.5 and "pages kept" in search.table.text(result)

@@ -52,7 +52,7 @@ def _nulls(count: int, seconds: float) -> list[Row]:
 
 
 @experiment(
-    small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", version=2, timed=False
+    small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", version=3, timed=False
 )
 def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""

@@ -60,7 +60,7 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
     small=[{"script": "anomaly_mode"}],
     cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
     columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
-    version=2,
+    version=3,
     timed=False,
 )
 def tried(script: str) -> Row:

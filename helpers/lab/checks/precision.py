@@ -58,8 +58,7 @@ def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
 
     check.holds("scale(loss) is loss · scale", scaled)
     check.holds(
-        "40 steps give the weights of unscaled training",
-        lambda: close(train(built(1024.0))[0], train(None)[0], 1e-5),
+        "40 steps give the weights of unscaled training", lambda: close(train(built(1024.0))[0], train(None)[0], 1e-5)
     )
     if not dynamic:
         return check

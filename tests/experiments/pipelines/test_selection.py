@@ -4,16 +4,7 @@ import pytest
 import torch
 
 from helpers.experiments.pipelines import selection
-from helpers.experiments.pipelines.selection import (
-    LEAST,
-    MOST,
-    RANDOM,
-    forgetting,
-    generator,
-    selected,
-    split,
-    train,
-)
+from helpers.experiments.pipelines.selection import LEAST, MOST, RANDOM, forgetting, generator, selected, split, train
 from helpers.pipelines.forgetting import PRESENTED, ForgettingTracker
 
 pytest.importorskip("sklearn")
