@@ -1,8 +1,8 @@
-"""The order of trials within the seconds: the base, each change beside it, the best ones together, their total.
+"""The order of trials within the seconds: the script alone, each change beside it, the best ones together, their total.
 
-The base lives throughout. Each change lives beside it for its share of the time, in turns. Then changes that made the
-script faster are added one by one to those kept so far, if a pair beside these says so, and the last is tried against
-the base as a pair of its own.
+A change is tried in two new processes, one with it and one without, which start at once and take turns: both are always
+at the same step, since steps may take longer as a training goes on. Then changes that made the script faster are added
+one by one to those kept so far, if a pair beside these says so, and the last is tried as a pair of its own.
 
 All processes keep the pages of freed memory: where these are returned, one start of a training on a CPU can be a tenth
 faster than the next, which would pass for the effect of a change. What keeping them gains is a change, too, and tried
@@ -25,7 +25,7 @@ from typing import Any
 from helpers.lab.arguments import check_choice
 from helpers.lab.cpu import KEPT
 from helpers.lab.estimate import FASTER, LUCK, LUCK_RETURNED, Estimate, estimate
-from helpers.lab.memory import AVAILABLE, GIB, system_bytes
+from helpers.lab.memory import GIB
 from helpers.lab.trials import Program, ProgramError
 from helpers.lab.trials.programs import STARTS, Living, living, log_ratios, take_pairs
 from helpers.profiling.run_script import ROOT
@@ -35,13 +35,14 @@ from .edits import Shell
 from .probes import COUNTED
 from .table import Result, Tried
 
-TURN = {"drop": 1, "seconds": 0.25, "steps": 4}
+TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
 LONG_S = 0.5  # a turn of longer steps has fewer, down to one, of which none is left out
+OBSERVED, OBSERVED_S = 1 / 6, 30.0  # of the seconds, and seconds at most, in which the script runs alone
 HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
 PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
 PAIRS = 8  # that are waited for
 WIDE = 0.3  # an interval of this width decides nothing
-LEAST_STEPS = 20  # of the base, before facts are read
+LEAST_STEPS = 60  # of the script with another seed
 QUIET = {
     "WANDB_MODE": "disabled",
     "WANDB_DISABLED": "true",
@@ -78,11 +79,18 @@ def read(report: Path) -> Seen:
     return seen
 
 
-class Search:
-    """One search: the script, the clock, and what was found; once the script runs, its process and report, too."""
+@dataclass(frozen=True)
+class Side:
+    """A process of a trial: the script's command, under these changes, with this seed, freed pages kept or not."""
 
-    base: Living
-    report: Path
+    command: Sequence[str]
+    names: Sequence[str] = ()
+    seed: int = 0
+    kept: bool = True
+
+
+class Search:
+    """One search: the script, the clock, and what was found."""
 
     def __init__(
         self, script: str | Path, arguments: Sequence[str], module: bool, seconds: float, workspace: str, tell: Callable
@@ -94,7 +102,8 @@ class Search:
         self.kept = {} if chosen else KEPT
         self.facts: dict[str, Any] = {}
         self.twin = Seen()  # the base with another seed
-        self.turn, self.turn_s = dict(TURN), TURN["seconds"]
+        self.turn: dict[str, float] = {}
+        self.turn_s = TURN_S
         self.start_s = 0.0
         self.result = Result(" ".join(self.command))
 
@@ -103,60 +112,62 @@ class Search:
         return self.until - time.monotonic()
 
     @property
-    def least_s(self) -> float:
-        """The seconds that one trial beside a living process takes at least."""
-        return self.start_s + PAIRS * 2 * self.turn_s
+    def pairs_s(self) -> float:
+        """The seconds that the fewest pairs take."""
+        return PAIRS * 2 * self.turn_s
 
     @property
-    def patience_s(self) -> float:
-        return 2 * self.start_s + PATIENCE_S
+    def least_s(self) -> float:
+        """The seconds that one trial takes at least."""
+        return self.start_s + self.pairs_s
 
     @contextmanager
-    def process(
-        self, names: Sequence[str], silence_s: float, seed: int = 0, kept: bool = True
-    ) -> Iterator[tuple[Living, Path]]:
-        """A process that runs the script under these changes, and the file of its report."""
-        home = tempfile.mkdtemp(dir=self.workspace)
-        script, folders = self.command[0], [os.getcwd()]
+    def running(self, *sides: Side, silence_s: float = 0.0) -> Iterator[list[tuple[Living, Path]]]:
+        """Processes that run the script, started at once, and the files of their reports."""
+        homes = [tempfile.mkdtemp(dir=self.workspace) for _ in sides]
+        programs = [self._program(side, home) for side, home in zip(sides, homes, strict=True)]
+        try:
+            with living(programs, silence_s or 2 * self.start_s + PATIENCE_S) as processes:
+                yield [(process, Path(home, "report")) for process, home in zip(processes, homes, strict=True)]
+        finally:
+            for home in homes:
+                shutil.rmtree(home, ignore_errors=True)
+
+    def _program(self, side: Side, home: str) -> Program:
+        script, folders = side.command[0], [os.getcwd()]
         if not self.module:
             script = os.path.realpath(script)
             folders.append(os.path.dirname(script))
-        order = child.Order([script, *self.command[1:]], self.module, home, folders, seed, list(names), self.facts)
+        command = [script, *side.command[1:]]
+        order = child.Order(command, self.module, home, folders, side.seed, list(side.names), self.facts)
         environment = QUIET | {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self.workspace, "inductor")}
-        environment |= self.kept if kept else {}
-        for name in names:
+        environment |= self.kept if side.kept else {}
+        for name in side.names:
             environment |= changes.ALL[name].environment
         command = [sys.executable, "-c", child.BOOT.format(root=str(ROOT)), json.dumps(asdict(order))]
-        program = Program(" + ".join(names) or "the script", command, environment=environment)
-        try:
-            with living(program, silence_s) as process:
-                yield process, Path(home, "report")
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
+        return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
 
-    def pairs(self, first: Living, second: Living, seconds: float) -> list[float]:
+    def compare(self, one: Side, other: Side, seconds: float, wanted: int) -> tuple[Estimate | None, Seen, Seen]:
+        """How one side's time compares to the other's, from up to so many starts, and what both told in the last."""
+        until, starts = time.monotonic() + seconds, []
+        while not starts or (len(starts) < wanted and until - time.monotonic() > self.least_s):
+            with self.running(one, other, silence_s=max(seconds, 2 * self.start_s + PATIENCE_S)) as running:
+                left = until - time.monotonic()
+                more = min(wanted - len(starts) - 1, max(int((left - self.pairs_s) / self.least_s), 0))
+                (first, _), (second, _) = running
+                starts.append(self._pairs(first, second, (left - more * self.start_s) / (more + 1)))
+                seen = [read(report) for _, report in running]
+        luck = LUCK if one.kept and other.kept else LUCK_RETURNED
+        return estimate(starts, luck), seen[0], seen[1]
+
+    def _pairs(self, first: Living, second: Living, seconds: float) -> list[float]:
         """The log ratios of two living processes, from turns for so long."""
-        second.take(self.turn)
+        for side in (first, second):
+            side.take(self.turn)
         if second.take(self.turn) > HOPELESS * first.take(self.turn):
             seconds = 0.0
         ours, theirs, _ = take_pairs(first, second, self.turn, time.monotonic() + seconds, loaded=math.inf)
         return log_ratios(ours, theirs)
-
-    def beside(self, names: Sequence[str], process: Living, seconds: float) -> Estimate | None:
-        """The effect of a process with these changes: beside the base, which started before it, and one started after.
-
-        That of kept pages: beside starts that return them.
-        """
-        until, of_pages = time.monotonic() + seconds, changes.KeptPages.name in names
-        wanted = STARTS if of_pages else 1
-        if wanted == 1 and self.facts["device"] == "cpu" and seconds > 2 * self.least_s:
-            wanted += system_bytes(AVAILABLE) > 2 * self.result.peak_gib * GIB
-        starts = [] if of_pages else [self.pairs(self.base, process, seconds / wanted)]
-        while not starts or (len(starts) < wanted and until - time.monotonic() > self.least_s):
-            with self.process((), self.patience_s, kept=not of_pages) as (before, _):
-                share = (until - time.monotonic()) / (wanted - len(starts)) - self.start_s * bool(starts)
-                starts.append(self.pairs(before, process, share))
-        return estimate(starts, LUCK_RETURNED if of_pages else LUCK)
 
 
 def try_script(
@@ -175,10 +186,10 @@ def try_script(
     """
     for name in only:
         check_choice([*changes.ALL, *COUNTED.values()], change=name)
-    with _base(script, arguments, module, seconds, tell) as search:
+    with _search(script, arguments, module, seconds, tell) as search:
         _try_all(search, only)
         _combine(search)
-        search.result.tried += _counted(read(search.report).facts, only)
+        search.result.tried += _counted(search.facts, only)
     return search.result
 
 
@@ -196,49 +207,45 @@ def try_edited(
 
     `judged`: losses are compared with those of another seed, too, which takes one more start.
     """
-    with _base(script, arguments, False, seconds, tell) as search:
+    with _search(script, arguments, False, seconds, tell) as search:
         search.twin = _other_seed(search) if judged else Seen()
-        search.command = [str(edited), *map(str, edited_arguments)]
-        search.result.tried = [_try(search, (), search.left)]
+        search.result.tried = [_try(search, Side([str(edited), *map(str, edited_arguments)]), search.left)]
     return search.result
 
 
 @contextmanager
-def _base(
+def _search(
     script: str | Path, arguments: Sequence[str], module: bool, seconds: float, tell: Callable
 ) -> Iterator[Search]:
-    """The unchanged script, running and observed."""
+    """A search of which the script was observed."""
     with tempfile.TemporaryDirectory(prefix="dlspeed-try-", ignore_cleanup_errors=True) as workspace:
         search = Search(script, arguments, module, seconds, workspace, tell)
-        began = time.monotonic()
         try:
-            with search.process((), seconds) as (search.base, search.report):
-                search.start_s = time.monotonic() - began
-                _observe(search)
-                yield search
-                search.result.redirected = read(search.report).redirected
+            _observe(search)
+            yield search
         except ProgramError as error:
             raise CannotTry(str(error)) from None
 
 
 def _observe(search: Search) -> None:
-    """Let the base run alone until its facts are there."""
-    step_s = search.base.take({"drop": 1, "seconds": 0.0, "steps": 2})
-    steps = max(1, min(TURN["steps"], round(LONG_S / step_s)))
-    search.turn = TURN | {"steps": steps, "drop": int(steps > 1)}
-    until = time.monotonic() + search.seconds / 8
-    times = []
-    while len(times) < 3 or (len(read(search.report).losses) < LEAST_STEPS and time.monotonic() < until):
-        times.append(search.base.take(search.turn))
-    seen = read(search.report)
+    """Let the script run alone: its facts, its time, and how many steps a turn has."""
+    began, result = time.monotonic(), search.result
+    with search.running(Side(search.command), silence_s=search.seconds) as [(base, report)]:
+        search.start_s = time.monotonic() - began
+        times = [base.take({"drop": 1, "seconds": 0.0, "steps": 2})]
+        until = time.monotonic() + min(OBSERVED * search.seconds, OBSERVED_S)
+        while len(times) < 4 or time.monotonic() < until:
+            steps = max(1, min(max(TURN_STEPS, math.ceil(TURN_S / times[-1])), round(LONG_S / times[-1])))
+            search.turn = {"drop": int(steps > 1), "seconds": 0.0, "steps": steps}
+            times.append(base.take(search.turn))
+        seen = read(report)
+    step_s = sorted(times)[len(times) // 2]
     if not seen.facts:
         raise CannotTry(f"{search.command[0]} ends too early, or its steps of {step_s:.2g} s are too long")
-    search.facts = seen.facts
-    search.result.pages_kept = bool(search.kept) and search.facts["device"] == "cpu"
-    search.turn_s = max(TURN["seconds"], (steps + search.turn["drop"]) * step_s)
-    search.result.step_ms = sorted(times)[len(times) // 2] * 1e3
-    search.result.peak_gib = seen.peak / GIB
-    search.tell(f"base: {search.result.step_ms:.4g} ms a step, started in {search.start_s:.0f} s")
+    search.facts, search.turn_s = seen.facts, max(TURN_S, (steps + search.turn["drop"]) * step_s)
+    result.pages_kept = bool(search.kept) and search.facts["device"] == "cpu"
+    result.step_ms, result.peak_gib, result.redirected = step_s * 1e3, seen.peak / GIB, seen.redirected
+    search.tell(f"base: {result.step_ms:.4g} ms a step, started in {search.start_s:.0f} s")
 
 
 def _try_all(search: Search, only: Sequence[str]) -> None:
@@ -260,17 +267,17 @@ def _try_all(search: Search, only: Sequence[str]) -> None:
             result.not_tried.append({"change": name, "reason": f"the {search.seconds:.0f} s were spent"})
             continue
         share = changes.ALL[name].patience / sum(changes.ALL[waiting].patience for waiting in applying[place:])
-        tried = _try(search, (name,), max(left * share, search.least_s))
+        tried = _try(search, Side(search.command, (name,)), max(left * share, search.least_s))
         result.tried.append(tried)
         search.tell(table.row(tried))
 
 
 def _other_seed(search: Search) -> Seen:
-    """The base with another seed."""
+    """The script with another seed."""
     try:
-        with search.process((), search.patience_s, seed=1) as (twin, report):
+        with search.running(Side(search.command, seed=1)) as [(twin, report)]:
             until = time.monotonic() + 0.05 * search.seconds
-            while len(read(report).losses) < 3 * LEAST_STEPS and time.monotonic() < until:
+            while len(read(report).losses) < LEAST_STEPS and time.monotonic() < until:
                 twin.take(search.turn)
             return read(report)
     except ProgramError as error:
@@ -278,20 +285,21 @@ def _other_seed(search: Search) -> Seen:
         return Seen()
 
 
-def _try(search: Search, names: Sequence[str], seconds: float) -> Tried:
-    """Changes, or a script edited by hand, beside the base for so long, start included."""
-    began = time.monotonic()
+def _try(search: Search, side: Side, seconds: float) -> Tried:
+    """Changes, or a script edited by hand, beside the script as it is for so long, start included."""
+    began, names = time.monotonic(), side.names
     parts = [changes.ALL[name] for name in names]
     edits = [edit for part in parts for edit in part.edits(search.facts)]
-    row: dict[str, Any] = {"change": " + ".join(names) or search.command[0], "edit": "; ".join(map(str, edits))}
+    row: dict[str, Any] = {"change": " + ".join(names) or side.command[0], "edit": "; ".join(map(str, edits))}
     row["kind"] = parts[0].kind if parts else "change"
+    of_pages = changes.KeptPages.name in names
     try:
-        with search.process(names, max(search.patience_s, seconds)) as (process, report):
-            took = search.beside(names, process, max(seconds - (time.monotonic() - began), 1.0))
-            seen = read(report)
+        before = Side(search.command, kept=not of_pages)
+        took, base, seen = search.compare(before, side, seconds, STARTS if of_pages else 2)
     except ProgramError as error:
         return Tried(**row, verdict="failed", same=False, seconds=time.monotonic() - began, reason=str(error))
     row |= {"seconds": time.monotonic() - began, "peak_gib": seen.peak / GIB}
+    search.result.redirected = sorted({*search.result.redirected, *base.redirected})
     if took is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {seconds:.0f} s")
     wide = took.verdict.startswith("no ") and took.high - took.low > WIDE
@@ -299,7 +307,7 @@ def _try(search: Search, names: Sequence[str], seconds: float) -> Tried:
     row["verdict"] = "undecided" if wide else took.verdict
     if row["kind"] == "probe":
         return Tried(**row, losses="another training")
-    judged = losses.compare(read(search.report).losses, seen.losses, search.twin.losses)
+    judged = losses.compare(base.losses, seen.losses, search.twin.losses)
     return Tried(**row, losses=str(judged), same=judged.same)
 
 
@@ -328,7 +336,7 @@ def _combine(search: Search) -> None:
             search.tell(f"  {name} on top of the others: {gain}")
             result.kept += [name] if faster else []
     if len(result.kept) > 1:
-        result.together = _try(search, result.kept, max(search.left, search.least_s))
+        result.together = _try(search, Side(search.command, result.kept), max(search.left, search.least_s))
     edits = [edit for name in result.kept for edit in changes.ALL[name].edits(search.facts)]
     shell = dict(pair for edit in edits if isinstance(edit, Shell) for pair in edit.variables.items())
     result.edits = [edit for edit in edits if not isinstance(edit, Shell)] + ([Shell(shell)] if shell else [])
@@ -336,12 +344,9 @@ def _combine(search: Search) -> None:
 
 def _on_top(search: Search, name: str, seconds: float) -> Estimate | None:
     """The effect of a change beside a process with those that are kept."""
-    began, kept, silence_s = time.monotonic(), search.result.kept, max(search.patience_s, seconds)
+    kept = search.result.kept
     try:
-        # What starts second is a little faster on a CPU: that counts against the change.
-        with search.process([*kept, name], silence_s) as (after, _), search.process(kept, silence_s) as (before, _):
-            before.take(search.turn)
-            return estimate([search.pairs(before, after, max(seconds - (time.monotonic() - began), 1.0))])
+        return search.compare(Side(search.command, kept), Side(search.command, [*kept, name]), seconds, 1)[0]
     except ProgramError:
         return None
 

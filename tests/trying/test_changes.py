@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.trying import changes, edits
-from helpers.trying.search import Search, read
+from helpers.trying.search import Search, Side, read
 
 SCRIPT = '''"""A classifier."""
 import torch
@@ -70,7 +70,7 @@ def run(folder: Path, source: str, names: tuple[str, ...] = (), facts: dict | No
     with contextlib.chdir(folder):
         search = Search(script, [], False, 60, str(folder.parent), print)
         search.facts = facts or {}
-        with search.process(names, 60) as (process, report):
+        with search.running(Side(search.command, names), silence_s=60) as [(process, report)]:
             process.take({"drop": 0, "seconds": 0.0, "steps": 12})
             return read(report)
 

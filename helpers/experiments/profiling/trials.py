@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,10 +20,15 @@ from helpers.lab.trials.simulation import coverage as simulated_coverage
 STARTS_AND_ROUNDS = ((1, 8), (3, 4), (3, 10))
 # What changes on the machine while a null trial runs: a process that works for so long, every so many seconds.
 LOADS = {"quiet": (0.0, 1.0), "bursts": (0.3, 3.0), "half of the time": (2.0, 4.0)}
+# It is nobody's child, since what a trial's own descendants use doesn't count as others' work.
 WORK = """
-import sys, time
+import os, sys, time
 busy, every = map(float, sys.argv[1:])
-while True:
+asked = os.getppid()
+if child := os.fork():
+    sys.exit(print(child))
+os.close(1)
+while os.path.exists(f"/proc/{asked}"):
     began = time.monotonic()
     while time.monotonic() - began < busy:
         pass
@@ -57,15 +64,15 @@ def _nulls(count: int, seconds: float) -> list[Row]:
 def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""
     busy, every = LOADS[others]
-    beside = subprocess.Popen([sys.executable, "-c", WORK, str(busy), str(every)]) if busy else None
+    command = [sys.executable, "-c", WORK, str(busy), str(every)]
+    beside = int(subprocess.check_output(command)) if busy else 0
     function = f"{__name__}:training_step"
     program = Program("one", function=function, arguments={"width": 256}, environment=ALLOCATORS[allocator])
     try:
-        return trial(program, dataclasses.replace(program, name="same"), seconds=trial_s)
+        return trial(program, dataclasses.replace(program, name="same"), seconds=trial_s, wanted=2)
     finally:
         if beside:
-            beside.kill()
-            beside.wait()
+            os.kill(beside, signal.SIGKILL)
 
 
 def training_step(width: int) -> Callable[[], None]:

@@ -62,20 +62,6 @@ def test_a_worker_makes_nothing_ahead_while_the_other_has_the_turn():
     assert row["baseline_ms"] > 7  # else its queue was full of what the worker had made meanwhile
 
 
-def test_that_what_starts_second_is_faster_cancels(monkeypatch):
-    first, step_s = [], {"slow": 2.0, "fast": 1.0}
-
-    def lives(sides, *_):
-        first.append(sides[0].name)
-        one, other = ([step_s[side.name]] * 8 for side in sides)
-        return one, [0.9 * seconds for seconds in other], 0
-
-    monkeypatch.setattr(programs, "_one_start", lives)
-    row = trial(program("sleep", "slow"), program("sleep", "fast"), seconds=0.3)
-    assert first[:4] == ["slow", "fast"] * 2 and row["starts"] == len(first)
-    assert row["ratio"] == pytest.approx(0.5, rel=0.11 / len(first))
-
-
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
