@@ -26,7 +26,8 @@ import os, sys, time
 busy, every = map(float, sys.argv[1:])
 asked = os.getppid()
 if child := os.fork():
-    sys.exit(print(child))
+    print(child)
+    sys.exit()
 os.close(1)
 while os.path.exists(f"/proc/{asked}"):
     began = time.monotonic()

@@ -94,7 +94,7 @@ def trial(
     dropped, result, narrow = 0, None, False
     while True:
         share = (seconds - (time.monotonic() - began)) / max(wanted - len(starts), 1)
-        order = -1 if len(starts) % 2 else 1
+        order = -1 if len(starts) % 2 else 1  # each of them begins every other start
         try:
             *of_sides, lost = _one_start([baseline, program][::order], share, turn)
         except ProgramError as error:
