@@ -1,4 +1,4 @@
-"""`dlspeed doctor | measure | train | profile | try | diagnose | fit | report`: a thin skin over functions to call.
+"""`dlspeed doctor | measure | carry | train | profile | try | diagnose | fit | report`: a thin skin over functions.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from helpers.profiling.diagnosis import Diagnosis
     from helpers.profiling.watch import Recording
     from helpers.train import Setup
+
+
+BEGAN = time.perf_counter()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,14 +67,29 @@ def measure(options: argparse.Namespace) -> int:
     from helpers.lab.machine import device_name, slug
 
     chosen = select(options.targets)
+    if options.check:
+        return _check(chosen)
     if options.dry_run:
         return _dry_run(chosen, options)
-    done = lab.measure(chosen, options.preset, budget=options.budget, results=options.results, refresh=options.refresh)
+    left = options.seconds and options.seconds - (time.perf_counter() - BEGAN)
+    done = lab.measure(chosen, options.preset, seconds=left, results=options.results, refresh=options.refresh)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     again = "the same command without --refresh" if options.refresh else "the same command"
     print(f"; {again} goes on there" if done.left else "")
-    print(f"rows in {lab.records.folder(options.results) / slug(device_name())}")
+    print(
+        f"rows in {lab.records.folder(options.results) / slug(device_name())}",
+        *lab.plan.missing(done.missing),
+        sep="\n",
+    )
     return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
+
+
+def _check(chosen: "list[Experiment]") -> int:
+    from helpers.lab.rehearsal import rehearse
+
+    faults = rehearse(chosen, functools.partial(print, flush=True))
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return _fail(f"{len(faults)} faults in {len(chosen)} tables", 1) if faults else 0
 
 
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
@@ -80,7 +99,7 @@ def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
     device()  # raises where the GPU can't be used, as measuring would
     memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
     plans = [plan.plan(e, options.preset, results=options.results, refresh=options.refresh) for e in chosen]
-    print("\n".join(plan.lines(plans, memory_gib)))
+    print("\n".join(plan.lines(plans, memory_gib, options.seconds)))
     return 0
 
 
@@ -285,9 +304,22 @@ def _card(options: argparse.Namespace) -> "Card | None":
     return Card(gpu="your GPU", memory_gib=options.memory or 0.0, **rates)
 
 
-def doctor(options: argparse.Namespace) -> int:
-    from helpers.doctor import FAULT, findings
+def carry(options: argparse.Namespace) -> int:
+    from helpers import carry as carrying
 
+    try:
+        print(carrying.carry(options.folder, options.python, options.has, options.wheels))
+    except ValueError as error:
+        return _fail(error, 2)
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from helpers.doctor import FAULT, findings, wanted
+
+    if options.wanted:
+        print(*wanted(), sep="\n")
+        return 0
     sound = True
     for name, finding in findings(options.results):
         print(f"{name:<28}{finding}")
@@ -298,6 +330,7 @@ def doctor(options: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": doctor,
     "measure": measure,
+    "carry": carry,
     "train": train,
     "diagnose": diagnose,
     "profile": profile,

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
     whole = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
     commands = whole.add_subparsers(
-        required=True, metavar="doctor | measure | train | profile | try | diagnose | fit | report"
+        required=True, metavar="doctor | measure | carry | train | profile | try | diagnose | fit | report"
     )
 
     def command(name: str, about: str) -> argparse.ArgumentParser:
@@ -60,14 +60,22 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments")
         added.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
 
-    command("doctor", "What this machine is, what is installed, and what has been recorded on it.")
+    added = command("doctor", "What this machine is, what is installed, and what has been recorded on it.")
+    added.add_argument("--wanted", action="store_true", help="only list what tables want and lack, as pip takes it")
 
     added = command("measure", "Measure what has no fresh record, and record each row when it is done.")
     added.add_argument("targets", nargs="*", metavar="CHAPTER[/TABLE]", help="what to measure (default: all)")
     added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
-    added.add_argument("--budget", type=_positive, metavar="SECONDS", help="start nothing new after so long")
+    added.add_argument("--seconds", type=_positive, help="measure what fits, of most worth a second first")
+    added.add_argument("--check", action="store_true", help="only try every table's smallest sizes, beside each other")
     added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
-    added.add_argument("--dry-run", action="store_true", help="only print what is missing, its minutes and memory")
+    added.add_argument("--dry-run", action="store_true", help="only print what would be measured, and how long")
+
+    added = command("carry", "Pack the project, wheels and text into a folder, for a GPU's machine without a network.")
+    added.add_argument("folder", type=Path, metavar="FOLDER", help="new or empty; `bash FOLDER/go` runs it there")
+    added.add_argument("--python", default="3.12", metavar="X.Y", help="of that machine (default: 3.12)")
+    added.add_argument("--has", type=Path, metavar="FILE", help="what it has, as `pip freeze` prints it (else torch)")
+    added.add_argument("--wheels", type=Path, metavar="DIR", help="wheels of your own to add, such as apex")
 
     added = command("train", "Train a task in a chosen precision; the last line is the result as JSON.")
     added.add_argument("--task", default="lm", help="lm or segmentation (default: lm)")

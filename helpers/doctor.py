@@ -1,6 +1,9 @@
 """What `dlspeed doctor` says: one line a finding, and what to do where something is missing."""
 
+import importlib.metadata
 import importlib.util
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +11,29 @@ import torch
 
 from helpers.experiments import chapters, tables_of
 from helpers.lab import cpu, records
-from helpers.lab.machine import PEERS, device_class, environment, half_dtype, without_kernels
+from helpers.lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
 from helpers.lab.plan import plan, total
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"
+PACKAGE = "deep-learning-speed"
+
+
+def wanted() -> list[str]:
+    """What the tables measure or compare with and this machine lacks, as requirements for pip."""
+    return [each for each in requirements() if installed(re.match(r"[\w.-]+", each)[0]) is None]
+
+
+def requirements() -> list[str]:
+    """Of measuring and of the tables, but torch: those of the checkout, else of the installed package."""
+    of_project = project_root() / "pyproject.toml"
+    if of_project.exists():
+        project = tomllib.loads(of_project.read_text())["project"]
+        lines = project["dependencies"] + project["optional-dependencies"]["tables"]
+    else:
+        listed = (line.split("; extra == ") for line in importlib.metadata.requires(PACKAGE) or [])
+        lines = [need for need, *extra in listed if not extra or "tables" in extra[0]]
+    return [line for line in lines if not re.match(r"torch\b(?!text)", line)]
 
 
 def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@
     experiments.swiglu.peers("small")        # a DataFrame
 
 Nothing here prints, draws or saves. A new file here is a new chapter; nothing has to be registered. A folder's
-`__init__.py` imports its tables, in the order in which they are measured.
+`__init__.py` imports its tables.
 """
 
 import importlib
@@ -13,16 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from helpers.lab.experiment import Experiment
-
-# What a measurement of everything begins with, since a budget may cut it short: the tables that the first pages quote,
-# short ones before long ones. On a GPU the ladder compiles for a quarter of an hour.
-FIRST = (
-    *("swiglu/ceilings", "swiglu/peers", "amp/scaler_step", "amp/autocast_overhead", "rush/norms", "rush/adam"),
-    *("batching/throughput", "batching/attention", "profiling/diagnose", "profiling/modules", "compilers/fusion"),
-    *("rush/ladder", "rush/pairs", "rush/allocator", "rush/peers"),
-    *("summary/stages", "profiling/whole_runs", "compilers/latency"),
-    "amp/quality",  # before its curves, which come of the same trainings
-)
 
 
 class UnknownName(ValueError):
@@ -45,9 +35,9 @@ def tables_of(chapter: str) -> list[Experiment]:
 
 
 def select(targets: Iterable[str]) -> list[Experiment]:
-    """The experiments that `CHAPTER` or `CHAPTER/TABLE` names, each once; for no names all of them, from `FIRST` on."""
+    """The experiments that `CHAPTER` or `CHAPTER/TABLE` names, each once; for no names all of them."""
     chosen: dict[str, Experiment] = {}
-    for target in list(targets) or [*FIRST, *chapters()]:
+    for target in list(targets) or chapters():
         chapter, _, table = target.partition("/")
         tables = {e.table: e for e in tables_of(chapter)}
         if table and table not in tables:

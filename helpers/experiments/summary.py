@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helpers.lab import device, experiment, in_fresh_process
+from helpers.lab import Worth, device, experiment, in_fresh_process
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.text import local_wikitext
@@ -64,6 +64,14 @@ SINGLE = [(ALONE, name) for name in NAMES[1:]]  # the first stage alone equals t
     big_gpu=_runs("full", CLIMBED + SINGLE, SEEDS),
     version=3,
     missing=_missing,
+    worth=Worth(
+        60,
+        "a training from the first line to the last, stage by stage",
+        cpu=19.9,
+        gpu=10,
+        big_gpu=12,
+        headline={"seed": (0,)},
+    ),
 )
 def stages(way: str, stage: str, seed: int, size: str) -> Row:
     """A whole training of the language model: its time, memory, and what it learned from equally many real tokens.

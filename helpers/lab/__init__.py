@@ -10,7 +10,7 @@ import importlib
 
 from . import records
 from .cpu import keep_pages
-from .experiment import Experiment, experiment
+from .experiment import Experiment, Worth, experiment
 from .machine import DeviceError, device, environment, half_dtype, multiplies_half
 from .memory import Memory, peak_memory, saved_bytes
 from .process import in_fresh_process
@@ -24,6 +24,7 @@ __all__ = [
     "Experiment",
     "Memory",
     "Timing",
+    "Worth",
     "bench",
     "checks",
     "compare",

@@ -1,12 +1,13 @@
 """This machine's upper limits, measured: the rate of a large matrix product and the bandwidth of a large copy.
 
-The data are random: a GPU multiplies zeros faster.
+The data are random: a GPU multiplies zeros faster. And what a GPU's clock and power are while it works (`UnderLoad`).
 """
 
 import contextlib
 import functools
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -74,3 +75,34 @@ def medium_is_fp32() -> bool:
         medium = left @ right
     same_kernel = torch.equal(highest, medium)
     return not same_kernel and bool((medium - exact).norm() < 4 * (highest - exact).norm())
+
+
+class UnderLoad:
+    """A GPU's clock in MHz and power in W when it took most power: `with UnderLoad() as card: …; card.clock_mhz`.
+
+    Asked five times a second, by torch, which needs the package nvidia-ml-py for it; None without that and on a CPU.
+    """
+
+    clock_mhz: int | None = None
+    power_w: float | None = None
+
+    def __enter__(self) -> Self:
+        self._ended = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        if device().type == "cuda":
+            self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._watching.is_alive():
+            self._watching.join()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(Exception):  # no package, no driver, or a card that doesn't tell
+            while True:
+                power_w = torch.cuda.power_draw() / 1e3
+                if power_w > (self.power_w or 0):
+                    self.power_w, self.clock_mhz = power_w, torch.cuda.clock_rate()
+                if self._ended.wait(0.2):
+                    return

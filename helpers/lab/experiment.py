@@ -12,8 +12,9 @@ configuration when it is done, so that an interrupted run can be resumed.
 
 import gc
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
@@ -30,6 +31,34 @@ PRESETS = ("small", *CLASSES)  # `small` takes seconds on any machine, and is ne
 # What a trial adds to a row beside its times; every table may have them.
 OF_PROGRAMS = ("ended", "luck", "dropped", "matmul_before", "matmul_after")
 TRIAL = ("ratio", "low", "high", "pairs", "starts", "verdict", *OF_PROGRAMS)
+
+
+OTHER_ROWS = 0.1  # of a headline row's worth
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a table brings to somebody with little time, and what it costs.
+
+    `row` is the worth of a headline row, from 1 to 100; any other row's is a tenth of it. Headline rows have one of the
+    values that `headline` names for each column; without it all are. `answers` is the question of the task. `cpu`,
+    `gpu` and `big_gpu` are seconds of a configuration, until a machine of that class has recorded them.
+    """
+
+    row: float
+    answers: str
+    cpu: float | None = None
+    gpu: float | None = None
+    big_gpu: float | None = None
+    headline: Mapping[str, tuple] = field(default_factory=dict)
+
+    def of(self, config: Row) -> float:
+        on_page = all(config.get(name) in values for name, values in self.headline.items())
+        return self.row if on_page else self.row * OTHER_ROWS
+
+    def seconds(self, preset: str) -> float | None:
+        on_gpu = self.big_gpu if self.gpu is None or preset == "big-gpu" else self.gpu
+        return self.cpu if preset in ("cpu", "small") else on_gpu
 
 
 class ColumnError(ValueError):
@@ -49,6 +78,7 @@ class Experiment:
     `memory_here`: a row's peak is this machine's, and not that of a simulated or predicted one.
     `timed`: its figures depend on how fast the machine is; no load changes a loss, and a trial in pairs
     drops those that were disturbed itself: neither is measured again.
+    `worth` decides what is measured first where time is short.
     """
 
     chapter: str
@@ -61,6 +91,11 @@ class Experiment:
     columns: tuple[str, ...] = ()
     memory_here: bool = True
     timed: bool = True
+    worth: Worth = Worth(1, "")
+
+    def __reduce__(self) -> tuple:
+        """Another process finds a table by its name: its module holds it in place of the function."""
+        return pkgutil.resolve_name, (f"{self.measure.__module__}:{self.measure.__name__}",)
 
     @property
     def name(self) -> str:
@@ -137,6 +172,7 @@ def experiment(
     columns: str | Sequence[str] = (),
     memory_here: bool = True,
     timed: bool = True,
+    worth: Worth = Worth(1, ""),
 ) -> Callable[[Callable], Experiment]:
     """Make an `Experiment` of a function in `helpers/experiments/<chapter>.py`.
 
@@ -153,7 +189,7 @@ def experiment(
     def wrap(measure: Callable[..., Row | list[Row]]) -> Experiment:
         parts = measure.__module__.split(".")
         chapter = parts[-1] if parts[-2] == "experiments" else parts[-2]
-        name, flags = measure.__name__, (memory_here, timed)
+        name, flags = measure.__name__, (memory_here, timed, worth)
         return Experiment(chapter, name, measure, presets, version, same_work, missing, names, *flags)
 
     return wrap

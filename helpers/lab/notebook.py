@@ -8,7 +8,7 @@
         say(f"From the plain loop to the last rung: {ladder.total}.")
         claim("The last rung is twice as fast", ladder.total.at_least(2))
 
-`results` only reads, unless it is given a budget. What has no record yet is left out of the PDF, whose last page lists
+`results` only reads, unless it is given seconds. What has no record yet is left out of the PDF, whose last page lists
 it.
 """
 
@@ -46,16 +46,16 @@ A_SECOND, SPREAD = "_per_s", ("_p20", "_p80")
 FACTOR = re.compile(r"\d[\d.,]*\s?×(?!\s?\d)")  # 2.4×, but not the size 256×256
 
 
-def results(experiment: Experiment, preset: str | None = None, budget: float | None = None) -> Results:
+def results(experiment: Experiment, preset: str | None = None, seconds: float | None = None) -> Results:
     """What is recorded of an experiment.
 
-    Nothing is measured here but with a `budget` in seconds: then this machine first measures what it has no fresh
+    Nothing is measured here but with `seconds` to spend: then this machine first measures what it has no fresh
     record of, at the sizes of `preset` (default: of its class), and its records are shown. A line says before how much
     that is and how many minutes are expected, if records tell. `HELPERS_LIVE=no` in the environment forbids it.
     """
-    here = budget is not None and os.environ.get(LIVE) != "no"
+    here = seconds is not None and os.environ.get(LIVE) != "no"
     if here:
-        _measure(experiment, preset or device_class(), budget)
+        _measure(experiment, preset or device_class(), seconds)
     return recorded(experiment, preset, slug(device_name()) if here else None)
 
 
@@ -75,14 +75,14 @@ def when(*needed: Results | Named) -> Callable[[Callable], None]:
     return run
 
 
-def _measure(experiment: Experiment, preset: str, budget: float) -> None:
+def _measure(experiment: Experiment, preset: str, seconds: float) -> None:
     planned = plan(experiment, preset)
     if planned.missing:
         some = f"{planned.missing} of {planned.missing + planned.fresh} configurations ({preset}) on {device_name()}"
-        takes = f"expected minutes: {minutes(planned.seconds)}; stops after {budget / 60:.1f}"
-        notice = f"*Measuring {experiment.name}: {some}; {takes}, when the last one begun is finished.*"
+        takes = f"expected minutes: {minutes(planned.seconds)}; ends after {seconds / 60:.1f}"
+        notice = f"*Measuring {experiment.name}: {some}; {takes}.*"
         display(Markdown(notice), metadata=LEFT_OUT)
-        measure([experiment], preset, budget=budget)
+        measure([experiment], preset, seconds=seconds)
 
 
 def table(frame: pd.DataFrame, caption: str) -> None:

@@ -1,23 +1,46 @@
-"""What `measure` would do on this machine: configurations to measure, minutes, memory. Nothing here is measured.
+"""What `measure` would do on this machine, in which order, how long that takes, and how much memory. Nothing runs here.
 
-Time and memory are those of recorded rows of the same table and class of machine: of the same configurations where some
-machine has recorded them, else the mean of the others. A table that none has recorded with its time has an unknown
-time. A plan costs some milliseconds a table, and touches no device.
+Rows come in the order of their worth a second, so that the time there is goes to those that a reader would miss most: a
+table's headline rows, then its others. Time and memory are those of recorded rows of the same table and class of
+machine: of the same configurations where some machine has recorded them, else the mean of the others, else what the
+table declares. A plan costs some milliseconds a table, and touches no device.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
-from . import records
-from .experiment import Experiment
+from . import machine, records
+from .experiment import FAILED, Experiment
 from .machine import device_class, device_name, slug
 from .records import Row
-from .runner import is_fresh
 
 IN_GIB = {"peak_gib": 1.0, "peak_mib": 1 / 1024}
+LEAST_S = 0.01  # what a row takes at least, also one that only says why it can't run
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A configuration to measure; `reason` says why it gets no more than a status here."""
+
+    experiment: Experiment
+    config: Row
+    seconds: float | None  # expected; None: unknown
+    reason: str = ""
+
+    @property
+    def worth(self) -> float:
+        return self.experiment.worth.of(self.config)
+
+    def lasts(self, before: "tuple[Pending, float] | None" = None) -> float:
+        """Expected seconds, corrected by what the table's last row took; 0 if nothing tells."""
+        last, took = before or (self, 0.0)
+        if before is None or not took:
+            return self.seconds or 0.0
+        return took * self.seconds / last.seconds if self.seconds and last.seconds else took
 
 
 @dataclass(frozen=True)
@@ -27,10 +50,22 @@ class Plan:
     experiment: Experiment
     preset: str
     fresh: int = 0
-    missing: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)  # why -> how many of the missing get no more than a status
-    seconds: float | None = 0.0  # None: unknown
+    jobs: tuple[Pending, ...] = ()
     gib: float | None = None  # the largest peak recorded; None: unknown
+
+    @property
+    def missing(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Why -> how many of the missing get no more than a status."""
+        return dict(Counter(job.reason for job in self.jobs if job.reason))
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all that is missing; None: unknown."""
+        return _sum(self.jobs)
 
 
 def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None, refresh: bool = False) -> Plan:
@@ -39,13 +74,62 @@ def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None
     here = records.read_rows(records.path(slug(device_name()), e.chapter, e.table, results))
     configs = e.configurations(preset)
     missing = configs if refresh else [config for config in configs if not is_fresh(e, config, preset, here)]
-    reasons = [e.missing_because(config) for config in missing]
-    todo = [config for config, reason in zip(missing, reasons, strict=True) if not reason]
-    recorded = _recorded(e, results)
-    seconds = _expected(e, preset, todo, recorded)
-    left_out = dict(Counter(filter(None, reasons)))
-    gib = _largest(e, preset, recorded) if todo else None
-    return Plan(e, preset, len(configs) - len(missing), len(missing), left_out, seconds, gib)
+    recorded = _recorded(e, results) if missing else []
+    jobs = []
+    for config, seconds in zip(missing, _expected(e, preset, missing, recorded), strict=True):
+        reason = e.missing_because(config)
+        jobs.append(Pending(e, config, 0.0 if reason else seconds, reason))
+    gib = _largest(e, preset, recorded) if any(not job.reason for job in jobs) else None
+    return Plan(e, preset, len(configs) - len(missing), tuple(jobs), gib)
+
+
+def in_order(plans: Iterable[Plan]) -> list[Pending]:
+    """All rows to measure, by worth a second: a table's headline rows together, and its others together."""
+    groups = []
+    for p in plans:
+        ranked = sorted(p.jobs, key=lambda job: -job.worth)
+        for worth, group in groupby(ranked, key=lambda job: job.worth):
+            jobs = list(group)
+            seconds = [LEAST_S if job.seconds is None else max(job.seconds, LEAST_S) for job in jobs]
+            groups.append((worth / mean(seconds), jobs))
+    groups.sort(key=lambda group: -group[0])
+    return [job for _, jobs in groups for job in jobs]
+
+
+def within(jobs: Iterable[Pending], seconds: float) -> list[Pending]:
+    """The rows that are measured in so many seconds: one that doesn't fit gives way to those after it."""
+    chosen = []
+    for job in jobs:
+        if job.lasts() < seconds:
+            chosen.append(job)
+            seconds -= job.lasts()
+    return chosen
+
+
+def missing(jobs: Iterable[Pending]) -> list[str]:
+    """What is left, a line a table, and how long it would take."""
+    jobs = sorted(jobs, key=lambda job: -job.worth)
+    tables = {job.experiment.name: [other for other in jobs if other.experiment is job.experiment] for job in jobs}
+    lines = [f"  {name}: {len(of)} rows, {minutes(_sum(of))} minutes" for name, of in tables.items()]
+    return [f"missing: {len(jobs)} rows, {minutes(_sum(jobs))} minutes", *lines] if jobs else []
+
+
+def is_fresh(e: Experiment, config: Row, preset: str, rows: Iterable[dict[str, str]]) -> bool:
+    """Whether the configuration has rows of this method and release of torch, none failed.
+
+    A row whose status names a missing dependency is fresh until that is installed.
+    """
+    identity = e.identity(preset)
+    wanted = records.key(config, identity)
+    about = [row for row in rows if row["preset"] == preset and records.key(row, identity) == wanted]
+    release = _release(machine.environment()["torch"])
+    return bool(about) and all(
+        row["method"] == str(e.version)
+        and _release(row["torch"]) == release
+        and not row[records.STATUS].startswith(FAILED)
+        and not _now_installed(row[records.STATUS])
+        for row in about
+    )
 
 
 def total(plans: Iterable[Plan]) -> str:
@@ -70,23 +154,39 @@ def minutes(seconds: float | None) -> str:
     return f"{seconds / 60:.1f}" if seconds >= 3 or not seconds else "<0.1"
 
 
-def lines(plans: Iterable[Plan], memory_gib: float = float("inf")) -> list[str]:
-    """A table of plans, with the reasons of what is left out under each row, and the sum.
+def lines(plans: Iterable[Plan], memory_gib: float = float("inf"), seconds: float | None = None) -> list[str]:
+    """A table of plans in the order of measuring, with the reasons of what is left out under each row, and the sum.
 
-    A table that took more memory elsewhere than the `memory_gib` of this machine says so.
+    With `seconds`, how many rows of each are measured in that time, and what remains. A table that took more memory
+    elsewhere than the `memory_gib` of this machine says so.
     """
-    plans = list(plans)
+    jobs = in_order(plans)
+    place = {name: rank for rank, name in reversed([*enumerate(job.experiment.name for job in jobs)])}
+    plans = sorted(plans, key=lambda p: place.get(p.experiment.name, len(jobs)))
+    chosen = jobs if seconds is None else within(jobs, seconds)
     width = max((len(p.experiment.name) for p in plans), default=0)
-    rows = [f"{'table':<{width}}  {'preset':<8}{'missing':>8}{'fresh':>7}{'GiB':>8}  minutes"]
+    heads = f"{'missing':>8}{'fresh':>7}" + ("" if seconds is None else f"{'in time':>9}") + f"{'worth':>7}{'GiB':>8}"
+    rows = [f"{'table':<{width}}  {'preset':<8}{heads}  minutes"]
     for p in plans:
         gib = f"{p.gib:.2f}" if p.gib is not None else "-"
         takes = minutes(p.seconds)
         takes += f"; more memory than the {memory_gib:.1f} GiB here" if (p.gib or 0) > memory_gib else ""
-        rows.append(f"{p.experiment.name:<{width}}  {p.preset:<8}{p.missing:>8}{p.fresh:>7}{gib:>8}  {takes}")
+        fits = "" if seconds is None else f"{sum(job.experiment is p.experiment for job in chosen):>9}"
+        counts = f"{p.missing:>8}{p.fresh:>7}{fits}{p.experiment.worth.row:>7g}{gib:>8}"
+        rows.append(f"{p.experiment.name:<{width}}  {p.preset:<8}{counts}  {takes}")
         rows += [
             f"  {count} can't run here: {reason.removeprefix('not here: ')}" for reason, count in p.left_out.items()
         ]
+    if seconds is not None:
+        started = {id(job) for job in chosen}
+        left = [job for job in jobs if id(job) not in started]
+        rows.append(f"in {seconds:g} s: {len(chosen)} configurations; {minutes(_sum(left))} minutes remain")
     return [*rows, total(plans)]
+
+
+def _sum(jobs: Iterable[Pending]) -> float | None:
+    seconds = [job.seconds for job in jobs]
+    return None if None in seconds else sum(seconds)
 
 
 def _recorded(e: Experiment, results: Path | str | None) -> list[dict[str, str]]:
@@ -96,18 +196,16 @@ def _recorded(e: Experiment, results: Path | str | None) -> list[dict[str, str]]
     return [row for file in files for row in records.whole_rows(file) if row[records.STATUS] == "ok"]
 
 
-def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dict[str, str]]) -> float | None:
-    """Seconds of configurations; None if no row of the preset tells."""
+def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dict[str, str]]) -> list[float | None]:
+    """Seconds of each configuration; None where neither rows of the preset nor the declaration tell."""
     identity = e.identity(preset)
     times: dict[tuple[str, ...], list[float]] = {}
     for row in recorded:
         if row["preset"] == preset and row.get(records.SECONDS):
             times.setdefault(records.key(row, identity), []).append(float(row[records.SECONDS]))
-    if configs and not times:
-        return None
     known = {key: mean(values) for key, values in times.items()}
-    typical = mean(known.values()) if known else 0.0
-    return sum(known.get(records.key(config, identity), typical) for config in configs)
+    typical = mean(known.values()) if known else None if preset == "small" else e.worth.seconds(preset)
+    return [known.get(records.key(config, identity), typical) for config in configs]
 
 
 def _largest(e: Experiment, preset: str, recorded: list[dict[str, str]]) -> float | None:
@@ -116,3 +214,12 @@ def _largest(e: Experiment, preset: str, recorded: list[dict[str, str]]) -> floa
         return None
     cells = [(row.get(name), unit) for row in recorded if row["preset"] == preset for name, unit in IN_GIB.items()]
     return max((float(peak) * unit for peak, unit in cells if peak), default=None)
+
+
+def _now_installed(status: str) -> bool:
+    package = status.removeprefix(machine.NOT_INSTALLED)
+    return package != status and machine.installed(package) is not None
+
+
+def _release(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]

@@ -26,7 +26,7 @@ def in_fresh_process(
     is raised here; a process that is killed, as the kernel does when memory runs out, is a `MemoryError`. It ends with
     this process, and with an interrupt of this call.
     """
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
     with mock.patch.dict(os.environ, environment or {}), pool:
         try:
             return pool.submit(fn, *arguments, **options).result()
@@ -38,7 +38,7 @@ def in_fresh_process(
             raise
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when the one that started it has died, which a pool's worker doesn't notice."""
     ends = [multiprocessing.parent_process().sentinel]
     threading.Thread(target=lambda: os._exit(len(multiprocessing.connection.wait(ends))), daemon=True).start()

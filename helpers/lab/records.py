@@ -22,7 +22,8 @@ from .machine import project_root
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
 STATUS = "status"
 SECONDS = "seconds"  # that its configuration took, all attempts together
-RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages"]  # rows of older methods lack them
+# Rows of older methods lack some. Clock and power are a GPU's, where it took most power during the row.
+RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages", "clock_mhz", "power_w"]
 CHECKSUM = "checksum"
 
 Row = dict[str, Any]

@@ -1,8 +1,9 @@
-"""Run experiments and record them, one configuration after another: resumable, within a time budget.
+"""Run experiments and record them, one configuration after another: resumable, those of most worth first.
 
 What was noisy, or was measured while other processes used the CPU or while matrix products were slower or faster than
 beside the others, is measured again when all else is done: a machine's state lasts for minutes. The quietest of three
-attempts counts. On a CPU the allocator keeps its pages (`lab.keep_pages`).
+attempts counts. On a CPU the allocator keeps its pages (`lab.keep_pages`). A GPU's clock and power stand beside each
+row.
 """
 
 import contextlib
@@ -12,13 +13,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from tqdm import tqdm
 
-from . import ceilings, files, machine, records
+from . import ceilings, files, machine, plan, records
 from .cpu import keep_pages, release_pages
 from .experiment import FAILED, Experiment
 from .timing import synchronize
@@ -39,22 +40,27 @@ class Progress:
 
     measured: int
     fresh: int
-    left: int
     failed: int = 0
+    missing: list[plan.Pending] = field(default_factory=list)  # for which there was no time
+
+    @property
+    def left(self) -> int:
+        return len(self.missing)
 
 
 def measure(
     experiments: Iterable[Experiment],
     preset: str | None = None,
     *,
-    budget: float | None = None,
+    seconds: float | None = None,
     results: Path | str | None = None,
     refresh: bool = False,
 ) -> Progress:
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
-    `preset` is the machine's class (`device_class`) unless given. After `budget` seconds no configuration is started,
-    nor is one whose predecessor in the table took longer than the time left; a call with the same arguments resumes.
+    `preset` is the machine's class (`device_class`) unless given. The rows of most worth a second come first
+    (`plan.in_order`). With `seconds`, none is started that is expected to take longer than the time left: smaller ones
+    are. A call with the same arguments resumes, also on another machine of the same card that has these records.
     `refresh` first marks existing records as stale, so that a later call without it resumes an interrupted refresh. A
     configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
@@ -66,59 +72,61 @@ def measure(
     machine.check_assertions()
     preset = preset or machine.device_class()
     with contextlib.nullcontext() if preset == "small" else _alone():
-        return _measure(list(experiments), preset, budget, results, refresh)
+        return _measure(list(experiments), preset, seconds, results, refresh)
 
 
 def _measure(
-    experiments: list[Experiment], preset: str, budget: float | None, results: Path | str | None, refresh: bool
+    experiments: list[Experiment], preset: str, seconds: float | None, results: Path | str | None, refresh: bool
 ) -> Progress:
     began, gpu = time.perf_counter(), machine.slug(machine.device_name())
-    stored = {e.name: records.read_rows(_file(gpu, e, results)) for e in experiments}
-    work = [(e, config) for e in experiments for config in e.configurations(preset)]
-    for folder in {_file(gpu, e, results).parent for e, _ in work}:
+    stored = [row for e in experiments for row in records.read_rows(_file(gpu, e, results))]
+    for folder in {_file(gpu, e, results).parent for e in experiments if e.configurations(preset)}:
         files.check_writable(folder, "--results")
     if refresh:
         for e in experiments:
-            stored[e.name] = _mark_stale(_file(gpu, e, results), preset)
-    todo = [(e, config) for e, config in work if not is_fresh(e, config, preset, stored[e.name])]
+            _mark_stale(_file(gpu, e, results), preset)
+    plans = [plan.plan(e, preset, results=results) for e in experiments]
+    todo = plan.in_order(plans)
     pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
     rates = None if preset == "small" else _rates(stored, preset)
-    took: dict[str, float] = {}
+    last: dict[str, tuple[plan.Pending, float]] = {}  # of each table, and what it took
     best: dict[int, tuple[float, list[records.Row]]] = {}
-    seconds = [0.0] * len(todo)
-    end, failed, waiting = float("inf") if budget is None else budget, 0, list(range(len(todo)))
+    spent = [0.0] * len(todo)
+    end, failed, waiting = float("inf") if seconds is None else seconds, 0, list(range(len(todo)))
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
         for attempt in range(1, 2 if preset == "small" else ATTEMPTS + 1):
             for number in waiting:
-                e, config = todo[number]
-                start = time.perf_counter()
-                if end - (start - began) <= took.get(e.name, 0.0):
+                pending = todo[number]
+                e, start = pending.experiment, time.perf_counter()
+                if end - (start - began) <= pending.lasts(last.get(e.name)):
                     continue
                 bar.set_description(e.name)
-                if pages == "kept" and e.name not in took:
+                if pages == "kept" and e.name not in last:
                     release_pages()
-                rows, excess = measured_rows(e, config, rates)
-                took[e.name] = time.perf_counter() - start
-                seconds[number] += took[e.name]
+                rows, excess = measured_rows(e, pending.config, rates)
+                took = time.perf_counter() - start
+                spent[number] += took
+                if not pending.reason:
+                    last[e.name] = pending, took
                 failing = any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
                 if number not in best:
                     failed += failing
                     bar.update()
                 if number not in best or (excess < best[number][0] and not failing):
                     best[number] = excess, rows
-                more = {records.SECONDS: round(seconds[number], 3), "attempts": attempt, "pages": pages}
+                more = {records.SECONDS: round(spent[number], 3), "attempts": attempt, "pages": pages}
                 rows = [row | more | provenance(e, preset) for row in best[number][1]]
                 records.replace(_file(gpu, e, results), rows, [*e.identity(preset), "preset"])
             if attempt == 1:
                 end = min(end, (1 + AGAIN_SHARE) * (time.perf_counter() - began))
             waiting = [number for number, (excess, _) in best.items() if excess > 1]
-    return Progress(len(best), len(work) - len(todo), len(todo) - len(best), failed)
+    left = [pending for number, pending in enumerate(todo) if number not in best]
+    return Progress(len(best), sum(p.fresh for p in plans), failed, left)
 
 
-def _rates(stored: dict[str, list[records.Row]], preset: str) -> list[float]:
+def _rates(stored: list[records.Row], preset: str) -> list[float]:
     """The rates of matrix products beside this machine's rows."""
-    rows = [row for rows in stored.values() for row in rows if row["preset"] == preset]
-    return [float(row["matmul_tflops"]) for row in rows if row.get("matmul_tflops")]
+    return [float(row["matmul_tflops"]) for row in stored if row["preset"] == preset and row.get("matmul_tflops")]
 
 
 @contextlib.contextmanager
@@ -138,13 +146,13 @@ def measured_rows(
     That is the largest factor by which a limit is exceeded. If `rates` are given, those of matrix products beside the
     rows measured before, this row's is measured and added.
     """
-    with machine.OthersLoad() as load:
+    with machine.OthersLoad() as load, ceilings.UnderLoad() as card:
         try:
             rows = e.rows(config)
         except Exception as error:
             rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
     timed = e.timed and any(row[records.STATUS] == "ok" for row in rows)
-    beside: records.Row = {"load": load.cores}
+    beside: records.Row = {"load": load.cores, "clock_mhz": card.clock_mhz, "power_w": card.power_w}
     noise = _noise(rows, load.cores, e.same_work) if timed else []
     if rates is not None and timed:
         beside["matmul_tflops"] = ceilings.rate_beside()
@@ -194,24 +202,6 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:LONGEST]
 
 
-def is_fresh(e: Experiment, config: records.Row, preset: str, rows: Iterable[records.Row]) -> bool:
-    """Whether the configuration has rows of this method and release of torch, none failed.
-
-    A row whose status names a missing dependency is fresh until that is installed.
-    """
-    identity = [*e.identity(preset), "preset"]
-    wanted = records.key(config | {"preset": preset}, identity)
-    about = [row for row in rows if records.key(row, identity) == wanted]
-    release = _release(machine.environment()["torch"])
-    return bool(about) and all(
-        row["method"] == str(e.version)
-        and _release(row["torch"]) == release
-        and not row[records.STATUS].startswith(FAILED)
-        and not _now_installed(row[records.STATUS])
-        for row in about
-    )
-
-
 def provenance(e: Experiment, preset: str) -> records.Row:
     """The provenance columns of a row."""
     known = machine.environment()
@@ -219,23 +209,13 @@ def provenance(e: Experiment, preset: str) -> records.Row:
     return origin | {"preset": preset, "method": e.version}
 
 
-def _mark_stale(file: Path, preset: str) -> list[records.Row]:
+def _mark_stale(file: Path, preset: str) -> None:
     rows = records.read_rows(file)
     for row in rows:
         if row["preset"] == preset and not row["method"].endswith(STALE):
             row["method"] += STALE
     if rows:
         records.rewrite(file, rows)
-    return rows
-
-
-def _now_installed(status: str) -> bool:
-    package = status.removeprefix(machine.NOT_INSTALLED)
-    return package != status and machine.installed(package) is not None
-
-
-def _release(version: str) -> list[str]:
-    return version.split("+")[0].split(".")[:2]
 
 
 def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:

@@ -87,7 +87,7 @@ def test_every_row_says_where_it_comes_from_and_presets_do_not_replace_each_othe
 
 def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
     measure([SQUARES], "cpu", results=tmp_path)
-    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True, budget=0.0).left == 3
+    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True, seconds=0.0).left == 3
     assert len(read(SQUARES, tmp_path)) == 3  # still there, as stale
     CALLS.clear()
     assert measure([SQUARES], "cpu", results=tmp_path).measured == 3
@@ -151,7 +151,7 @@ def test_a_table_whose_next_row_would_take_too_long_gives_way_to_the_others(tmp_
         return square(size)
 
     takes_long = Experiment("chapter", "slow", slow, SQUARES.presets, 1)
-    done = measure([takes_long, SQUARES], "cpu", results=tmp_path, budget=100.0)
+    done = measure([takes_long, SQUARES], "cpu", results=tmp_path, seconds=100.0)
     assert CALLS == [2, 2, 3, 4]
     assert (done.measured, done.left) == (4, 2)
 

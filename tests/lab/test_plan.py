@@ -9,9 +9,9 @@ from helpers.__main__ import main
 from helpers.doctor import findings
 from helpers.experiments import select
 from helpers.lab import cpu, machine, records
-from helpers.lab.experiment import Experiment
+from helpers.lab.experiment import Experiment, Worth
 from helpers.lab.machine import device_name, slug
-from helpers.lab.plan import minutes, plan, total
+from helpers.lab.plan import in_order, lines, minutes, missing, plan, total, within
 
 ORIGIN = {
     "driver": "none",
@@ -69,6 +69,37 @@ def test_several_rows_of_a_configuration_count_its_time_once(results):
     assert plan(TABLE, "cpu").seconds == 3 * 60
 
 
+def worth(name: str, row: float, seconds: float, **headline) -> Experiment:
+    e = Experiment("chapter", name, never, SIZES, version=1)
+    return replace(e, worth=Worth(row, "Why?", cpu=seconds, gpu=seconds, headline=headline))
+
+
+def test_rows_come_by_worth_a_second_and_headlines_before_others(results):
+    tables = [worth("dear", 50, 100), worth("cheap", 10, 2), worth("ladder", 90, 30, size=(3,))]
+    order = [(p.experiment.table, p.config["size"]) for p in in_order(plan(e, "cpu") for e in tables)]
+    cheap, dear = ([(name, size) for size in (2, 3, 4)] for name in ("cheap", "dear"))
+    assert order == [*cheap, ("ladder", 3), *dear, ("ladder", 2), ("ladder", 4)]
+
+
+def test_what_does_not_fit_gives_way_to_smaller_rows_and_is_named(results):
+    plans = [plan(e, "cpu") for e in (worth("long", 90, 40), worth("short", 1, 8))]
+    rows = in_order(plans)
+    assert [p.experiment.table for p in within(rows, 100)] == ["long", "long", "short", "short"]
+    *_, said, _ = lines(plans, seconds=100)
+    assert said == "in 100 s: 4 configurations; 0.8 minutes remain"
+    total_line, *tables = missing(rows[2:4])
+    assert total_line == "missing: 2 rows, 0.8 minutes"
+    assert tables == ["  chapter/long: 1 rows, 0.7 minutes", "  chapter/short: 1 rows, 0.1 minutes"]
+    assert not missing([])
+
+
+def test_a_declared_time_counts_until_a_row_of_the_class_is_recorded(record):
+    declared = worth("table", 1, 50)
+    assert plan(declared, "cpu").seconds == 150 and plan(declared, "gpu").seconds == 50
+    record("cpu", 2, seconds=10)
+    assert plan(declared, "cpu").seconds == 30 and plan(declared, "gpu").seconds == 50
+
+
 def test_what_is_simulated_tells_no_memory(record):
     record("cpu", 2, seconds=60, peak_gib=80.0)
     assert plan(replace(TABLE, memory_here=False), "cpu").gib is None
@@ -78,8 +109,8 @@ def test_a_dry_run_measures_nothing(tmp_path, capsys):
     command = ["measure", "batching/padding", "swiglu/accuracy", "--preset", "small", "--results", str(tmp_path)]
     assert main([*command, "--dry-run"]) == 0
     head, *tables, said = capsys.readouterr().out.splitlines()
-    assert head.split() == ["table", "preset", "missing", "fresh", "GiB", "minutes"]
-    assert next(line.split() for line in tables) == ["batching/padding", "small", "1", "0", "-", "unknown"]
+    assert head.split() == ["table", "preset", "missing", "fresh", "worth", "GiB", "minutes"]
+    assert ["batching/padding", "small", "1", "0", "2", "-", "unknown"] in [line.split() for line in tables]
     assert "configurations missing, 0 fresh; minutes unknown" in said
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +118,8 @@ def test_a_dry_run_measures_nothing(tmp_path, capsys):
     capsys.readouterr()
     for refresh, counts in (([], ["0", "1"]), (["--refresh"], ["1", "0"])):
         assert main([*command, "--dry-run", *refresh]) == 0
-        assert capsys.readouterr().out.splitlines()[1].split()[2:4] == counts
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batching/padding")]
+        assert line.split()[2:4] == counts
 
 
 def test_a_table_that_took_more_memory_than_there_is_says_so(results, capsys, monkeypatch):
@@ -134,7 +166,7 @@ def test_each_machine_is_told_what_it_would_run(name, as_if_on, capsys):
     assert main(["measure", "--dry-run"]) == 0
     _head, *tables, said = capsys.readouterr().out.splitlines()
     shown = [line.split() for line in tables if not line.startswith(" ")]
-    assert [line[0] for line in shown] == [f"{e.chapter}/{e.table}" for e in select([])]
+    assert sorted(line[0] for line in shown) == sorted(e.name for e in select([]))
     assert all(line[1] == preset for line in shown)
     assert sum(int(line[2]) for line in shown) == int(said.split()[0]) > 300
     assert dict(findings())["measure would run"] == f"{preset} sizes, {said}"

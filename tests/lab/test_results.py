@@ -113,35 +113,35 @@ def lines(monkeypatch):
     return texts
 
 
-def test_with_a_budget_what_is_missing_is_measured_and_said_before(results, lines):
-    result = notebook.results(DOUBLING, preset="cpu", budget=90)
+def test_with_seconds_to_spend_what_is_missing_is_measured_and_said_before(results, lines):
+    result = notebook.results(DOUBLING, preset="cpu", seconds=90)
     assert result.measured["double"].tolist() == [4, 6]
     assert lines == [
         f"*Measuring chapter/doubling: 2 of 2 configurations (cpu) on {device_name()}; expected minutes: unknown; "
-        "stops after 1.5, when the last one begun is finished.*"
+        "ends after 1.5.*"
     ]
-    notebook.results(DOUBLING, preset="cpu", budget=90)
+    notebook.results(DOUBLING, preset="cpu", seconds=90)
     assert CALLS == [2, 3] and len(lines) == 1
 
 
 def test_small_sizes_are_shown_where_they_are_asked_for(results, lines):
-    assert notebook.results(DOUBLING, preset="small", budget=90).measured["double"].tolist() == [2]
+    assert notebook.results(DOUBLING, preset="small", seconds=90).measured["double"].tolist() == [2]
     assert notebook.results(DOUBLING, preset="small").measured["double"].tolist() == [2]
     assert not len(notebook.results(DOUBLING).measured)
 
 
 @pytest.mark.parametrize("forbidden", [False, True])
-def test_on_a_gpu_nothing_is_measured_without_a_budget_or_where_it_is_forbidden(
+def test_on_a_gpu_nothing_is_measured_without_seconds_or_where_it_is_forbidden(
     forbidden, results, lines, made_up_gpu, monkeypatch
 ):
     made_up_gpu((7, 5), gib=15)
     if forbidden:
         monkeypatch.setenv("HELPERS_LIVE", "no")
-    assert not len(notebook.results(DOUBLING, budget=90 if forbidden else None).rows)
+    assert not len(notebook.results(DOUBLING, seconds=90 if forbidden else None).rows)
     assert CALLS == [] == lines
 
 
-def test_of_a_budget_this_machines_records_are_shown(record, lines):
+def test_with_seconds_to_spend_this_machines_records_are_shown(record, lines):
     record("NVIDIA Test", "big-gpu", 9, table="doubling")
     assert notebook.results(DOUBLING).measured["gpu"].tolist() == ["NVIDIA Test"]
-    assert set(notebook.results(DOUBLING, preset="cpu", budget=90).measured["gpu"]) == {device_name()}
+    assert set(notebook.results(DOUBLING, preset="cpu", seconds=90).measured["gpu"]) == {device_name()}

@@ -1,8 +1,4 @@
-"""What chapter 1 measures: where fp16 loses gradients, what each precision costs and how well it trains.
-
-The order of the imports is that of measuring: one whole training after another comes last, so that a budget that ends
-among them leaves the rest complete.
-"""
+"""What chapter 1 measures: where fp16 loses gradients, what each precision costs and how well it trains."""
 
 from .gradients import exponents, gradient_time, zeros
 from .overheads import autocast_overhead, scaler_step

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import train as training
-from helpers.lab import bench, experiment, peak_memory
+from helpers.lab import Worth, bench, experiment, peak_memory
 from helpers.lab.memory import GIB
 from helpers.lab.precision import fp16_by_fp32
 from helpers.lab.records import Row
@@ -32,6 +32,7 @@ TIMED = ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
     big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("full", TIMED)],
     columns="median_ms p20_ms p80_ms n peak_gib",
     version=3,
+    worth=Worth(40, "one gradient in each precision", cpu=5.2, gpu=4, big_gpu=4),
 )
 def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     """One gradient computation, forward and backward, of one batch.
@@ -75,6 +76,7 @@ LOOKED_AT = {"small": 2, "reduced": 20, "full": 20}
     columns="layer step weights zero_share",
     timed=False,
     version=3,
+    worth=Worth(6, "gradients that become zero", cpu=2.2, gpu=3, big_gpu=3),
 )
 def zeros(task: str, precision: str, size: str) -> list[Row]:
     """The share of weight gradients that are exactly zero, layer by layer, in one step; none if some aren't finite."""
@@ -102,6 +104,7 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
     columns="kind exponent share",
     timed=False,
     version=3,
+    worth=Worth(6, "why fp16 needs scaling", cpu=2, gpu=3, big_gpu=3),
 )
 def exponents(task: str, size: str) -> list[Row]:
     """The exponents of gradients in one step of an fp32 run, of activations and of weights.

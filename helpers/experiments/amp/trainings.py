@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from helpers import train as training
-from helpers.lab import device, experiment
+from helpers.lab import Worth, device, experiment
 from helpers.lab.precision import fp16_by_fp32
 from helpers.lab.records import Row
 from helpers.train import Setup, Step
@@ -28,6 +28,14 @@ QUALITY = """
     big_gpu=[run | {"seed": seed} for seed in SEEDS for run in ALL_RUNS["full"]],
     columns=QUALITY,
     version=3,
+    worth=Worth(
+        40,
+        "loss and accuracy in each precision, with and without scaling",
+        cpu=8.7,
+        gpu=8,
+        big_gpu=12,
+        headline={"seed": (0,)},
+    ),
 )
 def quality(task: str, precision: str, size: str, seed: int) -> Row:
     """A whole training run: validation accuracy and loss after the last epoch, and what happened to its gradients.
@@ -51,6 +59,7 @@ def quality(task: str, precision: str, size: str, seed: int) -> Row:
     columns="step loss scale skipped_steps",
     timed=False,
     version=3,
+    worth=Worth(1, "the loss over the steps", cpu=0.4, gpu=8, big_gpu=12),
 )
 def curves(task: str, precision: str, size: str) -> list[Row]:
     """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.

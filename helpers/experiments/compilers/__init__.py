@@ -6,7 +6,7 @@ All variants or backends of a row's configuration are built first and then timed
 from helpers.compilers import measure_semantics
 from helpers.compilers.capture import VARIANTS
 from helpers.compilers.capture_cases import CASES
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.records import Row
 
 from .fusing import fusion
@@ -22,6 +22,7 @@ __all__ = ["fusion", "latency", "semantics", "training"]
     version=2,
     columns="variant outcome message? breaks recompiles",
     timed=False,
+    worth=Worth(4, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1),
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers.compilers import backends, capture, kernels
-from helpers.lab import compare, experiment
+from helpers.lab import Worth, compare, experiment
 from helpers.lab.machine import device
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import check_agreement, tensors
@@ -154,6 +154,7 @@ CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
     gpu=[{"case": case, "size": size} for case in CASES for size in (2**20, 2**24)],
     version=3,
     columns=TIMES + "kind variant kernels kernel_names bytes_moved bytes_least share_of_least error",
+    worth=Worth(30, "bytes and kernels of a fused chain", cpu=3.6, gpu=4, big_gpu=4),
 )
 def fusion(case: str, size: int) -> list[Row]:
     """Kernels, bytes moved and time of eager and of the other variants of a case, as a row each, from one comparison.

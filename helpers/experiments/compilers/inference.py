@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from helpers.compilers import backends
-from helpers.lab import device, experiment
+from helpers.lab import Worth, device, experiment
 from helpers.lab.arguments import check_choice
 from helpers.lab.precision import fp32_products
 from helpers.lab.records import Row
@@ -43,6 +43,7 @@ def backends_for(model: str, batch: int) -> list[str]:
     gpu=workloads.each(BOTH, "fp32", (1, 8)) + workloads.each(BOTH, "fp16", (1, 8, 64)),
     version=3,
     columns=SPEEDS + "backend version error tolerance",
+    worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=20),
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from helpers.compilers import backends, runtimes
 from helpers.compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, TRACE
 from helpers.compilers.messages import failures_named
-from helpers.lab import Disagreement, device, experiment
+from helpers.lab import Disagreement, Worth, device, experiment
 from helpers.lab.precision import fp32_products
 from helpers.lab.records import Row
 from helpers.lab.timing import relative_error
@@ -50,6 +50,7 @@ BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
     version=3,
     columns=SPEEDS
     + "backend optimizer gradient_error gradient_tolerance loss eager_loss loss_difference steps break_even_steps?",
+    worth=Worth(20, "a training step by backend", cpu=49.7, gpu=40, big_gpu=40),
 )
 def training(model: str, precision: str, batch: int) -> list[Row]:
     """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""

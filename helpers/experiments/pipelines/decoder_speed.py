@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.lab.experiment import FAILED, experiment
+from helpers.lab.experiment import FAILED, Worth, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import Disagreement, Timing, compare
@@ -22,6 +22,7 @@ MEAN_TOLERANCE = 2.0
     small=[{"width": 160, "height": 120}],
     cpu=[{"width": 400, "height": 300}, {"width": 160, "height": 120}],
     columns="variant scale images_per_s mb_per_s median_ms p20_ms p80_ms n max_difference mean_difference",
+    worth=Worth(3, "decoders of images", cpu=2.3, gpu=2, big_gpu=2),
 )
 def decoding(width: int, height: int) -> list[Row]:
     """A row a decoder, timed in turn in one thread of this process on the same images, after a check against Pillow.

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from helpers.lab import Disagreement, experiment
+from helpers.lab import Disagreement, Worth, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.pipelines.formats import FORMATS, Sample, Stream
@@ -99,6 +99,7 @@ def _passes() -> list[Row]:
     missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
     columns="build_s files payload_bytes bytes_on_disk bytes_allocated samples_per_s samples_per_s_p20 "
     "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
+    worth=Worth(2, "file formats", cpu=3.5, gpu=3, big_gpu=3),
 )
 def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
     """Speed of an epoch in a format, `samples_per_s` (median, p20, p80), with all bytes read; and what else it costs.

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.lab.timing import Timing
@@ -64,6 +64,7 @@ class JpegCrops(Dataset):
     same_work=False,  # several workers' batches come in bursts
     missing=lambda decode, **_: missing_because(*decoders.VARIANTS[decode].needs),
     columns="sample_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s",
+    worth=Worth(3, "how idle a device is by workers", cpu=3.2, gpu=3, big_gpu=3),
 )
 def loader(step_ms: float, workers: int, prefetch: int, decode: str) -> Row:
     """A loop of steps fed by a `DataLoader`: the share of time in which a simulated device waits for data.

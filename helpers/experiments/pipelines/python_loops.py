@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.machine import missing_because
 from helpers.lab.records import STATUS, Row
 from helpers.lab.timing import NO_DIFFERENCE, Disagreement, compare
@@ -73,6 +73,7 @@ VECTORISED: dict[str, Callable[[np.ndarray], Any]] = {
     cpu=[{"program": program, "size": size} for program, sizes in SIZES.items() for size in sizes],
     version=2,
     columns="variant median_ms p20_ms p80_ms n compile_s? speedup? turns?",
+    worth=Worth(2, "Python compiled", cpu=1.8, gpu=2, big_gpu=2),
 )
 def jit(program: str, size: int) -> list[Row]:
     """A row a variant for a loop of `size` turns: times of a call, in turn in this process.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.machine import device, missing_because
 from helpers.lab.records import Row
 from helpers.metrics import LMAccuracy
@@ -77,6 +77,7 @@ def _missing(**_: object) -> str:
     missing=_missing,
     columns=COLUMNS,
     timed=False,
+    worth=Worth(1, "which samples can go", cpu=0.8, gpu=2, big_gpu=2),
 )
 def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.

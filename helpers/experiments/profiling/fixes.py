@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.estimate import LUCK_HERE, estimate
 from helpers.lab.records import Row
 
@@ -21,13 +21,23 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
     return [{"size": size, "fix": name} for name in (*names, ALL)]
 
 
-@experiment(**{name: _fix_rows("vit", size) for name, size in SIZES.items()}, version=3, columns=FIX_COLUMNS)
+@experiment(
+    **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
+    version=3,
+    columns=FIX_COLUMNS,
+    worth=Worth(30, "each inefficiency of a ViT training, before and after", cpu=9, gpu=5, big_gpu=5),
+)
 def vit_fixes(size: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("vit", size, fix)
 
 
-@experiment(**{name: _fix_rows("gpt", size) for name, size in SIZES.items()}, version=3, columns=FIX_COLUMNS)
+@experiment(
+    **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
+    version=3,
+    columns=FIX_COLUMNS,
+    worth=Worth(30, "each inefficiency of a language model's training, before and after", cpu=5.8, gpu=5, big_gpu=5),
+)
 def gpt_fixes(size: str, fix: str) -> Row:
     """The language model: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("gpt", size, fix)

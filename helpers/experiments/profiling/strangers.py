@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.records import Row
 from helpers.profiling import diagnose
 from helpers.profiling.findings import FP32
@@ -32,6 +32,7 @@ LESS_PRECISION = ("autocast-bf16", "matmul-precision")
     "alarm_tried? seconds_to_answer told told_fixed?",
     version=4,
     timed=False,
+    worth=Worth(10, "is the fault of a loop named", cpu=34.4, gpu=35, big_gpu=35),
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.cpu import ALLOCATORS
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
@@ -45,7 +45,13 @@ def _simulated(trials: int) -> list[Row]:
     ]
 
 
-@experiment(small=_simulated(20)[:1], cpu=_simulated(1000), columns="covered false_verdicts", timed=False)
+@experiment(
+    small=_simulated(20)[:1],
+    cpu=_simulated(1000),
+    columns="covered false_verdicts",
+    timed=False,
+    worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=1),
+)
 def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
     """Trials of a program against itself on a made-up machine: 95 % intervals that contain 1, and false verdicts."""
     covered, verdicts = simulated_coverage(machine, starts, rounds, trials)
@@ -60,7 +66,12 @@ def _nulls(count: int, seconds: float) -> list[Row]:
 
 
 @experiment(
-    small=_nulls(1, 1.5), cpu=_nulls(18, 15.0), columns="median_ms baseline baseline_ms", version=3, timed=False
+    small=_nulls(1, 1.5),
+    cpu=_nulls(18, 15.0),
+    columns="median_ms baseline baseline_ms",
+    version=3,
+    timed=False,
+    worth=Worth(10, "what trials say of equal programs", cpu=15.5, gpu=16, big_gpu=16),
 )
 def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""

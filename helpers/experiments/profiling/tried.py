@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import helpers.training
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.records import Row
 from helpers.trying import try_edited, try_script
 from helpers.trying.table import Tried, text
@@ -62,6 +62,7 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
     columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
     version=3,
     timed=False,
+    worth=Worth(10, "what `try` finds", cpu=51.6, gpu=50, big_gpu=50),
 )
 def tried(script: str) -> Row:
     """The share of a step's time that goes by a change from outside, and by the same change in the script.

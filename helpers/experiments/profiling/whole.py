@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 
-from helpers.lab import experiment
+from helpers.lab import Worth, experiment
 from helpers.lab.records import Row
 
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, options
@@ -27,6 +27,14 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
     big_gpu=sized("full", _runs({"vit": (5, 3), "gpt": (1, 3)})),
     version=2,
     columns="epoch_s iteration_mean_ms? peak_gib? validation_accuracy train_loss steps source constant_accuracy",
+    worth=Worth(
+        30,
+        "the slow training and the fixed one as wholes",
+        cpu=15.7,
+        gpu=10,
+        big_gpu=15,
+        headline={"seed": (0,)},
+    ),
 )
 def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -> Row:
     """Training for whole epochs: seconds of the last one with its validation, and what was learned.

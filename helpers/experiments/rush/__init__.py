@@ -1,8 +1,4 @@
-"""Chapter 5's experiments: the ladder's parts one by one, the ladder on one device, and many ranks.
-
-Tables are measured in this order, the cheap ones first: a step of the large model's ladder takes minutes, mostly
-compilation.
-"""
+"""Chapter 5's experiments: the ladder's parts one by one, the ladder on one device, and many ranks."""
 
 from .kernels import norms, adam, lecture  # isort: skip
 from .ranks import memory_alone  # isort: skip

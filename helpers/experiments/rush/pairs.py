@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from helpers.lab import device, experiment
+from helpers.lab import Worth, device, experiment
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
 from helpers.rush import Setup, Trainer, stands_on
@@ -43,6 +43,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     version=3,
     timed=False,
     missing=_missing,
+    worth=Worth(100, "each change of the ladder against the one before it", cpu=60.3, gpu=60, big_gpu=60),
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
@@ -57,6 +58,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
     version=3,
     timed=False,
     missing=_missing,
+    worth=Worth(20, "what glibc's defaults cost", cpu=126, gpu=126, big_gpu=126),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
     """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from helpers.lab import device, experiment, in_fresh_process
+from helpers.lab import Worth, device, experiment, in_fresh_process
 from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.rush import CPU_LADDER, LADDER, Setup, run, rung
 from helpers.rush.measurement import ON_CPU_LOSS_STEPS
+from helpers.rush.setup import START
 from helpers.training.step import WARM_UP
 
 from . import transformers_llama
@@ -26,6 +27,17 @@ FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
 
+HEADLINES = (
+    START,
+    "TF32",
+    "mixed precision",
+    "fused AdamW",
+    "FlashAttention",
+    "compile",
+    "batch 4",
+    "batch 8",
+    "float8",
+)
 SPREAD = "p20_ms p80_ms n"
 RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
@@ -72,6 +84,14 @@ def missing(**config: object) -> str:
     version=3,
     missing=missing,
     columns=RUN,
+    worth=Worth(
+        100,
+        "each change of the ladder, with loss, memory and MFU",
+        cpu=21.9,
+        gpu=30,
+        big_gpu=25,
+        headline={"step": HEADLINES},
+    ),
 )
 def ladder(model: str, sequence: int, step: str) -> Row:
     """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
@@ -91,6 +111,7 @@ def ladder(model: str, sequence: int, step: str) -> Row:
         missing_because(*transformers_llama.needs(variant), "native bf16") or missing(**sizes)
     ),
     columns=PEERS,
+    worth=Worth(40, "the same training by transformers and Liger", cpu=50.3, gpu=40, big_gpu=40),
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
@@ -109,6 +130,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     version=3,
     missing=missing,
     columns=f"step_ms {SPREAD} wait_ms copy_ms epoch_s",
+    worth=Worth(6, "a loader with workers and pinned memory", cpu=20.3, gpu=20, big_gpu=20),
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
@@ -125,6 +147,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     version=3,
     missing=missing,
     columns=RUN,
+    worth=Worth(6, "the largest batch", cpu=28.5, gpu=40, big_gpu=40),
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
@@ -143,6 +166,14 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
     version=3,
     missing=missing,
     columns=RUN,
+    worth=Worth(
+        30,
+        "checkpointing at longer sequences",
+        cpu=19.9,
+        gpu=25,
+        big_gpu=30,
+        headline={"sequence": (2048, 8192), "checkpointing": ("none", "full", "selective")},
+    ),
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
     """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""

@@ -6,7 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases, saved_bytes
+from helpers.lab import (
+    Worth,
+    compare,
+    device,
+    experiment,
+    half_dtype,
+    multiplies_half,
+    peak_memory,
+    phases,
+    saved_bytes,
+)
 from helpers.lab.ceilings import copy, matmul
 from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from helpers.lab.machine import missing_because
@@ -44,6 +54,7 @@ def _limits(dtypes: Sequence[str], sizes: Sequence[int], copies: Sequence[int]) 
     gpu=_limits(["float16", "bfloat16", "float32"], [2048, 4096, 8192], [1024]),
     big_gpu=_limits(["bfloat16", "float32"], [4096, 8192, 16384], [4096, 8192]),
     columns=(*TIMES, "tflops?", "gb_per_s?"),
+    worth=Worth(20, "the limits that results are compared with", cpu=2.2, gpu=2, big_gpu=2),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
     """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
@@ -75,6 +86,7 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
         *("variant", "version", "error", "saved_mib", "saved_ratio", "peak_added_mib", *TIMES),
         *(f"{ratio}{spread}?" for ratio in BASELINES for spread in ("", "_p20", "_p80")),
     ),
+    worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=10),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
     """One layer, forward + backward: others beside each level, from one interleaved run."""
@@ -118,6 +130,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     big_gpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
     columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
     timed=False,
+    worth=Worth(6, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=1),
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
@@ -145,6 +158,7 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
     cpu=[{"seed": seed, "checkpoint_level": level, "steps": 400} for seed in range(3) for level in (0, 3)],
     version=2,
     columns=("first_loss", "final_loss", "dtype", "source"),
+    worth=Worth(6, "a training with each level", cpu=21.3, gpu=8, big_gpu=8),
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Validation loss of a small Llama after training on generated text: what 8-bit activations cost.
@@ -223,6 +237,7 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
         *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
         *("n", "peak_gib", "before_gib", "saved_gib"),
     ),
+    worth=Worth(12, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2),
 )
 def sweep(
     batch: int,
