@@ -35,6 +35,7 @@ STARTS = 4
 CLEAR = 0.05  # an effect below this needs `STARTS` starts, a larger one a start in each order
 LOADED = 0.3  # cores that others use: a pair beside more is dropped
 SILENCE_S = 120.0
+END_S = 60.0  # at most, until processes that were killed are gone
 
 
 class ProgramError(Exception):
@@ -174,7 +175,7 @@ class Living:
         their_orders, self._orders = os.pipe()
         self._answers, their_answers = os.pipe()
         self._theirs: tuple[int, ...] = (their_orders, their_answers)
-        self._guard = trees.guard(self.mark)
+        self._guard = trees.guard(self.mark, self._answers)
 
     def start(self) -> None:
         variables = {trees.MARK: self.mark, turns.PIPES: ",".join(map(str, self._theirs))}
@@ -224,7 +225,7 @@ class Living:
 
     def _last_words(self) -> str:
         """Why it ended, and the last line that it printed."""
-        code = self._child.wait(timeout=trees.CHILDREN_END_S)
+        code = self._child.wait(timeout=END_S)
         size = self._words.seek(0, os.SEEK_END)
         self._words.seek(max(size - 4000, 0))
         lines = self._words.read().decode(errors="replace").strip().splitlines()
@@ -232,15 +233,14 @@ class Living:
         return f"{self.program.name} {how}" + (f": {lines[-1].strip()[:200]}" if lines else "")
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing of it: the guard ends when all of it is gone."""
         trees.end(self.mark)
-        if self._child is not None:
-            self._child.wait(timeout=trees.CHILDREN_END_S)
-        self._guard.stdin.close()
-        self._guard.wait(timeout=trees.CHILDREN_END_S)
-        self._words.close()
         for pipe in (self._orders, self._answers, *self._theirs):
             os.close(pipe)
+        self._guard.stdin.close()
+        for process in filter(None, (self._child, self._guard)):
+            process.wait(timeout=END_S)
+        self._words.close()
 
 
 @contextlib.contextmanager

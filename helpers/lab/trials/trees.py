@@ -2,25 +2,21 @@
 
 A loader's workers and a launcher's ranks carry the mark that their parent was started with, also where they have a
 session or a parent of their own by now. The processes are those of Linux's /proc.
+
+    python -I -S trees.py MARK PIPE        # the guard: this file needs nothing but Python's library
 """
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 MARK = "HELPERS_TRIAL"
 CHILDREN_END_S = 10.0
-
-# Waits for the end of its input, which comes with the death of the process that started it however it dies, and kills
-# what carries the mark. It has no mark itself.
-_GUARD = """
-cat >/dev/null
-for p in /proc/[0-9]*; do grep -qsz "^$0\\$" $p/environ && kill -9 ${p#/proc/}; done
-"""
-
 
 def members(mark: str) -> list[int]:
     """The living processes whose environment holds this mark."""
@@ -52,15 +48,40 @@ def end(mark: str) -> None:
         time.sleep(0.01)
 
 
-def guard(mark: str) -> subprocess.Popen:
-    """A process that ends the tree if this one dies without doing so; close its input when the tree has ended."""
+def guard(mark: str, answers: int) -> subprocess.Popen:
+    """A process that ends the tree if this one dies without doing so, however it dies.
+
+    `answers` is the reading end of a pipe whose other end the tree has. Close the guard's input when the tree has
+    ended; it ends when nothing of the tree is left.
+    """
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
-        ["sh", "-c", _GUARD, f"{MARK}={mark}"], stdin=subprocess.PIPE, env=environment, start_new_session=True
+        [sys.executable, "-I", "-S", __file__, mark, str(answers)],
+        stdin=subprocess.PIPE,
+        pass_fds=[answers],
+        env=environment,
+        start_new_session=True,
     )
+
+
+def _guard(mark: str, answers: int) -> None:
+    """Wait for the end of the input, which comes with the death of the process that has its other end, and kill.
+
+    A process that is being forked or started has no mark for a moment, and on a busy machine a moment is long: it still
+    has the other end of `answers`. So the end is when both no marked process is found and nobody has that end.
+    """
+    sys.stdin.buffer.read()
+    hung_up = select.poll()
+    hung_up.register(answers, 0)  # POLLHUP is always told
+    while (living := members(mark)) or not hung_up.poll(20):
+        _signal(living, signal.SIGKILL)
 
 
 def _signal(pids, number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1], int(sys.argv[2]))

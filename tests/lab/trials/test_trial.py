@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from helpers.lab.trials import FASTER, Program, programs, trees, trial
 
 OURS = "TRIALS_OF_THIS_TEST"
+LONG_S = 300.0
 
 
 def program(function: str, name: str = "", **arguments) -> Program:
@@ -25,6 +27,14 @@ def marked() -> list[int]:
     wanted = f"{OURS}={os.getpid()}\0".encode()
     environments = {int(f.parent.name): _read(f) for f in Path("/proc").glob("[0-9]*/environ")}
     return [pid for pid, text in environments.items() if f"{trees.MARK}=".encode() in text and wanted in text + b"\0"]
+
+
+def until(condition) -> None:
+    """Wait for an event; a machine may be as slow as it likes."""
+    end = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def _read(file: Path) -> bytes:
@@ -90,13 +100,25 @@ def test_whatever_ends_the_trial_no_process_is_left(number):
     one = program("prefetch", ms=5)
     trying = multiprocessing.get_context("fork").Process(target=trial, args=(one, one), kwargs={"seconds": 60})
     trying.start()
-    deadline = time.monotonic() + 20
-    while len(marked()) < 3 and time.monotonic() < deadline:  # a program, its worker, and more
-        time.sleep(0.02)
-    assert marked()
+    until(lambda: len(marked()) >= 3)  # a program, its worker, and more
     os.kill(trying.pid, number)
-    trying.join(timeout=20)
-    deadline = time.monotonic() + 20
-    while marked() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not marked()
+    trying.join()
+    until(lambda: not marked())
+
+
+def test_the_guard_waits_for_a_process_that_has_no_mark_yet():
+    """As between fork and exec, where a busy machine may leave a process for seconds."""
+    answers, theirs = os.pipe()
+    guard = trees.guard("late", answers)
+    late = subprocess.Popen(
+        ["sh", "-c", f"read go; {trees.MARK}=late exec sleep 1000"], stdin=subprocess.PIPE, pass_fds=[theirs]
+    )
+    os.close(theirs)
+    guard.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        guard.wait(timeout=0.5)
+    late.stdin.write(b"go\n")
+    late.stdin.close()
+    assert late.wait(timeout=LONG_S) == -signal.SIGKILL
+    assert guard.wait(timeout=LONG_S) == 0
+    os.close(answers)
