@@ -74,6 +74,7 @@ def _short_trials(monkeypatch):
     monkeypatch.setattr(search, "STARTS", 2)
     monkeypatch.setattr(search, "LEAST_STEPS", 8)
     monkeypatch.setattr(programs, "PRECISION", 0.5)
+    monkeypatch.setattr(programs, "LEAST_PAIRS", 2)
 
 
 @pytest.fixture
