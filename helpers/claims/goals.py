@@ -41,7 +41,9 @@ class Goal:
     def verdict(self) -> Verdict:
         chapter, _, table = self.table.partition("/")
         first, *others = (recorded(experiments.select([name])[0]) for name in (self.table, *BESIDE.get(self.table, ())))
-        named = first.named(getattr(importlib.import_module(f"helpers.claims.{chapter}"), table), *others)
+        needed, beside = ((), tuple(others)) if self.table == "rush/ladder" else (others, ())
+        claims = getattr(importlib.import_module(f"helpers.claims.{chapter}"), table)
+        named = first.named(claims, *needed, beside=beside)
         value = reduce(getattr, self.name.split("."), named) if named.measured else lacking(self.table)
         return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)
 

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import textwrap
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,7 +187,7 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
         largest_gain=largest_gain,
         second_gain=second_gain,
         together=together,
-        alone=alone,
+        alone=defaultdict(lambda: lacking("a fix", TIMES), alone),
         forest={name.replace("_", " "): gain for name, gain in alone.items()} | {"all together": together},
         decode_once=alone.get("decode_once", lacking("decode_once", TIMES)),
     )
@@ -268,7 +269,7 @@ def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str
     texts = {row[names]: json.loads(row[column]) for row in printed.to_dict("records")}
     wrap = functools.partial(textwrap.fill, width=PAGE, subsequent_indent=" " * 8, replace_whitespace=False)
     named = {name: re.sub(r"\A\S*/", "", text).splitlines() for name, text in texts.items()}
-    return {name: "\n".join(map(wrap, lines)) for name, lines in named.items()}
+    return defaultdict(str, {name: "\n".join(map(wrap, lines)) for name, lines in named.items()})
 
 
 def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:

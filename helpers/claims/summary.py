@@ -113,12 +113,13 @@ def machines(known: pd.DataFrame, first: str) -> str:
     return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
 
 
-def settings() -> dict[str, dict[str, Number]]:
-    """What each change of each setting gains."""
+def settings(on_cpu: bool = False) -> dict[str, dict[str, Number]]:
+    """What each change of each setting gains; `on_cpu`: there, where a GPU is shown."""
 
     def named(table: Experiment, made: Callable[..., SimpleNamespace], *others: Experiment) -> Named:
         first, *rest = (recorded(each) for each in (table, *others))
-        return first.named(made, beside=tuple(rest))
+        shown = first.named(made, beside=tuple(rest))
+        return shown.on_cpu if on_cpu else shown
 
     ladder = named(experiments.rush.ladder, rush.ladder, experiments.rush.pairs)
     numbers = {
@@ -146,6 +147,20 @@ def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
     return SimpleNamespace(
         gains=ordered, count=len(changes), largest=largest, largest_gain=largest_gain, unseen=_by_setting(unseen)
     )
+
+
+def on_both() -> SimpleNamespace:
+    """The changes that a GPU and the CPU have recorded: those whose effect is visible on one only, or opposite."""
+    cpu, rows = settings(on_cpu=True), []
+    for setting, gains in settings().items():
+        for change, gain in gains.items():
+            there = cpu.get(setting, {}).get(change, lacking("the CPU's"))
+            if gain.measured and there.measured:
+                ways = [visible(each, SAME) and (1 if each.value > 1 else -1) for each in (gain, there)]
+                rows.append((setting, change.replace("_", " "), f"{gain}", f"{there}", ways[0] == ways[1]))
+    table = pd.DataFrame(rows, columns=["setting", "change", "speedup on the GPU", "on the CPU", "same"])
+    same = table.pop("same").astype(bool)
+    return SimpleNamespace(table=table[~same], same=int(same.sum()), count=len(table))
 
 
 def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:

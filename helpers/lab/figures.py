@@ -37,7 +37,7 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
     """A figure as wide as a page of the report, and its axes. It isn't registered with pyplot and needs no closing."""
     with style():
         figure = Figure(figsize=(6.3, height))
-        return figure, figure.subplots(rows, columns, **options)
+        return figure, figure.subplots(max(rows, 1), columns, **options)
 
 
 def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:

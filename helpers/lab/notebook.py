@@ -28,11 +28,23 @@ from .experiment import Experiment
 from .machine import device_class, device_name, slug
 from .plan import minutes, plan
 from .records import STATUS
-from .results import Named, Results, main_machine, recorded
+from .results import Named, Results, also_on_cpu, main_machine, recorded, with_cpu
 from .runner import measure
 from .values import NOT_MEASURED, Verdict, number, quoted
 
-__all__ = ["claim", "figure", "main_machine", "readme", "results", "say", "show_list", "table", "when"]
+__all__ = [
+    "also_on_cpu",
+    "claim",
+    "figure",
+    "main_machine",
+    "readme",
+    "results",
+    "say",
+    "show_list",
+    "table",
+    "when",
+    "with_cpu",
+]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops

@@ -2,6 +2,9 @@
 
 ladder = results(experiments.rush.ladder).named(claims.rush.ladder)
 ladder.total                 # a Number: a wrong column raises, a missing row is a number that is not measured
+ladder.on_cpu.total          # the CPU's, where a GPU is shown
+
+Numbers of one name are always of one machine: no ratio has its two sides on two.
 """
 
 import re
@@ -17,8 +20,9 @@ import pandas as pd
 
 from . import records
 from .experiment import ColumnError, Experiment
+from .machine import slug
 from .records import STATUS
-from .values import lacking
+from .values import Number, lacking
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,22 @@ class Results:
     def named(
         self, claims: Callable[..., SimpleNamespace], *others: "Results", beside: "tuple[Results, ...]" = ()
     ) -> "Named":
-        """The numbers that `claims` makes of the measured rows of this table, and of the others.
+        """The numbers that `claims` makes of the measured rows of this table, and of the others, all of one machine.
 
-        It can do without those `beside`.
+        That is this table's, else the first that has all. It can do without those `beside`.
         """
-        return Named(claims, (self, *others), beside)
+        sources = _of_one_machine((self, *others))
+        here = sources[0].machine
+        return Named(claims, sources, tuple(each if each.machine == here else each.of(here) for each in beside))
+
+    @property
+    def machine(self) -> str:
+        """The name of the folder of the machine; "" without rows."""
+        return slug(self.rows["gpu"].iloc[0]) if len(self.rows) else ""
+
+    def of(self, machine: str) -> "Results":
+        """The same table of another machine, without rows where it has none."""
+        return recorded(self.experiment, machine=machine) if machine else Results(self.experiment, self.rows.iloc[:0])
 
     @property
     def origin(self) -> str:
@@ -72,6 +87,13 @@ class Named:
         return all(len(table.measured) for table in self.sources)
 
     @property
+    def on_cpu(self) -> "Named":
+        """The same numbers of the CPU that is measured; of nothing where a CPU is shown itself."""
+        shown = self.sources[0].machine
+        cpu = "" if not shown or shown.startswith("cpu-") else _folder(records.devices(cpu=True))
+        return Named(self._claims, *(tuple(each.of(cpu) for each in of) for of in (self.sources, self._beside)))
+
+    @property
     def origin(self) -> str:
         return " ".join(dict.fromkeys(table.origin for table in self.sources if table.origin))
 
@@ -79,7 +101,7 @@ class Named:
     def _values(self) -> dict[str, Any]:
         tables = [table.measured for table in (*self.sources, *self._beside)]
         values = vars(self._claims(*tables))
-        if hidden := {"measured", "origin", "sources"} & values.keys():
+        if hidden := {"measured", "on_cpu", "origin", "sources"} & values.keys():
             raise AttributeError(f"{self._claims.__qualname__} names {', '.join(hidden)}, which a table has itself")
         return values
 
@@ -132,12 +154,40 @@ def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.Dat
 
 def main_machine() -> str:
     """The machine that the report names first: of the GPUs, else of the CPUs, the last one with half of the tables."""
-    for names in filter(None, (records.devices(), records.devices(cpu=True))):
-        counts = {name: len(_tables(name)) for name in names}
-        most = max(counts.values())
-        first = max(names, key=lambda name: (2 * counts[name] >= most, _last(name), counts[name]))
-        return next((row["gpu"] for file in _tables(first) for row in records.whole_rows(file)), first)
-    return ""
+    first = _folder(records.devices() or records.devices(cpu=True))
+    return next((row["gpu"] for file in _tables(first) for row in records.whole_rows(file)), first) if first else ""
+
+
+def also_on_cpu(number: Number) -> str:
+    """`; on the CPU 1.3×`, to stand behind a GPU's number; nothing where only one of the two is measured."""
+    return f"; on the CPU {number}" if number.measured else ""
+
+
+def with_cpu(frame: pd.DataFrame, cpu: Any, column: str, *on: str) -> pd.DataFrame:
+    """A GPU's table with a column of the CPU's beside, matched by columns; as it is where `cpu` is no table."""
+    if not isinstance(cpu, pd.DataFrame):
+        return frame
+    there = dict(zip(cpu[list(on)].itertuples(index=False, name=None), cpu[column], strict=True))
+    keys = frame[list(on)].itertuples(index=False, name=None)
+    return frame.assign(**{f"{column} on the CPU": [there.get(key) for key in keys]})
+
+
+def _of_one_machine(tables: tuple[Results, ...]) -> tuple[Results, ...]:
+    """The tables of the first one's machine, else of the first machine that has all of them measured."""
+    if len({table.machine for table in tables if table.machine}) <= 1:
+        return tables
+    for folder in dict.fromkeys((tables[0].machine, *records.devices(), *records.devices(cpu=True))):
+        of_one = tuple(table.of(folder) for table in tables)
+        if all(len(table.measured) for table in of_one):
+            return of_one
+    return tables[0], *(table.of("") for table in tables[1:])
+
+
+def _folder(names: list[str]) -> str:
+    """Of these machines the last one measured that has half as many tables as any; "" of none."""
+    counts = {name: len(_tables(name)) for name in names}
+    most = max(counts.values(), default=0)
+    return max(names, key=lambda name: (2 * counts[name] >= most, _last(name), counts[name]), default="")
 
 
 def _tables(folder: str) -> list[Path]:

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from .arguments import check_at_least
-from .estimate import LUCK_HERE, Estimate, estimate
+from .estimate import LEAST_PAIRS, LUCK_HERE, Estimate, estimate
 from .machine import device
 
 # Gains of medians below this are within what two measurements of the same differ by.
@@ -158,11 +158,14 @@ def compare(
     tolerance: float | None = None,
     check: bool = True,
     before: Callable[[], Any] = lambda: None,
+    turn_s: float | None = None,
+    seconds: float = math.inf,
 ) -> Comparison:
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
-    They take `rounds` turns each, in the order A B C C B A …. A turn is one call, or as many as take 50 ms: then
-    there are fewer turns, as long as all variants have `rounds` calls, but at least 8.
+    They take `rounds` turns each, in the order A B C C B A …. A turn is one call, or as many as take `turn_s` (50 ms):
+    then there are fewer turns, as long as all variants have `rounds` calls, but at least 8. After `seconds` no round is
+    begun, but 4 of them there are.
     A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors,
     which agree key by key, in any order.
     `before()` runs before each run and isn't timed. `tolerance` bounds ‖a − b‖ / ‖b‖ for each tensor; by default it
@@ -180,10 +183,13 @@ def compare(
             before()
             fn()
         synchronize()
-        calls[variant] = min(max(1, round(TURN_S / (time.perf_counter() - began))), MOST_CALLS)
+        calls[variant] = min(max(1, round((turn_s or TURN_S) / (time.perf_counter() - began))), MOST_CALLS)
     turns: dict[str, list] = {variant: [] for variant in variants}
     order = list(variants)
-    for _ in range(min(rounds, max(FEWEST_ROUNDS, math.ceil(rounds / min(calls.values()))))):
+    began = time.perf_counter()
+    for number in range(min(rounds, max(FEWEST_ROUNDS, math.ceil(rounds / min(calls.values()))))):
+        if number >= LEAST_PAIRS and time.perf_counter() - began > seconds:
+            break
         for variant in order:
             turns[variant].append([_call(variants[variant], before) for _ in range(calls[variant])])
         order.reverse()

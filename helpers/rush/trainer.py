@@ -55,8 +55,9 @@ class Trainer:
             capturable=setup.cuda_graph,
         )
         if setup.compile.startswith("regional"):
+            block_forward = compiled_apart(lambda block, *inputs: type(block).forward(block, *inputs), **options(setup))
             for block in self.model.layers:
-                block.compile(**options(setup))
+                block.forward = functools.partial(block_forward, block)
         self.hidden = self.model.hidden if "regional" in setup.compile else compiled(setup, self.model.hidden)
         self.head = head(setup)
         # Runs are short: from torch's 2**16 some would skip steps to find a scale.

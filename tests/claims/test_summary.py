@@ -38,3 +38,13 @@ def test_rows_without_figures_are_listed_by_reason():
     found = summary.not_measured({"rush/norms": rows, "rush/pairs": pd.DataFrame()})
     assert found["rows"].tolist() == ["apex", "ffcv", "all"]
     assert found["reason"].tolist()[0] == "not installed: apex"
+
+
+def test_changes_that_differ_between_a_gpu_and_the_cpu_are_named(monkeypatch):
+    faster, slower, null = (Number(x, TIMES, x / 1.05, x * 1.05, 20) for x in (1.5, 0.7, 1.01))
+    gpu = {"ViT": {"bf16": faster, "workers": null, "width_256": faster, "flash": faster, "alone": faster}}
+    cpu = {"ViT": {"bf16": slower, "workers": null, "width_256": faster, "flash": null}}
+    monkeypatch.setattr(summary, "settings", lambda on_cpu=False: cpu if on_cpu else gpu)
+    both = summary.on_both()
+    assert both.table["change"].tolist() == ["bf16", "flash"]
+    assert (both.same, both.count) == (2, 4)

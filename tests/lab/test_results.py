@@ -1,11 +1,16 @@
 """Which machine's records a table shows, and what it shows of what isn't recorded."""
 
+import dataclasses
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 
 from helpers.lab import notebook, records, runner
 from helpers.lab.experiment import Experiment
 from helpers.lab.machine import device_name
-from helpers.lab.notebook import main_machine, results, table
+from helpers.lab.notebook import also_on_cpu, main_machine, results, table, with_cpu
+from helpers.lab.values import Number, lacking
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}
 ORIGIN |= {"date": "2026-01-02", "commit": "0123456789", "method": 1}
@@ -145,3 +150,34 @@ def test_with_seconds_to_spend_this_machines_records_are_shown(record, lines):
     record("NVIDIA Test", "big-gpu", 9, table="doubling")
     assert notebook.results(DOUBLING).measured["gpu"].tolist() == ["NVIDIA Test"]
     assert set(notebook.results(DOUBLING, preset="cpu", seconds=90).measured["gpu"]) == {device_name()}
+
+
+@pytest.fixture
+def both(record):
+    """A GPU that has one table of two, and a CPU that has both."""
+    for name in ("sorting", "other"):
+        record("CPU Test", "cpu", 2, name, sort_ms=8.0)
+    record("NVIDIA Test", "big-gpu", 9)
+    return SORTING, dataclasses.replace(SORTING, table="other")
+
+
+def times(*tables) -> SimpleNamespace:
+    return SimpleNamespace(sort=Number(tables[0]["sort_ms"].iloc[0], "ms"), places=[*map(len, tables)])
+
+
+def test_numbers_of_one_name_are_of_one_machine(both):
+    sorting, other = map(results, both)
+    assert sorting.named(times).sort.value == 3 and other.named(times).sort.value == 8
+    together = sorting.named(times, other)
+    assert together.sort.value == 8 and "CPU Test" in together.origin  # only the CPU has both
+    alone = sorting.named(times, beside=(other,))
+    assert alone.sort.value == 3 and alone.places == [1, 0]
+
+
+def test_where_a_gpu_is_shown_the_cpus_number_stands_beside(both):
+    sorting, other = map(results, both)
+    assert also_on_cpu(sorting.named(times).on_cpu.sort) == "; on the CPU 8 ms"
+    assert also_on_cpu(other.named(times).on_cpu.sort) == ""  # it is the CPU's itself
+    frame = pd.DataFrame({"rung": ["a", "b"], "speedup": [2.0, 3.0]})
+    assert with_cpu(frame, frame.iloc[1:], "speedup", "rung")["speedup on the CPU"].dropna().to_dict() == {1: 3.0}
+    assert with_cpu(frame, lacking("a table"), "speedup", "rung") is frame

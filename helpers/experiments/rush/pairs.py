@@ -1,29 +1,48 @@
-"""The CPU's ladder in pairs: each rung takes turns with the one before it, in processes of their own."""
+"""The ladder in pairs: each rung takes turns with the one it stands on.
+
+On a CPU in processes of their own, each with its allocator; on a GPU in one process, where both fit into memory.
+"""
 
 import dataclasses
 import itertools
 from collections.abc import Callable
 
-from helpers.lab import Worth, device, experiment
+from helpers.lab import Worth, compare, device, experiment
 from helpers.lab.records import Row
 from helpers.lab.trials import Program, trial
 from helpers.rush import Setup, Trainer, stands_on
 from helpers.rush.measurement import text_tokens
-from helpers.rush.setup import CPU_LEFT, CPU_STEPS, START
+from helpers.rush.setup import LADDERS, START
+from helpers.training.step import WARM_UP
 
-from .steps import BEST, ON_CPU, SMALL, missing, setup_of
+from .steps import BEST, FULL, MEDIUM, ON_CPU, SMALL, missing, setup_of
 
 BATCHES = 4  # different ones, in turn
-TINY, SECONDS = SMALL | {"trial_s": 4.0}, ON_CPU | {"trial_s": 50.0}
-PAIRS = [{"baseline": stands_on(name, "cpu"), "rung": name} for name in CPU_STEPS if name not in CPU_LEFT]
-PAIRS += [{"baseline": START, "rung": BEST["cpu"]}]
+TURN_S, ROUNDS = 0.3, 12  # in one process
+TINY, SECONDS = SMALL | {"trial_s": 4.0}, {"trial_s": 50.0}
+
+
+def _pairs(kind: str, sizes: Row, extra: tuple[str, ...] = ()) -> list[Row]:
+    """The kept rungs of a ladder and `extra` ones, each beside its baseline; and the best beside the plain loop."""
+    steps, left = LADDERS[kind]
+    rungs = [name for name in steps if name not in left or name in extra]
+    named = [(stands_on(name, kind), name) for name in rungs] + [(START, BEST[kind])]
+    return [sizes | {"baseline": baseline, "rung": rung} for baseline, rung in named]
 
 
 def _missing(rung: str, **sizes: object) -> str:
     """Why a rung can't be compared here; a baseline that isn't possible is the nearest that is."""
-    if device().type != "cpu":
-        return "for a CPU: a GPU's ladder is compared in one process"
     return missing(step=rung, **sizes)
+
+
+def _in_turns(setups: dict[str, Setup], seconds: float) -> Row:
+    """Both setups in this process, as many rounds as fit into the seconds, of turns that are long beside a launch."""
+    sequences = max(setup.batch for setup in setups.values())
+    steps = {name: training_step(dataclasses.asdict(setup), sequences) for name, setup in setups.items()}
+    timed = compare(steps, check=False, rounds=ROUNDS, warmup=WARM_UP + 1, turn_s=TURN_S, seconds=seconds)
+    baseline, rung = setups
+    times = {"median_ms": timed.timing(rung).median_ms, "baseline_ms": timed.timing(baseline).median_ms}
+    return times | timed.estimate(rung, baseline).row()
 
 
 def _trial(setups: dict[str, Setup], seconds: float) -> Row:
@@ -38,7 +57,9 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
 
 @experiment(
     small=[TINY | {"baseline": START, "rung": "fused AdamW"}],
-    cpu=[SECONDS | pair for pair in PAIRS],
+    cpu=_pairs("cpu", ON_CPU | SECONDS),
+    gpu=_pairs("cuda", MEDIUM | {"trial_s": 8.0}, ("float8",)),
+    big_gpu=_pairs("cuda", FULL | {"trial_s": 8.0}, ("float8",)),
     columns="median_ms baseline_ms",
     version=3,
     timed=False,
@@ -48,12 +69,14 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
     before, after = (setup_of(model, sequence, name) for name in (baseline, rung))
-    return _trial({baseline: before.possible(device()), rung: after}, trial_s)
+    setups = {baseline: before.possible(device()), rung: after}
+    return (_in_turns if device().type == "cuda" else _trial)(setups, trial_s)
 
 
 @experiment(
     small=[TINY | {"rung": START}],
-    cpu=[SECONDS | {"trial_s": 150.0, "rung": START}, SECONDS | {"trial_s": 100.0, "rung": BEST["cpu"]}],
+    cpu=[ON_CPU | {"trial_s": 150.0, "rung": START}, ON_CPU | {"trial_s": 100.0, "rung": BEST["cpu"]}],
+    gpu=[],
     columns="median_ms baseline baseline_ms",
     version=3,
     timed=False,

@@ -18,6 +18,7 @@ from pathlib import Path
 MARK = "HELPERS_TRIAL"
 CHILDREN_END_S = 10.0
 
+
 def members(mark: str) -> list[int]:
     """The living processes whose environment holds this mark."""
     wanted, processes = f"{MARK}={mark}".encode(), []
