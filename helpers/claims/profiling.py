@@ -259,6 +259,19 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
+def gpu_loops(rows: pd.DataFrame) -> SimpleNamespace:
+    """Which loops whose fault only a GPU has `profile` answered rightly, and its promises against the fixes' gains."""
+    heads = {"loop": "loop", "first": "first answer", "place": "place of the cause", "promised": "promised"}
+    heads |= {"gained": "gained", "expected": "expected", "seconds_to_answer": "seconds"}
+    firsts = [textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")]
+    shown = rows.assign(first=firsts, **{name: _percents(rows[name]) for name in ("promised", "gained", "expected")})
+    return SimpleNamespace(
+        table=shown[list(heads)].rename(columns=heads),
+        right=share_of((rows["right"].map(str) == "True").sum(), len(rows)),
+        count=_count(len(rows)),
+    )
+
+
 def _percents(shares: pd.Series, decimals: int | None = 0) -> list[Number]:
     return [Number(share, PERCENT, decimals=decimals) for share in shares]
 

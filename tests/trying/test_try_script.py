@@ -130,10 +130,10 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
 
 def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts_that_end_soon(script, capsys):
     name, edited = script(SHORT), script(SHORT, "mine/edited.py")
-    assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.025"]) == 0
+    assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.05"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["tried"]
     assert (row["change"], row["losses"]) == (edited, "bitwise equal, 8 steps")
-    assert 0.4 < row["gain_share"] < 0.9
+    assert 0.3 < row["gain_share"] < 1
 
 
 def test_a_step_that_takes_longer_as_the_training_goes_on_passes_for_no_effect(script):

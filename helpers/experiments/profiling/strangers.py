@@ -1,4 +1,7 @@
-"""The open set of training loops with a planted fault, `tests/loops`: does `dlspeed profile` name it first?"""
+"""The open sets of training loops with a planted fault: does `dlspeed profile` name it first?
+
+`tests/loops` run on any machine, the faults of `tests/gpu/loops` exist on a GPU alone.
+"""
 
 import json
 import math
@@ -10,6 +13,7 @@ import time
 from pathlib import Path
 
 from helpers.lab import Worth, experiment
+from helpers.lab.machine import missing_because
 from helpers.lab.records import Row
 from helpers.profiling import diagnose
 from helpers.profiling.findings import FP32
@@ -18,9 +22,18 @@ from helpers.trying import try_edited, try_script
 from helpers.trying.table import Tried
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
-MANIFEST = LOOPS / "manifest.json"
-CASES = {case["name"]: case for case in json.loads(MANIFEST.read_text())} if MANIFEST.exists() else {}
-LIMIT_S, TRIAL_S = 60, 6.0
+GPU_LOOPS = LOOPS.parent / "gpu" / "loops"
+
+
+def _cases(folder: Path) -> dict[str, dict]:
+    """The manifest's entries by name, each with its script; none in an installed package."""
+    manifest = folder / "manifest.json"
+    entries = json.loads(manifest.read_text()) if manifest.exists() else []
+    return {case["name"]: case | {"script": folder / f"{case['name']}.py"} for case in entries}
+
+
+CASES, GPU_CASES = _cases(LOOPS), _cases(GPU_LOOPS)
+LIMIT_S, GPU_LIMIT_S, TRIAL_S = 60, 12, 6.0
 LEAST_ALARM = 0.05
 LESS_PRECISION = ("autocast-bf16", "matmul-precision")
 
@@ -47,20 +60,46 @@ def loops(loop: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         slow = _profiled(case, folder)
         fixed = _profiled(case, folder, "--fixed") if case["twin"] else None
-    answers = [finding["finding"] + " " + finding["where"] for finding in slow["findings"]]
     dearest = [line["where"] + " " for line in slow["lines"][:1]]
-    right = [place for place, answer in enumerate(_with_warnings(slow, answers), 1) if _is_cause(case, answer)]
-    first = right[:1] == [1]
-    promise = next((f["gain_share"] for f in slow["findings"] if _is_cause(case, f["finding"])), None)
     return {
         "apart": case["apart"],
-        "first": (_with_warnings(slow, answers) or ["nothing"])[0],
-        "right": first,
+        **_answer(case, slow),
         "line_right": any(names_the_line(loop, line) for line in dearest),
-        "place": right[0] if right else None,
-        "promised": promise,
         **_gain(case, slow, fixed),
         **(_alarm(case, fixed["findings"]) | {"told_fixed": as_cell(fixed["text"])} if fixed else {}),
+    }
+
+
+@experiment(
+    small=[{"loop": "host_wait"}],
+    gpu=[{"loop": name} for name in GPU_CASES],
+    columns="first right place? promised? expected gained seconds_to_answer told",
+    timed=False,
+    missing=lambda **_: missing_because("CUDA"),
+    worth=Worth(30, "is the fault of a GPU's loop named", gpu=25, big_gpu=25),
+)
+def gpu_loops(loop: str) -> Row:
+    """The first finding of a loop whose fault exists on a GPU alone, its promise, and what the fix gains.
+
+    The gain is that of the mean iteration of two runs, one with the fault and one without; `expected` was written down
+    before, by arithmetic.
+    """
+    case = GPU_CASES[loop]
+    with tempfile.TemporaryDirectory() as folder:
+        slow, fixed = (_profiled(case, folder, *extra, limit=GPU_LIMIT_S) for extra in ((), ("--fixed",)))
+    gained = 1 - _iteration_s(fixed) / _iteration_s(slow)
+    return _answer(case, slow) | {"expected": case["expected_gain"], "gained": gained}
+
+
+def _answer(case: dict, slow: dict) -> Row:
+    """What stands first, the true cause's place and its promise."""
+    answers = _with_warnings(slow, [f"{finding['finding']} {finding['where']}" for finding in slow["findings"]])
+    right = [place for place, answer in enumerate(answers, 1) if _is_cause(case, answer)]
+    return {
+        "first": (answers or ["nothing"])[0],
+        "right": right[:1] == [1],
+        "place": right[0] if right else None,
+        "promised": next((f["gain_share"] for f in slow["findings"] if _is_cause(case, f["finding"])), None),
         "seconds_to_answer": slow["seconds"],
         "told": as_cell(slow["text"]),
     }
@@ -74,8 +113,7 @@ def as_cell(text: str) -> str:
 def _gain(case: dict, slow: dict, fixed: dict | None) -> Row:
     if fixed and case.get("ranks"):
         return {"gained": 1 - _iteration_s(fixed) / _iteration_s(slow)}
-    script = LOOPS / f"{case['name']}.py"
-    (row,) = try_edited(script, [], script, ["--fixed"], seconds=TRIAL_S, judged=False).tried
+    (row,) = try_edited(case["script"], [], case["script"], ["--fixed"], seconds=TRIAL_S, judged=False).tried
     return interval("gained", row)
 
 
@@ -91,7 +129,7 @@ def _alarm(case: dict, findings: list[dict]) -> Row:
     row: Row = {"alarm": worst["gain_share"], "alarm_kind": worst["finding"]}
     if worst["finding"] != FP32 or worst["gain_share"] < LEAST_ALARM:
         return row
-    tried = try_script(LOOPS / f"{case['name']}.py", ["--fixed"], seconds=2 * TRIAL_S, only=LESS_PRECISION).tried
+    tried = try_script(case["script"], ["--fixed"], seconds=2 * TRIAL_S, only=LESS_PRECISION).tried
     return row | {"alarm_tried": max(one.gain_share for one in tried)}
 
 
@@ -108,17 +146,17 @@ def names_the_line(loop: str, answer: str) -> bool:
     """Whether an answer names the line that was written down as the cause."""
     if loop not in CASES:
         return False
-    source = (LOOPS / f"{loop}.py").read_text().splitlines()
+    source = CASES[loop]["script"].read_text().splitlines()
     number = next(n for n, line in enumerate(source, 1) if CASES[loop]["line"] in line)
     return f"{loop}.py:{number} " in f"{answer} "
 
 
-def _profiled(case: dict, folder: str, *extra: str) -> dict:
+def _profiled(case: dict, folder: str, *extra: str, limit: int = LIMIT_S) -> dict:
     """What the command prints, and what it observed."""
     output = Path(folder) / f"profile{len(extra)}"
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={case['ranks']}"] if case.get("ranks") else []
-    command = [sys.executable, *launch, "-m", "helpers", "profile", "--json", "--limit", str(LIMIT_S)]
-    command += ["--output", str(output), str(LOOPS / f"{case['name']}.py"), *extra]
+    command = [sys.executable, *launch, "-m", "helpers", "profile", "--json", "--limit", str(limit)]
+    command += ["--output", str(output), str(case["script"]), *extra]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, cwd=LOOPS.parents[1], timeout=4 * LIMIT_S)
     if done.returncode or "{" not in done.stdout:
