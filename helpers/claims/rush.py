@@ -1,5 +1,6 @@
 """Chapter 5: the ladder and what each rung brings, its memory, its peers, and training on many ranks."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -90,6 +91,44 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
         loss_rung=measured.loc[losses.idxmax(), "rung"],
     )
+
+
+def predicted(rows: pd.DataFrame) -> SimpleNamespace:
+    """What `fit` predicts of a GPU's rungs that it can express, from fused attention on, beside what was measured.
+
+    It counts the memory of uncompiled steps, and knows no kernel's name: the prediction is one of sizes and types.
+    """
+    lines, setups = [], climb(Setup(model=rows["model"].iloc[0], sequence=int(rows["sequence"].iloc[0])))
+    for row in rows[rows["preset"] != "cpu"].to_dict("records"):
+        setup = setups[row["step"]]
+        if setup.attention == "eager" or setup.precision != "amp-bf16" or setup.float8 != "none":
+            continue
+        same = {name: getattr(setup, name) for name in ("model", "sequence", "batch", "precision", "checkpointing")}
+        plan = fit.Plan(**same, head="full" if setup.head == "full" else "chunked")
+        time, gib = fit.speed(fit.plan_run(plan) | {"gpu": row["gpu"]}), fit.peak(plan).bytes / GIB
+        told = {"tokens_per_s": time["tokens_per_s"], "mfu": time["mfu"], "peak_gib": gib}
+        within = time["low"] <= row["tokens_per_s"] <= time["high"]
+        lines.append({"rung": row["step"], "in the band": within} | _beside(row, told))
+    table = pd.DataFrame(lines)
+    errors = {name: table[f"{name}, error"].map(float).abs() if len(table) else table for name in TOLD}
+    return SimpleNamespace(
+        table=table.rename(columns={"tokens_per_s": "tokens/s", "mfu": "MFU", "peak_gib": "peak, GiB"}),
+        speed_error=Number(errors["tokens_per_s"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
+        memory_error=Number(errors["peak_gib"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
+    )
+
+
+TOLD = {"tokens_per_s": "", "mfu": PERCENT, "peak_gib": "GiB"}  # what is predicted of a rung
+
+
+def _beside(row: dict, told: dict[str, float]) -> dict[str, Number]:
+    """Measured, predicted, and the prediction's error as a share of what was measured."""
+    cells = {}
+    for name, unit in TOLD.items():
+        both = {name: row[name], f"{name}, predicted": told[name]}
+        cells |= {key: Number(value, unit, missing=name) for key, value in both.items()}
+        cells[f"{name}, error"] = Number(told[name] / row[name] - 1, PERCENT, missing=name, decimals=0)
+    return cells
 
 
 def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:

@@ -14,7 +14,7 @@ estimate(run, gpu, price)   the same with its cost and what would make it faster
 
 from .cards import Card
 from .estimate import estimate, estimate_text, plan_run
-from .plan import Plan, fit, text, this_memory_gib
+from .plan import Plan, fit, peak, text, this_memory_gib
 from .rank import count, rank_memory, rank_peak
 from .scaling import CLUSTERS, predict
 from .speed import speed
@@ -28,6 +28,7 @@ __all__ = [
     "estimate",
     "estimate_text",
     "fit",
+    "peak",
     "plan_run",
     "predict",
     "rank_memory",

@@ -131,3 +131,17 @@ def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     named = rush.published_speed()
     assert len(named.table) == len(rush.GPUS) * len(rush.TRAININGS) and float(named.count) == len(named.runs)
     assert 0.05 < float(named.median) < 0.15 < float(named.p90) < 0.6
+
+
+def test_predictions_stand_beside_a_gpus_rungs_that_fit_can_express():
+    row = {"model": "llama-60m", "sequence": 512, "preset": "big-gpu", "gpu": "NVIDIA H200", "mfu": 0.4}
+    steps = {"no optimisation": 2e5, "FlashAttention": 1e6, "batch 8": 2e6, "float8": 2e6}
+    rows = pd.DataFrame([row | {"step": s, "tokens_per_s": rate, "peak_gib": 2.0} for s, rate in steps.items()])
+    told = rush.predicted(rows)
+    assert told.table["rung"].tolist() == ["FlashAttention", "batch 8"]
+    ratios = [float(of) / rate - 1 for of, rate in zip(told.table["tokens_per_s, predicted"], (1e6, 2e6), strict=True)]
+    assert [float(error) for error in told.table["tokens_per_s, error"]] == pytest.approx(ratios)
+    assert float(told.memory_error) == pytest.approx(
+        sum(abs(float(each)) for each in told.table["peak_gib, error"]) / 2
+    )
+    assert not len(rush.predicted(rows.assign(preset="cpu")).table)
