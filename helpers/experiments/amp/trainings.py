@@ -34,7 +34,7 @@ QUALITY = """
         cpu=8.7,
         gpu=8,
         big_gpu=12,
-        headline={"seed": (0,)},
+        headline={"seed": (0,), "task": ("segmentation",)},
     ),
 )
 def quality(task: str, precision: str, size: str, seed: int) -> Row:

@@ -48,7 +48,7 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
     version=3,
     columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share device_s epoch_s real_tokens_per_s "
     "attention dtype source baseline ratio_to_brain",
-    worth=Worth(30, "time of a forward pass by batching", cpu=41.3, gpu=15, big_gpu=15),
+    worth=Worth(40, "time of a forward pass by batching", cpu=41.3, gpu=15, big_gpu=15),
 )
 @without_cudnn_attention()
 def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:

@@ -52,7 +52,7 @@ def sized(size: str, rows: list[Row]) -> list[Row]:
     **{name: sized(size, LOOPS[2:] if size == "small" else LOOPS) for name, size in SIZES.items()},
     version=2,
     columns="rank finding part? gain_ms? gain_share? where? evidence? advice? sure?",
-    worth=Worth(30, "what a profile of a slow training shows", cpu=2.9, gpu=6, big_gpu=6),
+    worth=Worth(20, "what a profile of a slow training shows", cpu=2.9, gpu=6, big_gpu=6),
 )
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""

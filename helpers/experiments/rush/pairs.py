@@ -15,8 +15,9 @@ from helpers.rush.measurement import text_tokens
 from helpers.rush.setup import LADDERS, START
 from helpers.training.step import WARM_UP
 
-from .steps import BEST, FULL, MEDIUM, ON_CPU, SMALL, missing, setup_of
+from .steps import BEST, FULL, HEADLINES, MEDIUM, ON_CPU, SMALL, missing, setup_of
 
+RUNG_BY_RUNG = "each change of the ladder against the one before it"
 BATCHES = 4  # different ones, in turn
 TURN_S, ROUNDS = 0.3, 12  # in one process
 TINY, SECONDS = SMALL | {"trial_s": 4.0}, {"trial_s": 50.0}
@@ -64,7 +65,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     version=3,
     timed=False,
     missing=_missing,
-    worth=Worth(100, "each change of the ladder against the one before it", cpu=60.3, gpu=60, big_gpu=60),
+    worth=Worth(100, RUNG_BY_RUNG, cpu=60.3, gpu=25, big_gpu=25, headline={"rung": HEADLINES}),
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""

@@ -88,8 +88,8 @@ def missing(**config: object) -> str:
         100,
         "each change of the ladder, with loss, memory and MFU",
         cpu=21.9,
-        gpu=30,
-        big_gpu=25,
+        gpu=20,
+        big_gpu=20,
         headline={"step": HEADLINES},
     ),
 )
@@ -155,7 +155,7 @@ def batch(model: str, sequence: int, batch: int) -> Row:
 
 
 CHECKPOINTING = ("none", "selective", "full", "memory budget")
-LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter of a minute
+LENGTHS = (2**11, 2**12, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter of a minute
 
 
 @experiment(
@@ -167,12 +167,12 @@ LENGTHS = (2**11, 2**13, 2**15, 2**16)  # at 2**17 a step would take a quarter o
     missing=missing,
     columns=RUN,
     worth=Worth(
-        30,
+        60,
         "checkpointing at longer sequences",
         cpu=19.9,
-        gpu=25,
-        big_gpu=30,
-        headline={"sequence": (2048, 8192), "checkpointing": ("none", "full", "selective")},
+        gpu=20,
+        big_gpu=20,
+        headline={"sequence": (2048, 4096), "checkpointing": ("none", "full")},
     ),
 )
 def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:

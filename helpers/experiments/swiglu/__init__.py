@@ -130,7 +130,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     big_gpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
     columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
     timed=False,
-    worth=Worth(6, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=1),
+    worth=Worth(2, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=1),
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
@@ -237,7 +237,7 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
         *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
         *("n", "peak_gib", "before_gib", "saved_gib"),
     ),
-    worth=Worth(12, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2),
+    worth=Worth(4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2),
 )
 def sweep(
     batch: int,
