@@ -14,9 +14,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from helpers.doctor import requirements
-from helpers.lab.machine import project_root
-from helpers.text import local_wikitext
+from .doctor import requirements
+from .lab.machine import project_root
+from .text import local_wikitext
 
 GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17, 12, 5)  # 2.x, of wheels that a Linux of today runs
 ON_EVERY_ONE = ("torch", "triton", *(importlib.metadata.requires("torch") or []))  # which no wheel here replaces

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from helpers.experiments import chapters, tables_of
-from helpers.lab import cpu, records
-from helpers.lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
-from helpers.lab.plan import plan, total
+from .experiments import chapters, tables_of
+from .lab import cpu, records
+from .lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
+from .lab.plan import plan, total
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab.machine import device
+from .lab.machine import device
 
 
 class LMCrossEntropyLoss(nn.Module):

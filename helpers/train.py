@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from helpers.lab import device
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.training.cars import segmentation_task
-from helpers.training.language import SIZES, language_task
-from helpers.training.loop import OnStep, Step, fit
-from helpers.training.text_batches import DATA
-from helpers.training.trainer import PRECISIONS, Precision, Task, Trainer
+from .lab import device
+from .lab.arguments import check_at_least, check_choice
+from .training.cars import segmentation_task
+from .training.language import SIZES, language_task
+from .training.loop import OnStep, Step, fit
+from .training.text_batches import DATA
+from .training.trainer import PRECISIONS, Precision, Task, Trainer
 
 __all__ = ["DATA", "PRECISIONS", "Setup", "Step", "build_task", "build_trainer", "train"]
 

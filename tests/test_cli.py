@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.experiment import PRESETS
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
 def test_python_without_assertions_measures_nothing(tmp_path):
     program = """
 import sys
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.lab.machine import check_assertions
 assert False, "not there"
 try:
@@ -155,7 +155,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(place, monkeypatch, capsy
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"helpers.__main__.{place}", interrupted)
+    monkeypatch.setattr(f"helpers.commands.{place}", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "dlspeed: stopped\n"
 
@@ -176,7 +176,7 @@ def test_sigterm_stops_as_ctrl_c_does_but_not_a_fork(monkeypatch, capsys):
         time.sleep(100)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("helpers.__main__._run", terminated)
+    monkeypatch.setattr("helpers.commands._run", terminated)
     assert main(["doctor"]) == 143
     assert capsys.readouterr().err == "dlspeed: stopped\n"
     assert forked == [-signal.SIGTERM]

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.lab.arguments import check_at_least
-
+from ..lab.arguments import check_at_least
 from .scaler import StaticGradScaler, fp32
 
 LEAST, MOST = 1.0, 2.0**24  # the scale's bounds, unless it begins outside of them

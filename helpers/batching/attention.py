@@ -40,10 +40,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.overrides import _pop_mode, _push_mode
 
-from helpers.lab import machine
-from helpers.lab.arguments import check_choice
-from helpers.lab.precision import autocast_dtype
-
+from ..lab import machine
+from ..lab.arguments import check_choice
+from ..lab.precision import autocast_dtype
 from .documents import documents_attention
 from .packed import PackedLayout, causal_mask
 

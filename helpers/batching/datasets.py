@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from helpers.lab.arguments import check_at_least
+from ..lab.arguments import check_at_least
 
 Sample = Sequence[int] | np.ndarray | Tensor
 Lengths = Sequence[int] | np.ndarray | Tensor

@@ -14,6 +14,7 @@ import itertools
 import torch
 from torch import Tensor
 
+OPERATORS = __name__.partition(".")[0]  # the package has two names, which share no operator
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 LONG = 24_576  # numbers of a document in a head's queries from which on AMX's backward in bf16 is faster than in fp32
@@ -48,7 +49,7 @@ def _like(q: Tensor) -> Tensor:
     return q.new_empty(batch, length, heads, size).transpose(1, 2)
 
 
-@torch.library.custom_op("helpers::documents_attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op(f"{OPERATORS}::documents_attention", mutates_args=(), device_types="cpu")
 def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of each softmax's denominator (1, T, heads), which backward needs."""
     dtype = _computed_in(q.dtype)
@@ -65,7 +66,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]
     return _like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=_summed_in(q.dtype))
 
 
-@torch.library.custom_op("helpers::documents_attention_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op(f"{OPERATORS}::documents_attention_backward", mutates_args=(), device_types="cpu")
 def _differentiate(
     grad: Tensor,
     q: Tensor,

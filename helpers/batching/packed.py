@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from helpers.lab.arguments import check_at_least
+from ..lab.arguments import check_at_least
 
 PADDING = -1  # the document that padding belongs to
 

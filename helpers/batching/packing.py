@@ -19,8 +19,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least, check_choice
-
+from ..lab.arguments import check_at_least, check_choice
 from .datasets import Lengths, checked_lengths
 
 STRATEGIES = ("greedy", "first-fit", "best-fit")

@@ -28,9 +28,8 @@ from typing import Any, NoReturn
 import numpy as np
 from torch.utils.data import Sampler
 
-from helpers.lab.arguments import check_at_least
-from helpers.lab.ranks import Place, check_identity, rank_of
-
+from ..lab.arguments import check_at_least
+from ..lab.ranks import Place, check_identity, rank_of
 from .datasets import LONGEST, Lengths, checked_lengths, checksum
 from .permutations import GOLDEN, mixed, permuted, uint
 

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.ranks import Place, check_identity, worker_of
-
+from ..lab.arguments import check_at_least, check_choice
+from ..lab.ranks import Place, check_identity, worker_of
 from .datasets import Sample, checksum, lengths_of, token_ids
 from .packed import Packed, join
 from .packing import STRATEGIES, Plan, plan_packs, plan_stream, split_evenly

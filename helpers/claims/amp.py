@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.amp.gradients import TORCHS_KERNELS
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
+from ..experiments.amp.gradients import TORCHS_KERNELS
+from ..lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}
 RUNS = {

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.experiments.batching.model_times import BY_TOKENS, STEPS
-from helpers.experiments.batching.samplers_and_packers import OURS
-from helpers.lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
+from ..experiments.batching.model_times import BY_TOKENS, STEPS
+from ..experiments.batching.samplers_and_packers import OURS
+from ..lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
 NO_PADDING = "equally long, no padding"

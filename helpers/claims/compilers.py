@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers.compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
-from helpers.experiments.compilers.workloads import BERT_BASE, RESNET_18
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, number, speedup
+from ..compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
+from ..experiments.compilers.workloads import BERT_BASE, RESNET_18
+from ..lab.values import PERCENT, TIMES, Number, derived, lacking, number, speedup
 
 HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 BY_HAND = ("by hand", "foreach", "fused", "one product")

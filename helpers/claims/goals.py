@@ -9,9 +9,9 @@ from functools import reduce
 
 import pandas as pd
 
-from helpers import experiments
-from helpers.lab.results import recorded
-from helpers.lab.values import Verdict, lacking
+from .. import experiments
+from ..lab.results import recorded
+from ..lab.values import Verdict, lacking
 
 CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
 CHAPTERS |= {"swiglu": "4 SwiGLU", "rush": "5 rush", "pipelines": "6 pipelines", "compilers": "7 compilers"}
@@ -42,7 +42,7 @@ class Goal:
         chapter, _, table = self.table.partition("/")
         first, *others = (recorded(experiments.select([name])[0]) for name in (self.table, *BESIDE.get(self.table, ())))
         needed, beside = ((), tuple(others)) if self.table == "rush/ladder" else (others, ())
-        claims = getattr(importlib.import_module(f"helpers.claims.{chapter}"), table)
+        claims = getattr(importlib.import_module(f".{chapter}", __package__), table)
         named = first.named(claims, *needed, beside=beside)
         value = reduce(getattr, self.name.split("."), named) if named.measured else lacking(self.table)
         return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from helpers.experiments.profiling.strangers import CASES, names_the_line
-from helpers.lab.trials import FASTER, SLOWER
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
-from helpers.training import CLOTHES, LANGUAGE
-from helpers.training.switched import Switched
+from ..experiments.profiling.strangers import CASES, names_the_line
+from ..lab.trials import FASTER, SLOWER
+from ..lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
+from ..training import CLOTHES, LANGUAGE
+from ..training.switched import Switched
 
 NAMES = {"vit": "ViT", "gpt": "language model"}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed

@@ -11,17 +11,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from helpers import fit
-from helpers.distributed import Job
-from helpers.experiments.rush.ranks import PLANNED, SHARDED
-from helpers.experiments.rush.steps import BEFORE_BATCHES, BEST
-from helpers.fit.speed import left_out, published
-from helpers.lab.estimate import LUCK
-from helpers.lab.memory import GIB, MIB
-from helpers.lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
-from helpers.rush import Setup, climb
-from helpers.rush.rates import PEAKS, flops_per_token, parameters
-from helpers.rush.setup import LADDERS, START, stands_on
+from .. import fit
+from ..distributed import Job
+from ..experiments.rush.ranks import PLANNED, SHARDED
+from ..experiments.rush.steps import BEFORE_BATCHES, BEST
+from ..fit.speed import left_out, published
+from ..lab.estimate import LUCK
+from ..lab.memory import GIB, MIB
+from ..lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
+from ..rush import Setup, climb
+from ..rush.rates import PEAKS, flops_per_token, parameters
+from ..rush.setup import LADDERS, START, stands_on
 
 STRATEGIES = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "tp": "tensor parallel"}
 PARTS = ("weight copies", "gradients", "activations", "logits")
@@ -123,7 +123,7 @@ TOLD = {"tokens_per_s": "", "mfu": PERCENT, "peak_gib": "GiB"}  # what is predic
 
 def _beside(row: dict, told: dict[str, float]) -> dict[str, Number]:
     """Measured, predicted, and the prediction's error as a share of what was measured."""
-    cells = {}
+    cells: dict[str, Number] = {}
     for name, unit in TOLD.items():
         both = {name: row[name], f"{name}, predicted": told[name]}
         cells |= {key: Number(value, unit, missing=name) for key, value in both.items()}

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from helpers import experiments
-from helpers.lab.experiment import Experiment
-from helpers.lab.results import Named, recorded
-from helpers.lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
-from helpers.training.stages import COMPILED, STAGES
-
+from .. import experiments
+from ..lab.experiment import Experiment
+from ..lab.results import Named, recorded
+from ..lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
+from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
 
 ONEDNN = "fp32 products by oneDNN"

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import machine
-from helpers.lab.arguments import check_choice
-from helpers.lab.timing import TOLERANCE, synchronize
-
+from ..lab import machine
+from ..lab.arguments import check_choice
+from ..lab.timing import TOLERANCE, synchronize
 from . import runtimes
 from .messages import failures_named
 

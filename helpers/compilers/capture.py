@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from helpers.lab.arguments import check_choice
-
+from ..lab.arguments import check_choice
 from .messages import clean
 
 Function = Callable[..., Any]

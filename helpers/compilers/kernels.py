@@ -32,8 +32,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.lab.timing import synchronize
-
+from ..lab.timing import synchronize
 from . import capture
 
 GENERATED = "cpp_fused_"

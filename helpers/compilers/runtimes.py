@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import device
-from helpers.lab.compiling import compiled_apart
-
+from ..lab import device
+from ..lab.compiling import compiled_apart
 from . import capture
 from .messages import failures_named
 

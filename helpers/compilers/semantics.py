@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.lab.arguments import check_choice
-from helpers.lab.machine import check_assertions
-from helpers.lab.records import STATUS, Row
-
+from ..lab.arguments import check_choice
+from ..lab.machine import check_assertions
+from ..lab.records import STATUS, Row
 from . import backends, capture, messages
 from .capture_cases import CASES, Case
 

@@ -18,6 +18,7 @@ from . import measure, work
 from .launch import RankFailed, end, under_torchrun
 from .strategies import CHOICES, Job
 
+PROGRAM = __package__
 HELP = {
     "model": "a preset of helpers.models.Llama",
     "batch": "sequences of a step, over all ranks",
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="helpers.distributed", description="Train a Llama on many ranks; print a row of JSON.")
+    parser = Parser(prog=PROGRAM, description="Train a Llama on many ranks; print a row of JSON.")
     if under_torchrun():
         parser.set_defaults(ranks=int(os.environ["WORLD_SIZE"]))
     else:
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         [row] = measure([job], ranks)
     except RankFailed as error:
-        print(f"helpers.distributed: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(row))
     return 0
@@ -85,7 +86,7 @@ def _refused(error: ValueError) -> int:
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
         time.sleep(30)
     else:
-        print(f"helpers.distributed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return 2
 
 

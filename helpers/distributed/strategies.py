@@ -28,11 +28,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.machine import missing_because
-from helpers.models import Llama
-from helpers.models.llama import preset
-from helpers.training.checkpointing import checkpoint_with
+from ..lab.arguments import check_at_least, check_choice
+from ..lab.machine import missing_because
+from ..models import Llama
+from ..models.llama import preset
+from ..training.checkpointing import checkpoint_with
 
 CHOICES = {
     # single: one rank. ddp: each rank has everything, gradients are averaged. zero2: gradients and optimizer state are

@@ -12,11 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
-from helpers.lab.memory import GIB
-from helpers.lab.timing import Timing, between_ms, moment, synchronize
-from helpers.models.llama import preset
-from helpers.training.step import advance
-
+from ..lab.memory import GIB
+from ..lab.timing import Timing, between_ms, moment, synchronize
+from ..models.llama import preset
+from ..training.step import advance
 from . import strategies
 from .strategies import Job
 

@@ -4,11 +4,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helpers.lab import Worth, device, experiment, in_fresh_process
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.text import local_wikitext
-from helpers.training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
+from ..lab import Worth, device, experiment, in_fresh_process
+from ..lab.machine import missing_because
+from ..lab.records import Row
+from ..text import local_wikitext
+from ..training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SAMPLES = 3072  # 48 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.models.llama import preset
-from helpers.rush.rates import parameters
-
+from ..models.llama import preset
+from ..rush.rates import parameters
 from .anybody import read_config
 from .cards import Card
 from .plan import Plan

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from helpers.distributed import Job
-from helpers.lab import cpu
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.machine import device
-from helpers.lab.memory import GIB
-from helpers.rush import Setup
-
+from ..distributed import Job
+from ..lab import cpu
+from ..lab.arguments import check_at_least, check_choice
+from ..lab.machine import device
+from ..lab.memory import GIB
+from ..rush import Setup
 from .anybody import count_model
 from .ledger import Peak
 from .rank import count, rank_peak

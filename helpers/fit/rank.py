@@ -23,14 +23,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from helpers.distributed import Job, strategies
-from helpers.distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
-from helpers.lab.machine import device as this_device
-from helpers.lab.memory import GIB, peak_memory
-from helpers.lab.timing import Timing, each
-from helpers.models.llama import preset
-from helpers.rush import Setup, Trainer
-
+from ..distributed import Job, strategies
+from ..distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
+from ..lab.machine import device as this_device
+from ..lab.memory import GIB, peak_memory
+from ..lab.timing import Timing, each
+from ..models.llama import preset
+from ..rush import Setup, Trainer
 from .ledger import Ledger, Peak, deepened, split_step
 
 Rank = tuple[nn.Module, Optimizer, Batches]

@@ -23,8 +23,7 @@ so that they can be checked and replaced. Beside them is taken for granted:
 import math
 from dataclasses import dataclass
 
-from helpers.distributed import Job
-
+from ..distributed import Job
 from .traffic import BACKWARD, FORWARD, REDUCE, ROUNDS, Transfer, transfers
 
 

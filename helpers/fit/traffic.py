@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from helpers.distributed import Job
-from helpers.lab.arguments import check_choice
-from helpers.models import Llama
+from ..distributed import Job
+from ..lab.arguments import check_choice
+from ..models import Llama
 
 GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 FORWARD, BACKWARD, AFTER = "forward", "backward", "after"

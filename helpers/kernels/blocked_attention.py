@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from helpers.lab.precision import without_autocast
+from ..lab.precision import without_autocast
 
 BLOCK = 64  # queries; the scores of a block then fit a core's second-level cache
 

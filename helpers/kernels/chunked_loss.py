@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.lab.precision import autocast_dtype, without_autocast
+from ..lab.precision import autocast_dtype, without_autocast
 
 IGNORED = -100  # the target of a token that is left out of the loss
 CHUNK_BYTES = 2**30  # upper bound on a chunk's logits

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from helpers.lab.precision import autocast_dtype
-
+from ..lab.precision import autocast_dtype
 from .launch import launch, on_triton, stages, tl, triton
 
+OPERATORS = __name__.partition(".")[0]  # the package has two names, which share no operator
 WIDEST = 16384  # elements a row: a wider row doesn't fit in the registers of a program
 TILE = 1024  # elements that a program processes at a time, in full rows; a wider row is a tile of its own
 RESIDENT, REGISTERS = 1024, 64  # backward: threads on each multiprocessor, and registers a thread, so that they all fit
@@ -110,8 +110,8 @@ def _backward(
 
 
 # Opaque operators for compiled graphs; the fake versions give the compiler the results' shapes.
-forward_opaque = torch.library.custom_op("helpers_rush::norm_forward", _forward, mutates_args=())
-backward_opaque = torch.library.custom_op("helpers_rush::norm_backward", _backward, mutates_args=())
+forward_opaque = torch.library.custom_op(f"{OPERATORS}_rush::norm_forward", _forward, mutates_args=())
+backward_opaque = torch.library.custom_op(f"{OPERATORS}_rush::norm_backward", _backward, mutates_args=())
 
 
 @forward_opaque.register_fake

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.lab import device
-from helpers.lab.arguments import check_choice
-from helpers.lab.compiling import compiled_apart
-from helpers.models.llama import eager_rms_norm
-
+from ..lab import device
+from ..lab.arguments import check_choice
+from ..lab.compiling import compiled_apart
+from ..models.llama import eager_rms_norm
 from .norms import layer_norm, rms_norm
 
 KINDS = ("layer", "rms")

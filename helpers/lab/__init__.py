@@ -1,6 +1,6 @@
 """Timing, memory, experiments and their records, figures, notebooks and the report.
 
-    from helpers.lab import bench, compare, peak_memory, saved_bytes
+    from ..lab import bench, compare, peak_memory, saved_bytes
 
 Measuring needs torch, numpy, pandas and tqdm. `figures`, `notebook` and `report` need matplotlib and
 Jupyter too, so they are loaded when they are first used.

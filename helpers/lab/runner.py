@@ -192,7 +192,7 @@ def _in_a_line(error: Exception) -> str:
 
     Raises it again if it has left the device unusable.
     """
-    if type(error).__module__.startswith("helpers."):
+    if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return str(error)
     try:
         synchronize()  # fails after an error inside a CUDA kernel

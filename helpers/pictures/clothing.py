@@ -16,9 +16,8 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from helpers.lab.arguments import check_at_least
-from helpers.lab.files import building, cache_folder
-
+from ..lab.arguments import check_at_least
+from ..lab.files import building, cache_folder
 from .drawing import draw_garment
 from .shapes import GARMENTS
 

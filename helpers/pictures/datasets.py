@@ -20,8 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from helpers.lab.arguments import check_at_least, check_choice
-
+from ..lab.arguments import check_at_least, check_choice
 from . import transforms
 from .clothing import SPLITS, PhotoFiles, PictureError, cores, read_photo
 from .drawing import draw_car

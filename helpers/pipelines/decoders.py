@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.lab.arguments import check_choice
-from helpers.lab.machine import missing_because
+from ..lab.arguments import check_choice
+from ..lab.machine import missing_because
 
 REFERENCE = "Pillow"
 START, END = b"\xff\xd8\xff", b"\xff\xd9"

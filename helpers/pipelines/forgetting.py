@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.lab.arguments import check_at_least
+from ..lab.arguments import check_at_least
 
 # Columns of the state, int32. Each step only adds to them, so the ranks' additions can be summed.
 LAST = 0  # 1 if the sample was right when it was last presented

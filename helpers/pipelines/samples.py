@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least
-from helpers.text import SyntheticText
-
+from ..lab.arguments import check_at_least
+from ..text import SyntheticText
 from .formats import Sample
 
 DRAWINGS, CROPS = 64, 512  # distinct drawings, and crops of them
@@ -52,7 +51,7 @@ def _encoded(picture: Any, quality: int) -> bytes:
 @functools.lru_cache(maxsize=2)
 def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, Any]]:
     """`count` pictures with the names of their garments, which alternate."""
-    from helpers.pictures import GARMENTS, draw_garment
+    from ..pictures import GARMENTS, draw_garment
 
     names = itertools.islice(itertools.cycle(GARMENTS), count)
     return [(name, draw_garment(np.random.default_rng([seed, at]), name, size)) for at, name in enumerate(names)]
@@ -68,7 +67,7 @@ def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[
 
 def _numbered(name: str, jpeg: bytes, position: int) -> Sample:
     """The JPEG with the position as its comment, a segment after the start mark."""
-    from helpers.pictures import GARMENTS
+    from ..pictures import GARMENTS
 
     text = str(position).encode()
     data = jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text + jpeg[2:]

@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CALLED_FROM = "Called from"  # the argument of a Python event
 # Files whose frames are around a script that `watch` runs.
-RUNNERS = tuple(f"helpers/{name}.py" for name in ("profiling/run_script", "profiling/watch", "profiling/windows"))
-RUNNERS += ("helpers/__main__.py", "dlspeed.py", "bin/dlspeed", "runpy.py", "<frozen runpy>")
+PACKAGE = Path(__file__).resolve().parents[1]
+RUNNERS = tuple(str(PACKAGE / "profiling" / name) for name in ("run_script.py", "watch.py", "windows.py"))
+RUNNERS += (str(PACKAGE / "__main__.py"), str(PACKAGE / "commands.py"), "bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 

@@ -44,9 +44,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerAction, schedule
 
-from helpers.lab import files
-from helpers.lab.memory import MIB
-
+from ..lab import files
+from ..lab.memory import MIB
 from .meters import DeviceClock, HostClock, SavedBytes
 from .recorder import Recorder
 from .spans import BACKWARD, FORWARD, RECOMPUTE, STEP, Step, summary

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from helpers.lab.memory import RESIDENT, system_bytes
-
+from ..lab.memory import RESIDENT, system_bytes
 from . import run_script
 
 PERIOD_S = 0.01

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.lab import machine
+from ..lab import machine
 
 SIZES = (96, 384, 1024)  # of the products
 LENGTHS, HEADS = (128, 512, 1056), 8  # of sequences that attend; glibc maps the last one's weights anew each time

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helpers.lab.memory import MIB
-
+from ..lab.memory import MIB
 from .meters import SavedBytes
 from .recorder import END, SWITCH, Call, Entry, Run
 

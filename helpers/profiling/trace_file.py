@@ -8,8 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from helpers.lab import files
-
+from ..lab import files
 from .call_sites import CALLED_FROM
 from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
 

@@ -31,9 +31,8 @@ from unittest import mock
 import torch
 from torch.optim import Optimizer
 
-from helpers.lab import files
-from helpers.lab.machine import OthersLoad
-
+from ..lab import files
+from ..lab.machine import OthersLoad
 from . import workers
 from .findings.observed import Observed
 from .run_script import Stop, compiled, run_script

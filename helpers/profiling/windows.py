@@ -30,8 +30,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from helpers.lab import files
-
+from ..lab import files
 from .call_sites import CALLED_FROM, RUNNERS, call_sites
 from .observe import Observer, is_part, unclaimed
 from .rates import speedups

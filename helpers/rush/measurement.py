@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab import Timing, device, each, peak_memory
-from helpers.lab.memory import GIB
-from helpers.lab.timing import synchronize
-from helpers.models.llama import preset
-from helpers.text import Vocab, corpus, local_wikitext
-
+from ..lab import Timing, device, each, peak_memory
+from ..lab.memory import GIB
+from ..lab.timing import synchronize
+from ..models.llama import preset
+from ..text import Vocab, corpus, local_wikitext
 from .rates import shares
 from .setup import Setup
 from .trainer import Trainer

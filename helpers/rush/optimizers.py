@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from helpers.lab.arguments import check_choice
+from ..lab.arguments import check_choice
 
 FOR_LOOP, FOREACH, FUSED, APEX, EIGHT_BIT = "for-loop", "foreach", "fused", "apex", "8-bit"
 VARIANTS = (FOR_LOOP, FOREACH, FUSED, APEX)  # those that compute the same

@@ -10,12 +10,11 @@ from operator import itemgetter
 
 import torch
 
-from helpers.lab.ceilings import best_matmul
-from helpers.lab.machine import device_class, device_name
-from helpers.lab.precision import fp32_products
-from helpers.models import Llama
-from helpers.models.llama import preset
-
+from ..lab.ceilings import best_matmul
+from ..lab.machine import device_class, device_name
+from ..lab.precision import fp32_products
+from ..models import Llama
+from ..models.llama import preset
 from .setup import AUTOCAST, Setup
 
 # Vendors' peak bf16 operations a second, dense; the first key contained in the device's name applies.

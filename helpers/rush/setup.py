@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.ceilings import medium_is_fp32
-from helpers.lab.cpu import ALLOCATORS
-from helpers.lab.machine import missing_because
-from helpers.models.llama import PRESETS
+from ..lab.arguments import check_at_least, check_choice
+from ..lab.ceilings import medium_is_fp32
+from ..lab.cpu import ALLOCATORS
+from ..lab.machine import missing_because
+from ..models.llama import PRESETS
 
 # field -> valid values
 CHOICES = {

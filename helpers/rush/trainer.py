@@ -9,18 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from helpers.amp import DynamicGradScaler
-from helpers.kernels import chunked_loss, rms_norm
-from helpers.kernels.blocked_attention import blocked_attention
-from helpers.lab import device as this_device
-from helpers.lab.compiling import compiled_apart
-from helpers.lab.precision import fp32_products
-from helpers.models import Llama
-from helpers.models.llama import eager_attention, eager_rms_norm
-from helpers.swiglu import MemoryOptimizedSwigluMLP
-from helpers.training.checkpointing import checkpoint_with
-from helpers.training.step import TrainingStep
-
+from ..amp import DynamicGradScaler
+from ..kernels import chunked_loss, rms_norm
+from ..kernels.blocked_attention import blocked_attention
+from ..lab import device as this_device
+from ..lab.compiling import compiled_apart
+from ..lab.precision import fp32_products
+from ..models import Llama
+from ..models.llama import eager_attention, eager_rms_norm
+from ..swiglu import MemoryOptimizedSwigluMLP
+from ..training.checkpointing import checkpoint_with
+from ..training.step import TrainingStep
 from . import optimizers
 from .setup import AUTOCAST, FP32_PRODUCTS, Setup
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.lab.precision import autocast_dtype, without_autocast
-
+from ..lab.precision import autocast_dtype, without_autocast
 from . import steps
 from .operators import opaque_backward, opaque_forward
 from .steps import KEEP_INPUT, KEEP_TWO, LEVELS

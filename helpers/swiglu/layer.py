@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from helpers.lab.arguments import check_at_least
-
+from ..lab.arguments import check_at_least
 from .function import MemoryOptimizedSwigluMLPFunction, check_level, plain, transformed
 from .steps import KEEP_INPUT, KEEP_TWO
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from . import elementwise, steps
 from .steps import KEEP_8BIT, KEEP_ALL, KEEP_TWO
 
+OPERATORS = __name__.partition(".")[0]  # the package has two names, which share no operator
 
-@torch.library.custom_op("helpers_swiglu::forward", mutates_args=())
+
+@torch.library.custom_op(f"{OPERATORS}_swiglu::forward", mutates_args=())
 def opaque_forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     """The output, then what is saved."""
     y, saved = steps.forward(x, W, V, U, level)
@@ -32,7 +34,7 @@ def _(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:
     return [y]
 
 
-@torch.library.custom_op("helpers_swiglu::backward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}_swiglu::backward", mutates_args=())
 def opaque_backward(
     l: Tensor,
     x: Tensor | None,

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.files import cache_folder, replacing
-
+from ..lab.files import cache_folder, replacing
 from .vocab import TOKENIZER, TextError, Vocab, tokenize
 
 LAYOUT = "2"  # version of the cached files' format

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least
-
+from ..lab.arguments import check_at_least
 from .samples import Samples
 from .vocab import SPECIALS, TextError, Vocab
 

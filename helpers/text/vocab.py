@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from helpers.lab.arguments import check_at_least
+from ..lab.arguments import check_at_least
 
 TOKENIZER = "basic_english"  # of torchtext: the task's
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from helpers.lab.arguments import check_at_least, check_choice
-
+from ..lab.arguments import check_at_least, check_choice
 from . import wikitext_files as files
 from .samples import Samples, TokenisedText, cache_file, load_tokens, save_tokens, tokenise_lines
 from .synthetic import SIZE, SyntheticText

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from helpers.metrics import PixelAccuracy
-from helpers.models import UNet
-from helpers.pictures import cores, preload, segmentation
-
+from ..metrics import PixelAccuracy
+from ..models import UNet
+from ..pictures import cores, preload, segmentation
 from .text_batches import shuffled
 from .trainer import Batch, Task
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-import helpers.kernels.blocked_attention  # noqa: F401  registers its operator
+from ..kernels import blocked_attention  # noqa: F401  registers its operator
 
 # The operators whose results selective checkpointing saves: matrix products and attention, by torch's internal names.
 SAVED_OPERATORS = [

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from helpers.metrics import StreamingMetrics
-from helpers.models import ViT
-from helpers.pictures import Photos, PictureError, decode_photos, photo_files
-from helpers.pictures.clothing import PhotoFiles
-from helpers.pictures.datasets import EpochOrder, collate
-from helpers.pictures.transforms import (
+from ..metrics import StreamingMetrics
+from ..models import ViT
+from ..pictures import Photos, PictureError, decode_photos, photo_files
+from ..pictures.clothing import PhotoFiles
+from ..pictures.datasets import EpochOrder, collate
+from ..pictures.transforms import (
     boxes_within,
     channel_constants,
     cut_on_device,
@@ -28,7 +28,6 @@ from helpers.pictures.transforms import (
     normalise,
     random_boxes,
 )
-
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .switches import NO_FAULTS, Faults
 from .trainer import Batch, Task

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.batching import StandardDataset
-from helpers.metrics import LMAccuracy, LMCrossEntropyLoss
-from helpers.models import GPT2LikeModel
-from helpers.text import Samples, SyntheticText, Vocab, corpus, tokenize
-from helpers.text.vocab import SPECIALS
-
+from ..batching import StandardDataset
+from ..metrics import LMAccuracy, LMCrossEntropyLoss
+from ..models import GPT2LikeModel
+from ..text import Samples, SyntheticText, Vocab, corpus, tokenize
+from ..text.vocab import SPECIALS
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .switches import NO_FAULTS, Faults
 from .text_batches import FEEDS, batches_in_order, packed_batches, packed_variant, random_batches

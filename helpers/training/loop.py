@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from tqdm import tqdm
 
-from helpers.lab import Timing
-from helpers.lab.memory import GIB
-from helpers.lab.timing import between_ms, moment, synchronize
-
+from ..lab import Timing
+from ..lab.memory import GIB
+from ..lab.timing import between_ms, moment, synchronize
 from .trainer import Trainer
 
 SETTLING = 5  # warm-up steps, not timed: start of workers, choice of kernels, compilation, recording

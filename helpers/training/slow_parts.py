@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.metrics import LMAccuracy, class_scores
-from helpers.models import GPT2LikeModel, PositionalEncoding
-from helpers.models.gpt import sinusoids
-from helpers.models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
-
+from ..metrics import LMAccuracy, class_scores
+from ..models import GPT2LikeModel, PositionalEncoding
+from ..models.gpt import sinusoids
+from ..models.vit import ConvPatches, FusedMixing, FusedProjection, ViT
 from .switches import Faults
 
 # The language model's

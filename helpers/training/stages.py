@@ -1,6 +1,6 @@
 """Chapter 0: the language model's training end to end, with any of the stages that make it faster.
 
-    from helpers.training.stages import STAGES, run
+    from ..training.stages import STAGES, run
     before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and with all stages
 
 All combinations train on the same samples, in steps of equally many real tokens on average.
@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 
-from helpers.compilers import runtimes
-from helpers.kernels.swaps import NEEDS, OURS, swap_norms
-from helpers.lab import device, in_fresh_process
-from helpers.lab.arguments import check_at_least
-from helpers.lab.cpu import KEPT
-from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB, PEAK, system_bytes
-from helpers.lab.records import Row
-
+from ..compilers import runtimes
+from ..kernels.swaps import NEEDS, OURS, swap_norms
+from ..lab import device, in_fresh_process
+from ..lab.arguments import check_at_least
+from ..lab.cpu import KEPT
+from ..lab.machine import missing_because
+from ..lab.memory import GIB, PEAK, system_bytes
+from ..lab.records import Row
 from .language import guess_scores
 from .loop import Step, fit
 from .switched import LANGUAGE

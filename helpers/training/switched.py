@@ -1,6 +1,6 @@
 """Trainings that are slow on purpose, with any subset of their faults fixed: chapters 0 and 3.
 
-    from helpers.training.switched import CLOTHES, LANGUAGE
+    from ..training.switched import CLOTHES, LANGUAGE
     slow, fast = CLOTHES.run(frozenset()), CLOTHES.run(CLOTHES.fixed)
 
 `switches` describes each fix. Those without `changes` change the loss and the gradients by rounding only if
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.lab import device
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.pictures import cores
-
+from ..lab import device
+from ..lab.arguments import check_at_least, check_choice
+from ..pictures import cores
 from . import clothes, language, switches
 from .loop import OnStep, Profile, fit
 from .switches import Faults, Switch, check_names

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from helpers.batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
-from helpers.batching.attention import causal_attention, missing_because, packed_attention
-from helpers.batching.packed import Packed
-from helpers.text import Samples
-
+from ..batching import BalancedBatchSampler, BaseDataset, SequencedDataset, StandardDataset, collate_fn
+from ..batching.attention import causal_attention, missing_because, packed_attention
+from ..batching.packed import Packed
+from ..text import Samples
 from .slow_parts import hidden_keys, materialised_attention
 from .trainer import Batch
 

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from helpers.amp import Autocast, DynamicGradScaler, StaticGradScaler
-from helpers.batching.attention import without_cudnn_attention
-from helpers.lab import device
-from helpers.lab.machine import missing_because
-from helpers.lab.precision import fp32_products
-
+from ..amp import Autocast, DynamicGradScaler, StaticGradScaler
+from ..batching.attention import without_cudnn_attention
+from ..lab import device
+from ..lab.machine import missing_because
+from ..lab.precision import fp32_products
 from .step import TrainingStep
 from .switches import NO_FAULTS, Faults
 

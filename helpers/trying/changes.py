@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from helpers.lab.cpu import ALLOCATORS, KEPT
-from helpers.profiling.rates import bf16_speedup
-
+from ..lab.cpu import ALLOCATORS, KEPT
+from ..profiling.rates import bf16_speedup
 from . import probes
 from .change import Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Top

@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.lab.memory import PEAK, system_bytes
-from helpers.lab.trials.turns import Turns
-from helpers.profiling.run_script import compiled, run_script, script_frames
-from helpers.profiling.watch import UNSEEN, _counted_steps
-from helpers.profiling.windows import end_of_iteration
-
+from .. import boot
+from ..lab.memory import PEAK, system_bytes
+from ..lab.trials.turns import Turns
+from ..profiling.run_script import compiled, run_script, script_frames
+from ..profiling.watch import UNSEEN, _counted_steps
+from ..profiling.windows import end_of_iteration
 from . import changes, scratch, sight
 
-BOOT = "import sys; sys.path[0] = {root!r}; from helpers.trying.child import main; main(sys.argv[1])"
+BOOT = f"import runpy, sys; runpy.run_path({boot.__file__!r})['load'](); "
+BOOT += "from dlspeed.trying.child import main; main(sys.argv[1])"
 SETTLING = 2  # iterations after a script began anew that don't count
 
 

@@ -22,14 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.lab.arguments import check_choice
-from helpers.lab.cpu import KEPT
-from helpers.lab.estimate import FASTER, LUCK, LUCK_RETURNED, Estimate, estimate
-from helpers.lab.memory import GIB
-from helpers.lab.trials import Program, ProgramError
-from helpers.lab.trials.programs import STARTS, Living, living, log_ratios, take_pairs
-from helpers.profiling.run_script import ROOT
-
+from ..lab.arguments import check_choice
+from ..lab.cpu import KEPT
+from ..lab.estimate import FASTER, LUCK, LUCK_RETURNED, Estimate, estimate
+from ..lab.memory import GIB
+from ..lab.trials import Program, ProgramError
+from ..lab.trials.programs import STARTS, Living, living, log_ratios, take_pairs
 from . import changes, child, losses, table
 from .edits import Shell
 from .probes import COUNTED
@@ -144,7 +142,7 @@ class Search:
         environment |= self.kept if side.kept else {}
         for name in side.names:
             environment |= changes.ALL[name].environment
-        command = [sys.executable, "-c", child.BOOT.format(root=str(ROOT)), json.dumps(asdict(order))]
+        command = [sys.executable, "-c", child.BOOT, json.dumps(asdict(order))]
         return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
 
     def compare(self, one: Side, other: Side, seconds: float, wanted: int) -> tuple[Estimate | None, Seen, Seen]:

@@ -5,8 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from helpers.lab.estimate import FASTER
-
+from ..lab.estimate import FASTER
 from .edits import Edit
 
 

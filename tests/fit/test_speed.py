@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.fit import Card, estimate, speed
 from helpers.fit.cards import card, cards
 from helpers.fit.speed import NAMES, PRECISIONS, band, complete, fitted, left_out, published, seconds

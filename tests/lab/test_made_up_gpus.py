@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.distributed import Job
 from helpers.experiments import chapters, tables_of
 from helpers.fit import rank_memory

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.doctor import findings
 from helpers.experiments import select
 from helpers.lab import cpu, machine, records

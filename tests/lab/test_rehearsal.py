@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers import experiments
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.lab import rehearsal
 from helpers.lab.rehearsal import rehearse
 

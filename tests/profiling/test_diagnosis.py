@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiling.made_up import LAUNCHES, diagnosis
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.profiling.diagnosis import COLUMNS, WIDTH
 from helpers.profiling.trace import Note
 

@@ -1,16 +1,19 @@
-"""A training project with a `helpers` of its own: the installed command profiles it, and reads and plans beside it."""
+"""A training project with a `helpers` of its own: every command leaves that name to it.
+
+The commands are what pip installs, in an environment that has nothing else of this project, and `python -m helpers` of
+a checkout.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 from profiling.recorded import in_steps, read
-
-from helpers.profiling.watch import watch
 
 ROOT = Path(__file__).parents[2]
 HELPERS = """
@@ -37,21 +40,31 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    """The command in an environment in which the project is installed: a script as pip writes it."""
+def site(tmp_path_factory):
+    """What the wheel holds, unpacked, with a command as pip writes it."""
     folder = tmp_path_factory.mktemp("environment")
-    shutil.copytree(ROOT / "helpers", folder / "site/helpers", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "dlspeed.py", folder / "site")
-    with open(folder / "site/helpers/profiling/rates.py", "a") as rates:
+    source = shutil.copytree(ROOT / "helpers", folder / "source/helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source.parent)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source.parent]
+    subprocess.run(pip, check=True, capture_output=True)
+    with zipfile.ZipFile(*folder.glob("*.whl")) as wheel:
+        wheel.extractall(folder / "site")
+    with open(folder / "site/dlspeed/profiling/rates.py", "a") as rates:
         rates.write("\n_fastest_s = lambda *_: 1.0\n")  # of products in bf16 and the like: seconds of no interest
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    module, _, function = project["project"]["scripts"]["dlspeed"].partition(":")
-    script = folder / "dlspeed"
-    lines = [f"#!{sys.executable}", "import sys", f"sys.path.append({str(folder / 'site')!r})"]
+    module, _, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"][
+        "dlspeed"
+    ].partition(":")
+    lines = [f"#!{sys.executable}", "import sys", f"sys.path.insert(1, {str(folder / 'site')!r})"]
     lines += [f"from {module} import {function}", "if __name__ == '__main__':", f"    sys.exit({function}())"]
-    script.write_text("\n".join(lines))
-    script.chmod(0o755)
-    return script
+    (folder / "dlspeed").write_text("\n".join(lines))
+    (folder / "dlspeed").chmod(0o755)
+    return folder / "site"
+
+
+@pytest.fixture
+def command(site):
+    return [site.with_name("dlspeed")]
 
 
 @pytest.fixture
@@ -69,12 +82,28 @@ def run(*command, **environment):
     return done
 
 
-def test_a_script_its_workers_and_its_child_processes_import_its_own_module(command, project):
-    profile = [command, "profile", "--steps", "2", "--after", "3", "--continue"]
-    done = run(*profile, "train.py", "spawn", PYTHONPATH=".")
+def test_the_wheel_owns_one_name_and_all_its_folders(site):
+    top = {path.name for path in site.iterdir()}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"dlspeed"}
+    ours = {file.parent.relative_to(ROOT / "helpers") for file in (ROOT / "helpers").rglob("*.py")}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert listed == sorted(".".join(("dlspeed", *folder.parts)) for folder in ours)
+    assert {file.parent.relative_to(site / "dlspeed") for file in (site / "dlspeed").rglob("*.py")} == ours
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["dlspeed", "python -m helpers"])
+def test_a_script_its_workers_and_its_child_processes_import_its_own_module(command, project, as_module):
+    profile = ["profile", "--steps", "2", "--after", "3", "--continue", "train.py", "spawn"]
+    if as_module:  # Python imports the checkout's `helpers` for it, so the project's comes from the script's folder
+        Path("train.py").write_text(TRAIN.partition("    print(")[0] + "    print('4\\n', size())")
+        command = [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}]; {MODULE}"]
+    done = run(*command, *profile, PYTHONPATH="." if not as_module else "")
     assert done.stdout.startswith("4\n 4\n")
     assert "2 steps, median" in done.stdout
     assert done.stderr == f"saved in {project}/profile-train\n"
+
+
+MODULE = "import runpy; runpy.run_module('helpers', run_name='__main__', alter_sys=True)"
 
 
 def test_two_ranks_that_torchrun_starts_stop_together_and_the_first_prints(command, project):
@@ -90,7 +119,7 @@ for _ in range(200):
 """
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    done = run(*launcher, command, "profile", "--steps", "3", "train.py")
+    done = run(*launcher, *command, "profile", "--steps", "3", "train.py")
     folder = project / "profile-train"
     names = ["observed0.json", "observed1.json", "places.json.gz", "rank0.json.gz", "rank1.json.gz"]
     assert sorted(file.name for file in folder.iterdir()) == names
@@ -102,25 +131,54 @@ for _ in range(200):
     assert "2 of 2 ranks" in done.stdout
 
 
-def test_a_folder_without_init_file_that_the_script_adds_to_its_path_is_imported(project):
-    """An installed package of the same name would be imported in its place."""
+def test_a_folder_without_init_file_that_the_script_adds_to_its_path_is_imported(command, project):
     Path("helpers.py").unlink()
     Path("src/helpers").mkdir(parents=True)
     Path("src/helpers/numbers.py").write_text(HELPERS.replace("import helpers", "import helpers.numbers as helpers"))
     body = TRAIN.replace("from helpers", "sys.path.append('src')\nfrom helpers.numbers")
     Path("train.py").write_text(body.partition("    print(")[0])  # a child process of its own doesn't know the path
-    assert watch("train.py", ["fork"], steps=2, after=3).costs
+    assert "2 steps, median" in run(*command, "profile", "--steps", "2", "--after", "3", "train.py", "fork").stdout
 
 
-def test_a_step_that_is_compiled_beside_a_module_of_our_name(project):
-    compiled = 'torch.compile(lambda: optimizer.step(), backend="eager")()'
-    Path("train.py").write_text(TRAIN.replace("optimizer.step()", compiled))
-    ours = _modules()
-    assert watch("train.py", ["fork"], steps=2, after=3).places
-    assert _modules() == ours
-    assert all(module.__name__ == name for name, module in ours.items())
-    assert not any("dlspeed" in name for name in sys.modules)
+SOON = """
+import sys; sys.path.insert(1, {site!r})
+from dlspeed.lab.trials import programs
+from dlspeed.trying import search
+programs.PRECISION, programs.LEAST_PAIRS, search.OBSERVED_S, search.TURN_S, search.LEAST_STEPS = 0.5, 2, 1.0, 0.05, 8
+from dlspeed.commands import main; sys.exit(main())
+"""
 
 
-def _modules():
-    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "helpers"}
+def test_what_a_change_gains_is_tried_beside_an_installed_module_of_our_old_name(site, project, tmp_path):
+    """The script steps for ever; `try` starts it in processes of its own."""
+    (tmp_path / "other").mkdir()
+    Path("helpers.py").rename(tmp_path / "other" / "helpers.py")
+    Path("train.py").write_text(
+        """
+import time, torch
+from helpers import size
+model = torch.nn.Linear(size(), 4)
+optimizer = torch.optim.Adam(model.parameters())
+while True:
+    model(torch.ones(2, size())).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.002)
+"""
+    )
+    options = ["--seconds", "600", "--only", "matmul-precision", "train.py"]
+    done = run(sys.executable, "-c", SOON.format(site=str(site)), "try", *options, PYTHONPATH="other")
+    assert "matmul-precision" in done.stdout
+
+
+def test_it_reads_plans_and_examines_where_there_is_no_checkout(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "largest batch that fits" in run(*command, "fit", "--model", "tiny", "--sequence", "64").stdout
+    assert "class of machine" in run(*command, "doctor").stdout
+    trace = ROOT / "tests/profiling/traces"
+    assert run(*command, "diagnose", next(file for file in trace.rglob("*.json.gz"))).stdout
+
+
+def test_both_names_in_one_process_do_no_harm(site):
+    both = "import helpers.batching, helpers.swiglu, helpers.kernels, dlspeed.batching, dlspeed.swiglu, dlspeed.kernels"
+    done = run(sys.executable, "-c", f"{both}; print(dlspeed.__file__)", PYTHONPATH=f"{ROOT}:{site}")
+    assert done.stdout

@@ -8,7 +8,7 @@ import pytest
 from profiling.made_up import LAUNCHES, diagnosis
 from profiling.synthetic import Synthetic, parse
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.profiling import diagnose
 from helpers.profiling.page import MARK, page
 from helpers.profiling.trace import Note

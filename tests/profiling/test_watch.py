@@ -12,7 +12,7 @@ import pytest
 import torch
 from profiling.recorded import in_steps, read
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.profiling import windows
 from helpers.profiling.watch import NothingRecorded, watch
 from helpers.profiling.windows import end_of_iteration

@@ -164,7 +164,7 @@ def test_norms_stay_torchs_where_ours_would_not_run():
 
 
 def test_the_command_trains_by_stages(capsys, monkeypatch):
-    from helpers.__main__ import main
+    from helpers.commands import main
 
     monkeypatch.setattr(staircase, "environment", dict)  # so that it needs no process of its own
     assert main(["train", "--stages", f"{BATCHES},{FUSED}", "--epochs", "1"]) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.__main__ import main
+from helpers.commands import main
 from helpers.lab.trials import programs
 from helpers.trying import search, try_script
 from helpers.trying.search import CannotTry
@@ -97,7 +97,7 @@ def ours(script_folder: Path) -> list[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes()
-            if b"helpers.trying.child" in command and str(script_folder).encode() in command:
+            if b"dlspeed.trying.child" in command and str(script_folder).encode() in command:
                 living.append(folder.name)
     return living
 
@@ -192,7 +192,7 @@ def test_what_the_user_got_wrong_is_one_line(script, arguments, said, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_no_process(script, tmp_path, number):
-    soon = "from helpers.trying import search; search.OBSERVED_S = 1; from helpers.__main__ import main; main()"
+    soon = "from helpers.trying import search; search.OBSERVED_S = 1; from helpers.commands import main; main()"
     command = [sys.executable, "-c", soon, "try", "--seconds", f"{SECONDS}", "--only", "optimizer"]
     command += [script(SHORT), str(10**6), "0.002"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from helpers import train as training
-from helpers.lab import Worth, bench, experiment, peak_memory
-from helpers.lab.memory import GIB
-from helpers.lab.precision import fp16_by_fp32
-from helpers.lab.records import Row
-from helpers.lab.timing import tensors
-from helpers.train import Step
-
+from ... import train as training
+from ...lab import Worth, bench, experiment, peak_memory
+from ...lab.memory import GIB
+from ...lab.precision import fp16_by_fp32
+from ...lab.records import Row
+from ...lab.timing import tensors
+from ...train import Step
 from .setups import BOTH, SMALL_RUNS, runs, training_setup
 
 LOWEST, HIGHEST = -60, 20  # exponents in separate bins; fp16 ends at -24, with subnormal numbers

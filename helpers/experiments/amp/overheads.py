@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.amp import Autocast, DynamicGradScaler
-from helpers.lab import Comparison, Worth, compare, device, experiment
-from helpers.lab.ceilings import copy, large_copy
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.lab.timing import queue_ahead
+from ...amp import Autocast, DynamicGradScaler
+from ...lab import Comparison, Worth, compare, device, experiment
+from ...lab.ceilings import copy, large_copy
+from ...lab.machine import missing_because
+from ...lab.records import Row
+from ...lab.timing import queue_ahead
 
 SCALE = 2.0**8
 

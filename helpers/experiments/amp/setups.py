@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from helpers.lab.records import Row
-from helpers.text import local_wikitext
-from helpers.train import PRECISIONS, Setup
+from ...lab.records import Row
+from ...text import local_wikitext
+from ...train import PRECISIONS, Setup
 
 BOTH, SEEDS = ("segmentation", "lm"), range(3)
 # By the sizes of the trainings: for tests, for a CPU or a GPU of 8 GB, for a big GPU

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from helpers import train as training
-from helpers.lab import Worth, device, experiment
-from helpers.lab.precision import fp16_by_fp32
-from helpers.lab.records import Row
-from helpers.train import Setup, Step
-from helpers.training import Task
-
+from ... import train as training
+from ...lab import Worth, device, experiment
+from ...lab.precision import fp16_by_fp32
+from ...lab.records import Row
+from ...train import Setup, Step
+from ...training import Task
 from .gradients import zero_share
 from .setups import ALL_RUNS, SEEDS, SMALL_RUNS, training_setup
 

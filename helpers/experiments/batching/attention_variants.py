@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from helpers.batching import PackedLayout, packed_attention
-from helpers.batching.attention import (
+from ...batching import PackedLayout, packed_attention
+from ...batching.attention import (
     VARIANTS,
     Attend,
     block_mask,
@@ -17,12 +17,11 @@ from helpers.batching.attention import (
     missing_because,
     without_cudnn_attention,
 )
-from helpers.lab import Timing, Worth, compare, device, each, experiment, peak_memory
-from helpers.lab.experiment import is_out_of_memory
-from helpers.lab.memory import GIB
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement
-
+from ...lab import Timing, Worth, compare, device, each, experiment, peak_memory
+from ...lab.experiment import is_out_of_memory
+from ...lab.memory import GIB
+from ...lab.records import STATUS, Row
+from ...lab.timing import check_agreement
 from .inputs import compute_dtype, dtype_name, packed_offsets
 
 LEAKING, PER_DOCUMENT = "causal, leaking", "SDPA per document"

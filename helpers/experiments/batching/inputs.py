@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from helpers.lab import device, half_dtype
-from helpers.models import GPT2LikeModel
-from helpers.text import Samples, SyntheticText, WikiText, local_wikitext
-from helpers.text.synthetic import SIZE, draw_lengths
+from ...lab import device, half_dtype
+from ...models import GPT2LikeModel
+from ...text import Samples, SyntheticText, WikiText, local_wikitext
+from ...text.synthetic import SIZE, draw_lengths
 
 MAX_LENGTH = 640  # the task's
 WIKITEXT_SAMPLES = 2461  # in its validation split

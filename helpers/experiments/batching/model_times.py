@@ -7,19 +7,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from helpers.batching import StandardDataset
-from helpers.batching.attention import VARIANTS, missing_because, without_cudnn_attention
-from helpers.lab import Worth, device, experiment, half_dtype, peak_memory
-from helpers.lab.experiment import OUT_OF_MEMORY
-from helpers.lab.records import STATUS, Row
-from helpers.metrics import LMCrossEntropyLoss
-from helpers.models import GPT2LikeModel
-from helpers.text import SyntheticText
-from helpers.training.language import guess_scores, text_task
-from helpers.training.loop import fit
-from helpers.training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
-from helpers.training.trainer import Precision, Trainer, mixed_precision
-
+from ...batching import StandardDataset
+from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
+from ...lab import Worth, device, experiment, half_dtype, peak_memory
+from ...lab.experiment import OUT_OF_MEMORY
+from ...lab.records import STATUS, Row
+from ...metrics import LMCrossEntropyLoss
+from ...models import GPT2LikeModel
+from ...text import SyntheticText
+from ...training.language import guess_scores, text_task
+from ...training.loop import fit
+from ...training.text_batches import balanced_batches, full_batch, packed_batches, packed_variant, random_batches
+from ...training.trainer import Precision, Trainer, mixed_precision
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
 from .samplers_and_packers import SPREADS
 from .step_times import epoch, fits, rates, training_step

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from helpers.batching import BalancedBatchSampler, pack
-from helpers.batching.packing import STRATEGIES
-from helpers.lab import Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-
+from ...batching import BalancedBatchSampler, pack
+from ...batching.packing import STRATEGIES
+from ...lab import Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import Row
 from .inputs import MAX_LENGTH, wikitext_lengths
 
 SPREADS = (1, 5, 10, 20, 50, MAX_LENGTH)  # k

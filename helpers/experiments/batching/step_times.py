@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab import compare, device, each
-from helpers.lab.experiment import free_memory, is_out_of_memory
-from helpers.lab.records import Row
-from helpers.lab.timing import queue_ahead, synchronize
+from ...lab import compare, device, each
+from ...lab.experiment import free_memory, is_out_of_memory
+from ...lab.records import Row
+from ...lab.timing import queue_ahead, synchronize
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches

@@ -3,12 +3,11 @@
 All variants or backends of a row's configuration are built first and then timed in turn, with one baseline.
 """
 
-from helpers.compilers import measure_semantics
-from helpers.compilers.capture import VARIANTS
-from helpers.compilers.capture_cases import CASES
-from helpers.lab import Worth, experiment
-from helpers.lab.records import Row
-
+from ...compilers import measure_semantics
+from ...compilers.capture import VARIANTS
+from ...compilers.capture_cases import CASES
+from ...lab import Worth, experiment
+from ...lab.records import Row
 from .fusing import fusion
 from .inference import latency
 from .training_steps import training

@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.compilers import backends, capture, kernels
-from helpers.lab import Worth, compare, experiment
-from helpers.lab.machine import device
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import check_agreement, tensors
-
+from ...compilers import backends, capture, kernels
+from ...lab import Worth, compare, experiment
+from ...lab.machine import device
+from ...lab.records import STATUS, Row
+from ...lab.timing import check_agreement, tensors
 from .side_by_side import TIMES
 
 EAGER, COMPILED = "eager", "torch.compile"

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from helpers.compilers import backends
-from helpers.lab import Worth, device, experiment
-from helpers.lab.arguments import check_choice
-from helpers.lab.precision import fp32_products
-from helpers.lab.records import Row
-from helpers.lab.timing import check_agreement
-
+from ...compilers import backends
+from ...lab import Worth, device, experiment
+from ...lab.arguments import check_choice
+from ...lab.precision import fp32_products
+from ...lab.records import Row
+from ...lab.timing import check_agreement
 from . import workloads
 from .side_by_side import SPEEDS, Runs, side_by_side, waited
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.compilers.backends import EAGER, missing_because
-from helpers.compilers.messages import ExportFailed
-from helpers.lab import Comparison, Disagreement, compare, device
-from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import synchronize
+from ...compilers.backends import EAGER, missing_because
+from ...compilers.messages import ExportFailed
+from ...lab import Comparison, Disagreement, compare, device
+from ...lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from ...lab.records import STATUS, Row
+from ...lab.timing import synchronize
 
 TIMES = (
     "median_ms p20_ms p80_ms n baseline baseline_ms ratio? ratio_p20? ratio_p80? low? high? pairs? starts? verdict? "

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from helpers.compilers import backends, runtimes
-from helpers.compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, TRACE
-from helpers.compilers.messages import failures_named
-from helpers.lab import Disagreement, Worth, device, experiment
-from helpers.lab.precision import fp32_products
-from helpers.lab.records import Row
-from helpers.lab.timing import relative_error
-from helpers.training import TrainingStep
-
+from ...compilers import backends, runtimes
+from ...compilers.backends import COMPILE, COMPILE_MODES, EAGER, FIRST_RUNS, OVERHEAD, TRACE
+from ...compilers.messages import failures_named
+from ...lab import Disagreement, Worth, device, experiment
+from ...lab.precision import fp32_products
+from ...lab.records import Row
+from ...lab.timing import relative_error
+from ...training import TrainingStep
 from . import workloads
 from .side_by_side import SPEEDS, Runs, side_by_side, waited
 from .workloads import BERT_BASE, LLAMA, RESNET_18, TINY_BERT, each

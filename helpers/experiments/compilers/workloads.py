@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from helpers.lab.arguments import check_choice
-from helpers.lab.records import Row
-from helpers.models import Bert, Llama, ResNet
-from helpers.models.bert import PRESETS as BERTS
-from helpers.models.bert import Classifier
-from helpers.models.llama import PRESETS as LLAMAS
-from helpers.models.resnet import PRESETS as RESNETS
+from ...lab.arguments import check_choice
+from ...lab.records import Row
+from ...models import Bert, Llama, ResNet
+from ...models.bert import PRESETS as BERTS
+from ...models.bert import Classifier
+from ...models.llama import PRESETS as LLAMAS
+from ...models.resnet import PRESETS as RESNETS
 
 TINY_RESNET, TINY_BERT = "tiny ResNet", "tiny BERT"
 RESNET_18, BERT_BASE, LLAMA = "ResNet-18, 224 px", "BERT-base, 128 tokens", "Llama 32M, 256 tokens"

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.lab.experiment import FAILED, Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import Disagreement, Timing, compare
-from helpers.pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
-from helpers.pipelines.samples import example_jpegs
+from ...lab.experiment import FAILED, Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import STATUS, Row
+from ...lab.timing import Disagreement, Timing, compare
+from ...pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
+from ...pipelines.samples import example_jpegs
 
 # Mean difference from Pillow's pixels over an image, in levels of 256. Builds of libjpeg-turbo differ by 0 or 1;
 # averaging before chroma upsampling (half size) shows at edges, where single pixels are far off. Swapped red and blue

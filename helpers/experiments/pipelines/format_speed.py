@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from helpers.lab import Disagreement, Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import STATUS, Row
-from helpers.pipelines.formats import FORMATS, Sample, Stream
-from helpers.pipelines.formats.dataset import SUFFIXES, Reader
-from helpers.pipelines.formats.webdataset import Tar
-from helpers.pipelines.samples import image_samples, token_windows
+from ...lab import Disagreement, Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import STATUS, Row
+from ...pipelines.formats import FORMATS, Sample, Stream
+from ...pipelines.formats.dataset import SUFFIXES, Reader
+from ...pipelines.formats.webdataset import Tar
+from ...pipelines.samples import image_samples, token_windows
 
 BATCH = 64
 BY_INDEX = "webdataset by index"

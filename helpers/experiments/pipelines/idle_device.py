@@ -18,14 +18,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.lab import Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.lab.timing import Timing
-from helpers.pictures import cores
-from helpers.pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
-from helpers.pipelines import decoders
-from helpers.pipelines.samples import example_jpegs
+from ...lab import Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import Row
+from ...lab.timing import Timing
+from ...pictures import cores
+from ...pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
+from ...pipelines import decoders
+from ...pipelines.samples import example_jpegs
 
 CLASSES, SIDE = 10, 64
 AHEAD = 2  # steps that the host may be ahead of the simulated device

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.lab import Worth, device, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.lab.timing import Disagreement, synchronize
-from helpers.metrics import StreamingMetrics
+from ...lab import Worth, device, experiment
+from ...lab.machine import missing_because
+from ...lab.records import Row
+from ...lab.timing import Disagreement, synchronize
+from ...metrics import StreamingMetrics
 
 Scores = dict[str, float]
 STREAMING = "confusion matrix"

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lab import Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import NO_DIFFERENCE, Disagreement, compare
+from ...lab import Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import STATUS, Row
+from ...lab.timing import NO_DIFFERENCE, Disagreement, compare
 
 INTERPRETER, NUMBA, NUMPY = "CPython", "numba", "numpy"
 

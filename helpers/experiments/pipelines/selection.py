@@ -19,12 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import Worth, experiment
-from helpers.lab.machine import device, missing_because
-from helpers.lab.records import Row
-from helpers.metrics import LMAccuracy
-from helpers.pipelines.forgetting import ForgettingTracker
-from helpers.training import Batch, Step, Task, Trainer, fit
+from ...lab import Worth, experiment
+from ...lab.machine import device, missing_because
+from ...lab.records import Row
+from ...metrics import LMAccuracy
+from ...pipelines.forgetting import ForgettingTracker
+from ...training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 SHARES = (0.0, 0.3, 0.5, 0.7)

@@ -4,10 +4,9 @@ import statistics
 
 import numpy as np
 
-from helpers.lab import Worth, experiment
-from helpers.lab.estimate import LUCK_HERE, estimate
-from helpers.lab.records import Row
-
+from ...lab import Worth, experiment
+from ...lab.estimate import LUCK_HERE, estimate
+from ...lab.records import Row
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, side_by_side
 from .two_loops import ALL, SIZES
 

@@ -13,15 +13,15 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from helpers.lab import device
-from helpers.lab.timing import between_ms, moment, synchronize
-from helpers.pictures import cores
-from helpers.profiling import findings
-from helpers.profiling.read_trace import read_trace
-from helpers.profiling.trace import Trace
-from helpers.text import local_wikitext
-from helpers.training.switched import CLOTHES, LANGUAGE, Switched
-from helpers.training.trainer import Trainer
+from ...lab import device
+from ...lab.timing import between_ms, moment, synchronize
+from ...pictures import cores
+from ...profiling import findings
+from ...profiling.read_trace import read_trace
+from ...profiling.trace import Trace
+from ...text import local_wikitext
+from ...training.switched import CLOTHES, LANGUAGE, Switched
+from ...training.trainer import Trainer
 
 PIPELINES: dict[str, Switched] = {"vit": CLOTHES, "gpt": LANGUAGE}
 SLOW, FIXED = "slow", "fixed"

@@ -12,14 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from helpers.lab import Worth, experiment
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.profiling import diagnose
-from helpers.profiling.findings import FP32
-from helpers.profiling.findings.observed import FIRST
-from helpers.trying import try_edited, try_script
-from helpers.trying.table import Tried
+from ...lab import Worth, experiment
+from ...lab.machine import missing_because
+from ...lab.records import Row
+from ...profiling import diagnose
+from ...profiling.findings import FP32
+from ...profiling.findings.observed import FIRST
+from ...trying import try_edited, try_script
+from ...trying.table import Tried
 
 LOOPS = Path(__file__).resolve().parents[3] / "tests" / "loops"
 GPU_LOOPS = LOOPS.parent / "gpu" / "loops"

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from helpers.lab import Worth, experiment
-from helpers.lab.cpu import ALLOCATORS
-from helpers.lab.records import Row
-from helpers.lab.trials import Program, trial
-from helpers.lab.trials.simulation import MACHINES
-from helpers.lab.trials.simulation import coverage as simulated_coverage
+from ...lab import Worth, experiment
+from ...lab.cpu import ALLOCATORS
+from ...lab.records import Row
+from ...lab.trials import Program, trial
+from ...lab.trials.simulation import MACHINES
+from ...lab.trials.simulation import coverage as simulated_coverage
 
 STARTS_AND_ROUNDS = ((1, 8), (3, 4), (3, 10))
 # What changes on the machine while a null trial runs: a process that works for so long, every so many seconds.

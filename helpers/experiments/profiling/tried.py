@@ -9,12 +9,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import helpers.training
-from helpers.lab import Worth, experiment
-from helpers.lab.records import Row
-from helpers.trying import try_edited, try_script
-from helpers.trying.table import Tried, text
-
+from ... import training
+from ...lab import Worth, experiment
+from ...lab.records import Row
+from ...trying import try_edited, try_script
+from ...trying.table import Tried, text
 from .strangers import GPU_LOOPS, LOOPS, as_cell, interval
 
 CHANGES = {
@@ -44,12 +43,12 @@ BY_HAND = {
     "vit": ("bf16", "fused_optimizer", "set_to_none", "workers"),
     "gpt": ("bf16", "fused_optimizer", "set_to_none"),
 }
-TRAINING = Path(helpers.training.__file__).parent
+TRAINING = Path(training.__file__).parent
 SECONDS = {"loop": 8.0, "pipeline": 150.0, "by hand": 24.0}
 # Chapter 3's loops as a user has them: the package that holds them lies beside the script.
 SLOW_LOOP = """
 import sys
-from helpers.text import local_wikitext
+from ...text import local_wikitext
 from pipelines.switched import CLOTHES, LANGUAGE
 pipeline, *fixes = sys.argv[1:]
 switched, path = {"vit": (CLOTHES, None), "gpt": (LANGUAGE, local_wikitext())}[pipeline]

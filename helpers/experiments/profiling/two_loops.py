@@ -8,14 +8,13 @@ import pandas as pd
 import torch
 from torch import nn
 
-from helpers.lab import Worth, experiment, half_dtype, multiplies_half
-from helpers.lab.ceilings import copy, matmul
-from helpers.lab.records import Row
-from helpers.profiling.account import timeline as read_timeline
-from helpers.profiling.diagnose import diagnose as read_diagnosis
-from helpers.profiling.diagnosis import LEAST
-from helpers.profiling.module_profiler import ModuleProfiler
-
+from ...lab import Worth, experiment, half_dtype, multiplies_half
+from ...lab.ceilings import copy, matmul
+from ...lab.records import Row
+from ...profiling.account import timeline as read_timeline
+from ...profiling.diagnose import diagnose as read_diagnosis
+from ...profiling.diagnosis import LEAST
+from ...profiling.module_profiler import ModuleProfiler
 from .layer_costs import CalledLayers
 from .planted_faults import (
     FAULTS,

@@ -3,9 +3,8 @@
 import functools
 from collections import Counter
 
-from helpers.lab import Worth, experiment
-from helpers.lab.records import Row
-
+from ...lab import Worth, experiment
+from ...lab.records import Row
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, options
 from .two_loops import sized
 

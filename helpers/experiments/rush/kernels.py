@@ -6,14 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from helpers.kernels import swaps
-from helpers.lab import Comparison, Worth, compare, device, experiment, half_dtype, peak_memory
-from helpers.lab.ceilings import copy, large_copy
-from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import queue_ahead
-from helpers.rush import optimizers
+from ...kernels import swaps
+from ...lab import Comparison, Worth, compare, device, experiment, half_dtype, peak_memory
+from ...lab.ceilings import copy, large_copy
+from ...lab.machine import missing_because
+from ...lab.memory import GIB
+from ...lab.records import STATUS, Row
+from ...lab.timing import queue_ahead
+from ...rush import optimizers
 
 TIMES = "variant median_ms p20_ms p80_ms n baseline_ms "
 

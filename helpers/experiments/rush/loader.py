@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers.lab import Timing, device, each
-from helpers.lab.timing import synchronize
-from helpers.rush import Setup, Trainer
-from helpers.rush.measurement import sequences, spread, text_tokens
-from helpers.training.step import WARM_UP
+from ...lab import Timing, device, each
+from ...lab.timing import synchronize
+from ...rush import Setup, Trainer
+from ...rush.measurement import sequences, spread, text_tokens
+from ...training.step import WARM_UP
 
 
 def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:

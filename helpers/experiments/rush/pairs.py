@@ -7,14 +7,13 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from helpers.lab import Worth, compare, device, experiment
-from helpers.lab.records import Row
-from helpers.lab.trials import Program, trial
-from helpers.rush import Setup, Trainer, stands_on
-from helpers.rush.measurement import text_tokens
-from helpers.rush.setup import LADDERS, START
-from helpers.training.step import WARM_UP
-
+from ...lab import Worth, compare, device, experiment
+from ...lab.records import Row
+from ...lab.trials import Program, trial
+from ...rush import Setup, Trainer, stands_on
+from ...rush.measurement import text_tokens
+from ...rush.setup import LADDERS, START
+from ...training.step import WARM_UP
 from .steps import BEST, FULL, HEADLINES, MEDIUM, ON_CPU, SMALL, missing, setup_of
 
 RUNG_BY_RUNG = "each change of the ladder against the one before it"

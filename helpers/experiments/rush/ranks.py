@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from helpers.distributed import Job
-from helpers.distributed import measure as measure_ranks
-from helpers.fit import rank_memory
-from helpers.lab import Worth, experiment
-from helpers.lab.records import STATUS, Row
+from ...distributed import Job
+from ...distributed import measure as measure_ranks
+from ...fit import rank_memory
+from ...lab import Worth, experiment
+from ...lab.records import STATUS, Row
 
 TINY, SIXTY_M, ONE_B, EIGHT_B = "tiny", "llama-60m", "llama-3.2-1b", "llama-3.1-8b"
 SHARDED = ("ddp", "zero2", "zero3")

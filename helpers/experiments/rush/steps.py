@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from helpers.lab import Worth, device, experiment, in_fresh_process
-from helpers.lab.machine import missing_because
-from helpers.lab.records import Row
-from helpers.rush import CPU_LADDER, LADDER, Setup, run, rung
-from helpers.rush.measurement import ON_CPU_LOSS_STEPS
-from helpers.rush.setup import START
-from helpers.training.step import WARM_UP
-
+from ...lab import Worth, device, experiment, in_fresh_process
+from ...lab.machine import missing_because
+from ...lab.records import Row
+from ...rush import CPU_LADDER, LADDER, Setup, run, rung
+from ...rush.measurement import ON_CPU_LOSS_STEPS
+from ...rush.setup import START
+from ...training.step import WARM_UP
 from . import transformers_llama
 from .loader import epoch
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import compare, peak_memory
-from helpers.lab import device as this_device
-from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB
-from helpers.models import Llama
-from helpers.models.llama import RopeScaling, preset
-from helpers.rush import Setup, Trainer
-from helpers.rush.measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
+from ...lab import compare, peak_memory
+from ...lab import device as this_device
+from ...lab.machine import missing_because
+from ...lab.memory import GIB
+from ...models import Llama
+from ...models.llama import RopeScaling, preset
+from ...rush import Setup, Trainer
+from ...rush.measurement import ON_CPU_LOSS_STEPS, SEQUENCES, fixed_tokens, stream, text_tokens
 
 FLASH, OURS = "flash_attention_2", "ours"
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import (
+from ...lab import (
     Worth,
     compare,
     device,
@@ -17,16 +17,15 @@ from helpers.lab import (
     phases,
     saved_bytes,
 )
-from helpers.lab.ceilings import copy, matmul
-from helpers.lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
-from helpers.lab.machine import missing_because
-from helpers.lab.memory import GIB
-from helpers.lab.records import STATUS, Row
-from helpers.lab.timing import relative_error
-from helpers.models.llama import PRESETS, Llama
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
-from helpers.text import SyntheticText
-
+from ...lab.ceilings import copy, matmul
+from ...lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
+from ...lab.machine import missing_because
+from ...lab.memory import GIB
+from ...lab.records import STATUS, Row
+from ...lab.timing import relative_error
+from ...models.llama import PRESETS, Llama
+from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
+from ...text import SyntheticText
 from .layer_variants import COMPILED, LIGER, NEEDS, OURS, PLAIN, VARIANTS, version
 from .training_steps import check_layer, check_variant, train_step
 

@@ -5,9 +5,8 @@ T is tokens (batch × sequence length), d the hidden and I the intermediate size
 
 from dataclasses import dataclass
 
-from helpers.swiglu.elementwise import groups
-from helpers.swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
-
+from ...swiglu.elementwise import groups
+from ...swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
 from . import layer_variants as variants
 
 

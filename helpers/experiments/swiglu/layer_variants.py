@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from helpers.lab.compiling import compiled_apart
-from helpers.lab.machine import installed
-from helpers.swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
+from ...lab.compiling import compiled_apart
+from ...lab.machine import installed
+from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 
 Built = tuple[Callable[[Tensor], Tensor], nn.Module]
 

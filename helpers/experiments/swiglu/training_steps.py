@@ -5,13 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from helpers.lab import device, peak_memory
-from helpers.lab.memory import MIB
-from helpers.lab.records import Row
-from helpers.lab.timing import check_agreement
-from helpers.swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
-from helpers.swiglu.steps import KEEP_8BIT
-
+from ...lab import device, peak_memory
+from ...lab.memory import MIB
+from ...lab.records import Row
+from ...lab.timing import check_agreement
+from ...swiglu import MemoryOptimizedSwigluMLP, SwigluMLP
+from ...swiglu.steps import KEEP_8BIT
 from .layer_variants import OURS, PLAIN, weight_gradients
 
 TOLERANCE_8BIT = 3e-2  # level 3's gradients come from rounded activations

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.lab.memory import saved_bytes
-
+from ...lab.memory import saved_bytes
 from .check import Check, close, name_of
 
 

@@ -1,6 +1,6 @@
 """Notebooks become one PDF: nbconvert reads them, pandoc converts their text, Typst sets the pages, pikepdf packs them.
 
-    from helpers.lab.report import build
+    from ...lab.report import build
     build(execute=False)                                  # report.pdf from the outputs as committed
 
     jupyter nbconvert --to helpers.lab.report.ReportExporter notebooks/01_amp.ipynb

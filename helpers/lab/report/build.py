@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 import nbformat
 from tqdm import tqdm
 
-from helpers.lab import machine
-from helpers.lab.files import check_writable, replacing
-
+from ...lab import machine
+from ...lab.files import check_writable, replacing
 from .content import Chapter, chapter, note
 from .convert import BuildError
 from .execute import check_executed, cleaned, code_cells, execute, read

@@ -14,10 +14,9 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
+from ..machine import project_root
 from .content import places
 from .convert import BuildError
-
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class _Client(NotebookClient):
@@ -126,7 +125,7 @@ def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _kernel_environment(added: dict[str, str]) -> dict[str, str]:
-    search = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    search = [str(project_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(search),  # the same library as here

@@ -60,7 +60,10 @@ class Program:
     def line(self) -> list[str]:
         if self.command:
             return list(self.command)
-        return [sys.executable, turns.__file__, self.function, json.dumps(dict(self.arguments))]
+        package = __name__.partition(".")[0]
+        own = self.function.startswith(f"{package}.")  # known to the process by another name
+        target = self.function.removeprefix(package) if own else self.function
+        return [sys.executable, turns.__file__, target, json.dumps(dict(self.arguments))]
 
 
 def trial(

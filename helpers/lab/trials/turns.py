@@ -9,8 +9,10 @@ Python's library, so that a process that imports it is that of its program.
 import importlib
 import json
 import os
+import runpy
 import sys
 import time
+from pathlib import Path
 
 PIPES = "HELPERS_TURNS"  # in the environment: the file descriptors to read from and to write to
 
@@ -56,6 +58,10 @@ def _synchronize() -> None:
 def _main(target: str, arguments: str) -> None:
     sys.path[0] = os.getcwd()  # not this file's folder
     module, _, name = target.partition(":")
+    if module.startswith("."):  # one of this package
+        boot = runpy.run_path(str(Path(__file__).resolve().parents[2] / "boot.py"))
+        boot["load"]()
+        module = boot["NAME"] + module
     turns = Turns()
     step = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     while True:

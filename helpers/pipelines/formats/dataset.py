@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from helpers.lab.arguments import check_choice
+from ...lab.arguments import check_choice
 
 SUFFIXES = {"image": "jpg", "tokens": "npy"}  # kind -> suffix of a sample's file
 KINDS = {"jpg": "image", "png": "image", "npy": "tokens"}  # suffixes that are read

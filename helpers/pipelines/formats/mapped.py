@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab import files
-
+from ...lab import files
 from . import table
 from .dataset import Fault, Reader, Sample, checked, naming
 

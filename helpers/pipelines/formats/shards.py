@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab import files
-from helpers.lab.arguments import check_choice
-
+from ...lab import files
+from ...lab.arguments import check_choice
 from .dataset import Fault, FormatError, Reader, Sample, naming
 from .table import Table
 

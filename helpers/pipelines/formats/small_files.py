@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab import files
-
+from ...lab import files
 from .dataset import KINDS, Reader, Sample, checked, naming, pack, suffix_of
 
 NEEDS = ()

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from helpers.lab.arguments import check_at_least, check_choice
-from helpers.lab.ranks import Place, rank_of, worker_of
-
+from ...lab.arguments import check_at_least, check_choice
+from ...lab.ranks import Place, rank_of, worker_of
 from .dataset import Fault, Reader, Sample
 
 Item = TypeVar("Item")

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.lab.files import building
-
+from ...lab.files import building
 from .dataset import TOKEN_TYPES, Fault, Sample, checked
 from .shards import Shards
 from .table import ROW, Table

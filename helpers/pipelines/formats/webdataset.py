@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from helpers.lab.files import building
-
+from ...lab.files import building
 from . import table
 from .dataset import KINDS, Sample, checked, pack, suffix_of
 from .shards import Shards

@@ -1,0 +1,345 @@
+"""`dlspeed doctor | measure | carry | train | profile | try | diagnose | fit | report`: a thin skin over functions.
+
+What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .command_line import parser, terminable
+
+if TYPE_CHECKING:
+    from .fit import Card
+    from .lab import Experiment
+    from .profiling.diagnosis import Diagnosis
+    from .profiling.watch import Recording
+    from .train import Setup
+
+
+BEGAN = time.perf_counter()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line when a profiler starts or stops
+    command = ""
+    try:
+        options = parser().parse_args(arguments)  # takes a second, as torch is imported for its choices
+        command = options.command
+        # While notebooks run, signals are the report's to handle.
+        with contextlib.nullcontext() if command == "report" else terminable():
+            return _run(options)
+    except KeyboardInterrupt as stopped:
+        ended = {
+            "measure": "stopped; finished rows are kept, and the same command goes on there",
+            "report": "stopped; nothing was written",
+        }
+        return _fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
+
+
+def _run(options: argparse.Namespace) -> int:
+    from .experiments import UnknownName
+    from .lab.machine import NO_ASSERTIONS, DeviceError
+    from .lab.records import RecordError
+
+    if not __debug__ and options.command in ("measure", "report"):
+        return _fail(NO_ASSERTIONS, 2)
+    try:
+        return COMMANDS[options.command](options)
+    except (UnknownName, WrongScript) as error:
+        return _fail(error, 2)
+    except (DeviceError, RecordError, OSError) as error:
+        return _fail(error, 1)
+
+
+def measure(options: argparse.Namespace) -> int:
+    from . import lab
+    from .experiments import select
+    from .lab.machine import device_name, slug
+
+    chosen = select(options.targets)
+    if options.check:
+        return _check(chosen)
+    if options.dry_run:
+        return _dry_run(chosen, options)
+    left = options.seconds and options.seconds - (time.perf_counter() - BEGAN)
+    done = lab.measure(chosen, options.preset, seconds=left, results=options.results, refresh=options.refresh)
+    print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
+    again = "the same command without --refresh" if options.refresh else "the same command"
+    print(f"; {again} goes on there" if done.left else "")
+    print(
+        f"rows in {lab.records.folder(options.results) / slug(device_name())}",
+        *lab.plan.missing(done.missing),
+        sep="\n",
+    )
+    return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
+
+
+def _check(chosen: "list[Experiment]") -> int:
+    from .lab.rehearsal import rehearse
+
+    faults = rehearse(chosen, functools.partial(print, flush=True))
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return _fail(f"{len(faults)} faults in {len(chosen)} tables", 1) if faults else 0
+
+
+def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
+    from .fit import this_memory_gib
+    from .lab import device, plan
+
+    device()  # raises where the GPU can't be used, as measuring would
+    memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
+    plans = [plan.plan(e, options.preset, results=options.results, refresh=options.refresh) for e in chosen]
+    print("\n".join(plan.lines(plans, memory_gib, options.seconds)))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    try:
+        from .lab import report as reports
+    except ImportError as error:
+        return _fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
+    try:
+        path = reports.build(
+            execute=options.execute,
+            output=options.output,
+            results=options.results,
+            save_notebooks=options.save_notebooks,
+        )
+    except reports.BuildError as error:
+        return _fail(error, 1)
+    print(path)
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    import json
+
+    from . import train as training
+
+    try:
+        setup = training.Setup(**_chosen(training.Setup, options))
+        row = training.train(setup) if options.stages is None else _train_by_stages(options.stages, setup)
+    except ValueError as error:  # what the user chose, or the data that was given
+        return _fail(error, 2)
+    print(json.dumps(row))
+    return 0
+
+
+def _chosen(kind: type, options: argparse.Namespace) -> dict[str, Any]:
+    """The options that are fields of a dataclass."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+
+
+def _train_by_stages(chosen: str, setup: "Setup") -> dict[str, Any]:
+    """The language model's training with stages switched on, which say what other options would."""
+    from .training.stages import STAGES, environment, run, run_apart
+
+    free = {name: getattr(setup, name) for name in ("preset", "epochs", "seed", "path")}
+    if setup != type(setup)(**free):
+        raise ValueError(f"--stages switches the rest itself; with it go {', '.join(f'--{name}' for name in free)}")
+    named = {"all": list(STAGES), "none": []}
+    stages = named.get(chosen, [name.strip() for name in chosen.split(",")])
+    return (run_apart if environment() else run)(stages, **free)
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    if options.html:
+        if options.html.is_dir():
+            return _fail(f"{options.html} is a folder: name a file to write", 2)
+        if options.html.exists() and options.profile.exists() and options.html.samefile(options.profile):
+            return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
+    try:
+        result = _diagnose(options.profile, options)
+    except ValueError as error:  # what is no profile, or holds nothing
+        return _fail(error, 1)
+    print(result.json() if options.json else result)
+    return 0
+
+
+def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
+    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
+    from .lab import files
+    from .profiling.diagnose import read_and_diagnose
+    from .profiling.page import page
+
+    diagnosis, trace = read_and_diagnose(profile)
+    if options.html:
+        files.write(options.html, page(diagnosis, trace))
+    return diagnosis
+
+
+class WrongScript(Exception):
+    """A script that isn't given or isn't there."""
+
+
+def _script(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments."""
+    if not (command := options.module or options.script):
+        raise WrongScript(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
+    return command if options.module else _existing(command)
+
+
+def _existing(command: list[str]) -> list[str]:
+    if not Path(command[0]).is_file():
+        raise WrongScript(f"there is no script {command[0]}")
+    return command
+
+
+def try_(options: argparse.Namespace) -> int:
+    from .lab import files
+    from .trying import edits, search, table
+
+    script, *arguments = _script(options)
+    limits = {"seconds": options.seconds, "tell": functools.partial(print, file=sys.stderr, flush=True)}
+    try:
+        if options.against:
+            if options.module or options.only or options.write:
+                return _fail("--against compares two scripts, without -m, --only and --write", 2)
+            edited, *theirs = _existing(shlex.split(options.against))
+            result = search.try_edited(script, arguments, edited, theirs, **limits)
+        else:
+            only = [name.strip() for name in options.only.split(",")] if options.only else []
+            result = search.try_script(script, arguments, module=bool(options.module), only=only, **limits)
+    except ValueError as error:  # a change that isn't there
+        return _fail(error, 2)
+    except search.CannotTry as error:
+        return _fail(error, 1)
+    print(result.json() if options.json else table.text(result))
+    if options.write:
+        files.write(options.write, edits.diff(result.edits, os.getcwd()))
+        print(f"written to {options.write}", file=sys.stderr)
+    return 0
+
+
+def profile(options: argparse.Namespace) -> int:
+    from .profiling.run_script import script_frames
+    from .profiling.watch import NothingRecorded, watch
+
+    script, *arguments = _script(options)
+    try:
+        recording = watch(
+            script,
+            arguments,
+            module=bool(options.module),
+            steps=options.steps,
+            after=options.warm_up,
+            go_on=options.go_on,
+            until_epoch=options.until_epoch,
+            limit=options.limit,
+            output=options.output,
+            tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
+        )
+    except NothingRecorded as error:
+        print(*error.seen, sep="\n", end="\n" if error.seen else "")
+        return _fail(error, 1)
+    except Exception as error:  # the script's own
+        frames = script_frames(error.__traceback__)
+        if options.module and frames is None and isinstance(error, ImportError):
+            return _fail(error, 2)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return 1
+    return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
+
+
+def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
+    try:
+        diagnosis = _diagnose(recording.folder, options)
+    except ValueError as error:
+        return _fail(f"{error}; the profiles are in {recording.folder}", 1)
+    print(diagnosis.json() if options.json else diagnosis)
+    print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
+    return 0
+
+
+def fit(options: argparse.Namespace) -> int:
+    import json
+
+    from . import fit as fits
+
+    plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []
+    try:
+        gpu = _card(options)
+        plan.check()
+    except ValueError as error:  # what the user chose
+        return _fail(error, 2)
+    memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
+    parts = [lambda: fits.fit(plan, memory)]
+    parts += [lambda: {"speed": fits.estimate(fits.plan_run(plan), gpu, options.price)}] if gpu else []
+    for part in parts:
+        try:
+            result |= part()
+        except ValueError as error:  # of a model of somebody else's only one part may be known
+            faults.append(error)
+    if not result:
+        return _fail(faults[0], 2)
+    print(*(f"dlspeed: {fault}" for fault in faults), sep="\n", end="\n" if faults else "", file=sys.stderr)
+    texts = [fits.text(result)] if "fits" in result else []
+    texts += [fits.estimate_text(result["speed"])] if "speed" in result else []
+    print(json.dumps(result) if options.json else "\n".join(texts))
+    return 0
+
+
+def _card(options: argparse.Namespace) -> "Card | None":
+    """The GPU that `fit` is asked for, by name or by its rates; None if it isn't."""
+    from .fit import Card
+    from .fit.cards import card
+
+    if options.gpu:
+        return card(options.gpu)
+    if options.peak_tflops is options.bandwidth is options.price is None:
+        return None
+    if options.peak_tflops is None or options.bandwidth is None:
+        raise ValueError("which GPU? give --gpu, or both --peak-tflops and --bandwidth")
+    rates = {"bf16_tflops": options.peak_tflops, "gb_per_s": options.bandwidth}
+    return Card(gpu="your GPU", memory_gib=options.memory or 0.0, **rates)
+
+
+def carry(options: argparse.Namespace) -> int:
+    from . import carry as carrying
+
+    try:
+        print(carrying.carry(options.folder, options.python, options.has, options.wheels))
+    except ValueError as error:
+        return _fail(error, 2)
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from .doctor import FAULT, findings, wanted
+
+    if options.wanted:
+        print(*wanted(), sep="\n")
+        return 0
+    sound = True
+    for name, finding in findings(options.results):
+        print(f"{name:<28}{finding}")
+        sound = sound and not finding.startswith(FAULT)
+    return 0 if sound else 1
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "doctor": doctor,
+    "measure": measure,
+    "carry": carry,
+    "train": train,
+    "diagnose": diagnose,
+    "profile": profile,
+    "try": try_,
+    "fit": fit,
+    "report": report,
+}
+
+
+def _fail(reason: object, code: int) -> int:
+    print("dlspeed:", *str(reason).split(), file=sys.stderr)  # in one line
+    return code
