@@ -259,16 +259,33 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
-def gpu_loops(rows: pd.DataFrame) -> SimpleNamespace:
-    """Which loops whose fault only a GPU has `profile` answered rightly, and its promises against the fixes' gains."""
-    heads = {"loop": "loop", "first": "first answer", "place": "place of the cause", "promised": "promised"}
-    heads |= {"gained": "gained", "expected": "expected", "seconds_to_answer": "seconds"}
-    firsts = [textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")]
-    shown = rows.assign(first=firsts, **{name: _percents(rows[name]) for name in ("promised", "gained", "expected")})
+def gpu_loops(rows: pd.DataFrame, gains: pd.DataFrame) -> SimpleNamespace:
+    """Which loops with a GPU's fault were named, and the gain as arithmetic predicts, `profile` promises, pairs show.
+
+    What pairs show is empty for a loop whose gain isn't measured.
+    """
+    columns = ["loop", "by", "change", "gained", "gained_low", "gained_high"]
+    pairs = gains.reindex(columns=columns).astype(object).where(lambda cell: cell.notna(), None).to_dict("records")
+    shares = {(row["loop"], row["by"]): _share(row, "gained") for row in pairs}
+    tried = {row["loop"]: f"{row['change']}: {_share(row, 'gained')}" for row in pairs if row["by"] == "try"}
+    shown = rows.sort_values("predicted", ascending=False, kind="stable")
+    shown = shown.assign(
+        first=[textwrap.shorten(str(answer), 60, placeholder=" …") for answer in shown["first"].fillna("")],
+        predicted=_percents(shown["predicted"]),
+        promised=_percents(shown["promised"]),
+        gained=[shares.get((loop, "hand"), "") for loop in shown["loop"]],
+        tried=[tried.get(loop, "") for loop in shown["loop"]],
+    )
+    heads = {"loop": "loop", "first": "first answer", "predicted": "by arithmetic", "promised": "promised"}
+    heads |= {"gained": "gained by the fix", "tried": "by try from outside"}
+    by_hand = gains.reindex(columns=columns).query("by == 'hand'").set_index("loop")["gained"]
+    errors = (rows.set_index("loop")["promised"] - by_hand).abs().dropna()
+    right = rows["right"].map(str) == "True"
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
-        right=share_of((rows["right"].map(str) == "True").sum(), len(rows)),
+        right=share_of(right.sum(), len(rows)),
         count=_count(len(rows)),
+        median_error=Number(errors.median(), PERCENT, decimals=0, missing="a gain"),
     )
 
 

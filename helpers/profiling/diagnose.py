@@ -137,7 +137,8 @@ def _with_observed(
     """One ranking of what the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
     if not loop.enough:
         return diagnosis, findings
-    new = loop.findings(least)
+    new = [_at_most_idle(finding, diagnosis) for finding in loop.findings(least)]
+    new = [finding for finding in new if finding.gain_share >= least]
     names = {finding.finding for finding in new}
     inside = 1 - loop.outside
     scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
@@ -145,6 +146,14 @@ def _with_observed(
     notes = (*loop.notes(), *diagnosis.notes)
     diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
     return diagnosis, sorted(new + scaled, key=lambda f: -f.gain_share)
+
+
+def _at_most_idle(finding: Finding, diagnosis: Diagnosis) -> Finding:
+    """Of the host's own work on a GPU's loop no more can be gained than the time in which the device idles."""
+    if diagnosis.account is None or finding.finding not in seen.OF_HOST:
+        return finding
+    share = min(finding.gain_share, diagnosis.account[account.IDLE])
+    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / finding.gain_share)
 
 
 def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
@@ -174,10 +183,17 @@ def _located(
 ) -> list[Finding]:
     """The findings with the places of another profile, and that profile's own, which need stacks or shapes.
 
+    What only those show may be the better advice, too: a profile without stacks doesn't hold who emptied a cache.
+
     Stacks slow the host, so of the latter the share of their part of the account counts.
     """
     by_name = {finding.finding: finding for finding in located}
-    placed = [replace(f, where=by_name[f.finding].where) if f.finding in by_name else f for f in findings]
+    placed = []
+    for finding in findings:
+        if other := by_name.get(finding.finding):
+            advice = other.advice if finding.detailed else finding.advice
+            finding = replace(finding, where=other.where, advice=advice)
+        placed.append(finding)
     names = {finding.finding for finding in findings}
     for other in (f for f in located if f.finding not in names and f.detailed):
         of_part = other.gain_share / max(detailed.parts.get(other.part, 0.0), 1e-9)

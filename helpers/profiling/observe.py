@@ -56,7 +56,7 @@ _STANDARD = f"{sys.base_prefix}/lib/python"
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
 _SET_TIMER_SLACK = 29
-BATCHES = 8  # whose padding is counted
+BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
 USER = "user"
 COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed")
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
@@ -90,6 +90,7 @@ class Observer:
         self.anomaly = False
         self.unclaimed: tuple[str, int, float, bool] | None = None  # what `unclaimed` returns
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
+        self.looks = 0  # for padding
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.away = 1  # until it starts, and as often as `looking_away` is entered
         self.count = 0
@@ -181,9 +182,10 @@ class Observer:
 
         @functools.wraps(embed)
         def embedded(module: nn.Embedding, input: Tensor) -> Tensor:
-            looked_at = self.count and len(self.padding) < BATCHES and not torch.compiler.is_compiling()
-            if looked_at and (counted := padded_positions(input)):
-                self.padding.append(counted)
+            plain = self.count and not self.away and not torch.compiler.is_compiling()
+            if plain and len(self.padding) < BATCHES and self.looks < LOOKS:
+                self.looks += 1
+                self.padding += filter(None, [padded_positions(input)])
             return embed(module, input)
 
         @functools.wraps(backward)

@@ -124,6 +124,21 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     assert f"{profiling.loops(of_a_file).right:brief}" == "50%"
 
 
+def test_a_gpus_loops_are_counted_with_and_without_what_their_fixes_gain():
+    row = {"loop": "a", "first": "fp32 products a.py:3", "right": True, "place": 1, "promised": 0.5, "predicted": 0.4}
+    wrong = row | {"loop": "b", "right": False, "place": None, "promised": None, "predicted": 0.6}
+    rows = pd.DataFrame([row, wrong])
+    pair = {"by": "hand", "change": "--fixed", "gained": 0.45, "gained_low": 0.4, "gained_high": 0.5}
+    from_outside = pair | {"loop": "b", "by": "try", "change": "nothing", "gained": 0.0, "gained_low": None}
+    both = profiling.gpu_loops(rows, pd.DataFrame([pair | {"loop": "a"}, from_outside | {"gained_high": None}]))
+    assert both.table["loop"].tolist() == ["b", "a"]  # the dearest first
+    assert both.table["gained by the fix"].tolist() == ["", "45% (40 to 50)"]
+    assert both.table["by try from outside"].tolist() == ["nothing: 0%", ""]
+    assert f"{both.right:brief}" == "50%" and f"{both.median_error}" == "5%"
+    alone = profiling.gpu_loops(rows, pd.DataFrame())
+    assert f"{alone.right:brief}" == "50%" and not alone.median_error.measured
+
+
 def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
     text = "compute\n\n  loader  0.1%\n" + "a word " * 40
     row = {"first": "", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": None, "alarm_tried": None}

@@ -1,3 +1,6 @@
+import contextlib
+import gzip
+import json
 import math
 import re
 from pathlib import Path
@@ -13,6 +16,7 @@ from helpers.profiling import account
 from helpers.profiling import findings as finding
 from helpers.profiling.account import IDLE, device_account
 from helpers.profiling.diagnose import diagnose
+from helpers.profiling.findings import products
 
 SOURCE = Path(loops.__file__).read_text().splitlines()
 TRACES = Path(__file__).parent / "traces"
@@ -238,6 +242,12 @@ def test_a_remedy_is_one_that_the_gpu_has(capability, advised, not_advised):
     assert (advised or "") in advice and not_advised not in advice
 
 
+@pytest.mark.parametrize(("kernel", "kind"), [("nvjet_sm90_tst_128x256", "16 bit"), ("nvjet_sss_64x64", "TF32")])
+def test_cublas_newest_kernels_are_products_on_tensor_cores(kernel, kind):
+    trace = on_gpu(dtype=FP32, kernel=kernel)
+    assert {products.product_type(e) for e in products.kernels_that(trace, "product")} == {kind}
+
+
 def test_products_of_an_autocast_wrapper_are_not_called_fp32():
     """The op that casts gets fp32 inputs, the kernel computes in bf16."""
     assert finding.FP32 not in names_in(diagnose(on_gpu(dtype=FP32, kernel="sm90_xmma_gemm_bf16bf16_bf16f32")))
@@ -359,6 +369,22 @@ def test_emptying_the_cache_costs_what_reserves_it_again():
         returned.gain_ms == pytest.approx(3 / 4 * 0.5, abs=0.02)
         and "remove torch.cuda.empty_cache()" in returned.advice
     )
+
+
+def test_who_emptied_the_cache_is_known_from_the_profile_with_stacks(tmp_path):
+    for name, stacks in {"costs": False, "places": True}.items():
+        gpu = Synthetic()
+        for number in range(4):
+            with gpu.step():
+                gpu.train_step(number)
+                gpu.now = max(gpu.now, gpu.free)
+                frame = ("python_function", "torch/cuda/memory.py(200): empty_cache")
+                with gpu.inside(*frame) if stacks else contextlib.nullcontext():
+                    gpu.call("cudaFree", 300.0)
+                gpu.call("cudaMalloc", 200.0)
+        (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": gpu.events}).encode()))
+    returned = diagnose(tmp_path).findings[0]
+    assert returned.finding == finding.RETURNED and "remove torch.cuda.empty_cache()" in returned.advice
 
 
 def test_unaligned_sizes_follow_the_type():

@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch._dynamo
 
-from helpers.experiments.profiling.strangers import GPU_CASES, GPU_LOOPS
-from helpers.profiling import findings
 from helpers.profiling.run_script import run_script
 
 LOOPS = Path(__file__).parents[1] / "loops"
@@ -38,22 +36,3 @@ def test_a_loop_runs_with_its_fault_and_without(case, monkeypatch):
         torch.autograd.set_detect_anomaly(anomaly)
         torch._dynamo.config.recompile_limit = limit
     assert sys.modules["__main__"].__name__ != str(file)
-
-
-def test_each_loop_for_a_gpu_has_an_entry():
-    assert set(GPU_CASES) == {file.stem for file in GPU_LOOPS.glob("*.py")} and len(GPU_CASES) == 12
-    known = {value for name, value in vars(findings).items() if name.isupper()} | {"Python loop", "garbage collection"}
-    for case in GPU_CASES.values():
-        assert case["line"] in case["script"].read_text() and set(case["findings"]) <= known
-        assert 0 < case["expected_gain"] < 1 and case["arithmetic"]
-
-
-@pytest.mark.parametrize("name", GPU_CASES)
-def test_a_loop_for_a_gpu_runs_on_a_cpu_at_tiny_sizes(name):
-    file = GPU_CASES[name]["script"]
-    program, precision = compile(file.read_text(), str(file), "exec"), torch.get_float32_matmul_precision()
-    for extra in ([], ["--fixed"]):
-        try:
-            assert run_script(program, [str(file), "--device", "cpu", "--steps", "2", *extra]) is None
-        finally:
-            torch.set_float32_matmul_precision(precision)

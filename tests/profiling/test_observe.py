@@ -1,5 +1,6 @@
 """The unprofiled loop: which line its wall time goes to, and what no operator shows."""
 
+import gzip
 import json
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from profiling.synthetic import Synthetic
 from torch import nn
 
 from helpers.lab.machine import OthersLoad
@@ -303,6 +305,40 @@ def test_a_model_trains_the_same_while_it_is_watched():
         assert nn.Embedding(4, 2)(torch.tensor([[1, 2], [3, 3]])).shape == (2, 2, 2)
     assert nn.Embedding.forward is embed and nn.Module.train is mode
     assert json.loads(json.dumps(windows.Observer().data()))["iterations"] == []
+
+
+def test_padding_is_looked_at_a_few_times_and_never_in_a_recorded_iteration():
+    """On a GPU each look waits for the device."""
+    observer, embedding = windows.Observer(), nn.Embedding(4, 2)
+    padded, constant = torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.zeros(2, 3, dtype=torch.long)
+    with observer.watching():
+        observer.count = 1
+        embedding(padded)  # before it starts, and in a window, it looks away
+        assert not observer.looks
+        observer.away = 0
+        for _ in range(20):
+            embedding(padded)
+        assert len(observer.padding) == observer.looks < 20
+        observer.padding.clear()
+        for _ in range(100):
+            embedding(constant)  # types of tokens, which have no padding
+        assert not observer.padding and observer.looks < 50
+
+
+def test_a_loop_of_the_hosts_on_a_gpu_promises_no_more_than_the_device_idles(tmp_path):
+    gpu = Synthetic()
+    for number in range(4):
+        with gpu.step():
+            gpu.train_step(number)
+            gpu.call("cudaStreamSynchronize", max(gpu.free - gpu.now, 1.0))
+            gpu.now += 300  # the device idles for the host
+    (tmp_path / "costs.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": gpu.events}).encode()))
+    loop = seen(line(COMPUTING, 9.0, calls=1000), line("backward", 1.0, 2))  # 90% of the host's time, waits included
+    (tmp_path / "observed.json").write_text(json.dumps(loop))
+    diagnosis = diagnose(tmp_path)
+    found = next(finding for finding in diagnosis.findings if finding.finding == "Python loop")
+    assert found.gain_share == pytest.approx(diagnosis.account["idle"]) and 0.05 < found.gain_share < 0.6
+    assert found.gain_ms == pytest.approx(found.gain_share * 1000)
 
 
 def test_what_inductor_writes_is_not_the_users_code():

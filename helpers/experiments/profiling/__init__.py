@@ -4,7 +4,7 @@
 """
 
 from .fixes import gpt_fixes, vit_fixes
-from .strangers import gpu_loops, loops
+from .strangers import gpu_gains, gpu_loops, loops
 from .trials import coverage, nulls
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
@@ -15,6 +15,7 @@ __all__ = [
     "coverage",
     "diagnose",
     "gpt_fixes",
+    "gpu_gains",
     "gpu_loops",
     "loops",
     "modules",

@@ -14,7 +14,7 @@ from ...lab import Worth, experiment
 from ...lab.records import Row
 from ...trying import try_edited, try_script
 from ...trying.table import Tried, text
-from .strangers import GPU_LOOPS, LOOPS, as_cell, interval
+from .strangers import LOOPS, as_cell, interval
 
 CHANGES = {
     "many_parameters": "optimizer",
@@ -27,7 +27,6 @@ CHANGES = {
     "evaluate_often": "no-evaluation",
     "checkpoint_each_step": "no-checkpoint",
 }
-ON_GPU = {"fp32_products": "matmul-precision", "many_tensors": "optimizer", "nchw_half": "channels-last"}
 # The same change in the text, where `--fixed` does something else: it draws each 500th figure, say, and not none.
 WORKERS = {"num_workers": min(4, len(os.sched_getaffinity(0))), "persistent_workers": True}
 SHUFFLED = "DataLoader(Lines(), batch_size=32, shuffle=True)"
@@ -59,7 +58,6 @@ switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
 @experiment(
     small=[{"script": "anomaly_mode"}],
     cpu=[{"script": name} for name in (*CHANGES, *BY_HAND)],
-    gpu=[{"script": name} for name in ON_GPU],
     columns="change kind tried? tried_low? tried_high? verdict losses by_hand? by_hand_low? by_hand_high? told?",
     version=3,
     timed=False,
@@ -71,11 +69,11 @@ def tried(script: str) -> Row:
     `told` is what the command prints for chapter 3's loops, as a JSON string.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if change := (CHANGES | ON_GPU).get(script):
-            path = (GPU_LOOPS if script in ON_GPU else LOOPS) / f"{script}.py"
-            (outside,) = try_script(path, seconds=SECONDS["loop"], only=[change]).tried
+        if script in CHANGES:
+            path = LOOPS / f"{script}.py"
+            (outside,) = try_script(path, seconds=SECONDS["loop"], only=[CHANGES[script]]).tried
             (hand,) = try_edited(path, [], *_edited(path, Path(folder)), seconds=SECONDS["loop"]).tried
-            return _row(change, outside, hand)
+            return _row(CHANGES[script], outside, hand)
         path = Path(folder) / "slow.py"
         path.write_text(SLOW_LOOP)
         shutil.copytree(TRAINING, path.with_name("pipelines"), ignore=shutil.ignore_patterns("__pycache__"))

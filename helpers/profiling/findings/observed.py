@@ -17,6 +17,8 @@ from . import LOADER_WAITS
 
 GROWTH, LATE, ANOMALY = "growing memory", "late rank", "anomaly detection"
 UNCLAIMED = "gradients without an optimizer"
+LOOP, GARBAGE = "Python loop", "garbage collection"
+OF_HOST = {LOOP, GARBAGE}  # seen by the host's clock, on which a wait for the device counts, too
 FIRST = (GROWTH, LATE, ANOMALY)  # warnings that come before any finding
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_ITERATIONS = 5
@@ -142,7 +144,7 @@ class Observed:
                 evidence += f", and {back:.0%} for their backward pass"
                 share += back
             advice = "do for all elements at once what the loop does one by one: an index, a mask, a batch"
-            yield self._finding("Python loop", share, _at(*_by_line(lines).index[0]), evidence, advice, BOUND)
+            yield self._finding(LOOP, share, _at(*_by_line(lines).index[0]), evidence, advice, BOUND)
 
     def _padding(self) -> Iterator[Finding]:
         positions, padded, shared = self.data["padding"] or (1, 0, 0)
@@ -162,7 +164,7 @@ class Observed:
         asked = next((at for at in map(_at, self.seen["file"], self.seen["line"]) if "gc.collect" in at), None)
         where = asked or "wherever objects are made"
         advice = "collect every n-th epoch, if at all" if asked else "gc.freeze() after the set-up"
-        yield self._finding("garbage collection", share, where, evidence, advice)
+        yield self._finding(GARBAGE, share, where, evidence, advice)
 
     def _backwards(self) -> Iterator[Finding]:
         """Several backward passes in an iteration: through one graph, or of micro-batches."""

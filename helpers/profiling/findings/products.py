@@ -33,16 +33,18 @@ _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax"}
 
 # What kernels do, by their names; the first that matches counts.
 _PRODUCT = re.compile(
-    r"gemm|gemv|scudnn|convolve|winograd|dgrad|wgrad|fprop|cijk_|xmma|cublas|cutlass.*kernel|implicit|matmul|_mm_|_mm\b",
+    r"gemm|gemv|nvjet|scudnn|convolve|winograd|dgrad|wgrad|fprop|cijk_|xmma|cublas|cutlass.*kernel|implicit|matmul|"
+    r"_mm_|_mm\b",
     re.IGNORECASE,
 )
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
 _ELEMENTWISE = re.compile(r"elementwise|CatArray|direct_copy|at::native.*(reduce_kernel|copy_kernel)")
 _16_BIT = re.compile(
-    r"bf16|f16|fp16|half|bfloat16|h884|h1688|s16816|hgemm|_HHS_|_BBS_|_HSS_|_BSS_|_HH_|_BB_|e4m3|e5m2|fp8|i8",
+    r"bf16|f16|fp16|half|bfloat16|h884|h1688|s16816|hgemm|_HHS_|_BBS_|_HSS_|_BSS_|_HH_|_BB_|e4m3|e5m2|fp8|i8|"
+    r"nvjet(_sm\d+)?_[a-z]*[thq]",
     re.IGNORECASE,
 )
-_TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet", re.IGNORECASE)
 _32_BIT = re.compile(r"sgemm|scudnn|<float\b|_SB_|_S_B_|gemmsn|f32f32|winograd.*<float|gemv.*float", re.IGNORECASE)
 _TF32_KIND, _FP32_KIND, _16_BIT_KIND = "TF32", "fp32", "16 bit"
 

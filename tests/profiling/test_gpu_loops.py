@@ -1,0 +1,48 @@
+"""The loops with a GPU's fault: each entry holds, and at tiny sizes each runs with its fault and without on a CPU."""
+
+import math
+
+import pytest
+import torch
+from gpu_loop_cases import CASES, LOOPS, check_losses, last_losses
+
+from helpers.experiments.profiling import gpu_gains, gpu_loops
+from helpers.profiling import findings
+
+KINDS = {name for key, name in vars(findings).items() if key.isupper() and isinstance(name, str)} | {"Python loop"}
+
+
+def test_each_of_the_twelve_scripts_has_an_entry():
+    assert sorted(case["name"] for case in CASES) == sorted(file.stem for file in LOOPS.glob("*.py"))
+    assert len(CASES) == 12
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_an_entry_names_a_line_findings_and_a_gain_with_its_arithmetic(case):
+    source = (LOOPS / f"{case['name']}.py").read_text()
+    assert source.count(case["line"]) == 1
+    assert case["findings"] and set(case["findings"]) <= KINDS
+    assert 0.25 < case["gain"] < 1 and "ms" in case["because"]
+    assert "helpers" not in source  # a stranger's script
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu goes over them where there is CUDA")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_loop_runs_with_its_fault_and_without_and_learns_the_same(case):
+    slow, fixed = last_losses(case, steps=3)
+    assert math.isfinite(slow) and math.isfinite(fixed)
+    check_losses(case, slow, fixed)
+
+
+def test_each_has_a_row_in_the_table_and_those_that_gain_most_are_tried_from_outside_too():
+    assert [row["loop"] for row in gpu_loops.configurations("big-gpu")] == [case["name"] for case in CASES]
+    tried = [row["loop"] for row in gpu_gains.configurations("big-gpu") if row["by"] == "try"]
+    gains = {case["name"]: case["gain"] for case in CASES}
+    assert len(tried) == 3 and min(gains[name] for name in tried) >= sorted(gains.values())[-3]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_without_a_gpu_both_tables_say_what_they_need():
+    assert {row["status"] for table in (gpu_loops, gpu_gains) for row in table("small").to_dict("records")} == {
+        "needs CUDA"
+    }
