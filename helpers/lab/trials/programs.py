@@ -172,16 +172,16 @@ class Living:
 
     def __init__(self, program: Program, silence_s: float):
         self.program, self._silence_s = program, silence_s
-        self.mark, self._text = uuid.uuid4().hex, b""
+        self._tree, self._text = trees.Tree(uuid.uuid4().hex), b""
         self._child: subprocess.Popen | None = None
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (end closes it)
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (close closes it)
         their_orders, self._orders = os.pipe()
         self._answers, their_answers = os.pipe()
         self._theirs: tuple[int, ...] = (their_orders, their_answers)
-        self._guard = trees.guard(self.mark, self._answers)
+        self._guard = trees.guard(self._tree.mark, self._answers)
 
     def start(self) -> None:
-        variables = {trees.MARK: self.mark, turns.PIPES: ",".join(map(str, self._theirs))}
+        variables = {trees.MARK: self._tree.mark, turns.PIPES: ",".join(map(str, self._theirs))}
         try:
             self._child = subprocess.Popen(
                 self.program.line,
@@ -193,6 +193,8 @@ class Living:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            self._tree.leader = self._child.pid
+            self._guard.stdin.write(b"%d\n" % self._child.pid)
         except OSError as error:
             raise ProgramError(f"{self.program.name} does not start: {error}") from None
         for pipe in self._theirs:
@@ -202,15 +204,15 @@ class Living:
     def settle(self) -> None:
         """Wait for the end of its first step, and stop it."""
         self._answer()
-        trees.stop(self.mark)
+        self._tree.stop()
 
     def take(self, turn: dict) -> float:
         """Give it a turn: the mean seconds of a step, of those that count."""
-        trees.resume(self.mark)
+        self._tree.resume()
         with contextlib.suppress(BrokenPipeError):  # it is dead: its answer says so
             os.write(self._orders, json.dumps(turn).encode() + b"\n")
         steps, seconds = self._answer()
-        trees.stop(self.mark)
+        self._tree.stop()
         return seconds / steps
 
     def _answer(self) -> list[float]:
@@ -235,27 +237,24 @@ class Living:
         how = "was killed, as when memory runs out" if code == -signal.SIGKILL else f"ended with code {code}"
         return f"{self.program.name} {how}" + (f": {lines[-1].strip()[:200]}" if lines else "")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leave nothing of it: the guard ends when all of it is gone."""
-        trees.end(self.mark)
+        self._tree.end()
         for pipe in (self._orders, self._answers, *self._theirs):
             os.close(pipe)
-        self._guard.stdin.close()
-        for process in filter(None, (self._child, self._guard)):
-            process.wait(timeout=END_S)
+        self._guard.communicate(trees.OVER, timeout=END_S)
+        if self._child is not None:
+            self._child.wait(timeout=END_S)
         self._words.close()
 
 
 @contextlib.contextmanager
 def living(programs: Sequence[Program], silence_s: float) -> Iterator[list[Living]]:
     """Started at once: of two equal programs one that is started later gets better pages, and is up to 5 % faster."""
-    processes = [Living(program, silence_s) for program in programs]
-    try:
+    with contextlib.ExitStack() as until_the_end:
+        processes = [until_the_end.enter_context(contextlib.closing(Living(each, silence_s))) for each in programs]
         for process in processes:
             process.start()
         for process in processes:
             process.settle()
         yield processes
-    finally:
-        for process in processes:
-            process.end()

@@ -22,11 +22,10 @@ def program(function: str, name: str = "", **arguments) -> Program:
     return Program(name or function, function=f"programs_to_try:{function}", arguments=arguments, folder=folder)
 
 
-def marked() -> list[int]:
-    """The living processes of this test's trials."""
-    wanted = f"{OURS}={os.getpid()}\0".encode()
-    environments = {int(f.parent.name): _read(f) for f in Path("/proc").glob("[0-9]*/environ")}
-    return [pid for pid, text in environments.items() if f"{trees.MARK}=".encode() in text and wanted in text + b"\0"]
+def ours() -> list[int]:
+    """The living processes of this test's trials, and their guards, which end after them."""
+    wanted = f"{OURS}={os.getpid()}".encode()
+    return [int(f.parent.name) for f in Path("/proc").glob("[0-9]*/environ") if wanted in _read(f).split(b"\0")]
 
 
 def until(condition) -> None:
@@ -56,7 +55,7 @@ def load(monkeypatch):
 def _nothing_is_left(monkeypatch):
     monkeypatch.setenv(OURS, str(os.getpid()))
     yield
-    assert not marked()
+    assert not ours()
 
 
 def test_half_the_time_is_faster_and_has_an_interval():
@@ -95,15 +94,51 @@ def test_pairs_beside_others_work_are_dropped_and_counted(load):
     assert list(row) == ["status"] and "pairs beside others' work" in row["status"]
 
 
+@contextlib.contextmanager
+def started(target, *arguments):
+    """A process forked for a trial of two equal programs."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments, kwargs={"seconds": LONG_S})
+    process.start()
+    yield process
+    process.join()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_trial_no_process_is_left(number):
     one = program("prefetch", ms=5)
-    trying = multiprocessing.get_context("fork").Process(target=trial, args=(one, one), kwargs={"seconds": 60})
-    trying.start()
-    until(lambda: len(marked()) >= 3)  # a program, its worker, and more
-    os.kill(trying.pid, number)
-    trying.join()
-    until(lambda: not marked())
+    with started(trial, one, one) as trying:
+        until(lambda: len(ours()) >= 5)  # two guards, a program, its worker, and more
+        os.kill(trying.pid, number)
+    until(lambda: not ours())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nor_is_one_that_lost_its_environment(number, tmp_path):
+    one = program("unmarked", folder=str(tmp_path))
+    with started(trial, one, one) as trying:
+        until(lambda: len(list(tmp_path.iterdir())) == 4)
+        os.kill(trying.pid, number)
+    until(lambda: not ours())
+    assert not any(_read(Path("/proc", file.name, "cmdline")) for file in tmp_path.iterdir())
+
+
+def test_nor_if_a_child_of_the_trials_process_has_copies_of_its_pipes():
+    reading, writing = os.pipe()
+    with started(_fork_beside, program("prefetch", ms=5), writing):
+        child = int(os.read(reading, 9))
+    try:
+        until(lambda: not ours())
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def _fork_beside(one: Program, pipe: int, seconds: float) -> None:
+    with programs.living([one, one], seconds):
+        child = os.fork()
+        if not child:
+            signal.pause()
+        os.write(pipe, b"%d" % child)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_guard_waits_for_a_process_that_has_no_mark_yet():
