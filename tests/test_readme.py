@@ -11,8 +11,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_snippets_type_in_and_answer_as_shown():
-    snippets = doctest.DocTestParser().get_doctest("\n".join(BLOCKS), {}, "README", "README.md", 0)
+@pytest.mark.parametrize("package", ["helpers", "dlspeed"])  # in the checkout, and where it is installed
+def test_the_snippets_type_in_and_answer_as_shown(package):
+    source = "\n".join(BLOCKS).replace("from helpers", f"from {package}")
+    snippets = doctest.DocTestParser().get_doctest(source, {}, "README", "README.md", 0)
     assert len(snippets.examples) >= 10
     failures = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(snippets).failed
     assert failures == 0
