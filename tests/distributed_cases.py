@@ -23,7 +23,7 @@ def one_raises():
         if dist.get_rank() == 1:
             raise RuntimeError("planted")
         dist.all_reduce(torch.zeros(1))
-        time.sleep(120)  # and if that didn't fail, be in the way
+        time.sleep(1000)  # and if that didn't fail, be in the way
 
 
 def is_killed():

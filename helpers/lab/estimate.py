@@ -59,7 +59,7 @@ def estimate(starts: Sequence[Sequence[float] | np.ndarray], luck: float = LUCK,
     between = medians.var(ddof=1) if count > 1 else 0.0
     seen = max(between - within.mean(), 0.0) * (count - 1)  # beyond what the pairs' spread explains
     luck_variance = (WEIGHT * luck**2 + seen) / (WEIGHT + count - 1)
-    parts = np.array([within.sum() / count**2, luck_variance / count])
+    parts = np.array([within.sum() / count**2, luck_variance / count]) + 1e-99  # some, where all pairs are equal
     rounds = sum(len(start) // 2 for start in logs)
     freedom = parts.sum() ** 2 / (parts**2 / [max(rounds - count, 1), WEIGHT + count - 1]).sum()
     error = math.sqrt(parts.sum())

@@ -33,9 +33,10 @@ def test_one_start_of_two_processes_shows_no_difference_of_2_percent():
     assert estimate(once, luck=0.3).verdict == "no difference above 170 %"
 
 
-def test_too_few_pairs_are_no_estimate():
+def test_too_few_pairs_are_no_estimate_and_equal_ones_are():
     assert estimate([]) is None
     assert estimate([[0.1, 0.1, 0.1]]) is None
+    assert estimate([[0.1] * 4], luck=0.0).half_width == pytest.approx(0)
 
 
 @settings(max_examples=30, deadline=None)

@@ -28,11 +28,11 @@ def test_a_killed_process_is_out_of_memory():
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_the_process_that_started_it(number):
-    waits = "import time; print('here', flush=True); time.sleep(100)"
+    waits = "import time; print('here', flush=True); time.sleep(1000)"
     heard = "import signal; signal.signal(2, signal.default_int_handler)"  # a shell's background ignores it
     program = f"{heard}; from helpers.lab import in_fresh_process; in_fresh_process(exec, {waits!r})"
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert starter.stdout.readline() == b"here\n"
     starter.send_signal(number)
-    starter.communicate(timeout=50)  # ends when no process has the pipes any more
+    starter.communicate(timeout=500)  # ends when no process has the pipes any more
     assert starter.returncode == -number

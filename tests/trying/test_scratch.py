@@ -37,7 +37,7 @@ def run(home, tmp_path):
     def run_in_scratch(body: str) -> str:
         code = BOOT.format(scratch=str(tmp_path / "scratch"), home=str(home)) + textwrap.dedent(body)
         before = digest(home.parent)
-        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900)
         assert digest(home.parent) == before
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.strip()

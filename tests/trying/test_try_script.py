@@ -31,7 +31,7 @@ class Numbers(Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, i):
-        time.sleep(0.005)
+        time.sleep(0.01)
         return torch.full((options.size,), float(i))
 
 torch.manual_seed(3)
@@ -52,15 +52,20 @@ for epoch in range(1000):
     with open(os.path.abspath("log.txt"), "a") as log:
         print(epoch, loss.item(), file=log)
 """
+# A step takes as long as it sleeps, on any machine: time passes nowhere else. A script that ends soon runs again.
 SHORT = """
 import sys, time, torch
+time.passed = getattr(time, "passed", time.perf_counter())
+time.perf_counter = lambda: time.passed
+def sleep(seconds):
+    time.passed += seconds
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).square().mean().backward()
     optimizer.step()
-    time.sleep(float(sys.argv[2]))
+    sleep(float(sys.argv[2]))
 """
 
 
@@ -133,13 +138,13 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts
     assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.05"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["tried"]
     assert (row["change"], row["losses"]) == (edited, "bitwise equal, 8 steps")
-    assert 0.3 < row["gain_share"] < 1
+    assert row["gain_share"] == pytest.approx(0.8, rel=1e-3)
 
 
 def test_a_step_that_takes_longer_as_the_training_goes_on_passes_for_no_effect(script):
     name = script(SHORT.replace("for _ in", "for i in").replace("float(sys.argv[2])", "0.002 * 1.02**min(i, 200)"))
     (row,) = try_script(name, [10**6], seconds=SECONDS, only=["matmul-precision"]).tried
-    assert abs(row.gain_share) < 0.2 and row.verdict not in ("faster", "slower")
+    assert row.gain_share == pytest.approx(0, abs=1e-3) and row.verdict not in ("faster", "slower")
 
 
 def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_starts_without(script):
@@ -147,8 +152,9 @@ def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_sta
     name = script(pages + SHORT.replace("float(sys.argv[2])", "0.002 if PAGES else 0.02"))
     result = try_script(name, [10**6], seconds=SECONDS, only=["allocator", "matmul-precision"])
     kept, other = sorted(result.tried, key=lambda tried: tried.change)
-    assert kept.verdict == "faster" and kept.gain_share > 0.6 and result.kept[0] == "allocator"
-    assert result.step_ms < 15 and abs(other.gain_share) < 0.5 and "pages kept" in search.table.text(result)
+    assert kept.verdict == "faster" and kept.gain_share == pytest.approx(0.9, rel=1e-3) and result.kept == ["allocator"]
+    assert (result.step_ms, other.gain_share) == pytest.approx((2, 0), abs=1e-2)
+    assert "pages kept" in search.table.text(result)
 
 
 def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reason(script):
@@ -161,7 +167,7 @@ def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reaso
     reason = "matmul-precision ended with code 1: ValueError: not so (task.py:3)"
     assert (row.verdict, row.reason) == ("failed", reason)
     assert result.not_tried == [{"change": "loader-workers", "reason": "no DataLoader of the training lacks it"}]
-    assert 2 < result.step_ms < 50 and reason in search.table.text(result)
+    assert result.step_ms == pytest.approx(2, rel=1e-3) and reason in search.table.text(result)
 
 
 @pytest.mark.parametrize(
