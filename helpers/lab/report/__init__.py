@@ -3,7 +3,7 @@
     from ...lab.report import build
     build(execute=False)                                  # report.pdf from the outputs as committed
 
-    jupyter nbconvert --to helpers.lab.report.ReportExporter notebooks/01_amp.ipynb
+    jupyter nbconvert --to dlspeed.lab.report.ReportExporter notebooks/01_amp.ipynb
 
 No LaTeX, no browser, no network and no fonts of the system: `pandoc`, `typst` and `pikepdf` are Python packages, so
 the same notebooks give the same bytes everywhere. Converting a notebook takes well under a second; what
