@@ -51,7 +51,7 @@ class Results:
     @property
     def machine(self) -> str:
         """The name of the folder of the machine; "" without rows."""
-        return slug(self.rows["gpu"].iloc[0]) if len(self.rows) else ""
+        return slug(self.rows["gpu"].iloc[0]) if len(self.rows) and "gpu" in self.rows else ""
 
     def of(self, machine: str) -> "Results":
         """The same table of another machine, without rows where it has none."""
