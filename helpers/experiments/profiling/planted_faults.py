@@ -63,8 +63,10 @@ FAULTS: dict[str, dict[str, str | None]] = {
         "any_algorithm": None,
     },
 }
-PAIRED = 4  # of the faults above, the first, are planted in pairs on a CPU
-ROUNDS = {"small": (1, 1), "cpu": (5, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
+ON_GPU = ("gpu", "full")
+PAIRED = 4  # of the faults above, the first, are planted in pairs
+# Rounds, and least steps of a block
+ROUNDS = {"small": (1, 1), "cpu": (5, 3), "gpu": (5, 4), "full": (5, 2)}
 
 
 def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
@@ -80,10 +82,10 @@ def planted(pipeline: str, faults: Iterable[str], size: str) -> frozenset[str]:
 
 
 def plantings(pipeline: str, size: str) -> list[tuple[str, ...]]:
-    """The faults alone, and those that a profile shows in pairs; on a CPU without those that it doesn't have."""
+    """The faults alone, and the first that a profile shows in pairs; on a CPU without those that it doesn't have."""
     on_cpu = {switch.name for switch in PIPELINES[pipeline].switches if switch.on_cpu} - NOT_ON_CPU[pipeline]
     expected = {f: name for f, name in FAULTS[pipeline].items() if size != "cpu" or f in on_cpu}
-    visible = [fault for fault, name in expected.items() if name is not None][: PAIRED if size == "cpu" else None]
+    visible = [fault for fault, name in expected.items() if name is not None][:PAIRED]
     return [(fault,) for fault in expected] + list(itertools.combinations(visible, 2))
 
 
@@ -93,7 +95,7 @@ def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> 
     All loops get the same samples in the same order. A loader's workers run ahead while other loops have their turn, so
     what they have made until then isn't timed.
     """
-    switched, (rounds, steps) = PIPELINES[pipeline], ROUNDS[size]
+    switched, rounds, steps = PIPELINES[pipeline], ROUNDS[size][0], block_steps(pipeline, loops.values(), size)
     ahead = {name: 2 * workers(switched, fixes, size) for name, fixes in loops.items()}
     count = (rounds + 1) * (steps + max(ahead.values()))
     prepared: dict[str, tuple[Trainer, Any]] = {}
@@ -107,6 +109,12 @@ def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> 
             if turn:  # the first to warm up
                 times[name].append(done)
     return times
+
+
+def block_steps(pipeline: str, loops: Iterable[frozenset[str]], size: str) -> int:
+    """Steps of a block of these loops: on a GPU at least as many as there are workers, whose batches come in bursts."""
+    counts = [workers(PIPELINES[pipeline], fixes, size) for fixes in loops] if size in ON_GPU else []
+    return max(ROUNDS[size][1], *counts, 0)
 
 
 def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> tuple[float, int]:

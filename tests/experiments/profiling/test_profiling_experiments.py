@@ -66,13 +66,16 @@ def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():
     assert row["gained_ms"] == pytest.approx(row["gained_share"] * row["step_ms"])
 
 
-def test_faults_are_planted_alone_and_those_that_a_profile_shows_in_pairs():
+def test_faults_are_planted_alone_and_the_first_that_a_profile_shows_in_pairs():
     for pipeline, faults in planting.FAULTS.items():
         assert set(faults) <= planting.PIPELINES[pipeline].fixed
         alone = {chosen[0] for chosen in planting.plantings(pipeline, "full") if len(chosen) == 1}
         paired = {fault for chosen in planting.plantings(pipeline, "full") if len(chosen) == 2 for fault in chosen}
         assert alone == set(faults)
-        assert paired == {fault for fault, name in faults.items() if name is not None}
+        assert paired == set([fault for fault, name in faults.items() if name is not None][: planting.PAIRED])
+    loops = [planting.fixes_of("gpt", planting.FIXED, "full"), planting.fixes_of("gpt", planting.SLOW, "full")]
+    assert planting.block_steps("gpt", loops[1:], "full") == 2 and planting.block_steps("gpt", loops, "cpu") == 3
+    assert planting.block_steps("gpt", loops, "full") == max(2, planting.workers(planting.LANGUAGE, loops[0], "full"))
     on_cpu = {fault for chosen in planting.plantings("vit", "cpu") for fault in chosen}
     assert {"bf16", "decode_once"} <= on_cpu and "fused_attention" not in on_cpu
     fixed = planting.fixes_of("vit", planting.FIXED, "cpu")
