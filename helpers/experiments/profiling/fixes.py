@@ -50,10 +50,10 @@ def _fixed(pipeline: str, size: str, fix: str) -> Row:
     """
     fixes = fixes_of(pipeline, FIXED, size) if fix == ALL else frozenset([fix])
     times = side_by_side(pipeline, {SLOW: frozenset(), fix: fixes}, size)
-    per_target = {name: np.array([ms * 1e3 / real for ms, real in blocks]) for name, blocks in times.items()}
+    per_target = {name: np.array([block.ms * 1e3 / block.real for block in blocks]) for name, blocks in times.items()}
     ratio = estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE)
     return {
-        "ms_per_block": statistics.median(ms for ms, _ in times[fix]),
+        "ms_per_block": statistics.median(block.ms for block in times[fix]),
         "us_per_target": float(np.median(per_target[fix])),
         "baseline": SLOW,
         "baseline_us_per_target": float(np.median(per_target[SLOW])),

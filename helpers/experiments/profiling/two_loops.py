@@ -21,7 +21,6 @@ from .planted_faults import (
     FIXED,
     PIPELINES,
     SLOW,
-    block_steps,
     fixes_of,
     gains_of,
     options,
@@ -149,7 +148,7 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
     findings = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
     times = side_by_side(pipeline, loops, size)
-    step_ms = statistics.median(ms for ms, _ in times[SLOW]) / block_steps(pipeline, loops.values(), size)
+    step_ms = statistics.median(block.ms / block.steps for block in times[SLOW])
     gains = {name: gains_of(times[SLOW], times[name]) for name in names}
     medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
     for name in names:

@@ -73,10 +73,12 @@ def test_faults_are_planted_alone_and_the_first_that_a_profile_shows_in_pairs():
         paired = {fault for chosen in planting.plantings(pipeline, "full") if len(chosen) == 2 for fault in chosen}
         assert alone == set(faults)
         assert paired == set([fault for fault, name in faults.items() if name is not None][: planting.PAIRED])
-    loops = [planting.fixes_of("gpt", planting.FIXED, "full"), planting.fixes_of("gpt", planting.SLOW, "full")]
-    assert planting.block_steps("gpt", loops[1:], "full") == 2 and planting.block_steps("gpt", loops, "cpu") == 3
-    assert planting.block_steps("gpt", loops, "full") == max(2, planting.workers(planting.LANGUAGE, loops[0], "full"))
     on_cpu = {fault for chosen in planting.plantings("vit", "cpu") for fault in chosen}
     assert {"bf16", "decode_once"} <= on_cpu and "fused_attention" not in on_cpu
     fixed = planting.fixes_of("vit", planting.FIXED, "cpu")
     assert fixed - planting.planted("vit", ["decode_once"], "cpu") == {"decode_once", "photos_on_device", "workers"}
+
+
+@pytest.mark.parametrize(("step_ms", "workers", "steps"), [(500, 0, 1), (500, 8, 8), (60, 0, 5), (5, 4, 10)])
+def test_a_block_on_a_gpu_is_long_beside_a_launch_and_sees_a_whole_burst_of_workers(step_ms, workers, steps):
+    assert planting.block_steps(step_ms, workers, most=10) == steps
