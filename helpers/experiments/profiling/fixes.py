@@ -24,7 +24,14 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
     **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
     version=3,
     columns=FIX_COLUMNS,
-    worth=Worth(12, "each inefficiency of a ViT training, before and after", cpu=9, gpu=5, big_gpu=5),
+    worth=Worth(
+        12,
+        "each inefficiency of a ViT training, before and after",
+        cpu=9,
+        gpu=5,
+        big_gpu=5,
+        headline={"fix": (ALL,)},
+    ),
 )
 def vit_fixes(size: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and all of them, in turn with the slow loop."""
@@ -35,7 +42,14 @@ def vit_fixes(size: str, fix: str) -> Row:
     **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
     version=3,
     columns=FIX_COLUMNS,
-    worth=Worth(12, "each inefficiency of a language model's training, before and after", cpu=5.8, gpu=5, big_gpu=5),
+    worth=Worth(
+        12,
+        "each inefficiency of a language model's training, before and after",
+        cpu=5.8,
+        gpu=5,
+        big_gpu=5,
+        headline={"fix": (ALL,)},
+    ),
 )
 def gpt_fixes(size: str, fix: str) -> Row:
     """The language model: each fix alone, and all of them, in turn with the slow loop."""
