@@ -141,7 +141,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             absent = {
                 "cpu",
                 "gpu",
-                *(["big-gpu"] if e.table in ("allocator", "tried") else []),
+                *(["big-gpu"] if e.table in ("allocator", "coverage", "nulls") else []),  # of CPUs
                 *(["small"] if e.table == "loops" else []),
             }  # whole trials, of which none is small
             assert configs or preset in absent  # what needs a GPU, or a big one

@@ -46,7 +46,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     those `timed` beside it (loading, peers, allocator), and its bounds are the least and the largest of them.
     """
     _, left = LADDERS[_kind(rows)]
-    trials = pd.DataFrame(columns=["baseline", "rung", "median_ms"]) if trials is None or not len(trials) else trials
+    trials = _trials(rows, trials)
     measured = _rungs(rows, trials)
     rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
     ranked = rungs.dropna(subset="baseline").sort_values("gain", key=lambda gains: gains.map(float), ascending=False)
@@ -60,7 +60,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     stored, flash = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
     model, length = first["model"], int(first["sequence"])
-    rates = pd.Series([1e3 * length / ms for ms in _timings(best, trials, timed)])
+    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in _timings(best, trials, timed)])
     limit, operations = best["tokens/s"] / best["matmul_share"], flops_per_token(model, length)
     causal = (operations + 6 * parameters(model)) / 2 / operations  # half of attention's operations
     of = {"rate": (rates, "tokens/s"), "share": (rates / limit, PERCENT), "causal": (causal * rates / limit, PERCENT)}
@@ -91,6 +91,18 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         loss_apart=Number(losses.max(), decimals=3) if start_loss.measured else start_loss,
         loss_rung=measured.loc[losses.idxmax(), "rung"],
     )
+
+
+def _trials(rows: pd.DataFrame, trials: pd.DataFrame | None) -> pd.DataFrame:
+    """The pairs of rungs: those that a GPU's ladder has in its rows, and those of a table of their own."""
+    of_rows = _in_pairs(rows)
+    given = [table for table in (of_rows.assign(rung=of_rows["step"]), trials) if table is not None and len(table)]
+    return pd.concat(given) if given else pd.DataFrame(columns=["baseline", "rung"])
+
+
+def _in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that took turns with a baseline."""
+    return rows.reindex(columns=rows.columns.union(["ratio", "baseline"])).dropna(subset="ratio")
 
 
 def predicted(rows: pd.DataFrame) -> SimpleNamespace:
@@ -141,11 +153,11 @@ def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
 def _timings(best: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]) -> Iterator[float]:
     """Milliseconds of a step of the best rung, wherever they were recorded."""
     yield best["step_ms"]
-    yield from trials.loc[trials["rung"] == best["rung"], "median_ms"]
+    yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
     for table in timed:
         if "wait_ms" in table:
             yield from table["step_ms"]
-        elif "ours_loss" in table:
+        elif "ours_loss" in table and not best["rung"].startswith("batch "):  # theirs is smaller
             yield from table["baseline_ms"]
         elif "rung" in table:
             yield from table.loc[table["rung"] == best["rung"], "median_ms"]
@@ -238,11 +250,13 @@ def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
     full, none = (
         {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
     )
+    pairs = _in_pairs(rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")])
+    speed = speedup(pairs.iloc[0]) if len(pairs) else over(full["tokens_per_s"], none["tokens_per_s"])
     return SimpleNamespace(
         lengths=wide.reset_index(),
         length=length,
         memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
-        speed=in_unit(over(full["tokens_per_s"], none["tokens_per_s"]), PERCENT, 0),
+        speed=in_unit(speed, PERCENT, 0),
     )
 
 

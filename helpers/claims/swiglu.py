@@ -63,7 +63,8 @@ def printed() -> SimpleNamespace:
 def ceilings(rows: pd.DataFrame) -> SimpleNamespace:
     """The rates of large products and copies."""
     names = ["operation", "dtype", "size", "median_ms", "p20_ms", "p80_ms", "n", "tflops", "gb_per_s"]
-    return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": NAMES})[names])
+    dtypes = NAMES | {"tf32": "TF32", "float8_e4m3fn": "float8"}
+    return SimpleNamespace(table=rows.rename(columns={"ceiling": "operation"}).replace({"dtype": dtypes})[names])
 
 
 def sweep(rows: pd.DataFrame) -> SimpleNamespace:

@@ -17,10 +17,18 @@ from .timing import Timing, bench
 
 
 def matmul(size: int, dtype: torch.dtype, **repetitions: Any) -> tuple[Timing, float]:
-    """Time of a square product and its rate in TFLOP/s, counting 2·size³ operations; `repetitions` are `bench`'s."""
+    """Time of a square product and its rate in TFLOP/s, counting 2·size³ operations; `repetitions` are `bench`'s.
+
+    Products of float8 numbers are summed up as torchao's are in training, and come out in bf16.
+    """
     left, right = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
-    out = torch.empty_like(left)
-    timing = bench(lambda: torch.mm(left, right, out=out), **repetitions)
+    if dtype.itemsize == 1:
+        one = torch.ones((), device=device())
+        product = functools.partial(torch._scaled_mm, left, right.t(), one, one, out_dtype=torch.bfloat16)
+        timing = bench(functools.partial(product, use_fast_accum=True), **repetitions)
+    else:
+        out = torch.empty_like(left)
+        timing = bench(lambda: torch.mm(left, right, out=out), **repetitions)
     return timing, 2 * size**3 / timing.median_ms / 1e9
 
 
@@ -40,6 +48,26 @@ def copy(mib: int) -> tuple[Timing, float]:
     source, target = torch.randn(elements, device=device()), torch.empty(elements, device=device())
     timing = bench(lambda: target.copy_(source))
     return timing, 2 * 4 * elements / timing.median_ms / 1e6
+
+
+def to_device(mib: int, pinned: bool) -> tuple[Timing, float]:
+    """Time of a copy of `mib` MiB from the host's memory, pinned or pageable, and its GB/s."""
+    source = torch.ones(mib * 2**18).pin_memory() if pinned else torch.ones(mib * 2**18)
+    target = torch.empty_like(source, device=device())
+    timing = bench(lambda: target.copy_(source, non_blocking=pinned))
+    return timing, source.nbytes / timing.median_ms / 1e6
+
+
+def launch(number: int) -> Timing:
+    """Time of a kernel of one number, when so many are queued one after the other: Python and the driver, mostly."""
+    x = torch.zeros((), device=device())
+
+    def queue() -> None:
+        for _ in range(number):
+            x.add_(1)
+
+    timing = bench(queue)
+    return Timing(timing.median_ms / number, timing.p20_ms / number, timing.p80_ms / number, timing.n)
 
 
 def best_matmul(size: int, dtype: torch.dtype) -> tuple[str, float]:

@@ -164,7 +164,8 @@ def compare(
     """Check that all `variants` return what the first returns, then time them interleaved in this process.
 
     They take `rounds` turns each, in the order A B C C B A …. A turn is one call, or as many as take `turn_s` (50 ms):
-    then there are fewer turns, as long as all variants have `rounds` calls, but at least 8. After `seconds` no round is
+    then there are fewer turns, as long as all variants have `rounds` calls, but at least 8. It begins when the device
+    has done the last one's work, else what waits for the host would be queued meanwhile. After `seconds` no round is
     begun, but 4 of them there are.
     A variant returns what must agree (outputs, gradients): a tensor or a nested tuple, list or dict of tensors,
     which agree key by key, in any order.
@@ -191,6 +192,7 @@ def compare(
         if number >= LEAST_PAIRS and time.perf_counter() - began > seconds:
             break
         for variant in order:
+            synchronize()
             turns[variant].append([_call(variants[variant], before) for _ in range(calls[variant])])
         order.reverse()
     synchronize()

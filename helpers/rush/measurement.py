@@ -12,27 +12,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..lab import Timing, device, each, peak_memory
+from ..lab import Timing, compare, device, each, peak_memory
+from ..lab.estimate import LUCK_HERE, estimate
+from ..lab.experiment import OUT_OF_MEMORY, is_out_of_memory
 from ..lab.memory import GIB
 from ..lab.timing import synchronize
 from ..models.llama import preset
 from ..text import Vocab, corpus, local_wikitext
+from ..training.step import WARM_UP
 from .rates import shares
 from .setup import Setup
 from .trainer import Trainer
 
 LOSS_STEPS = 8
-ON_CPU_LOSS_STEPS, ON_CPU_S = 5, 6.0  # on a CPU, where the steps of the loss curve are timed, too
+ON_CPU_LOSS_STEPS = 5  # on a CPU, where the steps of the loss curve are timed, too
 SEQUENCES = 4  # distinct sequences for the loss curve; the model can only memorise them
-LONGEST_S, LEAST = 40.0, 5  # most seconds of timed steps, and least number of timed steps
+LONGEST_S, LEAST = 6.0, 3  # most seconds of timed steps, and least number of timed steps
+TURN_S, ROUNDS = 0.3, 8  # of two setups in one process
+ROOM = 0.95  # of a GPU's memory: the rest is what its allocator can't use
 
 
-def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOSS_STEPS) -> dict[str, Any]:
+def run(
+    setup: Setup,
+    *,
+    steps: int = 20,
+    warmup: int = 1,
+    loss_steps: int = LOSS_STEPS,
+    baseline: Setup | None = None,
+    seconds: float = 0.0,
+) -> dict[str, Any]:
     """Train by a setup on `device()`: speed, memory and loss as one row.
 
     The first `loss_steps` steps, on fixed tokens, give the loss and warm up. Then `steps` steps on other text are
-    timed, the copy of the tokens included; if they would take more than 40 s, fewer are, but at least 5 (`n`). A CPU
-    computes as it is called: there steps after the second count, and more are timed for at most 6 s.
+    timed, the copy of the tokens included; if they would take more than 6 s, fewer are, but at least 3 (`n`). A CPU
+    computes as it is called: there steps after the second count. With a `baseline`, on a GPU, the steps that are timed
+    are those of so many seconds of turns with it (`in_turns`), and the ratio is in the row; or `unpaired` says why not.
     `compile_s` is the excess of the first step over a timed one. The peak counts what is allocated from the trainer's
     construction on, over all steps but the first, as compiling and tuning take memory too.
     """
@@ -48,24 +62,84 @@ def run(setup: Setup, *, steps: int = 20, warmup: int = 1, loss_steps: int = LOS
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
     batches = itertools.cycle(text_tokens(setup, SEQUENCES))
-    counted = [seconds * 1e3 for seconds in took_s[1 + warmup :]] if on_cpu else []
-    longest, least = (ON_CPU_S, 3 - len(counted)) if on_cpu else (LONGEST_S, LEAST)
-    affordable = min(steps - len(counted), max(int(longest / min(took_s)), least))
-    timed = [next(batches) for _ in range(max(affordable, 0))]
-    if not counted:
-        for _ in range(warmup):
-            step(next(batches))
-    timing = Timing.of(counted + each(timed, step))
+    peak_gib = None if on_cpu else _peak_gib(baseline_bytes)
+    counted = [once_s * 1e3 for once_s in took_s[1 + warmup :]] if on_cpu else []
+    pair: dict[str, Any] = {}
+    if peak_gib is not None:
+        _peaks[setup] = peak_gib
+        counted, pair = _beside(baseline, setup, step, seconds) if baseline else ([], {})
+    if "ratio" not in pair:
+        affordable = min(steps - len(counted), max(int(LONGEST_S / min(took_s)), LEAST - len(counted)))
+        timed = [next(batches) for _ in range(max(affordable, 0))]
+        if not counted:
+            for _ in range(warmup):
+                step(next(batches))
+        counted = counted + each(timed, step)
+    timing = Timing.of(counted)
     tokens_per_s = setup.batch * setup.sequence / timing.median_ms * 1e3
     return {
         "tokens_per_s": tokens_per_s,
         **spread(timing),
-        "peak_gib": _peak_gib(lambda: step(next(batches)), baseline_bytes),
+        "peak_gib": peak_memory(lambda: step(next(batches))).peak_gib if on_cpu else peak_gib,
         **shares(setup, tokens_per_s),
         "compile_s": max(took_s[0] - timing.median_ms / 1e3, 0.0) if setup.compile != "none" else None,
         "loss": statistics.fmean(curve[-SEQUENCES:]),  # over the last pass through the fixed sequences
         "text": stream(setup.model)[1],
+        **pair,
     }
+
+
+_peaks: dict[Setup, float] = {}  # GiB, of what this process has measured on a GPU
+
+
+def _beside(
+    baseline: Setup, setup: Setup, step: Callable[[Tensor], Tensor], seconds: float
+) -> tuple[list[float], dict[str, Any]]:
+    """`in_turns` with a baseline that is built now, where memory is enough for both; else why it isn't: `unpaired`.
+
+    It must hold what this setup keeps between steps, a captured one all, and the peak of the larger of the two. The
+    baseline's is what this process has measured, else taken to be the setup's.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    kept, total = torch.cuda.memory_reserved() / GIB, torch.cuda.mem_get_info()[1] / GIB
+    peak = max(_peaks.get(baseline, _peaks[setup]), 0.0 if setup.cuda_graph else _peaks[setup])
+    if kept + peak > ROOM * total:
+        return [], {"unpaired": f"both would take {kept + peak:.0f} of {total:.0f} GiB"}
+    try:
+        return in_turns(baseline, setup, seconds, step)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    gc.collect()
+    torch.cuda.empty_cache()
+    return [], {"unpaired": OUT_OF_MEMORY}
+
+
+def in_turns(
+    baseline: Setup, setup: Setup, seconds: float, step: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[float], dict[str, Any]]:
+    """Training by two setups in this process, in turns of 0.3 s, A B B A, for at most so many seconds.
+
+    Returns the milliseconds of the setup's steps, and the ratio of the times for a token with its interval.
+    `baseline_ms` is the baseline's time for as many tokens as a step of the setup has. `step` is the setup's, if there
+    is a trainer of it.
+    """
+    names = {"baseline": baseline, "setup": setup}
+    steps = {"baseline": _warm_step(baseline), "setup": _warm_step(setup, step)}
+    timed = compare(steps, check=False, rounds=ROUNDS, warmup=1, turn_s=TURN_S, seconds=seconds)
+    per = {name: np.array(timed.samples_ms[name]) / of.batch / of.sequence for name, of in names.items()}
+    paired = estimate([np.log(per["setup"] / per["baseline"])], LUCK_HERE)
+    baseline_ms = float(np.median(per["baseline"])) * setup.batch * setup.sequence
+    return timed.calls_ms["setup"], {"baseline_ms": baseline_ms} | (paired.row() if paired else {})
+
+
+def _warm_step(setup: Setup, step: Callable[[Tensor], Tensor] | None = None) -> Callable[[], Tensor]:
+    """A step on the text's batches in turn, compiled and captured."""
+    step, batches = step or Trainer(setup).step, itertools.cycle(text_tokens(setup, SEQUENCES))
+    for tokens in itertools.islice(batches, WARM_UP + 1):
+        step(tokens)
+    return lambda: step(next(batches))
 
 
 def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
@@ -112,10 +186,7 @@ def _allocated_bytes() -> int:
     return torch.cuda.memory_allocated()
 
 
-def _peak_gib(step: Callable[[], Tensor], baseline_bytes: int) -> float:
-    """On CUDA: the peak since its reset, graph capture included, less `baseline_bytes`. On a CPU: what one more
-    step allocates on top of what stays allocated between steps."""
-    if device().type == "cuda":
-        synchronize()
-        return (torch.cuda.max_memory_allocated() - baseline_bytes) / GIB
-    return peak_memory(step).peak_gib
+def _peak_gib(baseline_bytes: int) -> float:
+    """On CUDA: the peak since its reset, graph capture included, less `baseline_bytes`."""
+    synchronize()
+    return (torch.cuda.max_memory_allocated() - baseline_bytes) / GIB

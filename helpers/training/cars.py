@@ -58,5 +58,5 @@ def _pictures(preset: str, path: Path | None, device: torch.device) -> tuple[str
     """Cached for the next run: making or reading the pictures takes longer than an epoch of training."""
     options = {name: SIZES[preset][name] for name in ("size", "samples", "validation_samples")}
     splits = dict(zip(("train", "validation"), segmentation(path, **options), strict=True))
-    workers = 0 if path is None else cores()
+    workers = 0 if path is None and preset != "full" else cores()
     return splits["train"].source, {name: preload(dataset, device, workers) for name, dataset in splits.items()}

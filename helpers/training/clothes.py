@@ -36,14 +36,14 @@ from .trainer import Batch, Task
 # An epoch goes over all photos `passes` times. `width`: odd, fixed. `decoded_side`: of photos kept in memory.
 FULL: dict[str, Any] = {
     "classes": 10,
-    "samples": 5120,
-    "validation_samples": 1024,
+    "samples": 2560,
+    "validation_samples": 512,
     "photo_size": (400, 533),
     "passes": 1,
     "model": {"image_size": 224, "patch_size": 32, "depth": 12, "heads": 4, "head_dim": 64, "mlp_size": 1024},
     "width": (255, 256),
     "dropout": 0.1,
-    "batch_size": 256,
+    "batch_size": 128,  # of the slow loop half a second, all of it on the host
     "workers": 8,
     "decoded_side": 256,
     "learning_rate": 5e-4,
@@ -59,7 +59,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "model": {"image_size": 112, "patch_size": 16, "depth": 3, "heads": 4, "head_dim": 64, "mlp_size": 1024},
         "dropout": 0.0, "batch_size": 16, "workers": 2,
     },
-    "gpu": FULL | {"samples": 2560, "validation_samples": 512, "batch_size": 64, "workers": 4},
+    "gpu": FULL | {"batch_size": 64, "workers": 4},
     "full": FULL,
 }  # fmt: skip
 

@@ -78,7 +78,7 @@ SWITCHED_SIZES: dict[str, dict[str, Any]] = {
         "batch_size": 8, "learning_rate": 1e-3,
     },
     "full": BASE | {
-        "samples": 4096, "validation_samples": 1024, "vocab_size": 24_725, "max_length": 640,
+        "samples": 2048, "validation_samples": 512, "vocab_size": 24_725, "max_length": 640,
         "shape": ({"d_model": 1023, "num_heads": 11}, {"d_model": 1024, "num_heads": 16}), "layers": 6,
         "batch_size": 48, "workers": 4, "learning_rate": 3e-4,
     },

@@ -50,6 +50,16 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visi
     assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best == "fused AdamW"
 
 
+def test_a_gpus_ladder_has_its_pairs_in_its_rows_and_the_whole_gain_in_another_table():
+    pair = {"ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 16}
+    rows = rungs({START: 100.0, "TF32": 150.0, "batch 8": 450.0}, preset="big-gpu")
+    rows = pd.concat([rows.iloc[:2], rows.iloc[2:].assign(baseline="batch 4", **pair)])
+    named = rush.ladder(rows, pd.DataFrame([pair | {"baseline": START, "rung": "batch 8", "median_ms": 2.0}]))
+    assert f"{named.gains['batch 8']}" == f"{named.total}" == "2.00× (1.43 to 2.50, 16 pairs)"
+    assert f"{named.gains['TF32']}" == "1.50× (unpaired)"
+    assert f"{named.best_rate}" == "338 tokens/s (225 to 450)"
+
+
 def test_the_share_that_is_reached_is_the_median_of_all_timings_of_the_setup():
     trials = pd.DataFrame(
         [{"baseline": START, "rung": "fused AdamW", "ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 9}]
@@ -58,7 +68,7 @@ def test_the_share_that_is_reached_is_the_median_of_all_timings_of_the_setup():
     peers = pd.DataFrame({"ours_loss": [7.0], "baseline_ms": [10.0]})
     named = rush.ladder(rungs(step_ms=64.0), trials.assign(median_ms=20.0), loading, peers)
     assert float(named.timings) == 4
-    assert f"{named.best_rate}" == "2,400 tokens/s (1,000 to 6,400)"
+    assert f"{named.best_rate}" == "1,080 tokens/s (450 to 2,880)"
     assert float(named.best_causal) < float(named.best_share)
 
 
@@ -87,7 +97,7 @@ def test_shares_are_of_the_best_product_rate_in_the_rungs_type():
     rows = rungs()
     share = rush.ladder(rows).rungs["share of matmul rate"]
     assert share.iloc[0] / share.iloc[2] == pytest.approx(100 / 150 * 0.9 / 0.2)
-    assert float(rush.ladder(rows).best_share) == pytest.approx(1e3 * 64 / 450 * share.iloc[-2])
+    assert float(rush.ladder(rows).best_share) == pytest.approx(share.iloc[-2])
 
 
 def test_batches_of_the_ladder_and_beyond_are_in_one_table():
@@ -103,6 +113,8 @@ def test_full_checkpointing_is_compared_at_the_longest_length_that_most_kinds_fi
     named = rush.checkpointing(pd.DataFrame(rows))
     assert (named.length, f"{named.memory}") == (2048, "50%")
     assert named.lengths["tokens/s at 8192"].isna().tolist() == [True, False]
+    rows[3] |= {"baseline": "none", "ratio": 1.25, "low": 1.2, "high": 1.3, "pairs": 16}
+    assert f"{rush.checkpointing(pd.DataFrame(rows)).speed}" == "80% (77 to 83, 16 pairs)"
 
 
 def test_the_fastest_peer_is_quoted_with_the_interval_that_its_row_has():

@@ -11,7 +11,7 @@ from helpers.lab import compare, peak_memory
 from helpers.lab.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import Setup, Trainer, climb, loss_curve, run
+from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention, compiled
 from helpers.training.step import WARM_UP
@@ -89,11 +89,21 @@ def test_compiled_steps_walk_the_plain_curve(changes, reference):
 
 
 def test_the_last_step_of_the_ladder_that_the_others_stand_on_gives_a_row():
-    setup = climb(TINY)["batch 16"].possible(torch.device("cuda"))
+    setup = climb(TINY)["batch 8"].possible(torch.device("cuda"))
     row = run(dataclasses.replace(setup, compile="default", batch=4), steps=20)
     assert row["n"] == 20
     assert 0 < row["matmul_share"] < 1
     assert row["compile_s"] > row["step_ms"] / 1e3
+
+
+def test_a_row_takes_turns_with_its_baseline_unless_memory_is_short(monkeypatch):
+    setup = here(dataclasses.replace(AMP, cuda_graph=True))
+    row = run(dataclasses.replace(setup, batch=2), loss_steps=4, baseline=setup, seconds=2.0)
+    assert row["pairs"] >= 4 and row["n"] >= row["pairs"] and row["baseline_ms"] > 0
+    monkeypatch.setattr(measurement, "ROOM", 0.0)
+    row = run(setup, loss_steps=4, steps=5, baseline=AMP, seconds=2.0)
+    assert "ratio" not in row and row["n"] == 5
+    assert row["unpaired"].startswith("both would take ")
 
 
 def test_a_captured_step_reads_the_tokens_it_is_given():

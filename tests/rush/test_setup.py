@@ -95,7 +95,7 @@ def test_on_a_gpu_without_bf16_units_the_ladder_is_climbed_in_fp16():
     assert runs["mixed precision"].precision == "amp-fp16" and runs["no optimisation"].precision == "fp32"
     assert runs["chunked cross-entropy"].attention == "math"
     assert [step for step, setup in runs.items() if setup.cuda_graph and setup.optimizer != "fused"] == []
-    assert not runs["8-bit optimizer state"].cuda_graph and runs["batch 16"].cuda_graph
+    assert not runs["8-bit optimizer state"].cuda_graph and runs["batch 8"].cuda_graph
 
 
 def test_without_a_compiler_the_memory_budget_becomes_full_checkpointing():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import statistics
 
 import pytest
 import torch
@@ -77,10 +78,18 @@ def test_a_row_has_what_the_tables_need():
 
 def test_of_steps_that_take_long_fewer_are_timed_and_the_row_says_how_many(monkeypatch):
     assert run(TINY, loss_steps=2)["n"] == 20
-    monkeypatch.setattr(measurement, "ON_CPU_S", 0.0)
+    monkeypatch.setattr(measurement, "LONGEST_S", 0.0)
     assert run(TINY, loss_steps=2)["n"] == 3
     assert run(TINY, loss_steps=2, steps=2)["n"] == 2
     assert run(TINY, loss_steps=10)["n"] == 8  # those of the loss curve after the first two
+
+
+def test_two_setups_in_turns_are_compared_by_token(monkeypatch):
+    monkeypatch.setattr(measurement, "TURN_S", 0.005)
+    step_ms, row = measurement.in_turns(TINY, tiny(batch=4), 5.0)
+    assert row["ratio"] == pytest.approx(statistics.median(step_ms) / row["baseline_ms"], rel=0.3)
+    assert row["low"] < row["ratio"] < row["high"] and row["pairs"] == measurement.ROUNDS
+    assert row["baseline_ms"] > 2 * statistics.median(measurement.in_turns(TINY, TINY, 5.0)[0])
 
 
 def test_the_same_setup_gives_the_same_curve_and_another_seed_another(reference):

@@ -33,7 +33,7 @@ QUALITY = """
         cpu=8.7,
         gpu=8,
         big_gpu=12,
-        headline={"seed": (0,), "task": ("segmentation",)},
+        headline={"seed": (0,), "task": ("segmentation",), "precision": ("amp", "dynamic")},
     ),
 )
 def quality(task: str, precision: str, size: str, seed: int) -> Row:

@@ -43,7 +43,7 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
     small=[{"width": 32, "batch_size": 4, "samples": 24}],
     cpu=[{"width": 512, "batch_size": size, "samples": 1200} for size in (32, 128)],
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
-    big_gpu=[{"width": 1024, "batch_size": size, "samples": 50_000} for size in (64, 256)],
+    big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
     version=3,
     columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share device_s epoch_s real_tokens_per_s "
     "attention dtype source baseline ratio_to_brain",
@@ -82,8 +82,8 @@ def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_s
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
     cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 10}],
-    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 30}],
-    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 50_000, "rounds": 60} for size in (64, 256)],
+    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 20}],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 20_000, "rounds": 20} for size in (64, 256)],
     version=3,
     same_work=False,  # each step takes another batch
     columns="variant median_ms p20_ms p80_ms n real_tokens_per_s ratio_to_no_padding dtype source baseline",

@@ -27,6 +27,7 @@ Runs = dict[str, Callable[[], Any]]
 
 # Rounds of a comparison: at least 10, if a run takes over a second at least 6, at most 200.
 LEAST_ROUNDS, LEAST_SLOW_ROUNDS, MOST_ROUNDS, SLOW_S = 10, 6, 200, 1.0
+TIMED_S = {"cpu": 5.0, "cuda": 1.5}  # of a comparison, by device type
 
 # Each backend has threads of its own, which wait for more work for some ms before they sleep, on the cores that the
 # next backend needs: without this pause ONNX Runtime took 1.5 to 1.7 times as long after eager on two cores.
@@ -34,7 +35,10 @@ REST_S = 0.02
 
 
 def side_by_side(
-    backends: Iterable[str], built: Callable[[str, Runs], tuple[Callable[[], Any], Row]], batch: int, seconds: float
+    backends: Iterable[str],
+    built: Callable[[str, Runs], tuple[Callable[[], Any], Row]],
+    batch: int,
+    seconds: float | None,
 ) -> list[Row]:
     """A row for eager and for each of the backends, from one comparison of `seconds`, at least 10 rounds.
 
@@ -57,7 +61,9 @@ def side_by_side(
             if not is_out_of_memory(error):
                 raise
             row[STATUS] = OUT_OF_MEMORY
-    compared = compare(runs, rounds=rounds_for(runs, seconds), warmup=1, check=False, before=rest)
+    compared = compare(
+        runs, rounds=rounds_for(runs, seconds or TIMED_S[device().type]), warmup=1, check=False, before=rest
+    )
     for backend in runs:
         rows[backend] |= speeds(compared, backend, batch)
     return list(rows.values())

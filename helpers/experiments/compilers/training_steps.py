@@ -58,7 +58,7 @@ def training(model: str, precision: str, batch: int) -> list[Row]:
 
 
 def measure_training(
-    model: str, batch: int, chosen: Iterable[str], *, precision: str = "fp32", seconds: float = 5.0
+    model: str, batch: int, chosen: Iterable[str], *, precision: str = "fp32", seconds: float | None = None
 ) -> list[Row]:
     """Time of a training step by each backend, as a row each, from one comparison with one eager baseline.
 

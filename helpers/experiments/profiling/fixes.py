@@ -24,7 +24,14 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
     **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
     version=3,
     columns=FIX_COLUMNS,
-    worth=Worth(12, "each inefficiency of a ViT training, before and after", cpu=9, gpu=5, big_gpu=5),
+    worth=Worth(
+        12,
+        "each inefficiency of a ViT training, before and after",
+        cpu=9,
+        gpu=5,
+        big_gpu=5,
+        headline={"fix": (ALL,)},
+    ),
 )
 def vit_fixes(size: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and all of them, in turn with the slow loop."""
@@ -35,7 +42,14 @@ def vit_fixes(size: str, fix: str) -> Row:
     **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
     version=3,
     columns=FIX_COLUMNS,
-    worth=Worth(12, "each inefficiency of a language model's training, before and after", cpu=5.8, gpu=5, big_gpu=5),
+    worth=Worth(
+        12,
+        "each inefficiency of a language model's training, before and after",
+        cpu=5.8,
+        gpu=5,
+        big_gpu=5,
+        headline={"fix": (ALL,)},
+    ),
 )
 def gpt_fixes(size: str, fix: str) -> Row:
     """The language model: each fix alone, and all of them, in turn with the slow loop."""
@@ -50,10 +64,10 @@ def _fixed(pipeline: str, size: str, fix: str) -> Row:
     """
     fixes = fixes_of(pipeline, FIXED, size) if fix == ALL else frozenset([fix])
     times = side_by_side(pipeline, {SLOW: frozenset(), fix: fixes}, size)
-    per_target = {name: np.array([ms * 1e3 / real for ms, real in blocks]) for name, blocks in times.items()}
+    per_target = {name: np.array([block.ms * 1e3 / block.real for block in blocks]) for name, blocks in times.items()}
     ratio = estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE)
     return {
-        "ms_per_block": statistics.median(ms for ms, _ in times[fix]),
+        "ms_per_block": statistics.median(block.ms for block in times[fix]),
         "us_per_target": float(np.median(per_target[fix])),
         "baseline": SLOW,
         "baseline_us_per_target": float(np.median(per_target[SLOW])),

@@ -7,8 +7,9 @@
 """
 
 import itertools
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -20,6 +21,7 @@ from ...profiling import findings
 from ...profiling.read_trace import read_trace
 from ...profiling.trace import Trace
 from ...text import local_wikitext
+from ...training.step import WARM_UP
 from ...training.switched import CLOTHES, LANGUAGE, Switched
 from ...training.trainer import Trainer
 
@@ -63,8 +65,10 @@ FAULTS: dict[str, dict[str, str | None]] = {
         "any_algorithm": None,
     },
 }
-PAIRED = 4  # of the faults above, the first, are planted in pairs on a CPU
-ROUNDS = {"small": (1, 1), "cpu": (5, 3), "gpu": (5, 10), "full": (5, 10)}  # rounds, and steps of a block
+PAIRED = 4  # of the faults above, the first, are planted in pairs
+# Rounds, and steps of a block: on a GPU at most, it has as many as take `BLOCK_S`
+ROUNDS = {"small": (1, 1), "cpu": (5, 3), "gpu": (4, 10), "full": (4, 10)}
+BLOCK_S = 0.3
 
 
 def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
@@ -80,37 +84,54 @@ def planted(pipeline: str, faults: Iterable[str], size: str) -> frozenset[str]:
 
 
 def plantings(pipeline: str, size: str) -> list[tuple[str, ...]]:
-    """The faults alone, and those that a profile shows in pairs; on a CPU without those that it doesn't have."""
+    """The faults alone, and the first that a profile shows in pairs; on a CPU without those that it doesn't have."""
     on_cpu = {switch.name for switch in PIPELINES[pipeline].switches if switch.on_cpu} - NOT_ON_CPU[pipeline]
     expected = {f: name for f, name in FAULTS[pipeline].items() if size != "cpu" or f in on_cpu}
-    visible = [fault for fault, name in expected.items() if name is not None][: PAIRED if size == "cpu" else None]
+    visible = [fault for fault, name in expected.items() if name is not None][:PAIRED]
     return [(fault,) for fault in expected] + list(itertools.combinations(visible, 2))
 
 
-def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> dict[str, list[tuple[float, int]]]:
-    """Milliseconds of each loop's blocks of steps, and their real targets; the loops take turns, there and back.
+class Block(NamedTuple):
+    """Milliseconds of so many steps, loading included, and their real targets."""
+
+    ms: float
+    real: int
+    steps: int
+
+
+def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> dict[str, list[Block]]:
+    """The blocks of each loop's steps; the loops take turns, there and back.
 
     All loops get the same samples in the same order. A loader's workers run ahead while other loops have their turn, so
     what they have made until then isn't timed.
     """
-    switched, (rounds, steps) = PIPELINES[pipeline], ROUNDS[size]
-    ahead = {name: 2 * workers(switched, fixes, size) for name, fixes in loops.items()}
-    count = (rounds + 1) * (steps + max(ahead.values()))
+    switched, (rounds, most) = PIPELINES[pipeline], ROUNDS[size]
+    at_once = {name: workers(switched, fixes, size) for name, fixes in loops.items()}
+    count = (rounds + 2) * (most + 2 * max(at_once.values()))
     prepared: dict[str, tuple[Trainer, Any]] = {}
     for name, fixes in loops.items():
         trainer = switched.prepare(fixes, **options(switched, size) | within_an_epoch(switched, count, size))
         prepared[name] = trainer, iter(trainer.epoch(0))
-    times: dict[str, list[tuple[float, int]]] = {name: [] for name in loops}
+    times: dict[str, list[Block]] = {name: [] for name in loops}
+    steps = most
     for turn in range(rounds + 1):
         for name in list(loops)[:: 1 if turn % 2 else -1]:
-            done = _block(*prepared[name], steps, ahead[name])
-            if turn:  # the first to warm up
-                times[name].append(done)
+            if turn:
+                times[name].append(_block(*prepared[name], steps, 2 * at_once[name]))
+            else:  # to warm up, and to capture
+                _block(*prepared[name], min(most, WARM_UP + 1), 2 * at_once[name])
+        if not turn and size in ("gpu", "full"):
+            slowest_ms = max(_block(*of, 1, 0).ms for of in prepared.values())
+            steps = block_steps(slowest_ms, max(at_once.values()), most)
     return times
 
 
-def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> tuple[float, int]:
-    """Milliseconds of so many steps, loading included, and their real targets."""
+def block_steps(step_ms: float, workers: int, most: int) -> int:
+    """As many steps as take `BLOCK_S`, and as there are workers, whose batches come in bursts."""
+    return max(min(most, math.ceil(BLOCK_S * 1e3 / step_ms)), workers)
+
+
+def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> Block:
     with trainer.settings():
         for batch in itertools.islice(batches, untimed):
             trainer.step(batch)
@@ -121,12 +142,12 @@ def _block(trainer: Trainer, batches: Any, steps: int, untimed: int) -> tuple[fl
             real += batch.real
         ended = moment()
         synchronize()
-        return between_ms(began, ended), real
+        return Block(between_ms(began, ended), real, steps)
 
 
-def gains_of(slow: list[tuple[float, int]], fast: list[tuple[float, int]]) -> list[float]:
+def gains_of(slow: list[Block], fast: list[Block]) -> list[float]:
     """The share of the time for a target that each turn saves, from what `side_by_side` gives for two loops."""
-    return [1 - (ms / real) / (before / targets) for (before, targets), (ms, real) in zip(slow, fast, strict=True)]
+    return [1 - (b.ms / b.real) / (a.ms / a.real) for a, b in zip(slow, fast, strict=True)]
 
 
 def trace_of(pipeline: Switched, fixes: frozenset[str], size: str, detailed: bool = False) -> Trace:

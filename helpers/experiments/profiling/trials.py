@@ -48,6 +48,7 @@ def _simulated(trials: int) -> list[Row]:
 @experiment(
     small=_simulated(20)[:1],
     cpu=_simulated(1000),
+    gpu=[],  # the machine is made up
     columns="covered false_verdicts",
     timed=False,
     worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=1),
@@ -68,6 +69,7 @@ def _nulls(count: int, seconds: float) -> list[Row]:
 @experiment(
     small=_nulls(1, 1.5),
     cpu=_nulls(18, 15.0),
+    gpu=[],  # of processes on a CPU
     columns="median_ms baseline baseline_ms",
     version=3,
     timed=False,

@@ -20,7 +20,6 @@ from .planted_faults import (
     FAULTS,
     FIXED,
     PIPELINES,
-    ROUNDS,
     SLOW,
     fixes_of,
     gains_of,
@@ -149,7 +148,7 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
     findings = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
     times = side_by_side(pipeline, loops, size)
-    step_ms = statistics.median(ms for ms, _ in times[SLOW]) / ROUNDS[size][1]
+    step_ms = statistics.median(block.ms / block.steps for block in times[SLOW])
     gains = {name: gains_of(times[SLOW], times[name]) for name in names}
     medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
     for name in names:

@@ -23,7 +23,7 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
     small=sized("small", [{"pipeline": "vit", "variant": FIXED, "epochs": 1, "seed": 0}]),
     cpu=sized("cpu", _runs({"vit": (3, 3), "gpt": (2, 3)})),
     gpu=sized("gpu", _runs({"vit": (3, 2), "gpt": (1, 2)})),
-    big_gpu=sized("full", _runs({"vit": (5, 3), "gpt": (1, 3)})),
+    big_gpu=sized("full", _runs({"vit": (2, 2), "gpt": (1, 2)})),
     version=2,
     columns="epoch_s iteration_mean_ms? peak_gib? validation_accuracy train_loss steps source constant_accuracy",
     worth=Worth(

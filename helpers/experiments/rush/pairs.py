@@ -1,48 +1,38 @@
 """The ladder in pairs: each rung takes turns with the one it stands on.
 
-On a CPU in processes of their own, each with its allocator; on a GPU in one process, where both fit into memory.
+On a CPU in processes of their own, each with its allocator. On a GPU in one process: there `ladder` itself has the
+pairs, so that a trainer is built once for both, and here is the best rung against the plain loop.
 """
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Callable
 
-from ...lab import Worth, compare, device, experiment
+from ...lab import Worth, device, experiment
 from ...lab.records import Row
 from ...lab.trials import Program, trial
 from ...rush import Setup, Trainer, stands_on
-from ...rush.measurement import text_tokens
+from ...rush.measurement import in_turns, text_tokens
 from ...rush.setup import LADDERS, START
-from ...training.step import WARM_UP
-from .steps import BEST, FULL, HEADLINES, MEDIUM, ON_CPU, SMALL, missing, setup_of
+from .steps import BEST, FULL, HEADLINES, MEDIUM, ON_CPU, PAIRED, SMALL, missing, setup_of
 
 RUNG_BY_RUNG = "each change of the ladder against the one before it"
 BATCHES = 4  # different ones, in turn
-TURN_S, ROUNDS = 0.3, 12  # in one process
 TINY, SECONDS = SMALL | {"trial_s": 4.0}, {"trial_s": 50.0}
 
 
-def _pairs(kind: str, sizes: Row, extra: tuple[str, ...] = ()) -> list[Row]:
-    """The kept rungs of a ladder and `extra` ones, each beside its baseline; and the best beside the plain loop."""
+def _pairs(kind: str, sizes: Row) -> list[Row]:
+    """The best rung of a ladder beside the plain loop; on a CPU after the kept rungs, each beside its baseline."""
     steps, left = LADDERS[kind]
-    rungs = [name for name in steps if name not in left or name in extra]
-    named = [(stands_on(name, kind), name) for name in rungs] + [(START, BEST[kind])]
+    kept = [name for name in steps if name not in left] if kind == "cpu" else []
+    named = [*((stands_on(name, kind), name) for name in kept), (START, BEST[kind])]
     return [sizes | {"baseline": baseline, "rung": rung} for baseline, rung in named]
 
 
 def _missing(rung: str, **sizes: object) -> str:
     """Why a rung can't be compared here; a baseline that isn't possible is the nearest that is."""
     return missing(step=rung, **sizes)
-
-
-def _in_turns(setups: dict[str, Setup], seconds: float) -> Row:
-    """Both setups in this process, as many rounds as fit into the seconds, of turns that are long beside a launch."""
-    sequences = max(setup.batch for setup in setups.values())
-    steps = {name: training_step(dataclasses.asdict(setup), sequences) for name, setup in setups.items()}
-    timed = compare(steps, check=False, rounds=ROUNDS, warmup=WARM_UP + 1, turn_s=TURN_S, seconds=seconds)
-    baseline, rung = setups
-    times = {"median_ms": timed.timing(rung).median_ms, "baseline_ms": timed.timing(baseline).median_ms}
-    return times | timed.estimate(rung, baseline).row()
 
 
 def _trial(setups: dict[str, Setup], seconds: float) -> Row:
@@ -58,8 +48,8 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
 @experiment(
     small=[TINY | {"baseline": START, "rung": "fused AdamW"}],
     cpu=_pairs("cpu", ON_CPU | SECONDS),
-    gpu=_pairs("cuda", MEDIUM | {"trial_s": 8.0}, ("float8",)),
-    big_gpu=_pairs("cuda", FULL | {"trial_s": 8.0}, ("float8",)),
+    gpu=_pairs("cuda", MEDIUM | PAIRED),
+    big_gpu=_pairs("cuda", FULL | PAIRED),
     columns="median_ms baseline_ms",
     version=3,
     timed=False,
@@ -69,8 +59,11 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
     before, after = (setup_of(model, sequence, name) for name in (baseline, rung))
-    setups = {baseline: before.possible(device()), rung: after}
-    return (_in_turns if device().type == "cuda" else _trial)(setups, trial_s)
+    before = before.possible(device())
+    if device().type == "cpu":
+        return _trial({baseline: before, rung: after}, trial_s)
+    step_ms, row = in_turns(before, after, trial_s)
+    return {"median_ms": statistics.median(step_ms)} | row
 
 
 @experiment(

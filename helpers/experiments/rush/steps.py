@@ -8,7 +8,7 @@ from ...lab.machine import missing_because
 from ...lab.records import Row
 from ...rush import CPU_LADDER, LADDER, Setup, run, rung
 from ...rush.measurement import ON_CPU_LOSS_STEPS
-from ...rush.setup import START
+from ...rush.setup import START, stands_on
 from ...training.step import WARM_UP
 from . import transformers_llama
 from .loader import epoch
@@ -22,6 +22,7 @@ SMALL = {"model": TINY, "sequence": 64}
 MEDIUM = {"model": SIXTY_M, "sequence": 2048}
 ON_CPU = {"model": SIXTY_M, "sequence": 1024}  # a step of the plain loop takes two seconds
 FULL = {"model": ONE_B, "sequence": 2048}
+PAIRED = {"trial_s": 5.0}  # on a GPU, a rung's steps take turns with its baseline's for so long
 FEW = {"steps": 4, "warmup": 1, "loss_steps": 4}  # for the tiny preset
 WARM = WARM_UP + 1  # `loss_steps` where only speed matters: enough to compile and to capture a graph
 
@@ -39,6 +40,7 @@ HEADLINES = (
 )
 SPREAD = "p20_ms p80_ms n"
 RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
+RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
 PEERS += "tokens_per_s ours_tokens_per_s step_gib ours_step_gib loss ours_loss"
 
@@ -50,9 +52,17 @@ def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
     return in_fresh_process(fn, *arguments, environment=setup.environment, **options)
 
 
-def _run(setup: Setup, **steps: int) -> Row:
+def _run(setup: Setup, **options: object) -> Row:
     on_cpu = {"loss_steps": ON_CPU_LOSS_STEPS} if device().type == "cpu" else {}
-    return _apart(setup, run, setup, **(FEW if setup.model == TINY else on_cpu | steps))
+    return _apart(setup, run, setup, **(options | FEW if setup.model == TINY else on_cpu | options))
+
+
+def _beside(setup: Setup, name: str, baseline: Setup, trial_s: float, **options: object) -> Row:
+    """A setup's row with the ratio to the baseline of this name, or to the nearest one that is possible here."""
+    baseline = baseline.possible(device())
+    if baseline == setup:
+        return _run(setup, **options)
+    return _run(setup, baseline=baseline, seconds=trial_s, **options) | {"baseline": name}
 
 
 def setup_of(model: str, sequence: int, step: str = "", batch: int = 0, checkpointing: str = "", **_: object) -> Setup:
@@ -78,11 +88,11 @@ def missing(**config: object) -> str:
 @experiment(
     small=[SMALL | {"step": step} for step in ("no optimisation", "fused AdamW", "FlashAttention", "batch 2")],
     cpu=[ON_CPU | {"step": step} for step in CPU_LADDER],
-    gpu=[MEDIUM | {"step": step} for step in LADDER],
-    big_gpu=[FULL | {"step": step} for step in LADDER],
+    gpu=[MEDIUM | PAIRED | {"step": step} for step in LADDER],
+    big_gpu=[FULL | PAIRED | {"step": step} for step in LADDER],
     version=3,
     missing=missing,
-    columns=RUN,
+    columns=RUN_PAIRED,
     worth=Worth(
         100,
         "each change of the ladder, with loss, memory and MFU",
@@ -92,9 +102,16 @@ def missing(**config: object) -> str:
         headline={"step": HEADLINES},
     ),
 )
-def ladder(model: str, sequence: int, step: str) -> Row:
-    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text."""
-    return _run(setup_of(model, sequence, step))
+def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
+    """Each step of the ladder: speed, memory, and the loss after equally many training steps on the same text.
+
+    On a GPU, whose trainers can live in one process, in turns with the step that it stands on (on a CPU: `pairs`).
+    """
+    setup = setup_of(model, sequence, step)
+    if not trial_s or step == START:
+        return _run(setup)
+    below = stands_on(step, device().type)
+    return _beside(setup, below, setup_of(model, sequence, below), trial_s)
 
 
 @experiment(
@@ -115,9 +132,10 @@ def ladder(model: str, sequence: int, step: str) -> Row:
 def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
 
-    Both have the process's allocator, which on a CPU is the best rung's.
+    Both have the process's allocator, which on a CPU is the best rung's. Of 140 GB they need 100 at a batch of 4.
     """
     setup = setup_of(model, sequence)
+    setup = replace(setup, batch=min(setup.batch, 4))
     return _apart(setup, transformers_llama.against, variant, setup)
 
 
@@ -141,8 +159,8 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
 @experiment(
     small=[SMALL | {"batch": size} for size in (1, 2)],
     cpu=[ON_CPU | {"batch": size} for size in (4,)],
-    gpu=[],  # the ladder's largest batch fills such a GPU
-    big_gpu=[FULL | {"batch": size} for size in (32,)],
+    gpu=[MEDIUM | {"batch": 16}],
+    big_gpu=[FULL | {"batch": size} for size in (2, 16, 32)],
     version=3,
     missing=missing,
     columns=RUN,
@@ -160,20 +178,26 @@ LENGTHS = (2**11, 2**12, 2**13, 2**15, 2**16)  # at 2**17 a step would take a qu
 @experiment(
     small=[SMALL | {"checkpointing": name} for name in ("none", "full")],
     cpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (512, 2048) for name in CHECKPOINTING],
-    gpu=[MEDIUM | {"sequence": length, "checkpointing": name} for length in (2048, 8192) for name in CHECKPOINTING],
-    big_gpu=[FULL | {"sequence": length, "checkpointing": name} for length in LENGTHS for name in CHECKPOINTING],
+    gpu=[MEDIUM | PAIRED | {"sequence": n, "checkpointing": name} for n in (2048, 8192) for name in CHECKPOINTING],
+    big_gpu=[FULL | PAIRED | {"sequence": n, "checkpointing": name} for n in LENGTHS for name in CHECKPOINTING],
     version=3,
     missing=missing,
-    columns=RUN,
+    columns=RUN_PAIRED,
     worth=Worth(
         60,
         "checkpointing at longer sequences",
         cpu=19.9,
         gpu=20,
         big_gpu=20,
-        headline={"sequence": (2048, 4096), "checkpointing": ("none", "full")},
+        headline={"sequence": (4096,), "checkpointing": ("none", "full")},
     ),
 )
-def checkpointing(model: str, sequence: int, checkpointing: str) -> Row:
-    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed."""
-    return _run(setup_of(model, sequence, checkpointing=checkpointing), loss_steps=WARM)
+def checkpointing(model: str, sequence: int, checkpointing: str, trial_s: float = 0.0) -> Row:
+    """A batch of one sequence of growing length: which checkpointing still fits in memory, and its speed.
+
+    On a GPU in turns with the same training without any.
+    """
+    setup, without = (setup_of(model, sequence, checkpointing=name) for name in (checkpointing, "none"))
+    if not trial_s:
+        return _run(setup, loss_steps=WARM)
+    return _beside(setup, "none", without, trial_s, loss_steps=WARM)

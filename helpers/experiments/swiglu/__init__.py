@@ -17,10 +17,11 @@ from ...lab import (
     phases,
     saved_bytes,
 )
-from ...lab.ceilings import copy, matmul
+from ...lab.ceilings import copy, launch, matmul, to_device
 from ...lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from ...lab.machine import missing_because
 from ...lab.memory import GIB
+from ...lab.precision import fp32_products
 from ...lab.records import STATUS, Row
 from ...lab.timing import relative_error
 from ...models.llama import PRESETS, Llama
@@ -47,20 +48,35 @@ def _limits(dtypes: Sequence[str], sizes: Sequence[int], copies: Sequence[int]) 
     return products + [{"ceiling": "copy", "dtype": "", "size": mib} for mib in copies]
 
 
+PINNED, PAGEABLE, LAUNCH, TF32 = "copy from pinned memory", "copy from pageable memory", "launch", "tf32"
+FLOAT8 = "float8_e4m3fn"
+IN_PRODUCTS = ["float32", TF32, "bfloat16", "float16", FLOAT8]
+BY_HOST = [{"ceiling": name, "dtype": "", "size": 512} for name in (PINNED, PAGEABLE, LAUNCH)]
+
+
+def _missing(dtype: str, **_: object) -> str:
+    needs = {TF32: ("CUDA", "compute capability 8.0"), FLOAT8: ("CUDA", "compute capability 8.9")}
+    return missing_because(*needs.get(dtype, ()))
+
+
 @experiment(
     small=_limits(["float32"], [512], [64]),
     cpu=_limits(["bfloat16", "float32"], [1024, 2048, 4096], [512]),
-    gpu=_limits(["float16", "bfloat16", "float32"], [2048, 4096, 8192], [1024]),
-    big_gpu=_limits(["bfloat16", "float32"], [4096, 8192, 16384], [4096, 8192]),
+    gpu=_limits(IN_PRODUCTS, [2048, 4096], [1024]) + BY_HOST,
+    big_gpu=_limits(IN_PRODUCTS, [4096, 8192], [4096]) + BY_HOST,
+    missing=_missing,
     columns=(*TIMES, "tflops?", "gb_per_s?"),
     worth=Worth(20, "the limits that results are compared with", cpu=2.2, gpu=2, big_gpu=2),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
-    """The limits of this machine: matrix products of size × size, copies of `size` MiB."""
+    """The limits of this machine: products of size × size, copies of `size` MiB, a launch among `size` of them."""
     if ceiling == "matmul":
-        timing, rate = matmul(size, getattr(torch, dtype))
+        with fp32_products("high" if dtype == TF32 else "highest"):
+            timing, rate = matmul(size, torch.float32 if dtype == TF32 else getattr(torch, dtype))
         return timing.row() | {"tflops": rate}
-    timing, rate = copy(size)
+    if ceiling == LAUNCH:
+        return launch(size).row()
+    timing, rate = copy(size) if ceiling == "copy" else to_device(size, pinned=ceiling == PINNED)
     return timing.row() | {"gb_per_s": rate}
 
 
@@ -236,7 +252,9 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
         *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
         *("n", "peak_gib", "before_gib", "saved_gib"),
     ),
-    worth=Worth(4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2),
+    worth=Worth(
+        4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2, headline={"dtype": ("float32",)}
+    ),
 )
 def sweep(
     batch: int,
@@ -264,7 +282,7 @@ def sweep(
         y.backward(l)
         yield "backward"
 
-    times = phases(step, warmup=2)
+    times = phases(step, warmup=2, repeat=8 if device().type == "cuda" else 20)
     memory = peak_memory(lambda: list(step()))
     saved = saved_bytes(lambda: stack(x), without=stack.parameters())
     row: Row = {}

@@ -66,14 +66,19 @@ def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():
     assert row["gained_ms"] == pytest.approx(row["gained_share"] * row["step_ms"])
 
 
-def test_faults_are_planted_alone_and_those_that_a_profile_shows_in_pairs():
+def test_faults_are_planted_alone_and_the_first_that_a_profile_shows_in_pairs():
     for pipeline, faults in planting.FAULTS.items():
         assert set(faults) <= planting.PIPELINES[pipeline].fixed
         alone = {chosen[0] for chosen in planting.plantings(pipeline, "full") if len(chosen) == 1}
         paired = {fault for chosen in planting.plantings(pipeline, "full") if len(chosen) == 2 for fault in chosen}
         assert alone == set(faults)
-        assert paired == {fault for fault, name in faults.items() if name is not None}
+        assert paired == set([fault for fault, name in faults.items() if name is not None][: planting.PAIRED])
     on_cpu = {fault for chosen in planting.plantings("vit", "cpu") for fault in chosen}
     assert {"bf16", "decode_once"} <= on_cpu and "fused_attention" not in on_cpu
     fixed = planting.fixes_of("vit", planting.FIXED, "cpu")
     assert fixed - planting.planted("vit", ["decode_once"], "cpu") == {"decode_once", "photos_on_device", "workers"}
+
+
+@pytest.mark.parametrize(("step_ms", "workers", "steps"), [(500, 0, 1), (500, 8, 8), (60, 0, 5), (5, 4, 10)])
+def test_a_block_on_a_gpu_is_long_beside_a_launch_and_sees_a_whole_burst_of_workers(step_ms, workers, steps):
+    assert planting.block_steps(step_ms, workers, most=10) == steps

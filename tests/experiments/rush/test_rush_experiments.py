@@ -11,7 +11,7 @@ from helpers.experiments import rush as experiments
 from helpers.experiments.rush import kernels, loader, steps
 from helpers.kernels import swaps
 from helpers.rush import CPU_LADDER, LADDER, Setup
-from helpers.rush.setup import START
+from helpers.rush.setup import START, stands_on
 
 
 @pytest.mark.parametrize("name", ["ladder", "batch", "checkpointing"])
@@ -27,13 +27,15 @@ def test_setups_are_measured_or_say_why_not(name, monkeypatch):
 def test_the_ladder_is_that_of_the_machine(preset, kind, rungs, monkeypatch, made_up_gpu):
     if kind == "cuda":
         made_up_gpu((9, 0))
-    asked = []
-    monkeypatch.setattr(steps, "_run", lambda setup, **options: asked.append(setup) or {})
+    asked, below = [], []
+    monkeypatch.setattr(steps, "_run", lambda s, baseline=None, **_: asked.append(s) or below.append(baseline) or {})
     monkeypatch.setattr(steps, "device", lambda: torch.device(kind))
     for e in (experiments.ladder, experiments.batch, experiments.checkpointing):
         for config in e.configurations(preset):
             e.measure(**config)
     assert asked[: len(rungs)] == list(rungs.values())
+    paired = [rungs[stands_on(name)].possible(torch.device(kind)) for name in rungs if name != START and kind == "cuda"]
+    assert [setup for setup in below[: len(rungs)] if setup] == paired
     assert all(setup.model == asked[0].model for setup in asked)
 
 

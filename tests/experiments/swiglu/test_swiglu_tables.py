@@ -66,3 +66,15 @@ def test_training_learns_at_every_level_alike():
     table = experiments.training("small")
     assert (table["final_loss"] < table["first_loss"] - 1).all()
     assert table["final_loss"].max() / table["final_loss"].min() < 1.01
+
+
+def test_each_kind_of_ceiling_has_its_rate_and_a_type_that_the_machine_lacks_says_so():
+    kinds = {config["ceiling"]: config for config in experiments.ceilings.configurations("big-gpu")}
+    sizes = {"matmul": 64, "copy": 1, experiments.PINNED: 1, experiments.PAGEABLE: 1, experiments.LAUNCH: 8}
+    for name in kinds.keys() - ({experiments.PINNED} if not torch.cuda.is_available() else set()):
+        (row,) = experiments.ceilings.rows(kinds[name] | {"size": sizes[name], "dtype": "float32"})
+        rate = {"matmul": "tflops", experiments.LAUNCH: "median_ms"}.get(name, "gb_per_s")
+        assert row["status"] == "ok" and row[rate] > 0
+    if not torch.cuda.is_available():
+        (row,) = experiments.ceilings.rows({"ceiling": "matmul", "dtype": "tf32", "size": 64})
+        assert "CUDA" in row["status"]
