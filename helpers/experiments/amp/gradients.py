@@ -31,7 +31,7 @@ TIMED = ("fp32", "fp16", "amp", "static", "dynamic", "bf16")
     big_gpu=[run | {"kernels": TORCHS_KERNELS} for run in runs("full", TIMED)],
     columns="median_ms p20_ms p80_ms n peak_gib",
     version=3,
-    worth=Worth(40, "one gradient in each precision", cpu=5.2, gpu=4, big_gpu=4),
+    worth=Worth(40, "one gradient in each precision", cpu=5.2, gpu=4, big_gpu=3),
 )
 def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
     """One gradient computation, forward and backward, of one batch.
@@ -103,7 +103,7 @@ def zeros(task: str, precision: str, size: str) -> list[Row]:
     columns="kind exponent share",
     timed=False,
     version=3,
-    worth=Worth(6, "why fp16 needs scaling", cpu=2, gpu=3, big_gpu=3),
+    worth=Worth(6, "why fp16 needs scaling", cpu=2, gpu=3, big_gpu=6),
 )
 def exponents(task: str, size: str) -> list[Row]:
     """The exponents of gradients in one step of an fp32 run, of activations and of weights.

@@ -102,7 +102,7 @@ def _ratio_to(baseline: str) -> str:
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     columns=f"variant tensors share_of_copy host_reads {TIMED} {_ratio_to('torch')} {_ratio_to('no_scaler')}",
     version=4,
-    worth=Worth(40, "what a scaler adds to a step, torch's and ours", cpu=15.6, gpu=4, big_gpu=6),
+    worth=Worth(40, "what a scaler adds to a step, torch's and ours", cpu=15.6, gpu=4, big_gpu=4),
 )
 def scaler_step(million_parameters: int) -> list[Row]:
     """Unscale, clip and AdamW step: ours, torch's, and no scaler at all, from one interleaved run.
@@ -155,7 +155,7 @@ LOSS_SCALE = 2.0**12  # lifts the gradients of a mean over millions of outputs i
     columns=f"variant dtype {TIMED} {_ratio_to('torch')}",
     version=3,
     missing=lambda **_: missing_because("native bf16") if device().type == "cpu" else "",
-    worth=Worth(30, "what Autocast adds to a step, torch's and ours", cpu=11.2, gpu=4, big_gpu=4),
+    worth=Worth(30, "what Autocast adds to a step, torch's and ours", cpu=11.2, gpu=4, big_gpu=3),
 )
 def autocast_overhead(hidden: int, layers: int, batch: int) -> list[Row]:
     """A training step of a stack of Linear, LayerNorm, GELU without autocast, under torch's and under ours.

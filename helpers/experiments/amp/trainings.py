@@ -32,7 +32,7 @@ QUALITY = """
         "loss and accuracy in each precision, with and without scaling",
         cpu=8.7,
         gpu=8,
-        big_gpu=12,
+        big_gpu=14,
         headline={"seed": (0,), "task": ("segmentation",), "precision": ("amp", "dynamic")},
     ),
 )
@@ -58,7 +58,7 @@ def quality(task: str, precision: str, size: str, seed: int) -> Row:
     columns="step loss scale skipped_steps",
     timed=False,
     version=3,
-    worth=Worth(1, "the loss over the steps", cpu=0.4, gpu=8, big_gpu=12),
+    worth=Worth(1, "the loss over the steps", cpu=0.4, gpu=8, big_gpu=14),
 )
 def curves(task: str, precision: str, size: str) -> list[Row]:
     """Loss and scale over the steps of one run, every few steps: the run of seed 0 in `quality`.

@@ -35,7 +35,7 @@ LEAKING, PER_DOCUMENT = "causal, leaking", "SDPA per document"
     version=3,
     columns="variant dtype median_ms p20_ms p80_ms n baseline baseline_ms ratio ratio_p20 ratio_p80 build_ms peak_gib "
     "low? high? pairs? starts? verdict?",
-    worth=Worth(30, "attention within packed documents", cpu=9.4, gpu=4, big_gpu=4),
+    worth=Worth(30, "attention within packed documents", cpu=9.4, gpu=4, big_gpu=14),
 )
 @without_cudnn_attention()
 def attention(tokens: int, heads: int, head_dim: int) -> list[Row]:

@@ -47,7 +47,7 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
     version=3,
     columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share device_s epoch_s real_tokens_per_s "
     "attention dtype source baseline ratio_to_brain",
-    worth=Worth(40, "time of a forward pass by batching", cpu=41.3, gpu=15, big_gpu=15),
+    worth=Worth(40, "time of a forward pass by batching", cpu=41.3, gpu=15, big_gpu=20),
 )
 @without_cudnn_attention()
 def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
@@ -87,7 +87,7 @@ def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_s
     version=3,
     same_work=False,  # each step takes another batch
     columns="variant median_ms p20_ms p80_ms n real_tokens_per_s ratio_to_no_padding dtype source baseline",
-    worth=Worth(50, "tokens/s of a model by batching", cpu=39.2, gpu=8, big_gpu=8),
+    worth=Worth(50, "tokens/s of a model by batching", cpu=39.2, gpu=8, big_gpu=30),
 )
 @without_cudnn_attention()
 def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: int) -> list[Row]:
@@ -142,7 +142,7 @@ def _trainings(seeds: int, *sizes: float) -> list[Row]:
     big_gpu=_trainings(3, 512, 6, 24_725, 20_000, MAX_LENGTH, 64, 1, 3e-4),
     version=3,
     columns="train_s peak_gib validation_loss validation_accuracy guess_loss guess_accuracy steps real_tokens source",
-    worth=Worth(20, "a whole training by batching", cpu=23.3, gpu=10, big_gpu=10, headline={"seed": (0,)}),
+    worth=Worth(20, "a whole training by batching", cpu=23.3, gpu=10, big_gpu=8, headline={"seed": (0,)}),
 )
 @without_cudnn_attention()
 def training(

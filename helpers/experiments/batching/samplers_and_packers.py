@@ -23,7 +23,7 @@ OURS, TORCHTEXT = "BalancedBatchSampler", "torchtext's BucketIterator"
     small=[{"samples": 1000, "batch_size": 8}],
     cpu=[{"samples": 10**6, "batch_size": b} for b in (32, 256)],
     columns=("variant", "candidate_share", "padding_share", "fill", "batches?"),
-    worth=Worth(2, "padding by sampler", cpu=4.6, gpu=5, big_gpu=5),
+    worth=Worth(2, "padding by sampler", cpu=4.6, gpu=5, big_gpu=4),
 )
 def padding(samples: int, batch_size: int) -> list[Row]:
     """How much of each variant's batches is padding, how full they are, and how freely they are shuffled.
@@ -66,7 +66,7 @@ def _candidate_share(lengths: np.ndarray, k: int) -> float:
     cpu=[{"samples": 10**power, "variant": name} for power in range(3, 8) for name in (OURS, TORCHTEXT)],
     columns="init_s first_batch_ms batch_us batch_p20_us batch_p80_us n",
     missing=lambda variant, **_: missing_because("torchtext") if variant == TORCHTEXT else "",
-    worth=Worth(2, "the cost of a sampler", cpu=5.9, gpu=6, big_gpu=6),
+    worth=Worth(2, "the cost of a sampler", cpu=5.9, gpu=6, big_gpu=5),
 )
 def sampler_scaling(samples: int, variant: str) -> Row:
     """What a sampler of batches of 32 costs: to make, until an epoch's first batch, and a batch, over whole epochs."""
@@ -120,7 +120,7 @@ def _sampler_times(begin: Callable[[], Iterator[Any]]) -> Row:
         for strategy in STRATEGIES
     ],
     columns=("sequences", "fill", "tokens_lost", "pack_s", "n"),
-    worth=Worth(2, "fill of packed sequences", cpu=0.9, gpu=1, big_gpu=1),
+    worth=Worth(2, "fill of packed sequences", cpu=0.9, gpu=1, big_gpu=0.8),
 )
 def packing(samples: int, capacity: int, strategy: str) -> Row:
     """How full sequences become by each strategy, what is lost, and how long it takes to find out."""

@@ -21,7 +21,7 @@ __all__ = ["fusion", "latency", "semantics", "training"]
     version=2,
     columns="variant outcome message? breaks recompiles",
     timed=False,
-    worth=Worth(1, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1),
+    worth=Worth(1, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1.5),
 )
 def semantics(case: str) -> list[Row]:
     """Outcome of capturing a function by each variant, and calling it along another path than its example's."""

@@ -43,7 +43,7 @@ def backends_for(model: str, batch: int) -> list[str]:
     gpu=workloads.each(BOTH, "fp16", (1, 8, 64)) + workloads.each(BOTH, "fp32", (8,)),
     version=3,
     columns=SPEEDS + "backend version error tolerance",
-    worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=20),
+    worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=85),
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
     """Latency of a model by each backend and by eager, in turn, after their outputs were compared."""

@@ -49,7 +49,7 @@ BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
     version=3,
     columns=SPEEDS
     + "backend optimizer gradient_error gradient_tolerance loss eager_loss loss_difference steps break_even_steps?",
-    worth=Worth(20, "a training step by backend", cpu=49.7, gpu=40, big_gpu=40),
+    worth=Worth(20, "a training step by backend", cpu=49.7, gpu=40, big_gpu=60),
 )
 def training(model: str, precision: str, batch: int) -> list[Row]:
     """Training steps by each compiler and by eager, in turn, after their losses and gradients were compared."""

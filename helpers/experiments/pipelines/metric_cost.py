@@ -48,7 +48,7 @@ class Metric(NamedTuple):
     gpu=[{"steps": 1000, "batch": 256, "classes": 10}],
     version=2,
     columns="step variant ms ms_p20 ms_p80 until_s",
-    worth=Worth(10, "what metrics cost a step", cpu=5.9, gpu=6, big_gpu=6),
+    worth=Worth(10, "what metrics cost a step", cpu=5.9, gpu=6, big_gpu=8),
 )
 def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     """Milliseconds of the metric alone in an epoch: rows of `step`, `variant`, `ms` (with p20, p80), `until_s`.

@@ -77,7 +77,7 @@ def _missing(**_: object) -> str:
     missing=_missing,
     columns=COLUMNS,
     timed=False,
-    worth=Worth(1, "which samples can go", cpu=0.8, gpu=2, big_gpu=2),
+    worth=Worth(1, "which samples can go", cpu=0.8, gpu=2, big_gpu=4),
 )
 def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
     """Test accuracy after leaving out a `share` of the training samples: the least forgotten, random ones, or the most.

@@ -29,7 +29,7 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
         "each inefficiency of a ViT training, before and after",
         cpu=9,
         gpu=5,
-        big_gpu=5,
+        big_gpu=11,
         headline={"fix": (ALL,)},
     ),
 )
@@ -47,7 +47,7 @@ def vit_fixes(size: str, fix: str) -> Row:
         "each inefficiency of a language model's training, before and after",
         cpu=5.8,
         gpu=5,
-        big_gpu=5,
+        big_gpu=12,
         headline={"fix": (ALL,)},
     ),
 )

@@ -49,7 +49,7 @@ DEAREST = sorted(GPU_CASES, key=lambda name: -GPU_CASES[name]["gain"])[:3]
     "alarm_tried? seconds_to_answer told told_fixed?",
     version=4,
     timed=False,
-    worth=Worth(10, "is the fault of a loop named", cpu=34.4, gpu=35, big_gpu=35),
+    worth=Worth(10, "is the fault of a loop named", cpu=34.4, gpu=35, big_gpu=30),
 )
 def loops(loop: str) -> Row:
     """A loop's first finding, the true cause's place among the findings, and its promise beside what the fix gains.

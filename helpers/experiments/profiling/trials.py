@@ -51,7 +51,7 @@ def _simulated(trials: int) -> list[Row]:
     gpu=[],  # the machine is made up
     columns="covered false_verdicts",
     timed=False,
-    worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=1),
+    worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=0),
 )
 def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
     """Trials of a program against itself on a made-up machine: 95 % intervals that contain 1, and false verdicts."""
@@ -73,7 +73,7 @@ def _nulls(count: int, seconds: float) -> list[Row]:
     columns="median_ms baseline baseline_ms",
     version=3,
     timed=False,
-    worth=Worth(10, "what trials say of equal programs", cpu=15.5, gpu=16, big_gpu=16),
+    worth=Worth(10, "what trials say of equal programs", cpu=15.5, gpu=16, big_gpu=0),
 )
 def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     """A program against itself for some seconds, on this machine, beside others whose load changes."""

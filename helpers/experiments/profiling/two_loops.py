@@ -50,7 +50,7 @@ def sized(size: str, rows: list[Row]) -> list[Row]:
     **{name: sized(size, LOOPS[2:] if size == "small" else LOOPS) for name, size in SIZES.items()},
     version=2,
     columns="rank finding part? gain_ms? gain_share? where? evidence? advice? sure?",
-    worth=Worth(20, "what a profile of a slow training shows", cpu=2.9, gpu=6, big_gpu=6),
+    worth=Worth(20, "what a profile of a slow training shows", cpu=2.9, gpu=6, big_gpu=11),
 )
 def diagnose(size: str, pipeline: str, variant: str) -> list[Row]:
     """What a diagnosis finds in each pipeline, the largest gain first; in the fixed one from 1 % on."""
@@ -70,7 +70,7 @@ _DRAWN = [{"pipeline": name, "fault": fault} for name in PIPELINES for fault in 
     **{name: sized(s, _DRAWN[:1] if s == "small" else _DRAWN) for name, s in SIZES.items()},
     version=2,
     columns="variant track name begin_ms end_ms part?",
-    worth=Worth(5, "the timeline of a step", cpu=3.7, gpu=4, big_gpu=4),
+    worth=Worth(5, "the timeline of a step", cpu=3.7, gpu=4, big_gpu=14),
 )
 def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
     """A step with one fault and without it, to be drawn: what ran when, and in which part of the step.
@@ -96,7 +96,7 @@ def timeline(size: str, pipeline: str, fault: str) -> list[Row]:
     version=2,
     columns="module type calls forward_ms? backward_ms? total_ms self_ms? share activation_mib? "
     "peak_mib? gflop? moved_mib? lower_bound_ms?",
-    worth=Worth(20, "time and memory of each module", cpu=3.4, gpu=4, big_gpu=4),
+    worth=Worth(20, "time and memory of each module", cpu=3.4, gpu=4, big_gpu=7),
 )
 def modules(size: str, pipeline: str, variant: str) -> list[Row]:
     """Forward and backward time (medians over steps) and memory of every module, and what its work must cost at least.
@@ -133,7 +133,7 @@ def _planted_rows(size: str) -> list[Row]:
     **{name: _planted_rows(s) for name, s in SIZES.items()},
     same_work=False,
     columns="fix finding? step_ms promised_ms promised_share gained_ms gained_share noise_share first_finding?",
-    worth=Worth(3, "promised gains beside measured ones", cpu=7.7, gpu=6, big_gpu=6),
+    worth=Worth(3, "promised gains beside measured ones", cpu=7.7, gpu=6, big_gpu=20),
 )
 def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     """What `diagnose` promises for each planted fault, from a profile of the loop, and what its fix brings.

@@ -34,7 +34,7 @@ def _each_kind(*shapes: tuple[int, int, str]) -> list[Row]:
     big_gpu=_each_kind((16384, 2048, "bfloat16"), (16384, 4096, "bfloat16"), (65536, 1024, "bfloat16")),
     version=2,
     columns=TIMES + "ratio_to_torch share_of_copy peak_gib",
-    worth=Worth(30, "norms beside apex and Liger", cpu=3.8, gpu=2, big_gpu=2),
+    worth=Worth(30, "norms beside apex and Liger", cpu=3.8, gpu=2, big_gpu=5),
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     """Forward and backward of a norm in every variant, in turn in one process; shares are of the copy's bandwidth.
@@ -67,7 +67,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
     columns=TIMES + "ratio_to_fused share_of_copy",
-    worth=Worth(40, "AdamW beside apex and torch's", cpu=9, gpu=3, big_gpu=4),
+    worth=Worth(40, "AdamW beside apex and torch's", cpu=9, gpu=3, big_gpu=5),
 )
 def adam(million_parameters: int) -> list[Row]:
     """A step of AdamW in every variant, in turn in one process, on 64 parameters of one size.
@@ -124,7 +124,7 @@ LECTURE = {
     gpu=[{"batch": size, "width": 256, "layers": 4} for size in (64, 128)],
     big_gpu=[{"batch": size, "width": 256, "layers": 4} for size in (512, 1024)],
     columns=TIMES + "ratio_to_fp32 peak_gib",
-    worth=Worth(30, "the lecture's table", cpu=15.8, gpu=6, big_gpu=8),
+    worth=Worth(30, "the lecture's table", cpu=15.8, gpu=6, big_gpu=6),
 )
 def lecture(batch: int, width: int, layers: int) -> list[Row]:
     """Training steps of `nn.TransformerDecoderLayer`s in fp32, with AMP, and with LayerNorms and Adam replaced."""

@@ -54,7 +54,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     version=3,
     timed=False,
     missing=_missing,
-    worth=Worth(100, RUNG_BY_RUNG, cpu=60.3, gpu=25, big_gpu=25, headline={"rung": HEADLINES}),
+    worth=Worth(100, RUNG_BY_RUNG, cpu=60.3, gpu=25, big_gpu=12, headline={"rung": HEADLINES}),
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
     """A kept rung of the ladder against the one it stands on, and the best against the plain loop."""
@@ -74,7 +74,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
     version=3,
     timed=False,
     missing=_missing,
-    worth=Worth(20, "what glibc's defaults cost", cpu=126, gpu=126, big_gpu=126),
+    worth=Worth(20, "what glibc's defaults cost", cpu=126, gpu=126, big_gpu=0),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:
     """A rung whose allocator keeps its pages against the same rung with glibc's defaults."""

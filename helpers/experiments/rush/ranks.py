@@ -19,7 +19,7 @@ PLANNED: dict[str, Any] = {"precision": "amp-bf16", "checkpointing": "full"}
     gpu=[{"model": SIXTY_M, "strategy": name} for name in SHARDED],
     big_gpu=[{"model": ONE_B, "strategy": name} for name in SHARDED],
     columns=["counted_gib", "measured_gib", "ratio"],
-    worth=Worth(3, "counted memory beside measured", cpu=7.6, gpu=8, big_gpu=10),
+    worth=Worth(3, "counted memory beside measured", cpu=7.6, gpu=8, big_gpu=6),
 )
 def memory_alone(model: str, strategy: str) -> Row:
     """Peak memory of a single rank in a step: counted on tensors without memory, and measured."""
@@ -36,7 +36,7 @@ HELD = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
     small=[{"ranks": 2}],
     cpu=[{"ranks": ranks} for ranks in (1, 2, 4)],
     columns=["strategy", "step_ms", *HELD, "last_loss"],
-    worth=Worth(2, "strategies on many ranks", cpu=5.9, gpu=8, big_gpu=8),
+    worth=Worth(2, "strategies on many ranks", cpu=5.9, gpu=8, big_gpu=12),
 )
 def distributed(ranks: int) -> list[Row]:
     """The tiny model on real CPU processes, by each strategy: bytes a rank, and the loss after 20 steps.
@@ -62,7 +62,7 @@ def distributed(ranks: int) -> list[Row]:
     columns="simulated batch_per_rank sequence precision checkpointing how peak_gib parameter_gib gradient_gib "
     "optimizer_gib compute_ms? p20_ms? p80_ms? n?",
     memory_here=False,
-    worth=Worth(1, "memory on many cards, counted", cpu=8.1, gpu=8, big_gpu=8),
+    worth=Worth(1, "memory on many cards, counted", cpu=8.1, gpu=8, big_gpu=5),
 )
 def memory_plan(model: str, strategy: str, ranks: int) -> Row:
     """SIMULATED: memory of one of `ranks` ranks with one sequence each; the other ranks do not exist."""

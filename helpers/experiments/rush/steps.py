@@ -98,7 +98,7 @@ def missing(**config: object) -> str:
         "each change of the ladder, with loss, memory and MFU",
         cpu=21.9,
         gpu=20,
-        big_gpu=20,
+        big_gpu=15.5,
         headline={"step": HEADLINES},
     ),
 )
@@ -127,7 +127,7 @@ def ladder(model: str, sequence: int, step: str, trial_s: float = 0.0) -> Row:
         missing_because(*transformers_llama.needs(variant), "native bf16") or missing(**sizes)
     ),
     columns=PEERS,
-    worth=Worth(40, "the same training by transformers and Liger", cpu=50.3, gpu=40, big_gpu=40),
+    worth=Worth(40, "the same training by transformers and Liger", cpu=50.3, gpu=40, big_gpu=22),
 )
 def peers(model: str, sequence: int, variant: str) -> Row:
     """The same model with the same weights and batch, trained by transformers and by us, in turn in one process.
@@ -147,7 +147,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     version=3,
     missing=missing,
     columns=f"step_ms {SPREAD} wait_ms copy_ms epoch_s",
-    worth=Worth(6, "a loader with workers and pinned memory", cpu=20.3, gpu=20, big_gpu=20),
+    worth=Worth(6, "a loader with workers and pinned memory", cpu=20.3, gpu=20, big_gpu=18),
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     """Training steps on tokens from a `DataLoader`; the host's wait for each batch and in its copy."""
@@ -164,7 +164,7 @@ def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:
     version=3,
     missing=missing,
     columns=RUN,
-    worth=Worth(6, "the largest batch", cpu=28.5, gpu=40, big_gpu=40),
+    worth=Worth(6, "the largest batch", cpu=28.5, gpu=40, big_gpu=18),
 )
 def batch(model: str, sequence: int, batch: int) -> Row:
     """Batch sizes that the ladder leaves out, on a CPU by its best setup, on a GPU by that before batches grow."""
@@ -188,7 +188,7 @@ LENGTHS = (2**11, 2**12, 2**13, 2**15, 2**16)  # at 2**17 a step would take a qu
         "checkpointing at longer sequences",
         cpu=19.9,
         gpu=20,
-        big_gpu=20,
+        big_gpu=11,
         headline={"sequence": (4096,), "checkpointing": ("none", "full")},
     ),
 )

@@ -66,7 +66,7 @@ def _missing(dtype: str, **_: object) -> str:
     big_gpu=_limits(IN_PRODUCTS, [4096, 8192], [4096]) + BY_HOST,
     missing=_missing,
     columns=(*TIMES, "tflops?", "gb_per_s?"),
-    worth=Worth(20, "the limits that results are compared with", cpu=2.2, gpu=2, big_gpu=2),
+    worth=Worth(20, "the limits that results are compared with", cpu=2.2, gpu=2, big_gpu=0.8),
 )
 def ceilings(ceiling: str, dtype: str, size: int) -> Row:
     """The limits of this machine: products of size × size, copies of `size` MiB, a launch among `size` of them."""
@@ -101,7 +101,7 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
         *("variant", "version", "error", "saved_mib", "saved_ratio", "peak_added_mib", *TIMES),
         *(f"{ratio}{spread}?" for ratio in BASELINES for spread in ("", "_p20", "_p80")),
     ),
-    worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=10),
+    worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=24),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:
     """One layer, forward + backward: others beside each level, from one interleaved run."""
@@ -145,7 +145,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     big_gpu=_at_each_level([{"dtype": dtype} for dtype in ("float32", "bfloat16", "float16")]),
     columns=[f"{layer}{tensor}_error" for layer in ("", "plain_") for tensor in GRADIENTS],
     timed=False,
-    worth=Worth(2, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=1),
+    worth=Worth(2, "the error of each level in each type", cpu=0.6, gpu=1, big_gpu=0.8),
 )
 def accuracy(dtype: str, checkpoint_level: int) -> Row:
     """Relative error of the output and of each gradient against fp64, and the plain module's in the same type."""
@@ -173,7 +173,7 @@ def accuracy(dtype: str, checkpoint_level: int) -> Row:
     cpu=[{"seed": seed, "checkpoint_level": level, "steps": 400} for seed in range(3) for level in (0, 3)],
     version=2,
     columns=("first_loss", "final_loss", "dtype", "source"),
-    worth=Worth(6, "a training with each level", cpu=21.3, gpu=8, big_gpu=8),
+    worth=Worth(6, "a training with each level", cpu=21.3, gpu=8, big_gpu=6),
 )
 def training(seed: int, checkpoint_level: int, steps: int) -> Row:
     """Validation loss of a small Llama after training on generated text: what 8-bit activations cost.
