@@ -135,7 +135,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
         assert e.about and e.worth.answers and 1 <= e.worth.row <= 100
         of_big_gpu = e.configurations("big-gpu")
         headlines = [config for config in of_big_gpu if e.worth.of(config) == e.worth.row]
-        assert e.worth.seconds("big-gpu") and bool(headlines) == bool(of_big_gpu), e.name
+        assert bool(headlines) == bool(of_big_gpu) == bool(e.worth.seconds("big-gpu")), e.name
         for preset in PRESETS:
             configs = e.configurations(preset)
             absent = {
