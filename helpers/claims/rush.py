@@ -20,6 +20,7 @@ from ..lab.estimate import LUCK
 from ..lab.memory import GIB, MIB
 from ..lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from ..rush import Setup, climb
+from ..rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ..rush.rates import PEAKS, flops_per_token, parameters
 from ..rush.setup import LADDERS, START, stands_on
 
@@ -60,6 +61,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     stored, flash = (pick(rungs, "peak_gib", rung=name) for name in (before_flash, "FlashAttention"))
     first = rows.iloc[0]
     model, length = first["model"], int(first["sequence"])
+    setups = climb(Setup(model=model, sequence=length), _kind(rows))
     rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in _timings(best, trials, timed)])
     limit, operations = best["tokens/s"] / best["matmul_share"], flops_per_token(model, length)
     causal = (operations + 6 * parameters(model)) / 2 / operations  # half of attention's operations
@@ -80,7 +82,8 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
         best_loss=Number(best["loss"], decimals=3),
         model=model,
-        changes=derived(int(rungs["rung"].eq(best["rung"]).argmax()), "counted", "", 0),
+        changes=derived(len(setups[best["rung"]].differs(setups[START])), "counted", "", 0),
+        loss_steps=derived(ON_CPU_LOSS_STEPS if _kind(rows) == "cpu" else LOSS_STEPS, "counted", "", 0),
         onednn=_gain(ranked, IN_FP32[-1]),
         mixed=_gain(ranked, "mixed precision"),
         compiled=_gain(ranked, "compile"),
@@ -124,13 +127,16 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     table = pd.DataFrame(lines)
     errors = {name: table[f"{name}, error"].map(float).abs() if len(table) else table for name in TOLD}
     return SimpleNamespace(
-        table=table.rename(columns={"tokens_per_s": "tokens/s", "mfu": "MFU", "peak_gib": "peak, GiB"}),
+        table=table.rename(columns=HEADS),
         speed_error=Number(errors["tokens_per_s"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
         memory_error=Number(errors["peak_gib"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
     )
 
 
-TOLD = {"tokens_per_s": "", "mfu": PERCENT, "peak_gib": "GiB"}  # what is predicted of a rung
+TOLD = {"tokens_per_s": "", "mfu": PERCENT, "peak_gib": ""}  # what is predicted of a rung
+HEADS = {"tokens_per_s": "tokens/s", "tokens_per_s, predicted": "predicted", "tokens_per_s, error": "off by"}
+HEADS |= {"mfu": "MFU", "mfu, predicted": "predicted MFU", "mfu, error": "MFU off by"}
+HEADS |= {"peak_gib": "peak, GiB", "peak_gib, predicted": "counted, GiB", "peak_gib, error": "count off by"}
 
 
 def _beside(row: dict, told: dict[str, float]) -> dict[str, Number]:
@@ -280,7 +286,8 @@ def peers(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def norms(rows: pd.DataFrame) -> SimpleNamespace:
-    """LayerNorm and RMSNorm by variant; rows and width are columns only where there are several."""
+    """LayerNorm and RMSNorm by variant, at the widest; rows and width are columns only where there are several."""
+    rows = rows[rows["width"] == rows["width"].max()]
     table = _varied(_bandwidth(rows, ["kind", "rows", "width"]), ["rows", "width"]).replace(KINDS)
     sizes = ", ".join(f"{name} {rows[name].iloc[0]}" for name in ("rows", "width") if name not in table)
     return SimpleNamespace(variants=table, sizes=sizes)

@@ -112,8 +112,11 @@ def machines(known: pd.DataFrame, first: str) -> str:
     return "; ".join(ordered["gpu"] + " (torch " + ordered["torch"] + ", " + dates + ")")
 
 
-def settings(on_cpu: bool = False) -> dict[str, dict[str, Number]]:
-    """What each change of each setting gains; `on_cpu`: there, where a GPU is shown."""
+def settings(on_cpu: bool = False, labelled: bool = False) -> dict[str, dict[str, Number]]:
+    """What each change of each setting gains; `on_cpu`: there, where a GPU is shown.
+
+    `labelled`: the names say which kind of device it was, where there are both.
+    """
 
     def named(table: Experiment, made: Callable[..., SimpleNamespace], *others: Experiment) -> Named:
         first, *rest = (recorded(each) for each in (table, *others))
@@ -128,7 +131,19 @@ def settings(on_cpu: bool = False) -> dict[str, dict[str, Number]]:
         "compile": (named(experiments.compilers.training, compilers.training), "compiled"),
         "whole training": (named(experiments.summary.stages, stages), "gains"),
     }
-    return {name: getattr(of, what) for name, (of, what) in numbers.items() if of.measured}
+    kinds = {name: kind_of(of) for name, (of, _) in numbers.items()}
+    both = labelled and len(set(kinds.values())) > 1
+    heads = {name: f"{name}, {kind}" if both else name for name, kind in kinds.items()}
+    return {heads[name]: getattr(of, what) for name, (of, what) in numbers.items() if of.measured}
+
+
+def placed(named: Named, number: str) -> tuple[Number, str]:
+    """A number, and the kind of device that it is of."""
+    return getattr(named, number), kind_of(named)
+
+
+def kind_of(named: Named) -> str:
+    return "CPU" if named.sources[0].machine.startswith("cpu-") else "GPU"
 
 
 def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:

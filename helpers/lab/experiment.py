@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 
 from .machine import CLASSES, device, missing_because
+from .process import end_loader_workers
 from .records import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
@@ -207,8 +208,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_memory() -> None:
     """Free the last configuration's memory, so that all configurations start from the same state.
 
-    This includes cuBLAS's workspaces, which count as allocated: CUDA graphs captured before must not be replayed after.
+    Loaders' workers end first: each would be waited for in vain for five seconds where its loader is garbage. This
+    includes cuBLAS's workspaces, which count as allocated: CUDA graphs captured before must not be replayed after.
     """
+    end_loader_workers()
     gc.collect()
     if device().type == "cuda":
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # torch has no public function for it

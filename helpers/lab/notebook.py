@@ -150,7 +150,7 @@ def _complete(sentences: Iterable[str]) -> list[str]:
         if f"[{NOT_MEASURED}: " in sentence:
             display(Markdown(f"*{as_markdown(sentence)}*"), metadata=LEFT_OUT)
         else:
-            complete.append(sentence)
+            complete.append(" ".join(sentence.split()))
     return complete
 
 

@@ -117,8 +117,8 @@ class Named:
 
 
 def recorded(experiment: Experiment, preset: str | None = None, machine: str | None = None) -> Results:
-    """The records of the machine that knows most: a GPU's before a CPU's, rows of this method before older ones, and
-    then the main machine's before others'.
+    """The records of the machine that knows most: a GPU's before a CPU's if it has most of the headline rows, rows of
+    this method before older ones, and then the main machine's before others'.
 
     Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
     """
@@ -129,11 +129,21 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
             rows = rows[rows["preset"] == preset if preset else rows["preset"] != "small"]
         if len(rows):
             tables.append(rows)
-    on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu"] or tables
+    on_gpu = [rows for rows in tables if rows["preset"].iloc[0] != "cpu" and _tells_most(experiment, rows)]
+    on_gpu = on_gpu or [rows for rows in tables if rows["preset"].iloc[0] == "cpu"] or tables
     current, first = str(experiment.version), main_machine()
     on_gpu.sort(key=lambda rows: ((rows["method"] != current).mean(), rows["gpu"].iloc[0] != first, -len(rows)))
     rows = with_declared(experiment, on_gpu[0]) if on_gpu else pd.DataFrame()
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
+
+
+def _tells_most(e: Experiment, rows: pd.DataFrame) -> bool:
+    """Whether more than half of a table's headline rows are recorded: a quarter of an hour leaves some tables begun."""
+    preset = rows["preset"].iloc[0]
+    identity, there = e.identity(preset), rows.to_dict("records")
+    done = {records.key(row, identity) for row in there}
+    headlines = [config for config in e.configurations(preset) if e.worth.of(config) == e.worth.row]
+    return 2 * sum(records.key(config, identity) in done for config in headlines) > len(headlines)
 
 
 def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:

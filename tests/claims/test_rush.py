@@ -151,9 +151,7 @@ def test_predictions_stand_beside_a_gpus_rungs_that_fit_can_express():
     rows = pd.DataFrame([row | {"step": s, "tokens_per_s": rate, "peak_gib": 2.0} for s, rate in steps.items()])
     told = rush.predicted(rows)
     assert told.table["rung"].tolist() == ["FlashAttention", "batch 8"]
-    ratios = [float(of) / rate - 1 for of, rate in zip(told.table["tokens_per_s, predicted"], (1e6, 2e6), strict=True)]
-    assert [float(error) for error in told.table["tokens_per_s, error"]] == pytest.approx(ratios)
-    assert float(told.memory_error) == pytest.approx(
-        sum(abs(float(each)) for each in told.table["peak_gib, error"]) / 2
-    )
+    ratios = [float(of) / rate - 1 for of, rate in zip(told.table["predicted"], (1e6, 2e6), strict=True)]
+    assert [float(error) for error in told.table["off by"]] == pytest.approx(ratios)
+    assert float(told.memory_error) == pytest.approx(sum(abs(float(each)) for each in told.table["count off by"]) / 2)
     assert not len(rush.predicted(rows.assign(preset="cpu")).table)
