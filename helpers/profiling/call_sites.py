@@ -1,16 +1,24 @@
 """The line that made each Python call, which a live profile knows and its export leaves out."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 CALLED_FROM = "Called from"  # the argument of a Python event
-# Files whose frames are around a script that `watch` runs.
-PACKAGE = Path(__file__).resolve().parents[1]
-RUNNERS = tuple(str(PACKAGE / "profiling" / name) for name in ("run_script.py", "watch.py", "windows.py"))
-RUNNERS += (str(PACKAGE / "__main__.py"), str(PACKAGE / "commands.py"), "bin/dlspeed", "runpy.py", "<frozen runpy>")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_AROUND = ("profiling/run_script.py", "profiling/watch.py", "profiling/windows.py", "__main__.py", "commands.py")
+_STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
+
+
+def runners() -> Callable[[str], bool]:
+    """Whether a file's frames are around a script that `watch` runs; torch cuts an entry of sys.path off its name."""
+    whole = [str(_PACKAGE / name) for name in _AROUND]
+    cut = [name.removeprefix(f"{folder}/") for name in whole for folder in sys.path if folder]
+    names = {*whole, *cut}
+    return lambda path: path in names or path.endswith(_STARTERS)
 
 
 def call_sites(results: Any, base_ns: int) -> Callable[[str, float], str | None]:
@@ -22,13 +30,14 @@ def call_sites(results: Any, base_ns: int) -> Callable[[str, float], str | None]
     The profile doesn't own its strings. Names of code that was freed, such as a line at a prompt, may be overwritten by
     now and fail to decode.
     """
+    is_runner = runners()
     sites: dict[tuple[str, int], str] = {}
     waiting: list[tuple[Any, str | None]] = [(event, None) for event in results.experimental_event_tree()]
     while waiting:
         event, site = waiting.pop()
         caller = getattr(event.extra_fields, "caller", None)
         with contextlib.suppress(UnicodeDecodeError):
-            if caller is not None and not caller.file_name.endswith(RUNNERS):  # else the site of our frame around it
+            if caller is not None and not is_runner(caller.file_name):  # else the site of our frame around it
                 site = f"{caller.file_name}({caller.line_number}): {caller.function_name}"
             if caller is not None and site:
                 sites[event.name, event.start_time_ns - base_ns] = site

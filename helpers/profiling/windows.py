@@ -31,7 +31,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lab import files
-from .call_sites import CALLED_FROM, RUNNERS, call_sites
+from .call_sites import CALLED_FROM, call_sites, runners
 from .observe import Observer, is_part, unclaimed
 from .rates import speedups
 
@@ -283,11 +283,11 @@ def end_of_iteration() -> Callable[[Optimizer], bool]:
 def _with_call_sites(data: bytes, results: Any) -> bytes:
     """A trace with the calling line of every Python frame, which its export leaves out, and without our frames."""
     trace = json.loads(data.decode(errors="replace"))
-    site_of = call_sites(results, int(trace.get("baseTimeNanoseconds", 0)))
+    is_runner, site_of = runners(), call_sites(results, int(trace.get("baseTimeNanoseconds", 0)))
     events = []
     for event in trace["traceEvents"]:
         if event.get("cat") == "python_function":
-            if event["name"].split("(")[0].endswith(RUNNERS):
+            if is_runner(event["name"].split("(")[0]):
                 continue
             if site := site_of(event["name"], float(event["ts"])):
                 event.setdefault("args", {})[CALLED_FROM] = site

@@ -138,7 +138,7 @@ def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts
     assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.05"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["tried"]
     assert (row["change"], row["losses"]) == (edited, "bitwise equal, 8 steps")
-    assert row["gain_share"] == pytest.approx(0.8, rel=1e-3)
+    assert row["gain_share"] == pytest.approx(0.9, rel=1e-3)
 
 
 def test_a_step_that_takes_longer_as_the_training_goes_on_passes_for_no_effect(script):
