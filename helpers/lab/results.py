@@ -64,7 +64,8 @@ class Results:
             return ""
         notes = []
         if (name := self.rows["gpu"].iloc[0]) != main_machine():
-            notes.append(f"Measured on {name}.")
+            only_cpu = [slug(name)] == records.devices(cpu=True)
+            notes.append("On the CPU." if only_cpu else f"Measured on {name}.")
         if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
             notes.append(f"{old} rows by an older method.")
         return " ".join(notes)

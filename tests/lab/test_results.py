@@ -77,6 +77,8 @@ def test_a_caption_names_a_machine_that_is_not_the_title_pages_and_counts_rows_o
     assert results(SORTING).origin == ""
     record("NVIDIA Test", "big-gpu", 9, table="other")
     record("CPU Test", "cpu", 3, method=0)
+    assert results(SORTING).origin == "On the CPU. 1 rows by an older method."
+    record("CPU Other", "cpu", 2, table="other")
     assert results(SORTING).origin == "Measured on CPU Test. 1 rows by an older method."
 
 
@@ -169,7 +171,7 @@ def test_numbers_of_one_name_are_of_one_machine(both):
     sorting, other = map(results, both)
     assert sorting.named(times).sort.value == 3 and other.named(times).sort.value == 8
     together = sorting.named(times, other)
-    assert together.sort.value == 8 and "CPU Test" in together.origin  # only the CPU has both
+    assert together.sort.value == 8 and together.origin == "On the CPU."  # only the CPU has both
     alone = sorting.named(times, beside=(other,))
     assert alone.sort.value == 3 and alone.places == [1, 0]
 
