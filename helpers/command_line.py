@@ -37,7 +37,7 @@ def terminable() -> Iterator[None]:
 
 
 def parser() -> argparse.ArgumentParser:
-    from .lab.experiment import PRESETS  # torch, which takes a second
+    from .lab.records.experiment import PRESETS  # torch, which takes a second
 
     whole = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
     commands = whole.add_subparsers(

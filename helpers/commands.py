@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .fit import Card
     from .lab import Experiment
     from .profiling.diagnosis import Diagnosis
-    from .profiling.watch import Recording
     from .train import Setup
+    from .watching.watch import Recording
 
 
 BEGAN = time.perf_counter()
@@ -65,6 +65,7 @@ def measure(options: argparse.Namespace) -> int:
     from . import lab
     from .experiments import select
     from .lab.machine import device_name, slug
+    from .lab.records import plan
 
     chosen = select(options.targets)
     if options.check:
@@ -78,14 +79,14 @@ def measure(options: argparse.Namespace) -> int:
     print(f"; {again} goes on there" if done.left else "")
     print(
         f"rows in {lab.records.folder(options.results) / slug(device_name())}",
-        *lab.plan.missing(done.missing),
+        *plan.missing(done.missing),
         sep="\n",
     )
     return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
 def _check(chosen: "list[Experiment]") -> int:
-    from .lab.rehearsal import rehearse
+    from .lab.records.rehearsal import rehearse
 
     faults = rehearse(chosen, functools.partial(print, flush=True))
     print(*faults, sep="\n", end="\n" if faults else "")
@@ -94,7 +95,8 @@ def _check(chosen: "list[Experiment]") -> int:
 
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
     from .fit import this_memory_gib
-    from .lab import device, plan
+    from .lab import device
+    from .lab.records import plan
 
     device()  # raises where the GPU can't be used, as measuring would
     memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
@@ -222,8 +224,9 @@ def try_(options: argparse.Namespace) -> int:
 
 
 def profile(options: argparse.Namespace) -> int:
-    from .profiling.run_script import script_frames
-    from .profiling.watch import NothingRecorded, watch
+    from .profiling.findings.observed import Observed
+    from .watching.run_script import script_frames
+    from .watching.watch import NothingRecorded, watch
 
     script, *arguments = _script(options)
     try:
@@ -240,7 +243,8 @@ def profile(options: argparse.Namespace) -> int:
             tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
         )
     except NothingRecorded as error:
-        print(*error.seen, sep="\n", end="\n" if error.seen else "")
+        seen = Observed(error.observed).text() if error.observed else []
+        print(*seen, sep="\n", end="\n" if seen else "")
         return _fail(error, 1)
     except Exception as error:  # the script's own
         frames = script_frames(error.__traceback__)

@@ -12,7 +12,7 @@ import torch
 from .experiments import chapters, tables_of
 from .lab import cpu, records
 from .lab.machine import PEERS, device_class, environment, half_dtype, installed, project_root, without_kernels
-from .lab.plan import plan, total
+from .lab.records.plan import plan, total
 
 NOTEBOOK_PACKAGES = ("nbconvert", "nbclient", "ipykernel", "matplotlib", "pypandoc", "typst", "pikepdf")
 FAULT = "FAULT"

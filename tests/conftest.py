@@ -43,7 +43,7 @@ def _same_random_numbers():
 @pytest.fixture(autouse=True, scope="session")
 def _own_folders(tmp_path_factory):
     """Sessions side by side share no pictures and don't wait for each other's measurements, which are of no use."""
-    from helpers.lab import runner  # not above: it imports what the lines there set up
+    from helpers.lab.records import runner  # not above: it imports what the lines there set up
 
     os.environ["HELPERS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     runner.LOCK = tmp_path_factory.mktemp("lock") / "measure.lock"
@@ -63,7 +63,7 @@ def _same_rates():
 
     Fused attention counts as three times as fast, but of short sequences.
     """
-    from helpers.profiling import rates
+    from helpers.watching import rates
 
     rates._fastest_s = lambda apply, shapes, *_: 3.0 if apply is rates._attention and shapes[0][2] > 128 else 1.0
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers.profiling.run_script import compiled, run_script
+from helpers.watching.run_script import compiled, run_script
 
 LOOPS = Path(__file__).parent / "gpu" / "loops"
 CASES = json.loads((LOOPS / "manifest.json").read_text())

@@ -12,8 +12,8 @@ import pytest
 from helpers.commands import main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
-from helpers.lab.experiment import PRESETS
 from helpers.lab.machine import device_name, slug
+from helpers.lab.records.experiment import PRESETS
 
 
 @pytest.mark.parametrize(

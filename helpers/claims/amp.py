@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ..experiments.amp.gradients import TORCHS_KERNELS
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, over, pick
 
 TASKS = {"segmentation": "segmentation", "lm": "language model"}
 RUNS = {

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..experiments.batching.model_times import BY_TOKENS, STEPS
 from ..experiments.batching.samplers_and_packers import OURS
-from ..lab.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
+from ..lab.records.values import NORMAL, PERCENT, Number, derived, in_unit, lacking, mean_of, over, over_runs, pick
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS
 NO_PADDING = "equally long, no padding"

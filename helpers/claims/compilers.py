@@ -6,7 +6,7 @@ import pandas as pd
 
 from ..compilers.semantics import BREAKS, OUTCOMES, SILENT, WARNED
 from ..experiments.compilers.workloads import BERT_BASE, RESNET_18
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, number, speedup
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, number, speedup
 
 HEADS = {name: name for name in OUTCOMES} | {BREAKS: "graph break", WARNED: "wrong, warned", SILENT: "wrong, silent"}
 BY_HAND = ("by hand", "foreach", "fused", "one product")

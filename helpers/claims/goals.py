@@ -10,8 +10,8 @@ from functools import reduce
 import pandas as pd
 
 from .. import experiments
-from ..lab.results import recorded
-from ..lab.values import Verdict, lacking
+from ..lab.records.results import recorded
+from ..lab.records.values import Verdict, lacking
 
 CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
 CHAPTERS |= {"swiglu": "4 SwiGLU", "rush": "5 rush", "pipelines": "6 pipelines", "compilers": "7 compilers"}

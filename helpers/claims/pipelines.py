@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, over, pick
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, over, pick
 
 DATA = {"image": "JPEGs", "tokens": "tokens"}
 FORMATS = {"files": "small files", "webdataset by index": "tar by index", "mapped": "mapped file"}

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ..experiments.profiling.strangers import CASES, names_the_line
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
 from ..lab.trials import FASTER, SLOWER
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
 from ..training import CLOTHES, LANGUAGE
 from ..training.switched import Switched
 

@@ -18,7 +18,7 @@ from ..experiments.rush.steps import BEFORE_BATCHES, BEST
 from ..fit.speed import left_out, published
 from ..lab.estimate import LUCK
 from ..lab.memory import GIB, MIB
-from ..lab.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
+from ..lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup, visible
 from ..rush import Setup, climb
 from ..rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ..rush.rates import PEAKS, flops_per_token, parameters

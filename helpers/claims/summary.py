@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pandas as pd
 
 from .. import experiments
-from ..lab.experiment import Experiment
-from ..lab.results import Named, recorded
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
+from ..lab.records.experiment import Experiment
+from ..lab.records.results import Named, recorded
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
 

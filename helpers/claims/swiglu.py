@@ -8,7 +8,7 @@ import pandas as pd
 from ..experiments.swiglu import GRADIENTS, derived_costs
 from ..experiments.swiglu.layer_variants import BUDGET, OURS, SAVES
 from ..lab.memory import GIB
-from ..lab.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, of_rounds, over, pick
+from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, mean_of, number, of_rounds, over, pick
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALF = ("bfloat16", "float16")

@@ -1,6 +1,6 @@
 """What each chapter measures: a file or a folder a chapter, a function for each table, from a configuration to rows.
 
-    from .. import experiments
+    from helpers import experiments
 
     experiments.swiglu.peers("small")        # a DataFrame
 
@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..lab.experiment import Experiment
+from ..lab.records.experiment import Experiment
 
 
 class UnknownName(ValueError):

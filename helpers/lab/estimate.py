@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of 
 RESAMPLES = 400
 LEAST_PAIRS = 4  # within a start; fewer have no spread that could be estimated
 FASTER, SLOWER = "faster", "slower"
+STATUS = "status"  # the column of a row that says "ok", or why there are no figures
+
+Row = dict[str, Any]  # of a table: its configuration and what was measured
 
 
 @dataclass(frozen=True)

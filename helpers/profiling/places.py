@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from .call_sites import CALLED_FROM
+from ..watching.call_sites import CALLED_FROM
 from .trace import ANNOTATION, OP, PYTHON, Event, Trace
 
 # A Python frame as the profiler names it, and paths that are not the user's code.

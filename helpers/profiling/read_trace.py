@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .call_sites import CALLED_FROM, call_sites
-from .rates import speedups
+from ..watching.call_sites import CALLED_FROM, call_sites
+from ..watching.rates import speedups
 from .trace import ANNOTATION, BACKWARD, NO_SHAPES, NO_STACKS, ON_DEVICE, OP, PYTHON, RUNTIME, WHOLE, Event, Note, Trace
 from .trace_file import load
 

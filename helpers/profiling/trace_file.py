@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab import files
-from .call_sites import CALLED_FROM
+from ..watching.call_sites import CALLED_FROM
 from .trace import ANNOTATION, COPY, FILL, KERNEL, OP, PYTHON, RUNTIME, TORCHS_OWN, Event
 
 # kineto's categories (torch 2), and those of the profiler before it.

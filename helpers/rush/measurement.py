@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..lab import Timing, compare, device, each, peak_memory
 from ..lab.estimate import LUCK_HERE, estimate
-from ..lab.experiment import OUT_OF_MEMORY, is_out_of_memory
 from ..lab.memory import GIB
+from ..lab.records.experiment import OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
 from ..text import Vocab, corpus, local_wikitext

@@ -1,6 +1,6 @@
 """Text to train on: WikiText-103, or generated text of the same shape without it.
 
-    from ..text import corpus
+    from helpers.text import corpus
 
     train = corpus("train", path="wikitext-103-raw")
     valid = corpus("validation", path="wikitext-103-raw", vocab=train.vocab)

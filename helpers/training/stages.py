@@ -1,6 +1,6 @@
 """Chapter 0: the language model's training end to end, with any of the stages that make it faster.
 
-    from ..training.stages import STAGES, run
+    from helpers.training.stages import STAGES, run
     before, after = run([]), run(STAGES)        # fp32, padded, slow on purpose; and with all stages
 
 All combinations train on the same samples, in steps of equally many real tokens on average.

@@ -1,6 +1,6 @@
 """Trainings that are slow on purpose, with any subset of their faults fixed: chapters 0 and 3.
 
-    from ..training.switched import CLOTHES, LANGUAGE
+    from helpers.training.switched import CLOTHES, LANGUAGE
     slow, fast = CLOTHES.run(frozenset()), CLOTHES.run(CLOTHES.fixed)
 
 `switches` describes each fix. Those without `changes` change the loss and the gradients by rounding only if

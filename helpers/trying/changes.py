@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..lab.cpu import ALLOCATORS, KEPT
-from ..profiling.rates import bf16_speedup
+from ..watching.rates import bf16_speedup
 from . import probes
 from .change import Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Top

@@ -23,9 +23,9 @@ import torch
 from .. import boot
 from ..lab.memory import PEAK, system_bytes
 from ..lab.trials.turns import Turns
-from ..profiling.run_script import compiled, run_script, script_frames
-from ..profiling.watch import UNSEEN, _counted_steps
-from ..profiling.windows import end_of_iteration
+from ..watching.run_script import compiled, run_script, script_frames
+from ..watching.watch import UNSEEN, _counted_steps
+from ..watching.windows import end_of_iteration
 from . import changes, scratch, sight
 
 BOOT = f"import runpy, sys; runpy.run_path({boot.__file__!r})['load'](); "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..profiling.observe import is_library
+from ..watching.observe import is_library
 
 DRAWING = {  # what of which modules costs time
     "matplotlib.figure": ("Figure", ("savefig",)),

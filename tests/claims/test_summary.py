@@ -3,7 +3,7 @@
 import pandas as pd
 
 from helpers.claims import summary
-from helpers.lab.values import TIMES, Number, lacking
+from helpers.lab.records.values import TIMES, Number, lacking
 
 
 def test_changes_are_ordered_by_gain_and_those_without_an_effect_are_named():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.lab import bench, environment, peak_memory
-from helpers.lab.experiment import Experiment
+from helpers.lab.records.experiment import Experiment
 
 
 def test_bench_times_the_device_and_not_the_queue():

@@ -8,7 +8,7 @@ import torch
 
 from helpers.kernels import chunked_loss
 from helpers.lab import compare, peak_memory
-from helpers.lab.experiment import free_memory
+from helpers.lab.records.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
 from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run

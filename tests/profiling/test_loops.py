@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from helpers.profiling.run_script import run_script
+from helpers.watching.run_script import run_script
 
 LOOPS = Path(__file__).parents[1] / "loops"
 CASES = json.loads((LOOPS / "manifest.json").read_text())

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import profile, schedule
 
-from helpers.profiling import findings, rates
+from helpers.profiling import findings
 from helpers.profiling.diagnose import diagnose
 from helpers.profiling.hygiene import NOT_EXPLAINED
 from helpers.profiling.read_trace import read_trace
+from helpers.watching import rates
 
 EAGER = {"foreach": False, "lr": 1e-3}
 

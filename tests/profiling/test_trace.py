@@ -15,10 +15,10 @@ from torch.profiler import profile, record_function, schedule
 from helpers.profiling import diagnose, trace_file
 from helpers.profiling import trace as kinds
 from helpers.profiling.account import timeline
-from helpers.profiling.call_sites import call_sites
 from helpers.profiling.intervals import covered, intersect, length, subtract, union
 from helpers.profiling.places import module, source_line
 from helpers.profiling.read_trace import read_trace
+from helpers.watching.call_sites import call_sites
 
 
 def synthetic(steps=3):

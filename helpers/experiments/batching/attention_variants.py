@@ -18,9 +18,9 @@ from ...batching.attention import (
     without_cudnn_attention,
 )
 from ...lab import Timing, Worth, compare, device, each, experiment, peak_memory
-from ...lab.experiment import is_out_of_memory
 from ...lab.memory import GIB
 from ...lab.records import STATUS, Row
+from ...lab.records.experiment import is_out_of_memory
 from ...lab.timing import check_agreement
 from .inputs import compute_dtype, dtype_name, packed_offsets
 

@@ -10,8 +10,8 @@ import torch
 from ...batching import StandardDataset
 from ...batching.attention import VARIANTS, missing_because, without_cudnn_attention
 from ...lab import Worth, device, experiment, half_dtype, peak_memory
-from ...lab.experiment import OUT_OF_MEMORY
 from ...lab.records import STATUS, Row
+from ...lab.records.experiment import OUT_OF_MEMORY
 from ...metrics import LMCrossEntropyLoss
 from ...models import GPT2LikeModel
 from ...text import SyntheticText

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...lab import compare, device, each
-from ...lab.experiment import free_memory, is_out_of_memory
 from ...lab.records import Row
+from ...lab.records.experiment import free_memory, is_out_of_memory
 from ...lab.timing import queue_ahead, synchronize
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...compilers.backends import EAGER, missing_because
 from ...compilers.messages import ExportFailed
 from ...lab import Comparison, Disagreement, compare, device
-from ...lab.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from ...lab.records import STATUS, Row
+from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from ...lab.timing import synchronize
 
 TIMES = (

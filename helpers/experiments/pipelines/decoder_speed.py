@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...lab.experiment import FAILED, Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import STATUS, Row
+from ...lab.records.experiment import FAILED, Worth, experiment
 from ...lab.timing import Disagreement, Timing, compare
 from ...pipelines.decoders import REFERENCE, VARIANTS, ImageError, decode
 from ...pipelines.samples import example_jpegs

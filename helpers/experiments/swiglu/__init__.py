@@ -6,23 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...lab import (
-    Worth,
-    compare,
-    device,
-    experiment,
-    half_dtype,
-    multiplies_half,
-    peak_memory,
-    phases,
-    saved_bytes,
-)
+from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases, saved_bytes
 from ...lab.ceilings import copy, launch, matmul, to_device
-from ...lab.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from ...lab.machine import missing_because
 from ...lab.memory import GIB
 from ...lab.precision import fp32_products
 from ...lab.records import STATUS, Row
+from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
 from ...lab.timing import relative_error
 from ...models.llama import PRESETS, Llama
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP

@@ -1,6 +1,6 @@
 """Checks that judge any implementation of what the tasks ask for: the reader's, ours, torch's.
 
-    from ...lab import checks
+    from helpers.lab import checks
     checks.swiglu(MySwigluFunction)
 
 A check prints a line for each thing that must hold, with the figure that shows it, and raises nothing: what raises

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...lab.timing import relative_error
+from ..timing import relative_error
 
 
 @dataclass

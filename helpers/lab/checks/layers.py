@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...lab.memory import saved_bytes
+from ..memory import saved_bytes
 from .check import Check, close, name_of
 
 

@@ -1,6 +1,6 @@
 """Notebooks become one PDF: nbconvert reads them, pandoc converts their text, Typst sets the pages, pikepdf packs them.
 
-    from ...lab.report import build
+    from helpers.lab.report import build
     build(execute=False)                                  # report.pdf from the outputs as committed
 
     jupyter nbconvert --to dlspeed.lab.report.ReportExporter notebooks/01_amp.ipynb
@@ -10,8 +10,17 @@ the same notebooks give the same bytes everywhere. Converting a notebook takes w
 takes time is executing it.
 """
 
-from .build import build
-from .convert import BuildError
-from .exporter import ReportExporter
+import importlib
+from typing import Any
 
 __all__ = ["BuildError", "ReportExporter", "build"]
+
+# Figures and notebooks need no nbconvert: what does is loaded when it is used.
+_WHERE = {"BuildError": "convert", "ReportExporter": "exporter", "build": "build"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return value

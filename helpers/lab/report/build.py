@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import nbformat
 from tqdm import tqdm
 
-from ...lab import machine
-from ...lab.files import check_writable, replacing
+from .. import machine
+from ..files import check_writable, replacing
 from .content import Chapter, chapter, note
 from .convert import BuildError
 from .execute import check_executed, cleaned, code_cells, execute, read

@@ -1,6 +1,6 @@
 """Paired trials: a change is measured in turns with what it is compared with, A B B A, and its ratio has an interval.
 
-    from ...lab.trials import Program, trial
+    from helpers.lab.trials import Program, trial
 
     trial(Program("one thread", function="bench:step", environment={"OMP_NUM_THREADS": "1"}),
           Program("two threads", function="bench:step", environment={"OMP_NUM_THREADS": "2"}), seconds=30)

@@ -21,9 +21,8 @@ import numpy as np
 
 from .. import ceilings
 from ..cpu import keeps_pages
-from ..estimate import LEAST_PAIRS, LUCK, LUCK_RETURNED, estimate
+from ..estimate import LEAST_PAIRS, LUCK, LUCK_RETURNED, STATUS, Row, estimate
 from ..machine import OthersLoad, device
-from ..records import STATUS, Row
 from . import trees, turns
 
 TURN_S, TURN_STEPS = 0.05, 4  # a turn's least length, in seconds and in steps

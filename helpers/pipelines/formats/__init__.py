@@ -1,6 +1,6 @@
 """The same samples in small files, tar shards, one memory-mapped file or TFRecord, with a common interface.
 
-    from ...pipelines.formats import FORMATS, Sample, Stream, mapped
+    from helpers.pipelines.formats import FORMATS, Sample, Stream, mapped
 
     mapped.write(samples, folder, "image")              # samples: Sample(key, label, data), data a JPEG's bytes
     reader = mapped.open_(folder)                       # len(reader), reader[i], reader.stream(), reader.find(label)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import observe
+from ...watching import observe
 from ..diagnosis import BOUND, MEASURED, Finding, Line, milliseconds
 from ..trace import Note
 from . import LOADER_WAITS

@@ -9,12 +9,12 @@ from math import prod
 
 import numpy as np
 
+from ...watching.rates import ATTENTION, CONVOLUTION
+from ...watching.rates import FP64 as FP64_RATE
 from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
-from ..rates import ATTENTION, CONVOLUTION
-from ..rates import FP64 as FP64_RATE
 from ..scene import Scene
 from ..trace import Event, Trace
 from . import CHAINS, FP32, FP64, products

@@ -158,13 +158,21 @@ def test_the_first_chapter_comes_before_the_contents_and_the_appendix_last(proje
     part = v4.new_markdown_cell("## Another part", metadata={"tags": ["new-page"]})
     write(project, "04_fourth", "# Fourth\n\n## Part", part, code("results(e)", waiting))
     report = pages(build(execute=False).read_bytes())
-    first, fourth, another, appendix = report.pages
+    first, second = report.pages
     assert first.startswith("Summary\nFindings") and "Goals" not in first
-    assert "Contents" in first and "4.1 Part" in first.replace("\n", " ")
-    assert fourth.startswith("4 Fourth\n4.1 Part") and "Another" not in fourth
+    contents, fourth = first.split("\n4 Fourth\n4.1 Part")  # a chapter begins where there is room
+    assert "Contents" in contents and "4.1 Part" in contents.replace("\n", " ") and "Another" not in fourth
+    another, appendix = second.split("\nAppendix\n")
     assert another.startswith("4.2 Another part") and "Not measured yet." not in another
-    assert appendix.startswith("Appendix") and "\nGoals" in appendix
-    assert "amp/quality" in appendix and "A whole training run: its accuracy" in appendix
+    assert "\nGoals" in appendix and "A whole training run: its accuracy" in appendix.split("amp/quality")[1]
+
+
+def test_a_chapter_begins_a_page_where_less_than_two_fifths_of_one_are_left(project, pages):
+    for paragraphs in (4, 32):
+        write(project, "01_first", "# First\n\n" + "Words of a paragraph.\n\n" * paragraphs)
+        write(project, "02_second", "# Second\n\nText.")
+        text = pages(build(execute=False).read_bytes()).pages
+        assert text[-1].startswith("2 Second") == (paragraphs == 32)
 
 
 def test_where_nothing_can_be_written_no_notebook_runs(project):

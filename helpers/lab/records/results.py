@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import records
+from ..machine import slug
+from . import store
 from .experiment import ColumnError, Experiment
-from .machine import slug
-from .records import STATUS
+from .store import STATUS
 from .values import Number, lacking
 
 
@@ -64,7 +64,7 @@ class Results:
             return ""
         notes = []
         if (name := self.rows["gpu"].iloc[0]) != main_machine():
-            only_cpu = [slug(name)] == records.devices(cpu=True)
+            only_cpu = [slug(name)] == store.devices(cpu=True)
             notes.append("On the CPU." if only_cpu else f"Measured on {name}.")
         if old := int((self.rows["method"] != str(self.experiment.version)).sum()):
             notes.append(f"{old} rows by an older method.")
@@ -91,7 +91,7 @@ class Named:
     def on_cpu(self) -> "Named":
         """The same numbers of the CPU that is measured; of nothing where a CPU is shown itself."""
         shown = self.sources[0].machine
-        cpu = "" if not shown or shown.startswith("cpu-") else _folder(records.devices(cpu=True))
+        cpu = "" if not shown or shown.startswith("cpu-") else _folder(store.devices(cpu=True))
         return Named(self._claims, *(tuple(each.of(cpu) for each in of) for of in (self.sources, self._beside)))
 
     @property
@@ -124,8 +124,8 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
     Rows of the small preset are no results. `preset` chooses rows, and `machine`, the name of its folder, whose.
     """
     tables = []
-    for device in [machine] if machine else [*records.devices(), *records.devices(cpu=True)]:
-        rows = records.read(device, experiment.chapter, experiment.table)
+    for device in [machine] if machine else [*store.devices(), *store.devices(cpu=True)]:
+        rows = store.read(device, experiment.chapter, experiment.table)
         if len(rows):
             rows = rows[rows["preset"] == preset if preset else rows["preset"] != "small"]
         if len(rows):
@@ -142,9 +142,9 @@ def _tells_most(e: Experiment, rows: pd.DataFrame) -> bool:
     """Whether more than half of a table's headline rows are recorded: a quarter of an hour leaves some tables begun."""
     preset = rows["preset"].iloc[0]
     identity, there = e.identity(preset), rows.to_dict("records")
-    done = {records.key(row, identity) for row in there}
+    done = {store.key(row, identity) for row in there}
     headlines = [config for config in e.configurations(preset) if e.worth.of(config) == e.worth.row]
-    return 2 * sum(records.key(config, identity) in done for config in headlines) > len(headlines)
+    return 2 * sum(store.key(config, identity) in done for config in headlines) > len(headlines)
 
 
 def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
@@ -158,15 +158,15 @@ def with_declared(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
 def _in_order(experiment: Experiment, preset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows in the order of their configurations: in a file, one that was measured again stands at the end."""
     identity, configs = experiment.identity(preset), experiment.configurations(preset)
-    position = {records.key(config, identity): place for place, config in enumerate(configs)}
-    order = [position.get(records.key(row, identity), len(configs)) for row in rows.to_dict("records")]
+    position = {store.key(config, identity): place for place, config in enumerate(configs)}
+    order = [position.get(store.key(row, identity), len(configs)) for row in rows.to_dict("records")]
     return rows.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
 
 
 def main_machine() -> str:
     """The machine that the report names first: of the GPUs, else of the CPUs, the last one with half of the tables."""
-    first = _folder(records.devices() or records.devices(cpu=True))
-    return next((row["gpu"] for file in _tables(first) for row in records.whole_rows(file)), first) if first else ""
+    first = _folder(store.devices() or store.devices(cpu=True))
+    return next((row["gpu"] for file in _tables(first) for row in store.whole_rows(file)), first) if first else ""
 
 
 def also_on_cpu(number: Number) -> str:
@@ -187,7 +187,7 @@ def _of_one_machine(tables: tuple[Results, ...]) -> tuple[Results, ...]:
     """The tables of the first one's machine, else of the first machine that has all of them measured."""
     if len({table.machine for table in tables if table.machine}) <= 1:
         return tables
-    for folder in dict.fromkeys((tables[0].machine, *records.devices(), *records.devices(cpu=True))):
+    for folder in dict.fromkeys((tables[0].machine, *store.devices(), *store.devices(cpu=True))):
         of_one = tuple(table.of(folder) for table in tables)
         if all(len(table.measured) for table in of_one):
             return of_one
@@ -202,7 +202,7 @@ def _folder(names: list[str]) -> str:
 
 
 def _tables(folder: str) -> list[Path]:
-    return sorted((records.folder() / folder).rglob("*.csv"))
+    return sorted((store.folder() / folder).rglob("*.csv"))
 
 
 def _last(of: str) -> bytes:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from profiling.recorded import in_steps, read
+from watching.recorded import in_steps, read
 
 from helpers.commands import main
-from helpers.profiling import windows
-from helpers.profiling.watch import NothingRecorded, watch
-from helpers.profiling.windows import end_of_iteration
+from helpers.watching import windows
+from helpers.watching.watch import NothingRecorded, watch
+from helpers.watching.windows import end_of_iteration
 
 HEAD = """
 import sys, torch
@@ -66,7 +66,7 @@ def test_a_plain_loop_is_recorded_after_its_warm_up_and_stopped(script, capsys):
     frames = [e for e in places["traceEvents"] if e.get("cat") == "python_function"]
     line = (HEAD + PLAIN).splitlines().index("    optimizer.step()") + 1
     assert any(str(e["args"].get("Called from")).endswith(f"train.py({line}): <module>") for e in frames)
-    assert not any("profiling/watch" in e["name"] for e in frames)
+    assert not any("watching/watch" in e["name"] for e in frames)
     assert torch.optim.Optimizer.profile_hook_step is step
     assert "watch" not in torch.optim.SGD.step.__code__.co_filename
 

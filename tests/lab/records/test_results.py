@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from helpers.lab import notebook, records, runner
-from helpers.lab.experiment import Experiment
+from helpers.lab import records
 from helpers.lab.machine import device_name
-from helpers.lab.notebook import also_on_cpu, main_machine, results, table, with_cpu
-from helpers.lab.values import Number, lacking
+from helpers.lab.records import runner
+from helpers.lab.records.experiment import Experiment
+from helpers.lab.records.values import Number, lacking
+from helpers.lab.report import notebook
+from helpers.lab.report.notebook import also_on_cpu, main_machine, results, table, with_cpu
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}
 ORIGIN |= {"date": "2026-01-02", "commit": "0123456789", "method": 1}

@@ -19,10 +19,11 @@ from statistics import median
 
 from tqdm import tqdm
 
-from . import ceilings, files, machine, plan, records
-from .cpu import keep_pages, release_pages
+from .. import ceilings, files, machine
+from ..cpu import keep_pages, release_pages
+from ..timing import synchronize
+from . import plan, store
 from .experiment import FAILED, Experiment
-from .timing import synchronize
 
 LOCK = Path(tempfile.gettempdir()) / "deep-learning-speed-measure.lock"
 STALE = " stale"
@@ -79,7 +80,7 @@ def _measure(
     experiments: list[Experiment], preset: str, seconds: float | None, results: Path | str | None, refresh: bool
 ) -> Progress:
     began, gpu = time.perf_counter(), machine.slug(machine.device_name())
-    stored = [row for e in experiments for row in records.read_rows(_file(gpu, e, results))]
+    stored = [row for e in experiments for row in store.read_rows(_file(gpu, e, results))]
     for folder in {_file(gpu, e, results).parent for e in experiments if e.configurations(preset)}:
         files.check_writable(folder, "--results")
     if refresh:
@@ -90,7 +91,7 @@ def _measure(
     pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
     rates = None if preset == "small" else _rates(stored, preset)
     last: dict[str, tuple[plan.Pending, float]] = {}  # of each table, and what it took
-    best: dict[int, tuple[float, list[records.Row]]] = {}
+    best: dict[int, tuple[float, list[store.Row]]] = {}
     spent = [0.0] * len(todo)
     end, failed, waiting = float("inf") if seconds is None else seconds, 0, list(range(len(todo)))
     with tqdm(total=len(todo), unit="row", file=sys.stderr, disable=not todo) as bar:
@@ -108,15 +109,15 @@ def _measure(
                 spent[number] += took
                 if not pending.reason:
                     last[e.name] = pending, took
-                failing = any(str(row[records.STATUS]).startswith(FAILED) for row in rows)
+                failing = any(str(row[store.STATUS]).startswith(FAILED) for row in rows)
                 if number not in best:
                     failed += failing
                     bar.update()
                 if number not in best or (excess < best[number][0] and not failing):
                     best[number] = excess, rows
-                more = {records.SECONDS: round(spent[number], 3), "attempts": attempt, "pages": pages}
+                more = {store.SECONDS: round(spent[number], 3), "attempts": attempt, "pages": pages}
                 rows = [row | more | provenance(e, preset) for row in best[number][1]]
-                records.replace(_file(gpu, e, results), rows, [*e.identity(preset), "preset"])
+                store.replace(_file(gpu, e, results), rows, [*e.identity(preset), "preset"])
             if attempt == 1:
                 end = min(end, (1 + AGAIN_SHARE) * (time.perf_counter() - began))
             waiting = [number for number, (excess, _) in best.items() if excess > 1]
@@ -124,7 +125,7 @@ def _measure(
     return Progress(len(best), sum(p.fresh for p in plans), failed, left)
 
 
-def _rates(stored: list[records.Row], preset: str) -> list[float]:
+def _rates(stored: list[store.Row], preset: str) -> list[float]:
     """The rates of matrix products beside this machine's rows."""
     return [float(row["matmul_tflops"]) for row in stored if row["preset"] == preset and row.get("matmul_tflops")]
 
@@ -138,9 +139,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def measured_rows(
-    e: Experiment, config: records.Row, rates: list[float] | None = None
-) -> tuple[list[records.Row], float]:
+def measured_rows(e: Experiment, config: store.Row, rates: list[float] | None = None) -> tuple[list[store.Row], float]:
     """One configuration's rows, each with the machine's load and the reasons it is noisy, and by how much it is.
 
     That is the largest factor by which a limit is exceeded. If `rates` are given, those of matrix products beside the
@@ -150,9 +149,9 @@ def measured_rows(
         try:
             rows = e.rows(config)
         except Exception as error:
-            rows = [config | {records.STATUS: FAILED + _in_a_line(error)}]
-    timed = e.timed and any(row[records.STATUS] == "ok" for row in rows)
-    beside: records.Row = {"load": load.cores, "clock_mhz": card.clock_mhz, "power_w": card.power_w}
+            rows = [config | {store.STATUS: FAILED + _in_a_line(error)}]
+    timed = e.timed and any(row[store.STATUS] == "ok" for row in rows)
+    beside: store.Row = {"load": load.cores, "clock_mhz": card.clock_mhz, "power_w": card.power_w}
     noise = _noise(rows, load.cores, e.same_work) if timed else []
     if rates is not None and timed:
         beside["matmul_tflops"] = ceilings.rate_beside()
@@ -162,7 +161,7 @@ def measured_rows(
     return [row | beside for row in rows], max((value for _, value in noise), default=0.0)
 
 
-def _noise(rows: list[records.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:
+def _noise(rows: list[store.Row], load: float | None, same_work: bool) -> list[tuple[str, float]]:
     """The reasons why rows are noisy, each with the factor by which it exceeds its limit."""
     noise = []
     if load is not None and load > (limit := LOADED * (os.cpu_count() or 1)):
@@ -181,7 +180,7 @@ def _disturbed(rate: float, rates: list[float]) -> list[tuple[str, float]]:
     return [(reason, abs(share - 1) / DISTURBED)] if abs(share - 1) > DISTURBED else []
 
 
-def _spread(row: records.Row) -> float:
+def _spread(row: store.Row) -> float:
     """The largest p80 / p20 of a row's times."""
     pairs = [(row[name], row.get(name.replace("p20", "p80"))) for name in row if name.endswith(("p20_ms", "p20_s"))]
     return max((p80 / p20 for p20, p80 in pairs if p20 and p80), default=1.0)
@@ -202,21 +201,21 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:LONGEST]
 
 
-def provenance(e: Experiment, preset: str) -> records.Row:
+def provenance(e: Experiment, preset: str) -> store.Row:
     """The provenance columns of a row."""
     known = machine.environment()
-    origin = {name: known[name] for name in records.PROVENANCE if name in known}
+    origin = {name: known[name] for name in store.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version}
 
 
 def _mark_stale(file: Path, preset: str) -> None:
-    rows = records.read_rows(file)
+    rows = store.read_rows(file)
     for row in rows:
         if row["preset"] == preset and not row["method"].endswith(STALE):
             row["method"] += STALE
     if rows:
-        records.rewrite(file, rows)
+        store.rewrite(file, rows)
 
 
 def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:
-    return records.path(gpu, e.chapter, e.table, results)
+    return store.path(gpu, e.chapter, e.table, results)

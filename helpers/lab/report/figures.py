@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from . import files
-from .machine import project_root
-from .values import Number
+from .. import files
+from ..machine import project_root
+from ..records.values import Number
 
 # These remain distinct under red-green colour blindness.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777"

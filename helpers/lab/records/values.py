@@ -18,7 +18,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import pandas as pd
 
-from .estimate import DECIDED, SHOWN, students
+from ..estimate import DECIDED, SHOWN, students
 
 TIMES, PERCENT, NOISY = "×", "%", "†"
 NOT_MEASURED = "not measured"

@@ -13,10 +13,11 @@ from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
-from . import machine, records
+from .. import machine
+from ..machine import device_class, device_name, slug
+from . import store
 from .experiment import FAILED, Experiment
-from .machine import device_class, device_name, slug
-from .records import Row
+from .store import Row
 
 IN_GIB = {"peak_gib": 1.0, "peak_mib": 1 / 1024}
 LEAST_S = 0.01  # what a row takes at least, also one that only says why it can't run
@@ -71,7 +72,7 @@ class Plan:
 def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None, refresh: bool = False) -> Plan:
     """What `measure` would measure of a table; `preset` is the machine's class unless given."""
     preset = preset or device_class()
-    here = records.read_rows(records.path(slug(device_name()), e.chapter, e.table, results))
+    here = store.read_rows(store.path(slug(device_name()), e.chapter, e.table, results))
     configs = e.configurations(preset)
     missing = configs if refresh else [config for config in configs if not is_fresh(e, config, preset, here)]
     recorded = _recorded(e, results) if missing else []
@@ -120,14 +121,14 @@ def is_fresh(e: Experiment, config: Row, preset: str, rows: Iterable[dict[str, s
     A row whose status names a missing dependency is fresh until that is installed.
     """
     identity = e.identity(preset)
-    wanted = records.key(config, identity)
-    about = [row for row in rows if row["preset"] == preset and records.key(row, identity) == wanted]
+    wanted = store.key(config, identity)
+    about = [row for row in rows if row["preset"] == preset and store.key(row, identity) == wanted]
     release = _release(machine.environment()["torch"])
     return bool(about) and all(
         row["method"] == str(e.version)
         and _release(row["torch"]) == release
-        and not row[records.STATUS].startswith(FAILED)
-        and not _now_installed(row[records.STATUS])
+        and not row[store.STATUS].startswith(FAILED)
+        and not _now_installed(row[store.STATUS])
         for row in about
     )
 
@@ -191,9 +192,9 @@ def _sum(jobs: Iterable[Pending]) -> float | None:
 
 def _recorded(e: Experiment, results: Path | str | None) -> list[dict[str, str]]:
     """All machines' rows of a table that hold figures."""
-    folders = [*records.devices(results), *records.devices(results, cpu=True)]
-    files = [records.path(folder, e.chapter, e.table, results) for folder in folders]
-    return [row for file in files for row in records.whole_rows(file) if row[records.STATUS] == "ok"]
+    folders = [*store.devices(results), *store.devices(results, cpu=True)]
+    files = [store.path(folder, e.chapter, e.table, results) for folder in folders]
+    return [row for file in files for row in store.whole_rows(file) if row[store.STATUS] == "ok"]
 
 
 def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dict[str, str]]) -> list[float | None]:
@@ -201,11 +202,11 @@ def _expected(e: Experiment, preset: str, configs: list[Row], recorded: list[dic
     identity = e.identity(preset)
     times: dict[tuple[str, ...], list[float]] = {}
     for row in recorded:
-        if row["preset"] == preset and row.get(records.SECONDS):
-            times.setdefault(records.key(row, identity), []).append(float(row[records.SECONDS]))
+        if row["preset"] == preset and row.get(store.SECONDS):
+            times.setdefault(store.key(row, identity), []).append(float(row[store.SECONDS]))
     known = {key: mean(values) for key, values in times.items()}
     typical = mean(known.values()) if known else None if preset == "small" else e.worth.seconds(preset)
-    return [known.get(records.key(config, identity), typical) for config in configs]
+    return [known.get(store.key(config, identity), typical) for config in configs]
 
 
 def _largest(e: Experiment, preset: str, recorded: list[dict[str, str]]) -> float | None:

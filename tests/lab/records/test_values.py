@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.lab import notebook
-from helpers.lab.experiment import ColumnError, Experiment, experiment
-from helpers.lab.notebook import claim, say, when
-from helpers.lab.results import Results, with_declared
-from helpers.lab.values import (
+from helpers.lab.records.experiment import ColumnError, Experiment, experiment
+from helpers.lab.records.results import Results, with_declared
+from helpers.lab.records.values import (
     TIMES,
     Number,
     derived,
@@ -26,6 +24,8 @@ from helpers.lab.values import (
     speedup,
     visible,
 )
+from helpers.lab.report import notebook
+from helpers.lab.report.notebook import claim, say, when
 
 TRIAL = {"ratio": 2.43, "low": 2.31, "high": 2.54, "pairs": 12}
 ROWS = pd.DataFrame({"variant": ["eager", "fused"], "median_ms": [6.0, 2.0]})

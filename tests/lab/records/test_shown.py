@@ -7,7 +7,7 @@ import nbformat.v4 as v4
 import pandas as pd
 import pytest
 
-from helpers.lab import figures, notebook
+from helpers.lab.report import figures, notebook
 
 FRAME = pd.DataFrame({"variant": ["eager", "<b>"], "time_ms": [1.5, 20.0]})
 

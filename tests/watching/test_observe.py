@@ -15,10 +15,11 @@ from profiling.synthetic import Synthetic
 from torch import nn
 
 from helpers.lab.machine import OthersLoad
-from helpers.profiling import diagnose, windows
+from helpers.profiling import diagnose
 from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
-from helpers.profiling.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
-from helpers.profiling.watch import watch
+from helpers.watching import windows
+from helpers.watching.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
+from helpers.watching.watch import watch
 
 HEAD = """
 import time, torch

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import torch
 
-from . import machine, records
+from .. import machine
+from ..process import end_with_parent
+from . import store
 from .experiment import FAILED, Experiment
-from .process import end_with_parent
 from .runner import measure
 
 TABLE_S = 120.0  # a table that takes longer hangs
@@ -81,8 +82,8 @@ def _drain(tables: queue.SimpleQueue) -> None:
 def _small_rows(e: Experiment) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         measure([e], "small", results=folder)
-        rows = [row for file in Path(folder).rglob("*.csv") for row in records.read_rows(file)]
-    return list(dict.fromkeys(f"{e.name}: {s}" for row in rows if (s := row[records.STATUS]).startswith(FAILED)))
+        rows = [row for file in Path(folder).rglob("*.csv") for row in store.read_rows(file)]
+    return list(dict.fromkeys(f"{e.name}: {s}" for row in rows if (s := row[store.STATUS]).startswith(FAILED)))
 
 
 def _process(ends: contextlib.ExitStack) -> ProcessPoolExecutor:

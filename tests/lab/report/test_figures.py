@@ -4,8 +4,9 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 
-from helpers.lab import figures, files
-from helpers.lab.values import Number
+from helpers.lab import files
+from helpers.lab.records.values import Number
+from helpers.lab.report import figures
 
 
 def draw():

@@ -9,9 +9,9 @@ from helpers.commands import main
 from helpers.doctor import findings
 from helpers.experiments import select
 from helpers.lab import cpu, machine, records
-from helpers.lab.experiment import Experiment, Worth
 from helpers.lab.machine import device_name, slug
-from helpers.lab.plan import in_order, lines, minutes, missing, plan, total, within
+from helpers.lab.records.experiment import Experiment, Worth
+from helpers.lab.records.plan import in_order, lines, minutes, missing, plan, total, within
 
 ORIGIN = {
     "driver": "none",

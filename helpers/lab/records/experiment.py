@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 import torch
 
-from .machine import CLASSES, device, missing_because
-from .process import end_loader_workers
-from .records import STATUS, Row
+from ..machine import CLASSES, device, missing_because
+from ..process import end_loader_workers
+from .store import STATUS, Row
 
 OUT_OF_MEMORY = "out of memory"
 FAILED = "failed: "

@@ -23,14 +23,14 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
+from ..machine import device_class, device_name, slug
+from ..records import STATUS
+from ..records.experiment import Experiment
+from ..records.plan import minutes, plan
+from ..records.results import Named, Results, also_on_cpu, main_machine, recorded, with_cpu
+from ..records.runner import measure
+from ..records.values import NOT_MEASURED, Verdict, number, quoted
 from . import figures
-from .experiment import Experiment
-from .machine import device_class, device_name, slug
-from .plan import minutes, plan
-from .records import STATUS
-from .results import Named, Results, also_on_cpu, main_machine, recorded, with_cpu
-from .runner import measure
-from .values import NOT_MEASURED, Verdict, number, quoted
 
 __all__ = [
     "also_on_cpu",

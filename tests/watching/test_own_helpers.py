@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from profiling.recorded import in_steps, read
+from watching.recorded import in_steps, read
 
 ROOT = Path(__file__).parents[2]
 HELPERS = """
@@ -50,7 +50,7 @@ def site(tmp_path_factory):
     subprocess.run(pip, check=True, capture_output=True)
     with zipfile.ZipFile(*folder.glob("*.whl")) as wheel:
         wheel.extractall(folder / "site")
-    with open(folder / "site/dlspeed/profiling/rates.py", "a") as rates:
+    with open(folder / "site/dlspeed/watching/rates.py", "a") as rates:
         rates.write("\n_fastest_s = lambda *_: 1.0\n")  # of products in bf16 and the like: seconds of no interest
     module, _, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"][
         "dlspeed"

@@ -34,7 +34,6 @@ from torch.optim import Optimizer
 from ..lab import files
 from ..lab.machine import OthersLoad
 from . import workers
-from .findings.observed import Observed
 from .run_script import Stop, compiled, run_script
 from .windows import OwnProfiler, Windows
 
@@ -57,12 +56,12 @@ BACKWARDS = 16  # of a script whose update rule is its own
 class NothingRecorded(Exception):
     """The script ended before a whole iteration was recorded, or nothing can be saved; says why in one line.
 
-    `seen` tells what was seen.
+    `observed` is what was seen until then, as a saved recording has it.
     """
 
-    def __init__(self, reason: str, seen: Sequence[str] = ()) -> None:
+    def __init__(self, reason: str, observed: dict[str, Any] | None = None) -> None:
         super().__init__(reason)
-        self.seen = seen
+        self.observed = observed
 
 
 @dataclass(frozen=True)
@@ -156,15 +155,14 @@ def watch(
         if ranks > 1 and rank == 0:
             notes += [f"{file.name} is missing" for file in _await_ranks(folder, ranks)]
         return Recording(folder, costs, places if places.exists() else None, rank, "\n".join(filter(None, notes)), code)
-    seen = Observed(observed).text()
     if windows.disturbed:
-        raise NothingRecorded(f"{script} {OWN_PROFILER}", seen)
+        raise NothingRecorded(f"{script} {OWN_PROFILER}", observed)
     if code:
         raise SystemExit(code)
     ended = f"ended without an optimizer step: {UNSEEN}"
     if windows.iterations:
         ended = f"ended after {windows.iterations} iterations: at least 3 are needed, and --after + 3 for the windows"
-    raise NothingRecorded(f"{script} {ended}", seen)
+    raise NothingRecorded(f"{script} {ended}", observed)
 
 
 def _await_ranks(folder: Path, ranks: int, seconds: float = 60.0) -> list[Path]:

@@ -7,12 +7,13 @@ import pytest
 
 from helpers import experiments
 from helpers.commands import main
-from helpers.lab import rehearsal
-from helpers.lab.rehearsal import rehearse
+from helpers.lab.records import rehearsal
+from helpers.lab.records.rehearsal import rehearse
 
 TABLES = """
 import os, time
-from helpers.lab import Disagreement, experiment
+from helpers.lab import Disagreement
+from helpers.lab import experiment
 
 @experiment(small=[{"size": 1}, {"size": 2}])
 def right(size):

@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
-from helpers.lab import Disagreement, machine, measure, records, runner
-from helpers.lab.experiment import PRESETS, Experiment, experiment, free_memory, is_out_of_memory
+from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.machine import OthersLoad, device_name, slug
+from helpers.lab.records import runner
+from helpers.lab.records.experiment import PRESETS, Experiment, experiment, free_memory, is_out_of_memory
 
 CALLS = []
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from helpers.lab import notebook
-from helpers.lab.notebook import heading, number
+from helpers.lab.report import notebook
+from helpers.lab.report.notebook import heading, number
 
 
 @pytest.mark.parametrize(

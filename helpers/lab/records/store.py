@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import files
-from .machine import project_root
+from .. import files
+from ..estimate import STATUS, Row
+from ..machine import project_root
 
 PROVENANCE = ["preset", "gpu", "driver", "torch", "cuda", "date", "commit", "method"]
-STATUS = "status"
 SECONDS = "seconds"  # that its configuration took, all attempts together
 # Rows of older methods lack some. Clock and power are a GPU's, where it took most power during the row.
 RUN = [SECONDS, "load", "attempts", "noisy", "matmul_tflops", "pages", "clock_mhz", "power_w"]
 CHECKSUM = "checksum"
-
-Row = dict[str, Any]
 
 
 class RecordError(Exception):

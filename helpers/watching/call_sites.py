@@ -8,7 +8,7 @@ from typing import Any
 
 CALLED_FROM = "Called from"  # the argument of a Python event
 _PACKAGE = Path(__file__).resolve().parents[1]
-_AROUND = ("profiling/run_script.py", "profiling/watch.py", "profiling/windows.py", "__main__.py", "commands.py")
+_AROUND = ("watching/run_script.py", "watching/watch.py", "watching/windows.py", "__main__.py", "commands.py")
 _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
