@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.lab.estimate import LUCK, students
+from helpers.lab.estimate import LUCK, students, verdict_class
 from helpers.lab.trials import FASTER, SLOWER, estimate
-from helpers.lab.trials.simulation import MACHINES, coverage, simulated
+from helpers.lab.trials.simulation import MACHINES, coverage, simulated, until_decided
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -28,9 +28,39 @@ def test_a_difference_beyond_the_luck_is_named(ratio, verdict):
 def test_one_start_of_two_processes_shows_no_difference_of_2_percent():
     generator = np.random.default_rng(0)
     once = [simulated(generator, 50, 0.98, noise=0.001)]
-    assert estimate(once).verdict.startswith("no difference above")
+    assert estimate(once).verdict.startswith("undecided, detects")
     assert estimate(once, luck=0.0).verdict == FASTER
-    assert estimate(once, luck=0.3).verdict == "no difference above 170 %"
+
+
+def test_a_null_names_an_effect_of_at_most_5_percent_and_without_power_it_is_undecided():
+    generator = np.random.default_rng(1)
+    logs = simulated(generator, 40, 1.0, noise=0.03)
+    decided = estimate([logs], luck=0.0)
+    assert decided.verdict.startswith("none above") and float(decided.verdict.split()[2]) <= 5
+    few = estimate([logs[:6]], luck=0.0).verdict
+    assert few.startswith("undecided, detects") and float(few.split()[2]) > 5
+
+
+@pytest.mark.parametrize(
+    ("verdict", "of"),
+    [
+        (FASTER, "effect"),
+        (SLOWER, "effect"),
+        ("none above 4.1 %", "none"),
+        ("undecided, detects 7 %", "undecided"),
+        ("no difference above 4.7 %", "none"),
+        ("no difference above 4500 %", "undecided"),
+    ],
+)
+def test_every_verdict_also_of_older_records_is_of_one_class(verdict, of):
+    assert verdict_class(verdict) == of
+
+
+@pytest.mark.parametrize("machine", ["quiet", "all of these"])
+def test_trials_that_end_when_they_have_decided_are_rarely_wrong(machine):
+    null, slower = (until_decided(machine, ratio, 150) for ratio in (1.0, 1.1))
+    assert null["found"] <= 0.03 and null["holds"] >= 0.9 and null["none_above_5"] > 0.6
+    assert slower["found"] > 0.9 and slower["wrong_sign"] == 0 and slower["holds"] >= 0.9
 
 
 def test_too_few_pairs_are_no_estimate_and_equal_ones_are():

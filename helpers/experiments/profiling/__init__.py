@@ -5,7 +5,7 @@
 
 from .fixes import gpt_fixes, vit_fixes
 from .strangers import gpu_gains, gpu_loops, loops
-from .trials import coverage, nulls
+from .trials import coverage, nulls, power, slowdowns
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
 from .whole import whole_runs
@@ -20,7 +20,9 @@ __all__ = [
     "loops",
     "modules",
     "nulls",
+    "power",
     "predicted",
+    "slowdowns",
     "timeline",
     "tried",
     "vit_fixes",

@@ -1,21 +1,60 @@
 """The trials on trial: do their intervals hold the truth, on made-up machines and on this one?"""
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import nn
 
 from ...lab import Worth, experiment
 from ...lab.cpu import ALLOCATORS
 from ...lab.records import Row
 from ...lab.trials import Program, trial
-from ...lab.trials.simulation import MACHINES
+from ...lab.trials.simulation import MACHINES, until_decided
 from ...lab.trials.simulation import coverage as simulated_coverage
+
+
+def _mlp() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)), torch.randn(512, 256)
+
+
+def _convnet() -> tuple[nn.Module, torch.Tensor]:
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2), nn.Flatten()
+    return nn.Sequential(*layers), torch.randn(16, 3, 32, 32)
+
+
+def _transformer() -> tuple[nn.Module, torch.Tensor]:
+    return nn.TransformerEncoderLayer(128, 4, 256, batch_first=True), torch.randn(8, 64, 128)
+
+
+def _lstm() -> tuple[nn.Module, torch.Tensor]:
+    return nn.LSTM(64, 64, batch_first=True), torch.randn(16, 20, 64)
+
+
+def _embeddings() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.EmbeddingBag(5000, 64), nn.Linear(64, 64)), torch.randint(5000, (256, 32))
+
+
+def _autoencoder() -> tuple[nn.Module, torch.Tensor]:
+    layers = nn.Conv2d(1, 8, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(8, 1, 4, 2, 1)
+    return nn.Sequential(*layers), torch.randn(32, 1, 32, 32)
+
+
+TRAININGS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "mlp": _mlp,
+    "convnet": _convnet,
+    "transformer": _transformer,
+    "lstm": _lstm,
+    "embeddings": _embeddings,
+    "autoencoder": _autoencoder,
+}
 
 STARTS_AND_ROUNDS = ((1, 8), (3, 4), (3, 10))
 # What changes on the machine while a null trial runs: a process that works for so long, every so many seconds.
@@ -50,6 +89,7 @@ def _simulated(trials: int) -> list[Row]:
     cpu=_simulated(1000),
     gpu=[],  # the machine is made up
     columns="covered false_verdicts",
+    version=2,
     timed=False,
     worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=0),
 )
@@ -59,46 +99,95 @@ def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
     return {"covered": covered, "false_verdicts": verdicts}
 
 
+@experiment(
+    small=[{"machine": "quiet", "slowdown": 0.05, "trials": 20}],
+    cpu=[{"machine": m, "slowdown": s, "trials": 1000} for m in MACHINES for s in (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)],
+    gpu=[],
+    columns="found wrong_sign none_above_5 holds pairs",
+    timed=False,
+    worth=Worth(2, "how often a trial finds a slowdown, simulated", cpu=6, gpu=6, big_gpu=0),
+)
+def power(machine: str, slowdown: float, trials: int) -> Row:
+    """Trials that end when they have decided, of a program that is slower by so much, on a made-up machine."""
+    return until_decided(machine, 1 + slowdown, trials)
+
+
 def _nulls(count: int, seconds: float) -> list[Row]:
-    """Two thirds of them keep the pages of freed memory."""
-    kinds = itertools.cycle(itertools.product(("kept", "kept", "default"), LOADS))
-    numbered = zip(range(count), kinds, strict=False)
-    return [{"number": n, "others": o, "allocator": a, "trial_s": seconds} for n, (a, o) in numbered]
+    """Each of the six trainings beside each load; two thirds of them keep the pages of freed memory."""
+    kinds = itertools.cycle(itertools.product(("kept", "kept", "default"), LOADS, TRAININGS))
+    return [
+        {"number": number, "training": training, "others": others, "allocator": allocator, "trial_s": seconds}
+        for number, (allocator, others, training) in zip(range(count), kinds, strict=False)
+    ]
 
 
 @experiment(
     small=_nulls(1, 1.5),
-    cpu=_nulls(18, 15.0),
+    cpu=_nulls(60, 10.0),
     gpu=[],  # of processes on a CPU
-    columns="median_ms baseline baseline_ms",
-    version=3,
+    columns="median_ms baseline baseline_ms log_ratios?",
+    version=4,
     timed=False,
-    worth=Worth(10, "what trials say of equal programs", cpu=15.5, gpu=16, big_gpu=0),
+    worth=Worth(10, "what trials say of equal programs", cpu=10.5, gpu=11, big_gpu=0),
 )
-def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
-    """A program against itself for some seconds, on this machine, beside others whose load changes."""
+def nulls(number: int, training: str, others: str, allocator: str, trial_s: float) -> Row:
+    """A program against itself for some seconds, on this machine, beside others whose load changes.
+
+    `log_ratios` are those of the pairs, start by start: what the power of such trials is computed from.
+    """
+    with _load(others):
+        return _slowed(training, 0.0, allocator, trial_s)
+
+
+@experiment(
+    small=[{"training": "mlp", "slowdown": 0.5, "trial_s": 1.5}],
+    cpu=[{"training": training, "slowdown": 0.05, "trial_s": 30.0} for training in ("mlp", "convnet", "transformer")],
+    gpu=[],
+    columns="median_ms baseline baseline_ms log_ratios?",
+    timed=False,
+    worth=Worth(10, "whether trials find a slowdown that was put in", cpu=31, gpu=32, big_gpu=0),
+)
+def slowdowns(training: str, slowdown: float, trial_s: float) -> Row:
+    """A program against itself made slower by a known share of its step."""
+    return _slowed(training, slowdown, "kept", trial_s)
+
+
+@contextlib.contextmanager
+def _load(others: str) -> Iterator[None]:
     busy, every = LOADS[others]
     command = [sys.executable, "-c", WORK, str(busy), str(every)]
     beside = int(subprocess.check_output(command)) if busy else 0
-    function = f"{__name__}:training_step"
-    program = Program("one", function=function, arguments={"width": 256}, environment=ALLOCATORS[allocator])
     try:
-        return trial(program, dataclasses.replace(program, name="same"), seconds=trial_s, wanted=2)
+        yield
     finally:
         if beside:
             os.kill(beside, signal.SIGKILL)
 
 
-def training_step(width: int) -> Callable[[], None]:
-    """A step of a small network, some 5 ms on a CPU."""
+def _slowed(training: str, slowdown: float, allocator: str, trial_s: float) -> Row:
+    starts: list[list[float]] = []
+    as_it_is = {"training": training, "slowdown": 0.0}
+    program = Program("one", function=f"{__name__}:step_of", arguments=as_it_is, environment=ALLOCATORS[allocator])
+    other = dataclasses.replace(program, name="same", arguments=as_it_is | {"slowdown": slowdown})
+    row = trial(program, other, seconds=trial_s, wanted=2, starts=starts)
+    pairs = "; ".join(" ".join(f"{log:.4f}" for log in start) for start in starts)
+    return row if "ratio" not in row else row | {"log_ratios": pairs}
+
+
+def step_of(training: str, slowdown: float) -> Callable[[], None]:
+    """A step of a small training, some 5 ms on a CPU, and as much of it again as `slowdown` says."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width))
+    model, batch = TRAININGS[training]()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batch = torch.randn(512, width)
 
     def step() -> None:
+        began = time.perf_counter()
         optimizer.zero_grad()
-        model(batch).square().mean().backward()
+        output = model(batch)
+        (output[0] if isinstance(output, tuple) else output).square().mean().backward()
         optimizer.step()
+        until = time.perf_counter() + slowdown * (time.perf_counter() - began)
+        while time.perf_counter() < until:
+            pass
 
     return step

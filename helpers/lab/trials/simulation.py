@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..estimate import FASTER, LUCK, SLOWER, estimate
+from ..estimate import AT_A_LOOK, EFFECT, LUCK, MOST_LOOKS, NONE, Estimate, estimate, verdict_class
 
 # Log times of turns: independent noise, a drift over the trial, sudden changes of speed (how many), turns that are
 # disturbed (their share), and noise that lasts over turns (its correlation).
@@ -48,9 +48,38 @@ def coverage(machine: str, starts: int, rounds: int, trials: int, luck: float = 
     """The share of 95 % intervals that hold the true ratio, 1, and the share of trials that name a difference."""
     generator = np.random.default_rng(0)
     covered = verdicts = 0
-    for trial in range(trials):
+    for _ in range(trials):
         logs = [simulated(generator, rounds, 1.0, luck=luck, **MACHINES[machine]) for _ in range(starts)]
-        result = estimate(logs, seed=trial)
+        result = estimate(logs, luck)
         covered += result.low <= 1 <= result.high
-        verdicts += result.verdict in (FASTER, SLOWER)
+        verdicts += verdict_class(result.verdict) == EFFECT
     return covered / trials, verdicts / trials
+
+
+def until_decided(
+    machine: str, ratio: float, trials: int, *, rounds: int = 6, noise: float = 0.035, luck: float = 0.005
+) -> dict[str, float]:
+    """Trials that look after each start and end when they know enough, as `trial` does.
+
+    Of so many trials the shares that found an effect, one of the wrong sign, none above 5 %, and whose interval holds
+    the truth; and their pairs in the mean.
+    """
+    generator = np.random.default_rng(0)
+    ends: list[tuple[Estimate, int]] = []
+    for _ in range(trials):
+        logs: list[np.ndarray] = []
+        while len(logs) <= MOST_LOOKS:
+            logs.append(simulated(generator, rounds, ratio, noise=noise, luck=luck, **MACHINES[machine]))
+            result = estimate(logs, luck, AT_A_LOOK)
+            if len(logs) > 1 and result.enough:
+                break
+        ends.append((result, np.sign(result.ratio - 1) if verdict_class(result.verdict) == EFFECT else 0))
+    found = np.array([sign for _, sign in ends])
+    none = np.array([verdict_class(end.verdict) == NONE for end, _ in ends])
+    return {
+        "found": float((found != 0).mean()),
+        "wrong_sign": float((found * np.sign(np.log(ratio)) < 0).mean() if ratio != 1 else (found != 0).mean()),
+        "none_above_5": float(none.mean()),
+        "holds": float(np.mean([end.low <= ratio <= end.high for end, _ in ends])),
+        "pairs": float(np.mean([end.pairs for end, _ in ends])),
+    }
