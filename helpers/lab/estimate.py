@@ -71,11 +71,18 @@ class Estimate:
 
 
 def verdict_class(verdict: str) -> str:
-    """`EFFECT`, `NONE` or `UNDECIDED`; older records name a bound of any size: "no difference above 24 %"."""
-    if verdict in (FASTER, SLOWER):
-        return EFFECT
-    bound = re.search(r"above ([\d.]+) %", verdict)
-    return NONE if bound and float(bound[1]) <= 100 * NEGLIGIBLE else UNDECIDED
+    """`EFFECT`, `NONE` or `UNDECIDED`."""
+    return EFFECT if verdict in (FASTER, SLOWER) else NONE if verdict.startswith(NONE) else UNDECIDED
+
+
+def todays(verdict: str) -> str:
+    """A verdict of an older record, "no difference above 24 %" of whatever size, as one of the three."""
+    bound = re.fullmatch(r"no difference above ([\d.]+) %", verdict)
+    if not bound:
+        return verdict
+    return (
+        f"{NONE} above {bound[1]} %" if float(bound[1]) <= 100 * NEGLIGIBLE else f"{UNDECIDED}, excludes {bound[1]} %"
+    )
 
 
 def estimate(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.lab.estimate import LUCK, students, verdict_class
+from helpers.lab.estimate import LUCK, students, todays, verdict_class
 from helpers.lab.trials import FASTER, SLOWER, estimate
 from helpers.lab.trials.simulation import MACHINES, coverage, simulated, until_decided
 
@@ -48,12 +48,12 @@ def test_a_null_names_an_effect_of_at_most_5_percent_and_without_power_it_is_und
         (SLOWER, "effect"),
         ("none above 4.1 %", "none"),
         ("undecided, detects 7 %", "undecided"),
-        ("no difference above 4.7 %", "none"),
-        ("no difference above 4500 %", "undecided"),
+        (todays("no difference above 4.7 %"), "none"),
+        (todays("no difference above 4500 %"), "undecided"),
     ],
 )
 def test_every_verdict_also_of_older_records_is_of_one_class(verdict, of):
-    assert verdict_class(verdict) == of
+    assert verdict_class(verdict) == of and todays(verdict) == verdict
 
 
 @pytest.mark.parametrize("machine", ["quiet", "all of these"])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..estimate import todays
 from ..machine import slug
 from . import store
 from .experiment import ColumnError, Experiment
@@ -135,6 +136,8 @@ def recorded(experiment: Experiment, preset: str | None = None, machine: str | N
     current, first = str(experiment.version), main_machine()
     on_gpu.sort(key=lambda rows: ((rows["method"] != current).mean(), rows["gpu"].iloc[0] != first, -len(rows)))
     rows = with_declared(experiment, on_gpu[0]) if on_gpu else pd.DataFrame()
+    if "verdict" in rows:
+        rows = rows.assign(verdict=rows["verdict"].map(todays, na_action="ignore"))
     return Results(experiment, _in_order(experiment, rows["preset"].iloc[0], rows) if len(rows) else rows)
 
 
