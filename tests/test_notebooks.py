@@ -25,7 +25,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 def built(tmp_path_factory) -> Path:
     """The report as `make report` builds it in another folder: notebooks executed, records as committed."""
     folder = tmp_path_factory.mktemp("a-clone-in-a-folder-with-a-name-of-another-length")
-    for name in ("helpers", "notebooks", "data", "tests/loops", "tests/gpu/loops"):
+    for name in ("helpers", "notebooks", "data"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
