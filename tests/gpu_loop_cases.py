@@ -12,7 +12,7 @@ import torch
 
 from helpers.watching.run_script import compiled, run_script
 
-LOOPS = Path(__file__).parent / "gpu" / "loops"
+LOOPS = Path(__file__).parents[1] / "data" / "loops" / "gpu"
 CASES = json.loads((LOOPS / "manifest.json").read_text())
 TOLERANCE = {"equal": {"rel": 0, "abs": 0}, "close": {"rel": 2e-3}}
 

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+ROOT = Path(__file__).parents[1]
 
 
 def run_plain_or_interpreted(request, monkeypatch, module) -> str:
@@ -35,47 +38,14 @@ def allow_loops() -> None:
     interpreter._patch_lang_tensor = patch_with_index
 
 
-# Runs in a process of its own, for the interpreter is chosen when Triton is imported.
-COMPILER = """
-import importlib, json, re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-def compiled(module, kernel, types, constants, options, capability):
-    kernel = getattr(importlib.import_module(module), kernel)
-    signature = {n: types.get(n) or "constexpr" for n in kernel.arg_names}
-    values = {n: None for n, kind in types.items() if kind is None} | constants
-    constant = {(kernel.arg_names.index(n),): value for n, value in values.items()}
-    divisible = [n for n, kind in types.items() if kind and (kind[0] == "*" or kind == "i32")]
-    aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
-    source = ASTSource(kernel, signature, constant, aligned)
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
-        file.flush()
-        used = subprocess.run([reader, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return {
-        "ptx": found.asm["ptx"],
-        "registers": int(re.search(r"REG:(\\d+)", used)[1]),
-        "spilled": int(re.search(r"STACK:(\\d+)", used)[1]),
-        "shared": found.metadata.shared,
-    }
-
-print(json.dumps([compiled(*job) for job in json.load(sys.stdin)]))
-"""
-
-
 def compile_kernels(jobs: list[tuple[str, str, dict, dict, dict, int]]) -> list[dict]:
     """(module, kernel, types, constants, options, 90 for capability 9.0) -> PTX, registers, bytes spilled, shared.
 
     A type is Triton's (`*bf16`), or None for an argument that is None; pointers and integers count as multiples of 16.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILER], input=json.dumps(jobs), capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-m", "data.cases.compile_kernels"]
+    pipes = {"input": json.dumps(jobs), "capture_output": True, "text": True}
+    done = subprocess.run(command, **pipes, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -2,7 +2,6 @@
 
 import tracemalloc
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,12 +18,11 @@ from helpers.batching import attention, documents
 from helpers.batching.attention import (
     ALIGNED_NUMBERS,
     block_mask,
-    causal_attention,
     missing_because,
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.batching.packed import causal_mask, join
+from helpers.batching.packed import causal_mask
 from helpers.models import GPT2LikeModel
 
 HERE = ("dense", "flex", "varlen")  # the variants that run on the CPU
@@ -47,20 +45,6 @@ def test_documents_and_their_gradients_are_what_they_are_alone(variant, kv_heads
     torch.testing.assert_close([out, *gradients], [alone, *expected], atol=1e-12, rtol=1e-9)
     with torch.no_grad():  # flex has a path of its own
         torch.testing.assert_close(packed_attention(layout_of(lengths), variant, "cpu")(*inputs), alone)
-
-
-@pytest.mark.parametrize("variant", HERE)
-def test_what_one_document_holds_changes_nothing_in_another(variant):
-    lengths = [5, 1, 140, 9]
-    attend, inputs = packed_attention(layout_of(lengths), variant, "cpu"), qkv(sum(lengths), dtype=torch.float32)
-    before, changed = attend(*inputs), [x.clone() for x in inputs]
-    for x in changed:
-        x[:, :, 6:146] = 100 * torch.randn(1, 2, 140, 8)
-    after = attend(*changed)
-    assert torch.equal(after[:, :, :6], before[:, :, :6])
-    assert torch.equal(after[:, :, 146:], before[:, :, 146:])
-    leaks = causal_attention(*changed)[:, :, 146:] - causal_attention(*inputs)[:, :, 146:]
-    assert leaks.abs().max() > 0.1  # plain causal attention over the same sequence looks across
 
 
 @settings(max_examples=20, deadline=None)
@@ -231,15 +215,6 @@ def test_with_amx_the_backward_of_long_documents_alone_is_computed_in_bf16(amx, 
     inputs = [x.requires_grad_() for x in qkv(3130, dtype=torch.bfloat16)]
     documents.documents_attention(*inputs, torch.from_numpy(layout_of([50, 3080]).offsets.copy())).sum().backward()
     assert seen == types
-
-
-def test_a_packed_batch_gives_its_layout():
-    batch = join(np.arange(1, 31), np.array([20, 1, 9]), length=40)
-    layout = batch.layout()
-    assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
-    inputs = qkv(40)
-    result = packed_attention(layout, "varlen", "cpu")(*inputs)
-    torch.testing.assert_close(result, one_by_one(*inputs, [20, 1, 9, 10]))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 import torch
+from cases.trainers import EPOCHS, LENGTHS, RUNS, loader, on_a_rank
 from torch.utils.data import DataLoader
-from trainer_cases import EPOCHS, LENGTHS, RUNS, loader, on_a_rank
 
 from helpers.batching import BalancedBatchSampler, SequencedDataset
 from helpers.lab.machine import installed

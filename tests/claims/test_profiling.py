@@ -117,7 +117,7 @@ def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
     found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
     assert (f"{found.right:brief}", f"{found.right_apart:brief}", f"{found.alarms:brief}") == ("67%", "0%", "33%")
-    assert f"{found.right}" == "67% (21 to 94)" and not found.first_line.measured  # none is of tests/loops
+    assert f"{found.right}" == "67% (21 to 94)" and not found.first_line.measured  # none is of data/loops
     assert found.fp32.value == 1
     assert f"{found.median_error}" == "10%"
     of_a_file = pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}]).astype({"right": str, "apart": str})

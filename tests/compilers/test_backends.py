@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.compilers import BACKENDS, build, missing_because, runtimes
+from helpers.compilers import build, missing_because, runtimes
 from helpers.compilers.backends import (
-    AOT,
     CHANNELS_LAST,
     COMPILE,
     EAGER,
@@ -64,30 +63,6 @@ def test_the_runtimes_of_an_onnx_file_agree_with_eager(halves, tmp_path, monkeyp
     file = runtimes.to_onnx(model, halves[0], tmp_path)
     monkeypatch.setattr(runtimes, "to_onnx", lambda *_: file)  # it takes seconds
     assert agrees(ONNX, model, *halves, tmp_path) and agrees(OPENVINO, model, *halves, tmp_path)
-
-
-def test_code_compiled_ahead_of_time_is_a_package_in_the_folder(tmp_path, monkeypatch):
-    """Torch's part takes half a minute of C++: it runs where latencies are measured, which compare its outputs."""
-    packages = {}
-
-    def package(program, package_path, inductor_configs):
-        packages[package_path] = program.module()
-        return package_path
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", packages.get)
-    assert agrees(AOT, nn.GELU(), (torch.randn(2, 8),), (torch.randn(2, 8),), tmp_path)
-    assert list(packages) == [str(tmp_path / "model.pt2")]
-
-
-def test_a_backend_without_batch_norms_would_disagree():
-    """The models' norms do something: without them the outputs are outside every bound."""
-    model, (images,) = workloads.network(workloads.TINY_RESNET), workloads.example(workloads.TINY_RESNET, 2)
-    without = copy.deepcopy(model)
-    for module in without.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
-    assert relative_error(without(images), model(images)) > 10 * max(b.tolerance for b in BACKENDS.values())
 
 
 @torch.library.custom_op("helpers_test::odd", mutates_args=())

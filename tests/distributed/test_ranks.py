@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import distributed_cases
 import pytest
 import torch
+from cases import ranks as cases
 
 from helpers.distributed import Job, RankFailed, __main__, joined, launch, measure, train
 from helpers.distributed.launch import RENDEZVOUS
@@ -46,7 +46,7 @@ def runs():
     jobs = {name: dataclasses.replace(JOB, strategy=name, **changes) for name, changes in ON_TWO.items()}
     jobs[BF16] = dataclasses.replace(JOB, strategy="zero3", precision="amp-bf16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("helpers.distributed.work", distributed_cases.work_and_scaled_steps)
+        patch.setattr("helpers.distributed.work", cases.work_and_scaled_steps)
         *rows, scaled = measure(list(jobs.values()), 2)
     return dict(zip(jobs, rows, strict=True)) | {"scaled": scaled}
 
@@ -85,8 +85,8 @@ def test_sharded_layers_are_scaled_clipped_and_skipped_as_whole_ones(runs):
 @pytest.mark.parametrize(
     ("worker", "ranks", "message"),
     [
-        (distributed_cases.one_raises, 2, "rank 1: .*RuntimeError: planted"),
-        (distributed_cases.is_killed, 1, "rank 0 was killed by SIGKILL"),
+        (cases.one_raises, 2, "rank 1: .*RuntimeError: planted"),
+        (cases.is_killed, 1, "rank 0 was killed by SIGKILL"),
     ],
 )
 def test_a_rank_that_fails_ends_all_with_its_error(worker, ranks, message):

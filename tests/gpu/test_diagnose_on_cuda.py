@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from profiling import loops
+from cases import loops
 
 from helpers.profiling import findings as finding
 from helpers.profiling.account import COMPUTE, IDLE, device_account, step_ms, timeline

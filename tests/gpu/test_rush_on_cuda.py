@@ -6,14 +6,13 @@ import time
 import pytest
 import torch
 
-from helpers.kernels import chunked_loss
-from helpers.lab import compare, peak_memory
+from helpers.lab import compare
 from helpers.lab.records.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
 from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run
 from helpers.rush.measurement import text_tokens
-from helpers.rush.trainer import attention, compiled
+from helpers.rush.trainer import attention
 from helpers.training.step import WARM_UP
 
 TINY = Setup(model="tiny", sequence=128)
@@ -131,28 +130,6 @@ def test_attention_equals_the_eager_one(backend):
     expected = gradients(eager_attention, torch.float32)
     actual = gradients(attention(backend), torch.bfloat16)
     assert max(relative_error(ours, true) for ours, true in zip(actual, expected, strict=True)) < 1e-2
-
-
-def test_chunks_of_a_real_vocabulary_save_most_of_the_memory():
-    here(COMPILED)
-    x = torch.randn(8192, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = (0.02 * torch.randn(128256, 2048, device="cuda")).requires_grad_()
-    targets = torch.randint(128256, (8192,), device="cuda")
-
-    def gradients(head, **options):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = head(x, weight, targets, **options)
-        return loss.detach(), *torch.autograd.grad(loss, (x, weight))
-
-    pieces_compiled = compiled(COMPILED, chunked_loss.loss_and_gradient)
-    expected = gradients(chunked_loss.full)
-    for pieces in (chunked_loss.loss_and_gradient, pieces_compiled):
-        actual = gradients(chunked_loss.chunked, pieces=pieces)
-        assert max(relative_error(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)) < 2e-2
-    del expected, actual
-    full = peak_memory(lambda: gradients(chunked_loss.full)).added_bytes
-    chunked = peak_memory(lambda: gradients(chunked_loss.chunked, pieces=pieces_compiled)).added_bytes
-    assert chunked < 0.5 * full
 
 
 def test_steps_that_warm_up_share_the_memory_that_they_free():

@@ -22,16 +22,6 @@ def test_bench_repeats_a_short_run_until_the_time_is_filled():
     assert 20 < bench(lambda: None, seconds=0.05).n <= 1000
 
 
-def test_the_look_for_the_device_is_not_timed(monkeypatch):
-    def slow():
-        time.sleep(0.005)
-        return torch.device("cpu")
-
-    monkeypatch.setattr(timing, "device", slow)
-    assert bench(lambda: None, repeat=5, seconds=0).median_ms < 2
-    assert compare({"nothing": lambda: None}, rounds=1, check=False).timing("nothing").median_ms < 2
-
-
 def test_phases_are_timed_apart_and_what_follows_the_last_is_not():
     def step():
         time.sleep(0.001)

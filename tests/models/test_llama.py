@@ -2,18 +2,15 @@
 
 import importlib.util
 import json
-import math
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from llama_cases import SIZE, TOKENS, numbers
 
 from helpers.models import Llama
-from helpers.models.llama import PRESETS, eager_attention, rates
+from helpers.models.llama import PRESETS, rates
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
 # What transformers computed on `llama_cases`: logits of every sixth position, and rates of rotation by preset.
@@ -67,29 +64,6 @@ def test_logits_are_those_of_the_transformers_that_is_installed():
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    groups=st.integers(1, 3),
-    kv_heads=st.integers(1, 3),
-    pairs=st.integers(1, 4),
-    batch=st.integers(1, 3),
-    length=st.integers(1, 9),
-    changed=st.integers(0, 8),
-)
-def test_no_position_sees_a_later_one(groups, kv_heads, pairs, batch, length, changed):
-    size = {"vocab_size": 11, "layers": 2, "feedforward_size": 6, "max_length": 16}
-    heads = groups * kv_heads
-    model = Llama(**size, width=heads * 2 * pairs, heads=heads, kv_heads=kv_heads)
-    tokens = torch.randint(11, (batch, length))
-    changed = min(changed, length - 1)
-    others = tokens.clone()
-    others[:, changed] = (others[:, changed] + 1) % 11
-    before, after = model(tokens), model(others)
-    assert before.shape == (batch, length, 11)
-    assert torch.equal(before[:, :changed], after[:, :changed])
-    assert not torch.equal(before[:, changed], after[:, changed])
-
-
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_a_part_changes_neither_the_weights_at_the_start_nor_the_gradients(parts):
     tokens = torch.tensor(TOKENS)
@@ -105,21 +79,6 @@ def test_a_part_changes_neither_the_weights_at_the_start_nor_the_gradients(parts
     assert all(torch.equal(weights[name], reference[name]) for name in reference)
     for name, grad in reference_grads.items():
         torch.testing.assert_close(grads[name], grad, atol=1e-6, rtol=1e-4)
-
-
-def test_attention_depends_on_distances_and_not_on_places():
-    model = small(max_length=64)
-    cos, sin = model.positions(64)
-    attention = model.layers[0].attention
-    x = torch.randn(1, 8, 32)
-    early, late = attention(x, cos[:8], sin[:8]), attention(x, cos[40:48], sin[40:48])
-    torch.testing.assert_close(early, late, atol=1e-5, rtol=1e-4)
-
-
-def test_a_mask_is_added_to_the_scores():
-    q, k, v = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
-    only_itself = torch.full((6, 6), -math.inf).fill_diagonal_(0.0)
-    torch.testing.assert_close(eager_attention(q, k, v, only_itself), v.repeat_interleave(2, dim=1))
 
 
 def test_tables_of_positions_stay_fp32_when_the_model_is_cast():

@@ -287,13 +287,6 @@ def test_broken_files_are_left_out_of_their_batch_and_named(small_dataset):
     assert all(f"{file}: not a readable image" in fault for file, fault in named.items())
 
 
-def test_keeping_photos_leaves_broken_ones_out(small_dataset):
-    train, _ = photo_files(small_dataset)
-    kept = decode_photos(train, 16)
-    assert kept.usable.tolist() == [0, 1, 3, 4, 5, 6, 7, 8]
-    assert len(kept.skipped) == 2
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 600))
 def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(tmp_path_factory, damage, at):

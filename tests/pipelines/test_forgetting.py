@@ -57,14 +57,6 @@ def test_equals_a_loop_over_presentations_with_repeats_in_their_order(parts):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(presentation, max_size=30), st.integers(1, 30))
-def test_it_is_all_one_how_presentations_are_cut_into_batches(presentations, size):
-    whole = tracked([presentations])
-    cut = tracked([presentations[at : at + size] for at in range(0, len(presentations), size)])
-    assert same(whole, cut)
-
-
-@settings(deadline=None, max_examples=30)
 @given(batches, st.integers(0, 3))
 def test_ranks_from_never_forgotten_to_never_learned(parts, seed):
     seen = histories(*parts)

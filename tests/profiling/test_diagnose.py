@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from cases import loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling import loops
 from profiling.synthetic import BF16, FP32, STREAM, Synthetic, parse
 from torch.profiler import profile
 

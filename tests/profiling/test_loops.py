@@ -10,7 +10,7 @@ import torch._dynamo
 
 from helpers.watching.run_script import run_script
 
-LOOPS = Path(__file__).parents[1] / "loops"
+LOOPS = Path(__file__).parents[2] / "data" / "loops"
 CASES = json.loads((LOOPS / "manifest.json").read_text())
 
 

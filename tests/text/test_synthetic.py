@@ -43,33 +43,6 @@ def test_a_seed_is_the_same_text_on_every_machine(text):
     assert hashlib.sha256(text.offsets.astype("<i8").tobytes()).hexdigest()[:16] == "b81cd9d0a97565bb"
 
 
-def bigrams(text):
-    """Pairs of neighbours within a sample."""
-    first = np.zeros(len(text.ids), bool)
-    first[text.offsets[:-1]] = True
-    inside = ~first[1:]
-    return text.ids[:-1][inside].astype(np.int64), text.ids[1:][inside]
-
-
-def test_a_bigram_model_learns_what_a_unigram_model_cannot(text):
-    """Loss on another seed: the language is one, and has structure beyond frequencies."""
-    size, (before, after) = len(text.vocab), bigrams(text)
-    held_before, held_after = bigrams(SyntheticText(1000, seed=1))
-    unigram = (np.bincount(after, minlength=size) + 0.1) / (len(after) + 0.1 * size)
-
-    pairs, counts = np.unique(before * size + after, return_counts=True)
-    sought = held_before * size + held_after
-    place = np.minimum(np.searchsorted(pairs, sought), len(pairs) - 1)
-    seen = np.where(pairs[place] == sought, counts[place], 0)
-    total = np.bincount(before, minlength=size)[held_before]
-    kinds = np.maximum(np.bincount(pairs // size, minlength=size)[held_before], 1)  # Witten-Bell smoothing
-    bigram = (seen + kinds * unigram[held_after]) / (total + kinds)
-
-    unigram_loss, bigram_loss = -np.log(unigram[held_after]).mean(), -np.log(bigram).mean()
-    assert abs(unigram_loss - 7.44) < 0.06
-    assert bigram_loss < unigram_loss - 1.0
-
-
 def test_other_seeds_are_other_texts_in_the_same_language():
     texts = [corpus(split, synthetic_samples=50) for split in ("train", "validation", "test")]
     assert [text.source for text in texts] == [f"synthetic text, seed {seed}" for seed in (0, 1, 2)]

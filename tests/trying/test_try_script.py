@@ -18,40 +18,7 @@ from helpers.trying import search, try_script
 from helpers.trying.search import CannotTry
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW_LOADER = """
-import argparse, os, time, torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--size", type=int, default=8)
-options = parser.parse_args()
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, i):
-        time.sleep(0.01)
-        return torch.full((options.size,), float(i))
-
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(options.size, 8), nn.Dropout(0.1), nn.Linear(8, 1))
-loader = DataLoader(Numbers(), batch_size=8, shuffle=True)
-optimizer = torch.optim.AdamW(
-    model.parameters(),
-    lr=1e-3,
-)
-os.makedirs("runs", exist_ok=True)
-for epoch in range(1000):
-    for batch in loader:
-        optimizer.zero_grad(set_to_none=False)
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-    torch.save(model.state_dict(), "runs/last.pt")
-    with open(os.path.abspath("log.txt"), "a") as log:
-        print(epoch, loss.item(), file=log)
-"""
+SLOW_LOADER = (ROOT / "data" / "tried" / "slow_loader.py").read_text()
 # A step takes as long as it sleeps, on any machine: time passes nowhere else. A script that ends soon runs again.
 SHORT = """
 import sys, time, torch
@@ -127,7 +94,7 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
     (row,) = result["tried"]
     assert row["change"] == "loader-workers" and row["gain_share"] > 0.2
     assert row["losses"].startswith("within seeds")  # one random number less an epoch
-    assert row["edit"].startswith("train.py:19 DataLoader(…, num_workers=")
+    assert row["edit"].startswith("train.py:18 DataLoader(…, num_workers=")
     assert {each["change"] for each in result["not_tried"]} == {"channels-last"}
     assert str(tmp_path / "runs") in result["redirected"]
     assert "+loader = DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=" in patch.read_text()

@@ -1,6 +1,6 @@
 """The open sets of training loops with a planted fault: does `dlspeed profile` name it first?
 
-Those of `tests/loops` have it on any machine, those of `tests/gpu/loops` on a GPU alone.
+Those of `data/loops` have it on any machine, those of `data/loops/gpu` on a GPU alone.
 """
 
 import json
@@ -22,7 +22,7 @@ from ...trying import try_edited, try_script
 from ...trying.table import Tried
 
 ROOT = Path(__file__).resolve().parents[3]
-LOOPS, GPU_LOOPS = ROOT / "tests" / "loops", ROOT / "tests" / "gpu" / "loops"
+LOOPS = ROOT / "data" / "loops"
 LIMIT_S, TRIAL_S = 60, 6.0
 GPU_LIMIT_S = 10  # profile goes over all twelve in 200 s, with the start of each
 GPU_TRIAL_S, GPU_TRY_S = 25.0, 45.0  # the starts are within: of each some 6 s on a GPU
@@ -38,7 +38,7 @@ def cases_in(folder: Path) -> dict[str, dict]:
     return {case["name"]: case | {"script": folder / f"{case['name']}.py"} for case in cases}
 
 
-CASES, GPU_CASES = cases_in(LOOPS), cases_in(GPU_LOOPS)
+CASES, GPU_CASES = cases_in(LOOPS), cases_in(LOOPS / "gpu")
 DEAREST = sorted(GPU_CASES, key=lambda name: -GPU_CASES[name]["gain"])[:3]
 
 

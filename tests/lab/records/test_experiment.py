@@ -12,7 +12,7 @@ import torch
 from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.machine import OthersLoad, device_name, slug
 from helpers.lab.records import runner
-from helpers.lab.records.experiment import PRESETS, Experiment, experiment, free_memory, is_out_of_memory
+from helpers.lab.records.experiment import PRESETS, Experiment, experiment, is_out_of_memory
 
 CALLS = []
 
@@ -97,34 +97,28 @@ def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
     assert measure([SQUARES], "cpu", results=tmp_path).measured == 0
 
 
-def test_a_variant_that_computes_something_else_is_a_failed_row_and_the_others_go_on(tmp_path):
-    def wrong(size):
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Disagreement("'b' differs from 'a'"), "failed: 'b' differs from 'a'"),
+        (RuntimeError("no kernel for this\nat line 1"), "failed: RuntimeError: no kernel for this"),
+    ],
+)
+def test_an_error_is_a_failed_row_which_is_tried_again_and_the_others_go_on(error, status, tmp_path, capsys):
+    done = measure([breaking(error)], "cpu", results=tmp_path)
+    assert (done.measured, done.failed) == (3, 1)
+    assert read(breaking(error), tmp_path)["status"].tolist() == [status, "out of memory", "ok"]
+    assert ("raise error" in capsys.readouterr().err) == ("RuntimeError" in status)  # with its traceback
+    assert measure([breaking(error)], "cpu", results=tmp_path).measured == 1
+
+
+def breaking(error):
+    def breaks(size):
         if size == 2:
-            raise Disagreement("'b' differs from 'a'")
+            raise error
         return square(size)
 
-    e = Experiment("chapter", "wrong", wrong, SQUARES.presets, 1)
-    done = measure([e], "cpu", results=tmp_path)
-    assert (done.measured, done.failed) == (3, 1)
-    assert read(e, tmp_path)["status"].tolist() == ["failed: 'b' differs from 'a'", "out of memory", "ok"]
-    assert measure([e], "cpu", results=tmp_path).measured == 1  # what failed is tried again
-
-
-def breaks(size):
-    if size == 2:
-        raise RuntimeError("no kernel for this\nat line 1")
-    return square(size)
-
-
-BREAKS = Experiment("chapter", "breaks", breaks, SQUARES.presets, 1)
-
-
-def test_an_unexpected_error_is_a_failed_row_with_its_traceback_on_stderr(tmp_path, capsys):
-    done = measure([BREAKS], "cpu", results=tmp_path)
-    assert (done.measured, done.failed) == (3, 1)
-    assert read(BREAKS, tmp_path)["status"][0] == "failed: RuntimeError: no kernel for this"
-    assert 'raise RuntimeError("no kernel' in capsys.readouterr().err
-    assert measure([BREAKS], "cpu", results=tmp_path).measured == 1
+    return Experiment("chapter", "breaks", breaks, SQUARES.presets, 1)
 
 
 def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
@@ -133,7 +127,7 @@ def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "synchronize", lost)
     with pytest.raises(RuntimeError, match="no kernel for this"):
-        measure([BREAKS], "cpu", results=tmp_path)
+        measure([breaking(RuntimeError("no kernel for this"))], "cpu", results=tmp_path)
     assert not CALLS and not records.path(slug(device_name()), "chapter", "breaks", tmp_path).exists()
 
 
@@ -306,15 +300,3 @@ def test_each_class_of_machine_has_its_sizes():
     assert of_gpus.configurations("cpu") == []
     of_all = experiment(small=[{"size": 1}], cpu=[{"size": 2}])(three)
     assert of_all.configurations("big-gpu") == [{"size": 2}]
-
-
-@pytest.mark.parametrize("there", [True, False])  # torch may not have the function: it is no public one
-def test_the_next_configuration_starts_without_the_memory_that_cublas_worked_in(there, monkeypatch):
-    done = []
-    monkeypatch.setitem(free_memory.__globals__, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("workspaces"), raising=False)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
-    if not there:
-        monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
-    free_memory()
-    assert done == ["workspaces", "cache"][not there :]  # in this order, or the cache would keep the workspaces

@@ -16,11 +16,11 @@ from helpers.lab.trials import FASTER, Program, programs, trees, trial
 
 OURS = "TRIALS_OF_THIS_TEST"
 LONG_S = 300.0
+CASES = Path(__file__).parents[3] / "data" / "cases"
 
 
 def program(function: str, name: str = "", **arguments) -> Program:
-    folder = str(Path(__file__).parent)
-    return Program(name or function, function=f"programs_to_try:{function}", arguments=arguments, folder=folder)
+    return Program(name or function, function=f"programs:{function}", arguments=arguments, folder=str(CASES))
 
 
 def ours() -> list[int]:
