@@ -1,6 +1,5 @@
 """What is counted or predicted: memory of a step, many ranks, and the speed of GPUs that aren't there."""
 
-import math
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -32,10 +31,11 @@ TRAININGS: dict[str, Any] = {
     "Llama-3.2-1B": fit.Plan(model="llama-3.2-1b", sequence=2048, batch=4),
     "Llama-3.1-8B on 8": fit.Plan(model="llama-3.1-8b", sequence=2048, batch=8, strategy="zero3", ranks=8),
 }
-TOLD = {"tokens_per_s": "", "mfu": PERCENT, "peak_gib": ""}  # what is predicted of a rung
-HEADS = {"tokens_per_s": "tokens/s", "tokens_per_s, predicted": "predicted", "tokens_per_s, error": "off by"}
-HEADS |= {"mfu": "MFU", "mfu, predicted": "predicted MFU", "mfu, error": "MFU off by"}
-HEADS |= {"peak_gib": "peak, GiB", "peak_gib, predicted": "counted, GiB", "peak_gib, error": "count off by"}
+TOLD = {  # what is predicted of a rung: its unit, and the heads of its measured value, the prediction and the error
+    "tokens_per_s": ("", ("tokens/s", "predicted", "off by")),
+    "mfu": (PERCENT, ("MFU", "predicted MFU", "MFU off by")),
+    "peak_gib": ("", ("peak, GiB", "counted, GiB", "count off by")),
+}
 
 
 def predicted(rows: pd.DataFrame) -> SimpleNamespace:
@@ -52,25 +52,18 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
         plan = fit.Plan(**same, head="full" if setup.head == "full" else "chunked")
         time, gib = fit.speed(fit.plan_run(plan) | {"gpu": row["gpu"]}), fit.peak(plan).bytes / GIB
         told = {"tokens_per_s": time["tokens_per_s"], "mfu": time["mfu"], "peak_gib": gib}
-        within = time["low"] <= row["tokens_per_s"] <= time["high"]
-        lines.append({"rung": row["step"], "in the band": within} | _beside(row, told))
-    table = pd.DataFrame(lines)
-    errors = {name: table[f"{name}, error"].map(float).abs() if len(table) else table for name in TOLD}
-    return SimpleNamespace(
-        table=table.rename(columns=HEADS),
-        speed_error=Number(errors["tokens_per_s"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
-        memory_error=Number(errors["peak_gib"].median() if lines else math.nan, PERCENT, missing="a GPU's ladder"),
-    )
+        line = {"rung": row["step"], "in the band": time["low"] <= row["tokens_per_s"] <= time["high"]}
+        for name, (unit, heads) in TOLD.items():
+            off = Number(told[name] / row[name] - 1, PERCENT, decimals=0)
+            line |= dict(zip(heads, (Number(row[name], unit), Number(told[name], unit), off), strict=True))
+        lines.append(line)
 
+    def error(name: str) -> Number:
+        head = TOLD[name][1][-1]
+        median = pd.Series([abs(float(line[head])) for line in lines]).median()
+        return Number(median, PERCENT, missing="a GPU's ladder")
 
-def _beside(row: dict, told: dict[str, float]) -> dict[str, Number]:
-    """Measured, predicted, and the prediction's error as a share of what was measured."""
-    cells: dict[str, Number] = {}
-    for name, unit in TOLD.items():
-        both = {name: row[name], f"{name}, predicted": told[name]}
-        cells |= {key: Number(value, unit, missing=name) for key, value in both.items()}
-        cells[f"{name}, error"] = Number(told[name] / row[name] - 1, PERCENT, missing=name, decimals=0)
-    return cells
+    return SimpleNamespace(table=pd.DataFrame(lines), speed_error=error("tokens_per_s"), memory_error=error("peak_gib"))
 
 
 def memory(rows: pd.DataFrame) -> SimpleNamespace:

@@ -90,7 +90,7 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
     task = training.build_task(setup, device())
     names = ("validation_accuracy", "validation_loss", "train_loss", "skipped_steps", "steps", "source")
     row = {name: outcome[name] for name in names} | {
-        "constant_accuracy": _constant_accuracy(task),
+        "constant_accuracy": constant_accuracy(task),
         "diverged": "yes" if outcome["diverged"] else "no",
         "zero_share": float(torch.stack(shares).mean()),
         "first_scale": float(seen[0][2]),
@@ -108,7 +108,7 @@ def _trained(setup: Setup) -> tuple[Row, list[Row]]:
     return row, curve
 
 
-def _constant_accuracy(task: Task) -> float:
+def constant_accuracy(task: Task) -> float:
     """The validation accuracy of the constant guess that is right most often in training. Padding doesn't count."""
 
     def counts(batches: Iterable) -> Tensor:

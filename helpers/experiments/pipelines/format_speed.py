@@ -97,7 +97,7 @@ def _passes() -> list[Row]:
     cpu=_passes(),
     version=2,
     missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
-    columns="build_s files payload_bytes bytes_on_disk bytes_allocated samples_per_s samples_per_s_p20 "
+    columns="build_s files payload_bytes bytes_allocated samples_per_s samples_per_s_p20 "
     "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
     worth=Worth(2, "file formats", cpu=3.5, gpu=3, big_gpu=3),
 )
@@ -114,7 +114,6 @@ def formats(kind: str, format: str, samples: int, order: str, cached: str, worke
     written, open_ = VARIANTS[format]
     data, cold = prepared(kind, samples, written), cached == COLD
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
-    row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
     row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
     reader = open_(data.folder, verify=False)
     seconds = []

@@ -10,19 +10,5 @@ from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
 from .whole import whole_runs
 
-__all__ = [
-    "PARTS",
-    "coverage",
-    "diagnose",
-    "gpt_fixes",
-    "gpu_gains",
-    "gpu_loops",
-    "loops",
-    "modules",
-    "nulls",
-    "predicted",
-    "timeline",
-    "tried",
-    "vit_fixes",
-    "whole_runs",
-]
+__all__ = ["PARTS", "coverage", "diagnose", "gpt_fixes", "gpu_gains", "gpu_loops", "loops", "modules", "nulls"]
+__all__ += ["predicted", "timeline", "tried", "vit_fixes", "whole_runs"]
