@@ -28,7 +28,6 @@ from .planted_faults import (
     plantings,
     side_by_side,
     trace_of,
-    within_an_epoch,
 )
 
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
@@ -111,8 +110,7 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
         return profiled[-1][0]
 
     switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant, size), 5 if size == "small" else 14
-    taken = options(switched, size) | within_an_epoch(switched, steps, size)
-    switched.run(fixes, steps=steps, validates=False, profile=profile_model, **taken)
+    switched.run(fixes, steps=steps, validates=False, profile=profile_model, **options(switched, size, steps))
     ((profiler, layers),) = profiled
     table, in_half = profiler.summary(median=True), "bf16" in fixes and multiplies_half()
     dtype = half_dtype() if in_half else torch.float32
