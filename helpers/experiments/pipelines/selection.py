@@ -31,7 +31,7 @@ TEST_EVERY = 3  # every third sample of each class is for the test
 EPOCHS, BATCH, WIDTH = 30, 64, 128
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARM_UP = 0.1  # share of the steps
-COLUMNS = "test_accuracy lost_points samples unforgettable_share train_s epochs steps source"
+COLUMNS = "test_accuracy lost_points unforgettable_share train_s steps source"
 
 
 class Split(NamedTuple):
@@ -85,9 +85,7 @@ def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
         trained = train(parts, derived(seed, "second training"), remaining=remaining, steps=steps)
     return trained | {
         "lost_points": 100 * (baseline["test_accuracy"] - trained["test_accuracy"]),
-        "samples": len(parts.labels),
         "unforgettable_share": len(tracker.unforgettable()) / len(parts.labels),
-        "epochs": EPOCHS,
         "source": SOURCE,
     }
 

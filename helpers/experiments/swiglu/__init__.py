@@ -238,10 +238,8 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
     gpu=_at_each_level(SWEEP_GPU),
     big_gpu=_at_each_level(SWEEP_BIG_GPU),
     columns=(
-        "forward_s",
-        "backward_s",
-        "n",
-        "peak_gib",
+        *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
+        *("n", "peak_gib"),
     ),
     worth=Worth(
         4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2, headline={"dtype": ("float32",)}
@@ -274,5 +272,8 @@ def sweep(
         yield "backward"
 
     times = phases(step, warmup=2, repeat=8 if device().type == "cuda" else 20)
-    row = {f"{name}_s": timing.median_ms / 1e3 for name, timing in times.items()}
-    return row | {"n": times["forward"].n, "peak_gib": peak_memory(lambda: list(step())).peak_gib}
+    row: Row = {"n": times["forward"].n, "peak_gib": peak_memory(lambda: list(step())).peak_gib}
+    for name, timing in times.items():
+        row |= {f"{name}_s": timing.median_ms / 1e3}
+        row |= {f"{name}_p20_s": timing.p20_ms / 1e3, f"{name}_p80_s": timing.p80_ms / 1e3}
+    return row
