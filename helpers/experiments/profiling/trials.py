@@ -81,7 +81,7 @@ def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
     command = [sys.executable, "-c", WORK, str(busy), str(every)]
     beside = int(subprocess.check_output(command)) if busy else 0
     function = f"{__name__}:training_step"
-    program = Program("one", function=function, arguments={"width": 256}, environment=ALLOCATORS[allocator])
+    program = Program("one", function=function, environment=ALLOCATORS[allocator])
     try:
         return trial(program, dataclasses.replace(program, name="same"), seconds=trial_s, wanted=2)
     finally:
@@ -89,12 +89,12 @@ def nulls(number: int, others: str, allocator: str, trial_s: float) -> Row:
             os.kill(beside, signal.SIGKILL)
 
 
-def training_step(width: int) -> Callable[[], None]:
+def training_step() -> Callable[[], None]:
     """A step of a small network, some 5 ms on a CPU."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width))
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batch = torch.randn(512, width)
+    batch = torch.randn(512, 256)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -42,23 +42,23 @@ def needs(variant: str) -> tuple[str, ...]:
     return ("transformers", *flash, *liger)
 
 
-def against(variant: str, setup: Setup, *, steps: int = ON_CPU_LOSS_STEPS, rounds: int = 10) -> dict[str, Any]:
-    """A variant's row beside ours, in this process: losses of `steps` steps on the same tokens, then steps in turn.
+def against(variant: str, setup: Setup) -> dict[str, Any]:
+    """A variant's row beside ours, in this process: losses of some steps on the same tokens, then steps in turn.
 
     Of the setup the variant uses model, precision, batch, sequence, learning rate and seed; the initial weights are
-    those of our Llama. Rows of slow machines have fewer rounds: a minute's, but at least 5.
+    those of our Llama. There are 10 rounds; on slow machines a minute's, but at least 5.
     """
     ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
     both = {variant: training_step(variant, setup), OURS: ours}
     for name, step in both.items():
-        curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
+        curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), ON_CPU_LOSS_STEPS)]
         losses[name] = statistics.fmean(curve[-SEQUENCES:])
-    once = (time.perf_counter() - began) / steps  # compilation included: no more than an upper bound
+    once = (time.perf_counter() - began) / ON_CPU_LOSS_STEPS  # compilation included: no more than an upper bound
     batches = itertools.cycle(text_tokens(setup, SEQUENCES))
     timed = compare(
         {name: (lambda step=step: step(next(batches))) for name, step in both.items()},
         check=False,
-        rounds=max(min(rounds, int(60 / once)), 5),
+        rounds=max(min(10, int(60 / once)), 5),
         warmup=1,
     )
     memory = {name: peak_memory(lambda step=step: step(next(batches))).added_bytes / GIB for name, step in both.items()}
