@@ -16,6 +16,6 @@ from pathlib import Path
 
 
 def __getattr__(name: str):
-    if not name.startswith("_") and (Path(__file__).parent / f"{name}.py").is_file():
+    if not name.startswith("_") and name in {path.stem for path in Path(__file__).parent.iterdir()}:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,7 +48,7 @@ def fusion(rows: pd.DataFrame) -> SimpleNamespace:
     )
     compiled = fastest[fastest["label"] == "torch.compile"].set_index("case").sort_values("ratio")
     eager_bytes = fastest[fastest["label"] == "eager"].set_index("case")["bytes_moved"]
-    share = compiled["bytes_moved"] / eager_bytes
+    compiled = compiled.assign(share=compiled["bytes_moved"] / eager_bytes.reindex(compiled.index))
     columns = ["case", "variant", "kernels", "bytes", "median_ms", "p20_ms", "p80_ms", "baseline_ms", "speedup"]
     heads = {"bytes": "bytes / bound", "baseline_ms": "eager, ms"}
     return SimpleNamespace(
@@ -58,20 +58,21 @@ def fusion(rows: pd.DataFrame) -> SimpleNamespace:
         cases=derived(len(compiled), "counted", "", 0),
         faster=derived((compiled["ratio"] < 1 / SAME).sum(), "counted", "", 0),
         median=_median(compiled["speedup"]),
-        **_extreme("largest", compiled, share, 0),
-        **_extreme("smallest", compiled, share, -1),
+        largest=_at_place(compiled, 0),
+        smallest=_at_place(compiled, -1),
         chain=_at(compiled["speedup"], "pointwise chain"),
         chain_predicted=derived(9 / 3, "nine large tensors read or written, and three", decimals=0),
     )
 
 
-def _extreme(name: str, compiled: pd.DataFrame, share: pd.Series, place: int) -> dict:
+def _at_place(compiled: pd.DataFrame, place: int) -> SimpleNamespace:
+    """The speedup of a case by torch.compile, and the bytes that it moves, as a share of eager's."""
     if not len(compiled):
         absent = lacking("fusion by torch.compile", TIMES)
-        return {name: absent, f"{name}_case": "", f"{name}_bytes": absent}
+        return SimpleNamespace(speedup=absent, case="", bytes=absent)
     row = compiled.iloc[place]
-    bytes_moved = derived(share[row.name], "counted bytes", PERCENT, 0)
-    return {name: row["speedup"], f"{name}_case": row.name, f"{name}_bytes": bytes_moved}
+    share = derived(row["share"], "counted bytes", PERCENT, 0)
+    return SimpleNamespace(speedup=row["speedup"], case=row.name, bytes=share)
 
 
 def latency(rows: pd.DataFrame) -> SimpleNamespace:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 
 import pandas as pd
@@ -13,11 +13,10 @@ from ..lab.records.results import Named, recorded
 from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
+from .rush.rungs import ONEDNN
 
-ONEDNN = "fp32 products by oneDNN"
 SAME = 0.1  # two measurements apart of the same differ by up to that
-SCORES = ["train_s", "real_tokens_per_s", "step_ms", "peak_gib", "validation_loss", "validation_accuracy"]
-UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0), "step_ms": ("ms", 1)}
+UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0)}
 UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
 
 
@@ -28,59 +27,56 @@ def stages(rows: pd.DataFrame) -> SimpleNamespace:
     """
     climbed = rows[rows["way"] != "alone"]
     names = [name for name in ("none", *STAGES) if name in set(climbed["stage"])]
-    means, deviation = (climbed.groupby("stage")[SCORES].agg(how).reindex(names) for how in ("mean", "std"))
-    best = means.drop(index=COMPILED, errors="ignore")
-    first, last = _numbers(best.iloc[0]), _numbers(best.iloc[-1])
+    start, *_, end = best = [name for name in names if name != COMPILED]
 
     def by_run(stage: str, column: str) -> pd.Series:
         return climbed[climbed["stage"] == stage].set_index("seed")[column]
 
     gains = {
         after: over_runs(by_run(before, "train_s"), by_run(after, "train_s"))
-        for before, after in itertools.pairwise(best.index)
+        for before, after in itertools.pairwise(best)
     }
-    ranked = sorted(gains, key=lambda name: -gains[name].value)
-    by_seed = climbed.pivot_table(index="seed", columns="stage", values="validation_loss")
-    apart = by_seed[best.index[-1]] - by_seed["none"]  # both begin with the same weights
-    guess = rows["constant_accuracy"].max()
+    ranked = [
+        SimpleNamespace(stage=name, gain=gains[name]) for name in sorted(gains, key=lambda name: -gains[name].value)
+    ]
+    ranked = ranked or [SimpleNamespace(stage="", gain=lacking("a stage", TIMES))]
+    last, guess = _scores(climbed, end), rows["constant_accuracy"].max()
+    apart = by_run(end, "validation_loss") - by_run(start, "validation_loss")  # both begin with the same weights
     return SimpleNamespace(
-        first=first,
+        first=_scores(climbed, start),
         last=last,
-        all=over_runs(by_run("none", "train_s"), by_run(best.index[-1], "train_s")),
-        all_steady=over_runs(by_run(best.index[-1], "real_tokens_per_s"), by_run("none", "real_tokens_per_s")),
+        all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
+        all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
         gains=gains,
-        largest=ranked[0] if ranked else "",
-        largest_two=" and ".join(ranked[:2]),
-        largest_gain=gains[ranked[0]] if ranked else lacking("a stage", TIMES),
-        smallest=ranked[-1] if ranked else "",
-        smallest_gain=gains[ranked[-1]] if ranked else lacking("a stage", TIMES),
-        loss_apart=Number(apart.mean(), decimals=3),
-        loss_apart_std=Number(apart.std(), decimals=3),
-        loss_std=Number(deviation["validation_loss"].iloc[0], decimals=3),
+        largest=ranked[0],
+        largest_two=" and ".join(one.stage for one in ranked[:2]),
+        smallest=ranked[-1],
+        loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),
         tokens=Number(rows["real_tokens"].max(), "real tokens", decimals=0),
-        steps=_steps(climbed, "none"),
-        packed_steps=_steps(climbed, best.index[-1]),
         seeds=rows["seed"].nunique(),
-        compiled=_compiled(climbed, best.index[-1]),
-        means=means,
-        table=_staircase(rows, means, deviation, gains),
+        compiled=_compiled(climbed, end),
+        table=_staircase(rows, names, gains),
     )
 
 
-def _numbers(scores: pd.Series) -> SimpleNamespace:
-    return SimpleNamespace(**{name: Number(scores[name], unit, decimals=n) for name, (unit, n) in UNITS.items()})
-
-
-def _steps(climbed: pd.DataFrame, stage: str) -> Number:
-    return derived(climbed.loc[climbed["stage"] == stage, "steps"].median(), "counted", "", 0)
+def _scores(climbed: pd.DataFrame, stage: str) -> SimpleNamespace:
+    """A stage's means over the seeds, the deviation of its loss, and its steps."""
+    of = climbed[climbed["stage"] == stage]
+    return SimpleNamespace(
+        **{name: Number(of[name].mean(), unit, decimals=decimals) for name, (unit, decimals) in UNITS.items()},
+        loss_std=Number(of["validation_loss"].std(), decimals=3),
+        steps=derived(of["steps"].median(), "counted", "", 0),
+    )
 
 
 def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
     """What compilation saves in a step and costs once, against the same seeds without it."""
     seeds = climbed.loc[climbed["stage"] == COMPILED, "seed"]
-    same = climbed[climbed["seed"].isin(seeds)].groupby("stage")[SCORES].mean().reindex([before, COMPILED])
+    same = (
+        climbed[climbed["seed"].isin(seeds)].groupby("stage")[["step_ms", "train_s"]].mean().reindex([before, COMPILED])
+    )
     step_ms, train_s, missing = same["step_ms"], same["train_s"], "the compiled training"
     steps_s = climbed["steps"].max() * (step_ms[before] - step_ms[COMPILED]) / 1e3  # what compiling saves of them
     return SimpleNamespace(
@@ -90,12 +86,15 @@ def _compiled(climbed: pd.DataFrame, before: str) -> SimpleNamespace:
     )
 
 
-def _staircase(rows: pd.DataFrame, means: pd.DataFrame, deviation: pd.DataFrame, gains: dict) -> pd.DataFrame:
-    alone = rows[rows["way"] == "alone"].groupby("stage")["train_s"].mean().reindex(means.index)
-    table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in means.index[1:])]}, index=means.index)
+def _staircase(rows: pd.DataFrame, names: list[str], gains: dict[str, Number]) -> pd.DataFrame:
+    alone = rows["way"] == "alone"
+    stages = rows[~alone].groupby("stage")
+    means, deviation = stages.mean(numeric_only=True).reindex(names), stages.std(numeric_only=True).reindex(names)
+    single = rows[alone].groupby("stage")["train_s"].mean().reindex(names)
+    table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in names[1:])]}, index=means.index)
     table["wall time, s"] = means["train_s"]
-    table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in means.index]
-    table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / alone]
+    table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in names]
+    table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / single]
     table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
     for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
         pairs = zip(means[name], deviation[name].fillna(0), strict=True)
@@ -138,8 +137,8 @@ def settings(on_cpu: bool = False, labelled: bool = False) -> dict[str, dict[str
 
 
 def placed(named: Named, number: str) -> tuple[Number, str]:
-    """A number, and the kind of device that it is of."""
-    return getattr(named, number), kind_of(named)
+    """A number, and the kind of device that it is of; a dot leads into a namespace."""
+    return attrgetter(number)(named) if named.measured else lacking(number), kind_of(named)
 
 
 def kind_of(named: Named) -> str:

@@ -5,6 +5,7 @@ import json
 import pandas as pd
 
 from helpers.claims import profiling
+from helpers.claims.profiling import strangers
 
 
 def promise(pipeline, faults, fix, finding, predicted, gained, first, noise=0.01):
@@ -146,7 +147,7 @@ def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
     row["told_fixed"] = None
     told = profiling.loops(pd.DataFrame([row, row | {"loop": "b", "told": None}])).told
     assert list(told) == ["a"] and told["a"].startswith("compute\n\n  loader  0.1%\na word")
-    assert max(map(len, told["a"].splitlines())) <= profiling.PAGE
+    assert max(map(len, told["a"].splitlines())) <= strangers.PAGE
     begun_with_a_path = pd.DataFrame([row | {"told": json.dumps("/home/me/slow.py gpt: 3 ms a step\n a/b")}])
     assert profiling.loops(begun_with_a_path).told["a"] == "slow.py gpt: 3 ms a step\n a/b"
 

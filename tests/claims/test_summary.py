@@ -27,7 +27,7 @@ def test_stages_are_compared_seed_by_seed():
         if time
     ]
     named = summary.stages(pd.DataFrame(rows))
-    assert named.largest == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
+    assert named.largest.stage == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
     assert named.compiled.compiling_s.value == -2.0
 
 

@@ -22,11 +22,7 @@ SMALL_RUNS, ALL_RUNS = runs("small", ("fp32", "amp", "dynamic")), {size: runs(si
 
 def training_setup(task: str, precision: str, size: str, seed: int = 0) -> Setup:
     """A training; on a CPU with what is there of WikiText, if it is."""
-    growth, path = GROWTH_INTERVAL[size], local_wikitext() if task == "lm" and size != "small" else None
-    run = {
-        "epochs": EPOCHS[size] if task == "segmentation" else 1,
-        "growth_interval": growth,
-        "path": path,
-        "seed": seed,
-    }
+    epochs = EPOCHS[size] if task == "segmentation" else 1
+    path = local_wikitext() if task == "lm" and size != "small" else None
+    run = {"epochs": epochs, "growth_interval": GROWTH_INTERVAL[size], "path": path, "seed": seed}
     return Setup(task=task, precision=precision, preset=size, **run)

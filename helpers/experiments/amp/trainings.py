@@ -15,8 +15,8 @@ from .gradients import zero_share
 from .setups import ALL_RUNS, SEEDS, SMALL_RUNS, training_setup
 
 QUALITY = """
-    validation_accuracy validation_loss constant_accuracy train_loss diverged zero_share skipped_steps first_scale
-    final_scale growth_interval micro_batches steps train_s source
+    validation_accuracy validation_loss constant_accuracy diverged zero_share skipped_steps first_scale growth_interval
+    micro_batches steps source
 """
 
 
@@ -55,7 +55,7 @@ def quality(task: str, precision: str, size: str, seed: int) -> Row:
     cpu=ALL_RUNS["reduced"],
     gpu=ALL_RUNS["reduced"],
     big_gpu=ALL_RUNS["full"],
-    columns="step loss scale skipped_steps",
+    columns="step loss scale",
     timed=False,
     version=3,
     worth=Worth(1, "the loss over the steps", cpu=0.4, gpu=8, big_gpu=14),
@@ -75,40 +75,37 @@ _curve_of: dict[Setup, list[Row]] = {}  # of runs that `quality` has measured, u
 def _trained(setup: Setup) -> tuple[Row, list[Row]]:
     """How a training went: in one row, and by its steps."""
     shares: list[Tensor] = []
-    seen: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    seen: list[tuple[int, Tensor, Tensor]] = []
 
     def look(step: Step) -> None:
         if step.number % 10 == 0:
             shares.append(zero_share([p.grad for p in step.model.parameters() if p.grad is not None]))
-        scale, skipped = getattr(step.scaler, "_scale", None), getattr(step.scaler, "_skipped", None)
-        nothing = torch.full((), float("nan"), device=step.loss.device)
-        state = [nothing if value is None else value.detach().float().clone() for value in (scale, skipped)]
-        seen.append((step.number, step.loss.float(), *state))
+        scale = getattr(step.scaler, "_scale", None)
+        scale = step.loss.new_full((), float("nan")) if scale is None else scale.detach().float().clone()
+        seen.append((step.number, step.loss.float(), scale))
 
     with fp16_by_fp32():
         outcome = training.train(setup, on_step=look, progress=False)
     task = training.build_task(setup, device())
-    names = ("validation_accuracy", "validation_loss", "train_loss", "skipped_steps", "steps", "source")
+    names = ("validation_accuracy", "validation_loss", "skipped_steps", "steps", "source")
     row = {name: outcome[name] for name in names} | {
-        "constant_accuracy": _constant_accuracy(task),
+        "constant_accuracy": constant_accuracy(task),
         "diverged": "yes" if outcome["diverged"] else "no",
         "zero_share": float(torch.stack(shares).mean()),
         "first_scale": float(seen[0][2]),
-        "final_scale": outcome["scale"],
         "growth_interval": setup.growth_interval,
         "micro_batches": task.micro_batches,
-        "train_s": outcome["seconds"],
     }
     every = max(len(seen) // 80, 1)
     curve = [
-        {"step": number, "loss": float(loss), "scale": float(scale), "skipped_steps": float(skipped)}
-        for number, loss, scale, skipped in seen
+        {"step": number, "loss": float(loss), "scale": float(scale)}
+        for number, loss, scale in seen
         if number % every == 0 or number == len(seen) - 1
     ]
     return row, curve
 
 
-def _constant_accuracy(task: Task) -> float:
+def constant_accuracy(task: Task) -> float:
     """The validation accuracy of the constant guess that is right most often in training. Padding doesn't count."""
 
     def counts(batches: Iterable) -> Tensor:

@@ -23,7 +23,6 @@ from .side_by_side import TIMES
 
 EAGER, COMPILED = "eager", "torch.compile"
 FOREACH, FUSED, ONE_PRODUCT, BY_HAND = "foreach", "fused", "one product", "by hand"
-VERTICAL, HORIZONTAL = "vertical", "horizontal"
 WIDTH, MANY, ROWS = 1024, 16, 128  # numbers in a row, tensors in a list, rows in a block
 
 
@@ -137,13 +136,13 @@ def _step(optimizer: torch.optim.Optimizer, changed: list[Tensor]) -> list[Tenso
     return changed
 
 
-CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
-    "pointwise chain": (VERTICAL, pointwise_chain),
-    "softmax": (VERTICAL, softmax),
-    "LayerNorm": (VERTICAL, layer_norm),
-    "many pointwise": (HORIZONTAL, many_pointwise),
-    "three Linears": (HORIZONTAL, three_linears),
-    "AdamW": (HORIZONTAL, adamw),
+CASES: dict[str, Callable[[int], Job]] = {
+    "pointwise chain": pointwise_chain,
+    "softmax": softmax,
+    "LayerNorm": layer_norm,
+    "many pointwise": many_pointwise,
+    "three Linears": three_linears,
+    "AdamW": adamw,
 }
 
 
@@ -152,7 +151,7 @@ CASES: dict[str, tuple[str, Callable[[int], Job]]] = {
     cpu=[{"case": case, "size": 2**23} for case in CASES],
     gpu=[{"case": case, "size": size} for case in CASES for size in (2**20, 2**24)],
     version=3,
-    columns=TIMES + "kind variant kernels kernel_names bytes_moved bytes_least share_of_least error",
+    columns=TIMES + "variant kernels kernel_names bytes_moved bytes_least share_of_least error",
     worth=Worth(30, "bytes and kernels of a fused chain", cpu=3.6, gpu=4, big_gpu=7),
 )
 def fusion(case: str, size: int) -> list[Row]:
@@ -164,9 +163,8 @@ def fusion(case: str, size: int) -> list[Row]:
     and then run in turn; `ratio` is to eager's time, `baseline_ms`. Compiling costs seconds, of the optimizer 20 on a
     CPU, and clears torch.compile's cache.
     """
-    kind, make = CASES[case]
-    job = make(size)
-    rows: dict[str, Row] = {name: {"kind": kind, "variant": name} for name in (*job.variants, COMPILED)}
+    job = CASES[case](size)
+    rows: dict[str, Row] = {name: {"variant": name} for name in (*job.variants, COMPILED)}
     runs = {}
     with torch.no_grad():
         try:

@@ -79,4 +79,4 @@ def measure_latency(
             errors = check_agreement({backends.EAGER: runs.get(backends.EAGER, run), backend: run}, tolerance)
             return run, facts | {"error": errors[backend], "tolerance": tolerance}
 
-        return side_by_side(chosen or backends_for(model, batch), built, batch, seconds)
+        return side_by_side(chosen or backends_for(model, batch), built, seconds)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ...compilers.backends import EAGER, missing_because
@@ -21,7 +19,7 @@ from ...lab.timing import synchronize
 TIMES = (
     "median_ms p20_ms p80_ms n baseline baseline_ms ratio? ratio_p20? ratio_p80? low? high? pairs? starts? verdict? "
 )
-SPEEDS = TIMES + "p99_ms samples_per_s speedup speedup_p20 speedup_p80 threads build_s "
+SPEEDS = TIMES + "speedup speedup_p20 speedup_p80 build_s "
 
 Runs = dict[str, Callable[[], Any]]
 
@@ -37,7 +35,6 @@ REST_S = 0.02
 def side_by_side(
     backends: Iterable[str],
     built: Callable[[str, Runs], tuple[Callable[[], Any], Row]],
-    batch: int,
     seconds: float | None,
 ) -> list[Row]:
     """A row for eager and for each of the backends, from one comparison of `seconds`, at least 10 rounds.
@@ -65,7 +62,7 @@ def side_by_side(
         runs, rounds=rounds_for(runs, seconds or TIMED_S[device().type]), warmup=1, check=False, before=rest
     )
     for backend in runs:
-        rows[backend] |= speeds(compared, backend, batch)
+        rows[backend] |= speeds(compared, backend)
     return list(rows.values())
 
 
@@ -97,14 +94,7 @@ def rounds_for(runs: Runs, seconds: float) -> int:
     return min(max(int(seconds / sum(taken)), least), MOST_ROUNDS)
 
 
-def speeds(compared: Comparison, backend: str, batch: int) -> Row:
+def speeds(compared: Comparison, backend: str) -> Row:
     """Times of a backend and of eager, its baseline, their paired ratio, and the speedup: eager's median over its."""
     speedup, p20, p80 = compared.ratio(EAGER, backend)
-    return compared.row(backend, EAGER) | {
-        "p99_ms": float(np.percentile(compared.calls_ms[backend], 99)),
-        "samples_per_s": 1e3 * batch / compared.timing(backend).median_ms,
-        "speedup": speedup,
-        "speedup_p20": p20,
-        "speedup_p80": p80,
-        "threads": torch.get_num_threads(),
-    }
+    return compared.row(backend, EAGER) | {"speedup": speedup, "speedup_p20": p20, "speedup_p80": p80}

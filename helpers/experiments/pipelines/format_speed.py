@@ -1,4 +1,4 @@
-"""Speed of each format: samples a second by order, workers and cache; disk space; time to build and to look up.
+"""Speed of each format: samples a second by order and cache; disk space; time to build and to look up.
 
 Every byte is read (crc32, about 1 GB/s) but not decoded, to measure storage and not JPEG decoding. Each epoch is
 checked to have read every sample exactly once.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ...lab import Disagreement, Worth, experiment
 from ...lab.machine import missing_because
@@ -58,10 +58,10 @@ VARIANTS: dict[str, tuple[str, Callable[..., Reader]]] = {
     "tfrecord": ("tfrecord", FORMATS["tfrecord"].open_),
 }
 COLD, WARM = "cold", "warm"
-CASES = [("sequential", COLD, 0), ("sequential", WARM, 0), ("random", COLD, 0), ("random", WARM, 0)]
+CASES = [("sequential", COLD), ("sequential", WARM), ("random", COLD), ("random", WARM)]
 COUNTS = {"image": 10_000, "tokens": 10_000}  # 74 and 41 MB
 REPEATS = 3
-SHARDS = 16  # so that each worker has full shards
+SHARDS = 16
 SHARE = 0.01  # of all samples: the subset that is fetched
 DROP = "/proc/sys/vm/drop_caches"
 NOT_COLD = "not cold: "
@@ -78,48 +78,46 @@ class Prepared(NamedTuple):
 
 
 def _passes() -> list[Row]:
-    """Images in all cases, in order and cold with workers, too; tokens cold. By position shards have one reader."""
-    cases = {"image": [*CASES, ("sequential", COLD, 2)], "tokens": [case for case in CASES if case[1] == COLD]}
+    """Images in all cases, tokens cold. By position shards have one reader."""
     return [
-        {"kind": kind, "format": format, "samples": count, "order": order, "cached": cached, "workers": workers}
+        {"kind": kind, "format": format, "samples": count, "order": order, "cached": cached}
         for kind, count in COUNTS.items()
         for format in VARIANTS
-        for order, cached, workers in cases[kind]
-        if (format, order) != ("webdataset", "random")
+        for order, cached in CASES
+        if (format, order) != ("webdataset", "random") and (kind == "image" or cached == COLD)
     ]
 
 
 @experiment(
     small=[
-        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM, "workers": 0}
+        {"kind": "tokens", "format": format, "samples": 64, "order": "sequential", "cached": WARM}
         for format in VARIANTS
     ],
     cpu=_passes(),
     version=2,
     missing=lambda format, **_: missing_because(*FORMATS[VARIANTS[format][0]].NEEDS),
-    columns="build_s files payload_bytes bytes_on_disk bytes_allocated samples_per_s samples_per_s_p20 "
-    "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s?",
+    columns="build_s files payload_bytes bytes_allocated samples_per_s samples_per_s_p20 "
+    "samples_per_s_p80 mb_per_s n cache raw_s? subset_s? find_s? workers?",
     worth=Worth(2, "file formats", cpu=3.5, gpu=3, big_gpu=3),
 )
-def formats(kind: str, format: str, samples: int, order: str, cached: str, workers: int) -> Row:
+def formats(kind: str, format: str, samples: int, order: str, cached: str) -> Row:
     """Speed of an epoch in a format, `samples_per_s` (median, p20, p80), with all bytes read; and what else it costs.
 
-    Starting the workers and opening the data set isn't timed. Cold, the files are dropped from the page cache before
+    Opening the data set isn't timed. Cold, the files are dropped from the page cache before
     each epoch, and the row's `cache` says what was dropped; if the file system doesn't support it, the row has no speed
     and its status says so.
 
-    Cold, in order and without workers, `raw_s` is the time to read the files from end to end, the bound of any reader;
+    Cold and in order, `raw_s` is the time to read the files from end to end, the bound of any reader;
     `subset_s` to fetch a random 1 %; `find_s` to open the data set and find the samples of a label.
     """
     written, open_ = VARIANTS[format]
     data, cold = prepared(kind, samples, written), cached == COLD
     row = {"build_s": data.build_s, "files": len(data.files), "payload_bytes": data.touched[1]}
-    row["bytes_on_disk"] = sum(file.stat().st_size for file in data.files)
     row["bytes_allocated"] = sum(path.stat().st_blocks for path in (data.folder, *data.folder.rglob("*"))) * 512
     reader = open_(data.folder, verify=False)
     seconds = []
     for repeat in range(REPEATS):
-        took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), workers, cold)
+        took, touched, cache = _epoch(data, Stream(reader, order, seed=repeat, transform=_touch), cold)
         if touched != data.touched:
             raise Disagreement(f"{format} gave {touched} (samples, bytes, sum of crc32), written was {data.touched}")
         if cache.startswith(NOT_COLD):
@@ -128,7 +126,7 @@ def formats(kind: str, format: str, samples: int, order: str, cached: str, worke
     median, p20, p80 = (samples / np.percentile(seconds, [50, 80, 20])).tolist()  # slow times are low speeds
     row |= {"samples_per_s": median, "samples_per_s_p20": p20, "samples_per_s_p80": p80, "n": REPEATS}
     row |= {"mb_per_s": median * data.touched[1] / samples / 1e6, "cache": cache}
-    if (order, cached, workers) != CASES[0]:
+    if (order, cached) != CASES[0]:
         return row
 
     def once(run: Callable[[], object]) -> float:
@@ -170,26 +168,10 @@ def _temporary_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="formats-")
 
 
-class _Gated(IterableDataset):
-    """A stream with one empty item until `open` is set, so that a first, untimed pass starts the workers."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.open = torch.zeros((), dtype=torch.bool).share_memory_()
-
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        return iter(self.stream) if self.open else iter([(0, 0, 0)])
-
-
-def _epoch(data: Prepared, stream: Stream, workers: int, cold: bool) -> tuple[float, tuple[int, ...], str]:
+def _epoch(data: Prepared, stream: Stream, cold: bool) -> tuple[float, tuple[int, ...], str]:
     """Seconds of an epoch, the counts of what was read, and the cache's state at its start."""
-    gated = _Gated(stream)
-    loader = DataLoader(gated, BATCH, num_workers=workers, persistent_workers=workers > 0, collate_fn=_sum)
-    for _ in loader:
-        pass
+    loader, touched = DataLoader(stream, BATCH, collate_fn=_sum), torch.zeros(3, dtype=torch.int64)
     cache = _set_cache(data, cold)
-    gated.open.fill_(True)
-    touched = torch.zeros(3, dtype=torch.int64)
     began = time.perf_counter()
     for batch in loader:
         touched += batch

@@ -11,7 +11,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 from PIL import Image
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 from ...lab import Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import Row
-from ...lab.timing import Timing
 from ...pictures import cores
 from ...pictures.transforms import cut_image, draw_cuts, random_boxes, to_tensor
 from ...pipelines import decoders
@@ -63,7 +61,7 @@ class JpegCrops(Dataset):
     cpu=SIMULATED,
     same_work=False,  # several workers' batches come in bursts
     missing=lambda decode, **_: missing_because(*decoders.VARIANTS[decode].needs),
-    columns="sample_ms samples_per_s idle_share predicted_idle_share median_ms p20_ms p80_ms n wait_ms startup_s",
+    columns="sample_ms samples_per_s idle_share predicted_idle_share wait_ms startup_s",
     worth=Worth(3, "how idle a device is by workers", cpu=3.2, gpu=3, big_gpu=3),
 )
 def loader(step_ms: float, workers: int, prefetch: int, decode: str) -> Row:
@@ -129,13 +127,11 @@ def _batches(dataset: Dataset, batch: int, workers: int, prefetch: int) -> Itera
 
 
 def summary(spans: list[tuple[float, float]], warmup: int, batch: int) -> Row:
-    """Throughput, idle share and iteration times, from the begins and ends of the device's steps after warm-up."""
-    ends = [end for _, end in spans[warmup - 1 :]]
-    iterations = Timing.of([end - before for before, end in pairwise(ends)])
-    wall_ms = ends[-1] - ends[0]
-    device_ms = sum(end - begin for begin, end in spans[warmup:])
-    speed = {"samples_per_s": 1e3 * iterations.n * batch / wall_ms, "idle_share": max(1 - device_ms / wall_ms, 0.0)}
-    return speed | iterations.row()
+    """Throughput and idle share, from the begins and ends of the device's steps after warm-up."""
+    timed = spans[warmup:]
+    wall_ms = timed[-1][1] - spans[warmup - 1][1]
+    device_ms = sum(end - begin for begin, end in timed)
+    return {"samples_per_s": 1e3 * len(timed) * batch / wall_ms, "idle_share": max(1 - device_ms / wall_ms, 0.0)}
 
 
 def _load_ms(dataset: Dataset, batch: int) -> list[float]:

@@ -12,8 +12,7 @@ one core. Results are reproducible on a machine by the seed: orders are drawn on
 
 import functools
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
 from typing import NamedTuple
 
 import torch
@@ -22,9 +21,8 @@ from torch import Tensor, nn
 from ...lab import Worth, experiment
 from ...lab.machine import device, missing_because
 from ...lab.records import Row
-from ...metrics import LMAccuracy
 from ...pipelines.forgetting import ForgettingTracker
-from ...training import Batch, Step, Task, Trainer, fit
+from ...training import TrainingStep
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
 SHARES = (0.0, 0.3, 0.5, 0.7)
@@ -33,8 +31,7 @@ TEST_EVERY = 3  # every third sample of each class is for the test
 EPOCHS, BATCH, WIDTH = 30, 64, 128
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARM_UP = 0.1  # share of the steps
-COLUMNS = "test_accuracy lost_points samples samples_kept test_samples unforgettable_share "
-COLUMNS += "train_s epochs steps source"
+COLUMNS = "test_accuracy lost_points unforgettable_share train_s steps source"
 
 
 class Split(NamedTuple):
@@ -44,13 +41,6 @@ class Split(NamedTuple):
     labels: Tensor
     test_images: Tensor
     test_labels: Tensor
-
-
-@dataclass(frozen=True)
-class Picked(Batch):
-    """A batch that knows which samples it has."""
-
-    indices: Tensor | None = None
 
 
 def _selections(seeds: int) -> list[Row]:
@@ -95,11 +85,7 @@ def forgetting(variant: str, share: float, budget: str, seed: int) -> Row:
         trained = train(parts, derived(seed, "second training"), remaining=remaining, steps=steps)
     return trained | {
         "lost_points": 100 * (baseline["test_accuracy"] - trained["test_accuracy"]),
-        "samples": len(parts.labels),
-        "samples_kept": len(remaining),
-        "test_samples": len(parts.test_labels),
         "unforgettable_share": len(tracker.unforgettable()) / len(parts.labels),
-        "epochs": EPOCHS,
         "source": SOURCE,
     }
 
@@ -152,51 +138,34 @@ def train(
     """Train a new network on the samples `remaining` (all by default) and test it.
 
     It trains for `EPOCHS`, or for `steps` steps, by SGD with momentum; the learning rate rises linearly, then falls to
-    0. The data is on the device; only each epoch's order is copied to it.
+    0. The data is on the device; only each epoch's order is copied to it. An epoch's last batch may be smaller.
     """
     where = parts.images.device
     remaining = torch.arange(len(parts.labels)) if remaining is None else remaining
     steps = EPOCHS * -(-len(remaining) // BATCH) if steps is None else steps
-
-    def batches(epoch: int) -> Iterator[Batch]:
-        """Each epoch in a new order; an epoch's last batch may be smaller."""
-        shuffler, done = torch.Generator().manual_seed(seed), 0
-        while done < steps:
-            order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
-            for indices in order.split(BATCH)[: steps - done]:
-                yield Picked(parts.images[indices], parts.labels[indices], indices=indices)
-                done += 1
-
-    def loss(logits: Tensor, batch: Batch) -> Tensor:
-        if isinstance(batch, Picked) and tracker is not None:
-            tracker.update(batch.indices, logits=logits, labels=batch.targets)
-        return nn.functional.cross_entropy(logits, batch.targets)
-
-    def validation() -> Iterator[Batch]:
-        for images, labels in zip(parts.test_images.split(2000), parts.test_labels.split(2000), strict=True):
-            yield Batch(images, labels, real=len(labels))
-
-    def set_rate(step: Step) -> None:
-        progress = (step.number + 1) / (steps + 1)
-        scale = min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
-        trainer.optimizer.param_groups[0]["lr"] = LEARNING_RATE * scale
-
-    task = Task(
-        source=SOURCE,
-        model=network(seed).to(where),
-        loss=loss,
-        validation_metric=LMAccuracy(pad_id=-1),  # of classes, none of which is padding
-        batches=batches,
-        steps=lambda epoch: steps,
-        validation=validation,
-        learning_rate=LEARNING_RATE,
-        optimizer=functools.partial(
-            torch.optim.SGD, lr=0.0, fused=True, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
-        ),
+    model = network(seed).to(where)
+    sgd = torch.optim.SGD(
+        model.parameters(), LEARNING_RATE, fused=True, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
     )
-    trainer = Trainer(task)
-    run = fit(trainer, epochs=1, on_step=set_rate)
-    return {"test_accuracy": run["validation_accuracy"], "train_s": run["epoch_s"], "steps": steps}
+
+    def loss(indices: Tensor) -> tuple[Tensor]:
+        logits, labels = model(parts.images[indices]), parts.labels[indices]
+        if tracker is not None:
+            tracker.update(indices, logits=logits, labels=labels)
+        return (nn.functional.cross_entropy(logits, labels),)
+
+    step, shuffler, done, began = TrainingStep(loss, sgd), torch.Generator().manual_seed(seed), 0, time.perf_counter()
+    while done < steps:
+        order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
+        for indices in order.split(BATCH)[: steps - done]:
+            done += 1
+            progress = done / (steps + 1)
+            sgd.param_groups[0]["lr"] = LEARNING_RATE * min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP))
+            step(indices)
+    with torch.no_grad():
+        right = int((model(parts.test_images).argmax(1) == parts.test_labels).sum())
+    train_s = time.perf_counter() - began
+    return {"test_accuracy": right / len(parts.test_labels), "train_s": train_s, "steps": steps}
 
 
 def network(seed: int) -> nn.Module:

@@ -1,6 +1,6 @@
 """What each fix of the two loops gains."""
 
-import statistics
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ...lab.records import Row
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, side_by_side
 from .two_loops import ALL, SIZES
 
-FIX_COLUMNS = "ms_per_block us_per_target baseline baseline_us_per_target ratio? low? high? pairs? starts? verdict?"
+COLUMNS = "us_per_target baseline baseline_us_per_target ratio? low? high? pairs? starts? verdict?"
 
 
 def _fix_rows(pipeline: str, size: str) -> list[Row]:
@@ -20,37 +20,19 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
     return [{"size": size, "fix": name} for name in (*names, ALL)]
 
 
-@experiment(
-    **{name: _fix_rows("vit", size) for name, size in SIZES.items()},
-    version=3,
-    columns=FIX_COLUMNS,
-    worth=Worth(
-        12,
-        "each inefficiency of a ViT training, before and after",
-        cpu=9,
-        gpu=5,
-        big_gpu=11,
-        headline={"fix": (ALL,)},
-    ),
-)
+def _options(pipeline: str, of: str, cpu: float, big_gpu: float) -> dict[str, Any]:
+    worth = Worth(12, f"each inefficiency of {of}, before and after", cpu, 5, big_gpu, headline={"fix": (ALL,)})
+    presets = {name: _fix_rows(pipeline, size) for name, size in SIZES.items()}
+    return presets | {"version": 3, "columns": COLUMNS, "worth": worth}
+
+
+@experiment(**_options("vit", "a ViT training", cpu=9, big_gpu=11))
 def vit_fixes(size: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("vit", size, fix)
 
 
-@experiment(
-    **{name: _fix_rows("gpt", size) for name, size in SIZES.items()},
-    version=3,
-    columns=FIX_COLUMNS,
-    worth=Worth(
-        12,
-        "each inefficiency of a language model's training, before and after",
-        cpu=5.8,
-        gpu=5,
-        big_gpu=12,
-        headline={"fix": (ALL,)},
-    ),
-)
+@experiment(**_options("gpt", "a language model's training", cpu=5.8, big_gpu=12))
 def gpt_fixes(size: str, fix: str) -> Row:
     """The language model: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("gpt", size, fix)
@@ -67,7 +49,6 @@ def _fixed(pipeline: str, size: str, fix: str) -> Row:
     per_target = {name: np.array([block.ms * 1e3 / block.real for block in blocks]) for name, blocks in times.items()}
     ratio = estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE)
     return {
-        "ms_per_block": statistics.median(block.ms for block in times[fix]),
         "us_per_target": float(np.median(per_target[fix])),
         "baseline": SLOW,
         "baseline_us_per_target": float(np.median(per_target[SLOW])),

@@ -110,7 +110,7 @@ def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> 
     count = (rounds + 2) * (most + 2 * max(at_once.values()))
     prepared: dict[str, tuple[Trainer, Any]] = {}
     for name, fixes in loops.items():
-        trainer = switched.prepare(fixes, **options(switched, size) | within_an_epoch(switched, count, size))
+        trainer = switched.prepare(fixes, **options(switched, size, count))
         prepared[name] = trainer, iter(trainer.epoch(0))
     times: dict[str, list[Block]] = {name: [] for name in loops}
     steps = most
@@ -164,24 +164,24 @@ def trace_of(pipeline: Switched, fixes: frozenset[str], size: str, detailed: boo
         return profiles[0]
 
     steps = wait + active + 3
-    taken = options(pipeline, size) | within_an_epoch(pipeline, steps, size)
-    pipeline.run(fixes, steps=steps, validates=False, profile=profile_steps, **taken)
+    pipeline.run(fixes, steps=steps, validates=False, profile=profile_steps, **options(pipeline, size, steps))
     return read_trace(profiles[0])
 
 
-def options(pipeline: Switched, size: str) -> dict[str, Any]:
-    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it."""
+def options(pipeline: Switched, size: str, steps: int = 0) -> dict[str, Any]:
+    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it.
+
+    With `steps` also what makes an epoch have so many, as workers start anew in the next.
+    """
     text = pipeline is LANGUAGE and size != "small"
-    return {"preset": size, "path": local_wikitext() if text else None}
-
-
-def within_an_epoch(pipeline: Switched, steps: int, size: str) -> dict[str, int]:
-    """Changes of the preset that make an epoch have so many steps: workers start anew in the next."""
+    taken: dict[str, Any] = {"preset": size, "path": local_wikitext() if text else None}
+    if not steps:
+        return taken
     preset = pipeline.sizes[size]
     needed = preset["batch_size"] * (steps + 2)
     if "passes" in preset:
-        return {"passes": -(-needed // preset["samples"])}
-    return {"samples": max(preset["samples"], needed)}
+        return taken | {"passes": -(-needed // preset["samples"])}
+    return taken | {"samples": max(preset["samples"], needed)}
 
 
 def workers(pipeline: Switched, fixes: frozenset[str], size: str) -> int:

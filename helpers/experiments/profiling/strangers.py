@@ -45,7 +45,7 @@ DEAREST = sorted(GPU_CASES, key=lambda name: -GPU_CASES[name]["gain"])[:3]
 @experiment(
     small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
-    columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? alarm_kind? "
+    columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? "
     "alarm_tried? seconds_to_answer told told_fixed?",
     version=4,
     timed=False,
@@ -81,21 +81,17 @@ def loops(loop: str) -> Row:
     small=[{"loop": "critics_one_by_one"}],
     gpu=[],  # each takes up to 20 GB
     big_gpu=[{"loop": name} for name in GPU_CASES],
-    columns="first right place? promised? predicted seconds_to_answer findings",
+    columns="first right place? promised? predicted seconds_to_answer",
     missing=lambda loop: missing_because("CUDA"),
     timed=False,
     worth=Worth(30, "is the fault of a loop on a GPU named", gpu=17, big_gpu=17),
 )
 def gpu_loops(loop: str) -> Row:
-    """What `profile` says first within seconds, and whether that is the cause; the gain that arithmetic predicted.
-
-    `findings` are the first three with the shares that they promise.
-    """
+    """What `profile` says first within seconds, and whether that is the cause; the gain that arithmetic predicted."""
     case = GPU_CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
         slow = _profiled(case, folder, *ENDLESS, limit=GPU_LIMIT_S)
-    findings = "; ".join(f"{f['finding']} {f['gain_share']:.0%} {f['where']}" for f in slow["findings"][:3])
-    return {"predicted": case["gain"], "findings": findings, **_answered(case, slow)}
+    return {"predicted": case["gain"], **_answered(case, slow)}
 
 
 @experiment(
@@ -154,7 +150,7 @@ def _alarm(case: dict, findings: list[dict]) -> Row:
     if not findings:
         return {"alarm": 0.0}
     worst = max(findings, key=lambda finding: finding["gain_share"])
-    row: Row = {"alarm": worst["gain_share"], "alarm_kind": worst["finding"]}
+    row: Row = {"alarm": worst["gain_share"]}
     if worst["finding"] != FP32 or worst["gain_share"] < LEAST_ALARM:
         return row
     tried = try_script(case["script"], ["--fixed"], seconds=2 * TRIAL_S, only=LESS_PRECISION).tried

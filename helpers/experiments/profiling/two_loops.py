@@ -28,7 +28,6 @@ from .planted_faults import (
     plantings,
     side_by_side,
     trace_of,
-    within_an_epoch,
 )
 
 SIZES = {"small": "small", "cpu": "cpu", "gpu": "gpu", "big_gpu": "full"}  # class of machine -> the pipelines' size
@@ -111,8 +110,7 @@ def modules(size: str, pipeline: str, variant: str) -> list[Row]:
         return profiled[-1][0]
 
     switched, fixes, steps = PIPELINES[pipeline], fixes_of(pipeline, variant, size), 5 if size == "small" else 14
-    taken = options(switched, size) | within_an_epoch(switched, steps, size)
-    switched.run(fixes, steps=steps, validates=False, profile=profile_model, **taken)
+    switched.run(fixes, steps=steps, validates=False, profile=profile_model, **options(switched, size, steps))
     ((profiler, layers),) = profiled
     table, in_half = profiler.summary(median=True), "bf16" in fixes and multiplies_half()
     dtype = half_dtype() if in_half else torch.float32
@@ -132,7 +130,7 @@ def _planted_rows(size: str) -> list[Row]:
 @experiment(
     **{name: _planted_rows(s) for name, s in SIZES.items()},
     same_work=False,
-    columns="fix finding? step_ms promised_ms promised_share gained_ms gained_share noise_share first_finding?",
+    columns="fix finding? step_ms promised_share gained_share noise_share first_finding?",
     worth=Worth(3, "promised gains beside measured ones", cpu=7.7, gpu=6, big_gpu=20),
 )
 def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
@@ -146,17 +144,14 @@ def predicted(size: str, pipeline: str, faults: str) -> list[Row]:
     loops = {name: planted(pipeline, [other for other in names if other != name], size) for name in names}
     loops[SLOW] = planted(pipeline, names, size)
     costs, places = (trace_of(PIPELINES[pipeline], loops[SLOW], size, detailed) for detailed in (False, True))
-    findings = read_diagnosis(costs, places=places).table.set_index("finding")[["gain_ms", "gain_share"]]
+    promised = read_diagnosis(costs, places=places).table.set_index("finding")["gain_share"]
     times = side_by_side(pipeline, loops, size)
     step_ms = statistics.median(block.ms / block.steps for block in times[SLOW])
-    gains = {name: gains_of(times[SLOW], times[name]) for name in names}
-    medians, rows = {name: statistics.median(shares) for name, shares in gains.items()}, []
+    rows = []
     for name in names:
-        expected = FAULTS[pipeline][name]
-        promised_ms, promised_share = findings.loc[expected] if expected in findings.index else (0.0, 0.0)
-        low, high = np.percentile(gains[name], [20, 80])
-        row = {"fix": name, "finding": expected, "step_ms": step_ms}
-        row |= {"promised_ms": promised_ms, "promised_share": promised_share}
-        row |= {"gained_ms": medians[name] * step_ms, "gained_share": medians[name], "noise_share": (high - low) / 4}
-        rows.append(row | {"first_finding": next(iter(findings.index), None)})
+        expected, gains = FAULTS[pipeline][name], gains_of(times[SLOW], times[name])
+        low, median, high = np.percentile(gains, [20, 50, 80])
+        row = {"fix": name, "finding": expected, "step_ms": step_ms, "promised_share": promised.get(expected, 0.0)}
+        row |= {"gained_share": median, "noise_share": (high - low) / 4}
+        rows.append(row | {"first_finding": next(iter(promised.index), None)})
     return rows

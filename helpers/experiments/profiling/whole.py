@@ -1,10 +1,10 @@
 """Trainings of whole epochs."""
 
 import functools
-from collections import Counter
 
 from ...lab import Worth, experiment
 from ...lab.records import Row
+from ..amp.trainings import constant_accuracy
 from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, options
 from .two_loops import sized
 
@@ -25,7 +25,7 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
     gpu=sized("gpu", _runs({"vit": (3, 2), "gpt": (1, 2)})),
     big_gpu=sized("full", _runs({"vit": (2, 2), "gpt": (1, 2)})),
     version=2,
-    columns="epoch_s iteration_mean_ms? peak_gib? validation_accuracy train_loss steps source constant_accuracy",
+    columns="epoch_s peak_gib? validation_accuracy train_loss steps source constant_accuracy",
     worth=Worth(
         30,
         "the slow training and the fixed one as wholes",
@@ -43,18 +43,11 @@ def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -
     switched, fixes = PIPELINES[pipeline], fixes_of(pipeline, variant, size)
     taken = {"epochs": epochs, "seed": seed} | options(switched, size)
     row = switched.run(fixes, **taken)
-    names = ("epoch_s", "iteration_mean_ms", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
+    names = ("epoch_s", "peak_gib", "validation_accuracy", "train_loss", "steps", "source")
     return {name: row[name] for name in names} | {"constant_accuracy": _constant_accuracy(pipeline, size)}
 
 
 @functools.cache
 def _constant_accuracy(pipeline: str, size: str) -> float:
     switched = PIPELINES[pipeline]
-    trainer = switched.prepare(switched.fixed - {"workers"}, **options(switched, size))
-    pad_id = getattr(trainer.task.validation_metric, "pad_id", None)
-    trained, judged = Counter(), Counter()
-    for counts, batches in ((trained, trainer.epoch(0)), (judged, trainer.task.validation())):
-        for batch in batches:
-            counts.update(batch.targets.flatten().tolist())
-        counts.pop(pad_id, None)
-    return judged[trained.most_common(1)[0][0]] / judged.total()
+    return constant_accuracy(switched.prepare(switched.fixed - {"workers"}, **options(switched, size)).task)

@@ -15,7 +15,7 @@ from ...lab.records import STATUS, Row
 from ...lab.timing import queue_ahead
 from ...rush import optimizers
 
-TIMES = "variant median_ms p20_ms p80_ms n baseline_ms "
+TIMES = "variant median_ms p20_ms p80_ms n "
 
 
 def _each_kind(*shapes: tuple[int, int, str]) -> list[Row]:
@@ -33,7 +33,7 @@ def _each_kind(*shapes: tuple[int, int, str]) -> list[Row]:
     gpu=_each_kind(*((*shape, t) for shape in ((8192, 2048), (32768, 1024)) for t in ("float16", "bfloat16"))),
     big_gpu=_each_kind((16384, 2048, "bfloat16"), (16384, 4096, "bfloat16"), (65536, 1024, "bfloat16")),
     version=2,
-    columns=TIMES + "ratio_to_torch share_of_copy peak_gib",
+    columns=TIMES + "share_of_copy",
     worth=Worth(30, "norms beside apex and Liger", cpu=3.8, gpu=2, big_gpu=5),
 )
 def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
@@ -55,9 +55,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     missing = {variant: missing_because(*swaps.needs(variant)) for variant in swaps.VARIANTS}
     steps = {v: partial(both, swaps.norm(v, kind)) for v, reason in missing.items() if not reason}
     timed = compare({swaps.TORCH: steps[swaps.TORCH]} | steps, before=queue_ahead)
-    result = _kernel_rows(missing, timed, swaps.TORCH, sum(swaps.least_bytes(x.numel(), x.element_size())))
-    peaks = {variant: peak_memory(step).added_bytes / GIB for variant, step in steps.items()}
-    return [row | {"peak_gib": peaks.get(row["variant"])} for row in result]
+    return _kernel_rows(missing, timed, sum(swaps.least_bytes(x.numel(), x.element_size())))
 
 
 @experiment(
@@ -66,7 +64,7 @@ def norms(kind: str, rows: int, width: int, dtype: str) -> list[Row]:
     gpu=[{"million_parameters": size} for size in (10, 100)],
     big_gpu=[{"million_parameters": size} for size in (10, 100, 1000)],
     version=2,
-    columns=TIMES + "ratio_to_fused share_of_copy",
+    columns=TIMES + "share_of_copy",
     worth=Worth(40, "AdamW beside apex and torch's", cpu=9, gpu=3, big_gpu=5),
 )
 def adam(million_parameters: int) -> list[Row]:
@@ -83,13 +81,12 @@ def adam(million_parameters: int) -> list[Row]:
     missing = {v: missing_because(*optimizers.NEEDS.get(v, ())) for v in optimizers.VARIANTS}
     steps = {v: optimizers.build_optimizer(v, params).step for v, reason in missing.items() if not reason}
     timed = compare(steps, check=False, before=queue_ahead)
-    moved = optimizers.LEAST_BYTES * 64 * elements
-    return _kernel_rows(missing, timed, optimizers.FUSED, moved)
+    return _kernel_rows(missing, timed, optimizers.LEAST_BYTES * 64 * elements)
 
 
-def _kernel_rows(missing: dict[str, str], timed: Comparison, baseline: str, moved: int) -> list[Row]:
-    """A row for each variant: its time, the ratio to the baseline's, and its bandwidth in moving `moved` bytes as a
-    share of a copy's; or why it can't run here."""
+def _kernel_rows(missing: dict[str, str], timed: Comparison, moved: int) -> list[Row]:
+    """A row for each variant: its time, and its bandwidth in moving `moved` bytes as a share of a copy's; or why it
+    can't run here."""
     gb_per_s = copy(large_copy(on_cpu=512))[1]
     rows = []
     for variant, reason in missing.items():
@@ -97,15 +94,10 @@ def _kernel_rows(missing: dict[str, str], timed: Comparison, baseline: str, move
             status = reason if reason.startswith("not installed") else f"not here: {reason}"
             rows.append({"variant": variant, STATUS: status})
             continue
-        row = _against(timed, variant, baseline)
-        rows.append(row | {"share_of_copy": moved / row["median_ms"] / 1e6 / gb_per_s})
+        timing = timed.timing(variant)
+        share = moved / timing.median_ms / 1e6 / gb_per_s
+        rows.append({"variant": variant} | timing.row() | {"share_of_copy": share})
     return rows
-
-
-def _against(timed: Comparison, variant: str, baseline: str) -> Row:
-    """A variant's time, its baseline's, and the ratio of the two."""
-    ratio = {"baseline_ms": timed.timing(baseline).median_ms, f"ratio_to_{baseline}": timed.ratio(variant, baseline)[0]}
-    return {"variant": variant} | timed.timing(variant).row() | ratio
 
 
 # The lecture's two tables: row -> whether under autocast, norm and optimizer.
@@ -139,7 +131,8 @@ def lecture(batch: int, width: int, layers: int) -> list[Row]:
             steps[name] = decoder_step(x, layers, half_dtype() if mixed else None, norm, optimizer)
     timed = compare(steps, check=False)
     for name, step in steps.items():
-        rows[name] = _against(timed, name, "fp32") | {"peak_gib": peak_memory(step).added_bytes / GIB}
+        rows[name] |= timed.timing(name).row() | {"ratio_to_fp32": timed.ratio(name, "fp32")[0]}
+        rows[name]["peak_gib"] = peak_memory(step).added_bytes / GIB
     return list(rows.values())
 
 

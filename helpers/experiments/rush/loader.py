@@ -16,8 +16,8 @@ from ...training.step import WARM_UP
 
 
 def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, float]:
-    """Time of `steps` training steps fed by a `DataLoader`, as a row: the step, the epoch (`epoch_s`), and the medians
-    of the host's wait for a batch (`wait_ms`) and in its copy to the device (`copy_ms`), without the first quarter.
+    """Time of `steps` training steps fed by a `DataLoader`, as a row: the step, and the medians of
+    the host's wait for a batch (`wait_ms`) and in its copy to the device (`copy_ms`), without the first quarter.
 
     A copy from pinned memory is queued at once. One from pageable memory blocks the host until the device has reached
     it, so its time is mostly that of the previous step.
@@ -47,9 +47,7 @@ def epoch(setup: Setup, steps: int, workers: int, pinned: bool) -> dict[str, flo
             yield tokens
 
     synchronize()
-    began = time.perf_counter()
     step_ms = each(device_batches(), trainer.step)
-    epoch_s = time.perf_counter() - began
     first = len(step_ms) // 4
     host = {"wait_ms": statistics.median(waited_ms[first:]), "copy_ms": statistics.median(copied_ms[first:])}
-    return spread(Timing.of(step_ms[first:])) | host | {"epoch_s": epoch_s}
+    return spread(Timing.of(step_ms[first:])) | host

@@ -30,11 +30,6 @@ def _pairs(kind: str, sizes: Row) -> list[Row]:
     return [sizes | {"baseline": baseline, "rung": rung} for baseline, rung in named]
 
 
-def _missing(rung: str, **sizes: object) -> str:
-    """Why a rung can't be compared here; a baseline that isn't possible is the nearest that is."""
-    return missing(step=rung, **sizes)
-
-
 def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     """A trial of two setups, whose calls are of as many sequences; nothing of theirs is queued, so all steps count."""
     step, sequences = f"{__name__}:training_step", max(setup.batch for setup in setups.values())
@@ -53,7 +48,7 @@ def _trial(setups: dict[str, Setup], seconds: float) -> Row:
     columns="median_ms baseline_ms",
     version=3,
     timed=False,
-    missing=_missing,
+    missing=lambda rung, **sizes: missing(step=rung, **sizes),
     worth=Worth(100, RUNG_BY_RUNG, cpu=60.3, gpu=25, big_gpu=12, headline={"rung": HEADLINES}),
 )
 def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -> Row:
@@ -73,7 +68,7 @@ def pairs(model: str, sequence: int, trial_s: float, baseline: str, rung: str) -
     columns="median_ms baseline baseline_ms",
     version=3,
     timed=False,
-    missing=_missing,
+    missing=lambda rung, **sizes: missing(step=rung, **sizes),
     worth=Worth(20, "what glibc's defaults cost", cpu=126, gpu=126, big_gpu=0),
 )
 def allocator(model: str, sequence: int, trial_s: float, rung: str) -> Row:

@@ -42,7 +42,7 @@ SPREAD = "p20_ms p80_ms n"
 RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
 RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
 PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
-PEERS += "tokens_per_s ours_tokens_per_s step_gib ours_step_gib loss ours_loss"
+PEERS += "step_gib ours_step_gib loss ours_loss"
 
 
 def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:
@@ -146,7 +146,7 @@ def peers(model: str, sequence: int, variant: str) -> Row:
     big_gpu=[FULL | {"workers": workers, "pinned": pinned} for workers in (0, 2, 8) for pinned in (False, True)],
     version=3,
     missing=missing,
-    columns=f"step_ms {SPREAD} wait_ms copy_ms epoch_s",
+    columns=f"step_ms {SPREAD} wait_ms copy_ms",
     worth=Worth(6, "a loader with workers and pinned memory", cpu=20.3, gpu=20, big_gpu=18),
 )
 def loading(model: str, sequence: int, workers: int, pinned: bool) -> Row:

@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -42,30 +42,27 @@ def needs(variant: str) -> tuple[str, ...]:
     return ("transformers", *flash, *liger)
 
 
-def against(variant: str, setup: Setup, *, steps: int = ON_CPU_LOSS_STEPS, rounds: int = 10) -> dict[str, Any]:
-    """A variant's row beside ours, in this process: losses of `steps` steps on the same tokens, then steps in turn.
+def against(variant: str, setup: Setup) -> dict[str, Any]:
+    """A variant's row beside ours, in this process: losses of some steps on the same tokens, then steps in turn.
 
     Of the setup the variant uses model, precision, batch, sequence, learning rate and seed; the initial weights are
-    those of our Llama. Rows of slow machines have fewer rounds: a minute's, but at least 5.
+    those of our Llama. There are 10 rounds; on slow machines a minute's, but at least 5.
     """
     ours, losses, began = Trainer(setup).step, {}, time.perf_counter()
     both = {variant: training_step(variant, setup), OURS: ours}
     for name, step in both.items():
-        curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
+        curve = [float(step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), ON_CPU_LOSS_STEPS)]
         losses[name] = statistics.fmean(curve[-SEQUENCES:])
-    once = (time.perf_counter() - began) / steps  # compilation included: no more than an upper bound
+    once = (time.perf_counter() - began) / ON_CPU_LOSS_STEPS  # compilation included: no more than an upper bound
     batches = itertools.cycle(text_tokens(setup, SEQUENCES))
     timed = compare(
         {name: (lambda step=step: step(next(batches))) for name, step in both.items()},
         check=False,
-        rounds=max(min(rounds, int(60 / once)), 5),
+        rounds=max(min(10, int(60 / once)), 5),
         warmup=1,
     )
-    tokens, row = setup.batch * setup.sequence * 1e3, timed.row(variant, OURS)
     memory = {name: peak_memory(lambda step=step: step(next(batches))).added_bytes / GIB for name, step in both.items()}
-    return row | {
-        "tokens_per_s": tokens / row["median_ms"],
-        "ours_tokens_per_s": tokens / row["baseline_ms"],
+    return timed.row(variant, OURS) | {
         "step_gib": memory[variant],
         "ours_step_gib": memory[OURS],
         "loss": losses[variant],
@@ -91,7 +88,7 @@ def training_step(variant: str, setup: Setup) -> Callable[[Tensor], Tensor]:
 
     def step(tokens: Tensor) -> Tensor:
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with replaced(modeling_llama, patched):
+        with patch.multiple(modeling_llama, **patched) if patched else contextlib.nullcontext():
             with torch.autocast(device.type, torch.bfloat16, enabled=setup.precision == "amp-bf16"):
                 loss = forward(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss
             loss.backward()
@@ -153,19 +150,6 @@ def apply_liger(model: nn.Module) -> dict[str, Any]:
     for name in patched:
         setattr(module, name, before[name])
     return patched
-
-
-@contextlib.contextmanager
-def replaced(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
-    """Set attributes of a module to `values` inside the block, and restore them after it."""
-    before = {name: getattr(module, name) for name in values}
-    for name, value in values.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any]:

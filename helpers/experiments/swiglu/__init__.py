@@ -6,10 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases, saved_bytes
+from ...lab import Worth, compare, device, experiment, half_dtype, multiplies_half, peak_memory, phases
 from ...lab.ceilings import copy, launch, matmul, to_device
 from ...lab.machine import missing_because
-from ...lab.memory import GIB
 from ...lab.precision import fp32_products
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import FAILED, OUT_OF_MEMORY, free_memory, is_out_of_memory
@@ -17,12 +16,12 @@ from ...lab.timing import relative_error
 from ...models.llama import PRESETS, Llama
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 from ...text import SyntheticText
-from .layer_variants import COMPILED, LIGER, NEEDS, OURS, PLAIN, VARIANTS, version
+from .layer_variants import COMPILED, NEEDS, OURS, PLAIN, VARIANTS
 from .training_steps import check_layer, check_variant, train_step
 
 TIMES = ("median_ms", "p20_ms", "p80_ms", "n")
 GRADIENTS = ("output", "grad_x", "grad_W", "grad_V", "grad_U")
-BASELINES = {"ratio_to_plain": PLAIN, "ratio_to_compiled": COMPILED, "ratio_to_liger": LIGER}
+BASELINES = {"ratio_to_plain": PLAIN, "ratio_to_compiled": COMPILED}
 
 
 def _shapes(names: str, *values: tuple) -> list[Row]:
@@ -88,7 +87,7 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
         (4, 2048, 4096, 14336, "bfloat16"),  # Llama-3.1-8B
     ),
     columns=(
-        *("variant", "version", "error", "saved_mib", "saved_ratio", "peak_added_mib", *TIMES),
+        *("variant", "error", "saved_mib", "saved_ratio", *TIMES),
         *(f"{ratio}{spread}?" for ratio in BASELINES for spread in ("", "_p20", "_p80")),
     ),
     worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=24),
@@ -102,7 +101,7 @@ def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dty
     steps: dict[str, Callable[[], list[Tensor]]] = {}
     rows: dict[str, Row] = {}
     for name, build in VARIANTS.items():
-        rows[name] = {"variant": name, "version": version(name)}
+        rows[name] = {"variant": name}
         if missing := missing_because(*NEEDS.get(name, ())):
             rows[name][STATUS] = missing
             continue
@@ -240,7 +239,7 @@ SWEEP_BIG_GPU = SWEEP_TASK + _shapes(  # one thing grows at a time
     big_gpu=_at_each_level(SWEEP_BIG_GPU),
     columns=(
         *(f"{part}{spread}_s" for part in ("forward", "backward") for spread in ("", "_p20", "_p80")),
-        *("n", "peak_gib", "before_gib", "saved_gib"),
+        *("n", "peak_gib"),
     ),
     worth=Worth(
         4, "time and stored bytes of each level by size", cpu=6.6, gpu=2, big_gpu=2, headline={"dtype": ("float32",)}
@@ -255,7 +254,7 @@ def sweep(
     dtype: str,
     checkpoint_level: int,
 ) -> Row:
-    """Forward and backward time, peak and saved memory of a stack of layers, for each level.
+    """Forward and backward time and peak memory of a stack of layers, for each level.
 
     Gradients persist between steps, as in the task; the loss's gradient is a random tensor.
     """
@@ -273,15 +272,8 @@ def sweep(
         yield "backward"
 
     times = phases(step, warmup=2, repeat=8 if device().type == "cuda" else 20)
-    memory = peak_memory(lambda: list(step()))
-    saved = saved_bytes(lambda: stack(x), without=stack.parameters())
-    row: Row = {}
+    row: Row = {"n": times["forward"].n, "peak_gib": peak_memory(lambda: list(step())).peak_gib}
     for name, timing in times.items():
         row |= {f"{name}_s": timing.median_ms / 1e3}
         row |= {f"{name}_p20_s": timing.p20_ms / 1e3, f"{name}_p80_s": timing.p80_ms / 1e3}
-    return row | {
-        "n": times["forward"].n,
-        "peak_gib": memory.peak_gib,
-        "before_gib": memory.before_bytes / GIB,  # 0 on a CPU, whose peak counts what the step adds
-        "saved_gib": saved / GIB,
-    }
+    return row

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ...lab.compiling import compiled_apart
-from ...lab.machine import installed
 from ...swiglu import LEVELS, MemoryOptimizedSwigluMLP, SwigluMLP
 
 Built = tuple[Callable[[Tensor], Tensor], nn.Module]
@@ -88,11 +87,6 @@ SAVES = {
     LIGER: "x, xW, xV, their product",
     **{f"{OURS}{level}": saved for level, saved in LEVELS.items()},
 }
-
-
-def version(variant: str) -> str:
-    """What a row about a variant says of its origin."""
-    return (installed(LIGER) or "") if variant == LIGER else f"torch {torch.__version__}"
 
 
 def weight_gradients(owner: nn.Module) -> list[Tensor]:

@@ -41,9 +41,8 @@ def test_samplers_are_timed_beside_torchtexts():
     assert (rows["batch_us"] > 0).all() and (rows["init_s"] > 0).all()
 
 
-def test_packing_loses_nothing_and_fills_more_when_it_looks_further():
+def test_packing_fills_more_when_it_looks_further():
     rows = experiments.packing("small").set_index("strategy")
-    assert rows["tokens_lost"].eq(0).all()
     assert rows.loc["best-fit", "fill"] >= rows.loc["greedy", "fill"]
 
 

@@ -43,13 +43,11 @@ def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline()
     assert [row["backend"] for row in rows] == [EAGER, CHANNELS_LAST, TRACE]
     for row in rows:
         assert row["n"] >= 8
-        assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"] <= row["p99_ms"]
-        assert row["samples_per_s"] == pytest.approx(3000 / row["median_ms"])
+        assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert row["baseline_ms"] == rows[0]["median_ms"]
         assert row["speedup"] == row["baseline_ms"] / row["median_ms"]
         assert 0 < row["speedup_p20"] <= row["speedup_p80"]
         assert 0 <= row["error"] <= row["tolerance"]
-        assert row["threads"] == torch.get_num_threads()
         assert row["build_s"] > 0
     assert rows[0]["speedup"] == 1.0
 

@@ -34,11 +34,10 @@ def row_with(monkeypatch):
 @pytest.mark.parametrize(("model", "optimizer"), [(workloads.TINY_RESNET, "SGD"), (workloads.TINY_BERT, "AdamW")])
 def test_torchscript_learns_as_eager_does(model, optimizer):
     eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
-    assert (row["optimizer"], row["steps"]) == (optimizer, 5)
+    assert row["optimizer"] == optimizer
     assert row["n"] >= 8
     assert row["gradient_error"] < 1e-4
     assert row["loss_difference"] < 1e-4
-    assert row["samples_per_s"] == pytest.approx(4000 / row["median_ms"])
     assert row["baseline_ms"] == eager["median_ms"]
     gained = (row["baseline_ms"] - row["median_ms"]) / 1e3
     assert row["break_even_steps"] == (pytest.approx(row["build_s"] / gained) if gained > 0 else None)
@@ -116,7 +115,7 @@ def test_building_ends_with_the_third_step(row_with, monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(side_by_side, "compare", lambda runs, **settings: None)
     monkeypatch.setattr(side_by_side, "rounds_for", lambda runs, seconds: 1)
-    monkeypatch.setattr(side_by_side, "speeds", lambda times, backend, batch: {"baseline_ms": 1.0, "median_ms": 1.0})
+    monkeypatch.setattr(side_by_side, "speeds", lambda times, backend: {"baseline_ms": 1.0, "median_ms": 1.0})
     assert row_with(slow)["build_s"] == pytest.approx(0.3)
 
 

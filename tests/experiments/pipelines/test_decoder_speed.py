@@ -2,7 +2,6 @@ import io
 import sys
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from helpers.experiments.pipelines import decoder_speed
@@ -10,11 +9,9 @@ from helpers.experiments.pipelines.decoder_speed import MEAN_TOLERANCE, decoding
 from helpers.lab.machine import missing_because
 from helpers.pipelines import decoders
 from helpers.pipelines.decoders import VARIANTS, Decoder
-from helpers.pipelines.samples import example_jpegs
 
 
 def test_a_row_tells_speed_spread_and_how_far_from_pillow():
-    sizes = [len(image) for image in example_jpegs(16, (160, 120))]
     rows = decoding.measure(160, 120)
     assert [row["variant"] for row in rows] == list(VARIANTS)
     for row in rows:
@@ -22,8 +19,6 @@ def test_a_row_tells_speed_spread_and_how_far_from_pillow():
             assert row["status"] == reason
             continue
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
-        assert row["images_per_s"] == pytest.approx(1e3 / row["median_ms"])
-        assert row["mb_per_s"] == pytest.approx(row["images_per_s"] * np.mean(sizes) / 1e6)
         assert row["mean_difference"] <= MEAN_TOLERANCE
 
 

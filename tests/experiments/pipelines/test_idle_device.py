@@ -39,7 +39,6 @@ def test_the_prediction_is_what_a_queue_of_such_steps_does(step_ms, load_ms, wor
         patch.setattr(idle_device, "cores", lambda: 2)
         expected = predict(step_ms, load_ms, workers)
     assert summary["idle_share"] == pytest.approx(expected, abs=1e-9)
-    assert summary["n"] == 100
     assert summary["samples_per_s"] == pytest.approx(4e3 * (1 - expected) / step_ms)
 
 
@@ -63,8 +62,6 @@ def test_a_row_has_speed_idle_share_and_its_prediction(workers, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         row = loader.measure(1.0, workers, 1, "Pillow")
-    assert row["n"] == 4
-    assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
     assert 0 <= row["idle_share"] < 1
     assert row["predicted_idle_share"] == predict(1.0, 4 * row["sample_ms"], workers)
     assert 0 < row["samples_per_s"] <= 4 / 1e-3 * 1.01 and row["startup_s"] > 0

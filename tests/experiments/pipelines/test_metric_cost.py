@@ -58,7 +58,7 @@ def test_every_variant_has_a_row_for_each_group_of_steps(monkeypatch):
     monkeypatch.setattr(metric_cost, "GROUPS", 3)
     rows = metrics_cost.measure(6, 8, 3)
     assert [(row["step"], row["variant"]) for row in rows] == [(step, name) for name in USABLE for step in (2, 4, 6)]
-    assert all(0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] for row in rows)
+    assert all(row["ms"] > 0 for row in rows)
     assert all(row["until_s"] <= later["until_s"] for row, later in pairwise(rows) if row["step"] < later["step"])
 
 

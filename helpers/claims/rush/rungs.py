@@ -1,0 +1,193 @@
+"""The ladder: what each rung brings over the one that it stands on, and what the best one reaches."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pandas as pd
+
+from ...experiments.rush.steps import BEFORE_BATCHES, BEST
+from ...lab.estimate import LUCK
+from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, pick, speedup, visible
+from ...rush import Setup, climb
+from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
+from ...rush.rates import flops_per_token, parameters
+from ...rush.setup import LADDERS, START, stands_on
+
+MIXED, ONEDNN = "mixed precision", "fp32 products by oneDNN"
+IN_FP32 = (START, "TF32", ONEDNN)  # rungs whose products are of fp32 numbers
+PAGES = (START, BEST["cpu"])
+KEPT = ["rung", "gain", "tokens/s", "step_ms", "matmul_share", "product_tflops", "peak_gib", "loss"]
+LEFT = ["rung", "baseline", "gain", "compile_s", "peak_gib", "loss"]
+HEADS = {"gain": "speedup", "matmul_share": "share of matmul rate", "product_tflops": "matmul, TFLOP/s"}
+
+
+def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.DataFrame) -> SimpleNamespace:
+    """Each rung against its baseline, by `trials` where there are any, and against matrix products alone.
+
+    `best` is what the best rung reaches in all timings of its setup, also in those `timed` beside it (loading, peers,
+    allocator); `rung` has the gains of some rungs by name.
+    """
+    kind, first = kind_of(rows), rows.iloc[0]
+    _, left = LADDERS[kind]
+    trials = _trials(rows, trials)
+    measured = _rungs(rows, trials)
+    rungs, others = measured[~measured["rung"].isin(left)], measured[measured["rung"].isin(left)]
+    best = _best(rungs, trials)
+    gains = dict(zip(measured["rung"], measured["gain"], strict=True))
+    kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
+    ranked = sorted(kept.items(), key=lambda item: -item[1].value)
+    most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
+    setups = climb(Setup(model=first["model"], sequence=int(first["sequence"])), kind)
+    total = _speedup(rows, trials, best["rung"], START)
+    rung = _by_name(gains, rungs, kind)
+    return SimpleNamespace(
+        job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
+        model=first["model"],
+        changes=derived(len(setups[best["rung"]].differs(setups[START])), "counted", "", 0),
+        rungs=rungs[KEPT].rename(columns=HEADS),
+        left=others[LEFT].rename(columns={"rung": "change"} | HEADS).assign(note=others["rung"].map(left)),
+        gains=gains,
+        forest=kept | {"all together": total},
+        unseen=", ".join(name for name, gain in kept.items() if not visible(gain)) or "none",
+        largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
+        mixed_to_first=over(rung.mixed, most[0][1]),
+        total=total,
+        best=_reached(best, first, trials, timed),
+        start_share=pick(measured, "matmul_share", PERCENT, 0, rung=START),
+        losses=_losses(measured, best, kind),
+        rung=rung,
+    )
+
+
+def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:
+    """The gains of single rungs; of FlashAttention that in memory."""
+    names = {"fp32": ONEDNN, "mixed": MIXED, "compiled": "compile", "adamw": "fused AdamW"}
+    flash = "FlashAttention"
+    before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind), flash))
+    return SimpleNamespace(
+        **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in names.items()},
+        attention=replace(over(before, after), derivation="allocated bytes"),
+    )
+
+
+def _reached(
+    best: pd.Series, first: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]
+) -> SimpleNamespace:
+    """The best rung's tokens/s and its share of the matmul rate: the median of its timings, the least and the largest.
+
+    `causal` is the share if half of attention's operations count.
+    """
+    operations = flops_per_token(first["model"], int(first["sequence"]))
+    causal = (operations + 6 * parameters(first["model"])) / 2 / operations
+    rates = pd.Series([best["tokens/s"] * best["step_ms"] / ms for ms in _timings(best, trials, timed)])
+    shares = rates * best["matmul_share"] / best["tokens/s"]
+    return SimpleNamespace(
+        rung=best["rung"],
+        rate=_range(rates, "tokens/s"),
+        share=_range(shares, PERCENT),
+        causal=_range(causal * shares, PERCENT),
+        timings=derived(len(rates), "counted", "", 0),
+    )
+
+
+def _losses(measured: pd.DataFrame, best: pd.Series, kind: str) -> SimpleNamespace:
+    """The losses of the plain loop and of the best rung, and the rung whose loss is furthest from the former."""
+    start = pick(measured, "loss", decimals=3, rung=START)
+    apart = (measured["loss"] - float(start)).abs().fillna(0)
+    return SimpleNamespace(
+        start=start,
+        best=Number(best["loss"], decimals=3),
+        apart=Number(apart.max(), decimals=3) if start.measured else start,
+        rung=measured.loc[apart.idxmax(), "rung"],
+        steps=derived(ON_CPU_LOSS_STEPS if kind == "cpu" else LOSS_STEPS, "counted", "", 0),
+    )
+
+
+def _trials(rows: pd.DataFrame, trials: pd.DataFrame | None) -> pd.DataFrame:
+    """The pairs of rungs: those that a GPU's ladder has in its rows, and those of a table of their own."""
+    of_rows = in_pairs(rows)
+    given = [table for table in (of_rows.assign(rung=of_rows["step"]), trials) if table is not None and len(table)]
+    return pd.concat(given) if given else pd.DataFrame(columns=["baseline", "rung"])
+
+
+def in_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that took turns with a baseline."""
+    return rows.reindex(columns=rows.columns.union(["ratio", "baseline"])).dropna(subset="ratio")
+
+
+def _best(rungs: pd.DataFrame, trials: pd.DataFrame) -> pd.Series:
+    """The rung that was tried against the plain loop, else the fastest."""
+    before = dict(zip(rungs["rung"], rungs["baseline"], strict=True))
+    whole = [rung for rung in trials.loc[trials["baseline"] == START, "rung"] if before.get(rung, START) != START]
+    return rungs.loc[rungs["rung"] == whole[-1]].iloc[0] if whole else rungs.loc[rungs["tokens/s"].idxmax()]
+
+
+def _timings(best: pd.Series, trials: pd.DataFrame, timed: tuple[pd.DataFrame, ...]) -> Iterator[float]:
+    """Milliseconds of a step of the best rung, wherever they were recorded."""
+    yield best["step_ms"]
+    yield from trials.reindex(columns=["rung", "median_ms"]).query("rung == @best.rung")["median_ms"].dropna()
+    for table in timed:
+        if "wait_ms" in table:
+            yield from table["step_ms"]
+        elif "ours_loss" in table and not best["rung"].startswith("batch "):  # theirs is smaller
+            yield from table["baseline_ms"]
+        elif "rung" in table:
+            yield from table.loc[table["rung"] == best["rung"], "median_ms"]
+
+
+def _range(values: pd.Series, unit: str) -> Number:
+    """Their median, between the least and the largest."""
+    return Number(float(values.median()), unit, values.min(), values.max(), decimals=0)
+
+
+def kind_of(rows: pd.DataFrame) -> str:
+    return "cpu" if rows["preset"].iloc[0] == "cpu" else "cuda"
+
+
+def _limits(rows: pd.DataFrame) -> pd.Series:
+    """Tokens/s at the highest product rate that any rung measured in the type that a rung multiplies in."""
+    in_fp32 = rows["step"].isin(IN_FP32)
+    flops = flops_per_token(rows["model"].iloc[0], int(rows["sequence"].iloc[0]))
+    return 1e12 * rows["product_tflops"].groupby(in_fp32).transform("max") / flops
+
+
+def _rungs(rows: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """The measured rungs in the ladder's order, each with its baseline and its speedup over that."""
+    kind = kind_of(rows)
+    order = [name for name in (START, *LADDERS[kind][0]) if name in set(rows["step"])]
+    rungs = rows.assign(matmul_share=rows["tokens_per_s"] / _limits(rows)).set_index("step", drop=False).loc[order]
+    rungs = rungs.rename(columns={"step": "rung", "tokens_per_s": "tokens/s"}).reset_index(drop=True)
+    rungs["baseline"] = [None if name == START else stands_on(name, kind) for name in order]
+    return rungs.assign(gain=[_speedup(rows, trials, n, b) for n, b in zip(order, rungs["baseline"], strict=True)])
+
+
+def _speedup(rows: pd.DataFrame, trials: pd.DataFrame, step: str, baseline: str | None) -> Number:
+    """How many times as many tokens/s a step trains as another one: of their trial, else of their rows.
+
+    Each row is of a process of its own.
+    """
+    if baseline is None:
+        return lacking("a rung before the first", TIMES)
+    together = trials[(trials["rung"] == step) & (trials["baseline"] == baseline)]
+    if len(together):
+        return speedup(together.iloc[0], 2)
+    rate, base = (pick(rows, "tokens_per_s", step=name) for name in (step, baseline))
+    return in_unit(over(rate, base, LUCK), TIMES, 2)
+
+
+def allocator(rows: pd.DataFrame) -> SimpleNamespace:
+    """What keeping the pages of freed memory is worth to the plain loop, and to the best rung."""
+    by_rung = rows.set_index("rung")
+    plain, best = (speedup(by_rung.loc[name], 2) if name in by_rung.index else lacking(name, TIMES) for name in PAGES)
+    return SimpleNamespace(plain=plain, best=best, rung=PAGES[1], sequence=int(rows["sequence"].iloc[0]))
+
+
+def batch(rows: pd.DataFrame, ladder: pd.DataFrame) -> SimpleNamespace:
+    """Batch sizes of the ladder and beyond, against the highest matmul rate of the ladder."""
+    before = BEFORE_BATCHES[kind_of(ladder)]
+    sizes = ladder["step"].str.extract(r"^batch (\d+)$")[0].astype(float).where(ladder["step"] != before, 1)
+    sized = pd.concat([ladder.assign(batch=sizes).dropna(subset="batch"), rows]).sort_values("batch")
+    sized = sized.assign(batch=sized["batch"].astype(int), share=sized["tokens_per_s"] / _limits(ladder).max())
+    names = ["batch", "tokens_per_s", "step_ms", "p20_ms", "p80_ms", "share", "peak_gib"]
+    return SimpleNamespace(sizes=sized[names].rename(columns={"share": "share of matmul rate"}), setup=before)

@@ -1,0 +1,87 @@
+"""The best setup beside others: fed by a loader, at longer sequences, by transformers; norms and AdamW by variant."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, paired, pick, speedup
+from .rungs import in_pairs
+
+KINDS = {"kind": {"layer": "LayerNorm", "rms": "RMSNorm"}}
+
+
+def loading(rows: pd.DataFrame) -> SimpleNamespace:
+    """Steps fed by a loader, and the largest share that a step waits for its batch."""
+    names = ["workers", "pinned", "step_ms", "p20_ms", "p80_ms", "wait_ms", "copy_ms"]
+    waits = (rows["wait_ms"] + rows["copy_ms"]) / rows["step_ms"]
+    return SimpleNamespace(steps=_varied(rows[names], ["pinned"]), waits=Number(waits.max(), PERCENT))
+
+
+def checkpointing(rows: pd.DataFrame) -> SimpleNamespace:
+    """Speed and memory by sequence length, and what full checkpointing costs at the longest that most kinds fit."""
+    wide = rows.pivot(index="checkpointing", columns="sequence", values=["tokens_per_s", "peak_gib"])
+    wide = wide.reindex(dict.fromkeys(rows["checkpointing"]))
+    heads = {"tokens_per_s": "tokens/s", "peak_gib": "peak, GiB"}
+    wide.columns = [f"{heads[name]} at {length}" for name, length in wide.columns]
+    kinds = rows.groupby("sequence")["checkpointing"].nunique()
+    length = int(kinds[kinds == kinds.max()].index.max())
+    full, none = (
+        {name: pick(rows, name, sequence=length, checkpointing=kind) for name in heads} for kind in ("full", "none")
+    )
+    pairs = in_pairs(rows[(rows["sequence"] == length) & (rows["checkpointing"] == "full")])
+    speed = speedup(pairs.iloc[0]) if len(pairs) else over(full["tokens_per_s"], none["tokens_per_s"])
+    return SimpleNamespace(
+        lengths=wide.reset_index(),
+        length=length,
+        memory=in_unit(over(full["peak_gib"], none["peak_gib"]), PERCENT, 0),
+        speed=in_unit(speed, PERCENT, 0),
+    )
+
+
+def peers(rows: pd.DataFrame) -> SimpleNamespace:
+    """transformers' step against ours, trained in turn in one process."""
+    names = ["variant", "speedup", "step_gib", "ours_step_gib", "loss", "ours_loss"]
+    heads = {"speedup": "our speedup", "step_gib": "peak, GiB", "ours_step_gib": "ours, peak, GiB"}
+    rows = rows.assign(speedup=[paired(row) for row in rows.to_dict("records")])
+    shown = rows.assign(speedup=rows["speedup"].map(str))
+    fastest = rows.loc[rows["ratio"].idxmin()]
+    compiled = rows[rows["variant"].str.contains("compile")].sort_values("ratio")["speedup"]
+    return SimpleNamespace(
+        variants=shown[names].rename(columns=heads | {"ours_loss": "ours, loss"}),
+        count=derived(len(rows), "counted", "", 0),
+        fastest=fastest["variant"],
+        over_compiled=next(iter(compiled), lacking("a compiled variant", TIMES)),
+        speedup=fastest["speedup"],
+        loss=Number(fastest["loss"], decimals=3),
+        ours_loss=Number(fastest["ours_loss"], decimals=3),
+    )
+
+
+def norms(rows: pd.DataFrame) -> SimpleNamespace:
+    """LayerNorm and RMSNorm by variant, at the widest; rows and width are columns only where there are several."""
+    rows = rows[rows["width"] == rows["width"].max()]
+    table = _varied(_bandwidth(rows, ["kind", "rows", "width"]), ["rows", "width"]).replace(KINDS)
+    sizes = ", ".join(f"{name} {rows[name].iloc[0]}" for name in ("rows", "width") if name not in table)
+    return SimpleNamespace(variants=table, sizes=sizes)
+
+
+def adam(rows: pd.DataFrame) -> SimpleNamespace:
+    """A step of AdamW by variant."""
+    return SimpleNamespace(variants=_bandwidth(rows, ["million_parameters"]))
+
+
+def _bandwidth(rows: pd.DataFrame, sizes: list[str]) -> pd.DataFrame:
+    names = [*sizes, "variant", "median_ms", "p20_ms", "p80_ms", "share_of_copy"]
+    return rows[names].rename(columns={"share_of_copy": "share of copy bandwidth"})
+
+
+def lecture(rows: pd.DataFrame) -> SimpleNamespace:
+    """The lecture's stack of decoder layers, against fp32."""
+    speedup = [Number(1 / ratio, TIMES, decimals=2) for ratio in rows["ratio_to_fp32"]]
+    names = ["batch", "variant", "median_ms", "p20_ms", "p80_ms", "speedup", "peak_gib"]
+    return SimpleNamespace(stack=rows.assign(speedup=speedup)[names])
+
+
+def _varied(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Without those of the columns that hold one value."""
+    return table.drop(columns=[name for name in names if name in table and table[name].nunique() == 1])
