@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pandas as pd
 
 from .. import experiments
+from ..lab.estimate import EFFECT, NONE, UNDECIDED
 from ..lab.records.experiment import Experiment
 from ..lab.records.results import Named, recorded
-from ..lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, visible
+from ..lab.records.values import PERCENT, TIMES, Number, derived, judged, lacking, of_class, over_runs
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
 from .rush.rungs import ONEDNN
@@ -146,40 +147,53 @@ def kind_of(named: Named) -> str:
 
 
 def worth(settings: Mapping[str, Mapping[str, Number]]) -> SimpleNamespace:
-    """What each change gains in each setting, the largest first, and those of no visible effect."""
+    """What each change gains in each setting: those with an effect, the largest first, and the other two classes."""
     changes = [
         (setting, change.replace("_", " "), gain)
         for setting, gains in settings.items()
         for change, gain in gains.items()
         if gain.measured
     ]
-    seen = {f"{change} ({setting})": gain for setting, change, gain in changes if visible(gain, SAME)}
-    unseen = [(setting, change, gain) for setting, change, gain in changes if not visible(gain, SAME)]
-    ordered = dict(sorted(seen.items(), key=lambda item: -item[1].value))
-    largest, largest_gain = next(iter(ordered.items()), ("none", lacking("a visible effect", TIMES)))
+    classes = {
+        kind: [each for each in changes if judged(each[2], SAME)[0] == kind] for kind in (EFFECT, NONE, UNDECIDED)
+    }
+    ordered = {f"{change} ({setting})": gain for setting, change, gain in classes[EFFECT]}
+    ordered = dict(sorted(ordered.items(), key=lambda item: -item[1].value))
+    largest, largest_gain = next(iter(ordered.items()), ("none", lacking("an effect", TIMES)))
     return SimpleNamespace(
-        gains=ordered, count=len(changes), largest=largest, largest_gain=largest_gain, unseen=_by_setting(unseen)
+        gains=ordered,
+        count=len(changes),
+        largest=largest,
+        largest_gain=largest_gain,
+        none=_by_setting(classes[NONE], NONE),
+        undecided=_by_setting(classes[UNDECIDED], UNDECIDED),
+        nones=len(classes[NONE]),
+        undecideds=len(classes[UNDECIDED]),
     )
 
 
 def on_both() -> SimpleNamespace:
-    """The changes that a GPU and the CPU have recorded: those whose effect is visible on one only, or opposite."""
+    """The changes that a GPU and the CPU have recorded: those whose verdict differs, or whose effects are opposite."""
     cpu, rows = settings(on_cpu=True), []
     for setting, gains in settings().items():
         for change, gain in gains.items():
             there = cpu.get(setting, {}).get(change, lacking("the CPU's"))
             if gain.measured and there.measured:
-                ways = [visible(each, SAME) and (1 if each.value > 1 else -1) for each in (gain, there)]
+                ways = [
+                    (judged(each, SAME)[0], judged(each, SAME)[0] == EFFECT and each.value > 1)
+                    for each in (gain, there)
+                ]
                 rows.append((setting, change.replace("_", " "), f"{gain}", f"{there}", ways[0] == ways[1]))
     table = pd.DataFrame(rows, columns=["setting", "change", "speedup on the GPU", "on the CPU", "same"])
     same = table.pop("same").astype(bool)
     return SimpleNamespace(table=table[~same], same=int(same.sum()), count=len(table))
 
 
-def _by_setting(changes: Iterable[tuple[str, str, Number]]) -> str:
-    """Their names: `ViT: bf16, workers; language model: packed`."""
+def _by_setting(changes: Iterable[tuple[str, str, Number]], kind: str) -> str:
+    """Their names, each with the largest effect that isn't excluded: `ViT: bf16 (30 %), workers (9 %); compile: …`."""
     groups = itertools.groupby(changes, key=itemgetter(0))
-    return "; ".join(f"{setting}: {', '.join(change for _, change, _ in of)}" for setting, of in groups)
+    named = ((setting, {change: gain for _, change, gain in of}) for setting, of in groups)
+    return "; ".join(f"{setting}: {of_class(gains, kind, SAME)}" for setting, gains in named)
 
 
 # Columns that name a row's variant, the first that a table has

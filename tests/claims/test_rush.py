@@ -32,10 +32,10 @@ def test_a_rung_gains_over_its_baseline_and_the_start():
     assert named.largest[0].rung == "fused AdamW"
     assert (named.best.rung, f"{named.total}") == ("fused AdamW", "4.50× (unpaired)")
     assert named.mixed_to_first.at_least(1).outcome == "does not hold"
-    assert named.unseen == "none"
+    assert named.without.none == "none"
 
 
-def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visible_effect():
+def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_are_undecided():
     trial = {"ratio": 0.5, "low": 0.4, "high": 0.7, "pairs": 9, "median_ms": 20.0}
     trials = pd.DataFrame(
         [
@@ -47,7 +47,7 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_have_no_visi
     named = rush.ladder(rungs(), trials)
     assert f"{named.gains[ONEDNN]}" == f"{named.total}" == "2.00× (1.43 to 2.50, 9 pairs)"
     assert f"{named.rung.mixed}" == "1.25× (unpaired)"
-    assert named.unseen == "fused AdamW"
+    assert named.without.undecided.startswith("fused AdamW (")
     assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best.rung == "fused AdamW"
 
 

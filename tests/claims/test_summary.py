@@ -6,13 +6,13 @@ from helpers.claims import summary
 from helpers.lab.records.values import TIMES, Number, lacking
 
 
-def test_changes_are_ordered_by_gain_and_those_without_an_effect_are_named():
-    llama = {"compile": Number(1.2, TIMES, 1.1, 1.3, 9), "fused_adamw": Number(1.02, TIMES, 0.98, 1.06, 9)}
+def test_changes_are_ordered_by_gain_and_the_other_two_classes_are_named_with_what_isnt_excluded():
+    llama = {"compile": Number(1.2, TIMES, 1.1, 1.3, 9), "fused_adamw": Number(1.01, TIMES, 0.985, 1.036, 9)}
     llama["small"] = Number(1.03, TIMES, 1.01, 1.05, 9)  # whose interval leaves 1 out
     vit = {"compile": Number(2.0, TIMES), "set_to_none": Number(1.05, TIMES), "flash": lacking("flash", TIMES)}
     worth = summary.worth({"Llama": llama, "ViT": vit})
     assert list(worth.gains) == ["compile (ViT)", "compile (Llama)", "small (Llama)"]
-    assert worth.unseen == "Llama: fused adamw; ViT: set to none"
+    assert (worth.none, worth.undecided) == ("Llama: fused adamw (4.8 %)", "ViT: set to none")
     assert worth.largest == "compile (ViT)" and worth.count == 5
 
 

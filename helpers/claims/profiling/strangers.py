@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ...experiments.profiling.strangers import CASES, names_the_line
-from ...lab.records.values import PERCENT, Number, derived, over_runs, share_of
+from ...lab.records.values import PERCENT, Number, derived, lacking, over_runs, share_of
 from ...lab.trials import FASTER, SLOWER
+from ...lab.trials.luck import seen as seen_luck
 from .two_loops import MARGIN, NAMES, counted
 
 PAGE = 112  # letters in a line of the report's listings
@@ -135,6 +136,12 @@ def coverage(rows: pd.DataFrame) -> SimpleNamespace:
     )
 
 
+def _luck(rows: pd.DataFrame) -> Number:
+    if not (luck := seen_luck(rows, kept=True)):
+        return lacking("enough null trials", PERCENT)
+    return Number(luck.value, PERCENT, luck.low, luck.high, decimals=2)
+
+
 def nulls(rows: pd.DataFrame) -> SimpleNamespace:
     """Trials of a program against itself beside others' load: verdicts, and intervals that leave 1 out."""
     wrong, excluded = rows["verdict"].isin([FASTER, SLOWER]), (rows["low"] > 1) | (rows["high"] < 1)
@@ -154,4 +161,5 @@ def nulls(rows: pd.DataFrame) -> SimpleNamespace:
         excluded=share_of(excluded.sum(), len(rows)),
         leaning=over_runs(kept["median_ms"], kept["baseline_ms"]),
         farthest=Number((rows["ratio"] - 1).abs().max(), PERCENT),
+        luck=_luck(rows),
     )

@@ -6,7 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from ...lab.records.values import PERCENT, TIMES, Number, derived, lacking, over_runs, pick, share_of, speedup, visible
+from ...lab.estimate import EFFECT, NONE, UNDECIDED
+from ...lab.records.values import (
+    PERCENT,
+    TIMES,
+    Number,
+    derived,
+    judged,
+    lacking,
+    of_class,
+    over_runs,
+    pick,
+    share_of,
+    speedup,
+)
 from ...training import CLOTHES, LANGUAGE
 from ...training.switched import Switched
 
@@ -159,11 +172,11 @@ def gpt_fixes(rows: pd.DataFrame) -> SimpleNamespace:
 
 
 def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
-    """Each fix against the slow loop, those of a visible effect first, the largest before others, and all together."""
+    """Each fix against the slow loop, those with an effect first, the largest before others, and all together."""
     times = rows.assign(median_ms=rows["us_per_target"], baseline_ms=rows["baseline_us_per_target"])
     gains = {row["fix"]: speedup(row) for row in times.to_dict("records")}
     together = gains.pop(ALL, lacking("all fixes together", TIMES))
-    alone = dict(sorted(gains.items(), key=lambda item: (-visible(item[1], SAME), -item[1].value)))
+    alone = dict(sorted(gains.items(), key=lambda item: (judged(item[1], SAME)[0] != EFFECT, -item[1].value)))
     switches = {switch.name: switch for switch in pipeline.switches}
     table = rows.set_index("fix").loc[list(alone), ["baseline_us_per_target", "us_per_target"]]
     table.insert(0, "the slow loop", [switches[name].slow for name in alone])
@@ -173,7 +186,8 @@ def _fixes(rows: pd.DataFrame, pipeline: Switched) -> SimpleNamespace:
     (largest, largest_gain), (second, second_gain) = (*alone.items(), *[("", lacking("a fix", TIMES))] * 2)[:2]
     return SimpleNamespace(
         table=table.rename(columns=headings).reset_index(),
-        same=", ".join(name for name, gain in alone.items() if not visible(gain, SAME)) or "none",
+        same=of_class(alone, NONE, SAME),
+        undecided=of_class(alone, UNDECIDED, SAME),
         largest=largest,
         second=second,
         largest_gain=largest_gain,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pandas as pd
 
 from ...experiments.rush.steps import BEFORE_BATCHES, BEST
-from ...lab.estimate import LUCK
-from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, over, pick, speedup, visible
+from ...lab.estimate import LUCK, NONE, UNDECIDED
+from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, of_class, over, pick, speedup
 from ...rush import Setup, climb
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import flops_per_token, parameters
@@ -49,7 +49,7 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
         left=others[LEFT].rename(columns={"rung": "change"} | HEADS).assign(note=others["rung"].map(left)),
         gains=gains,
         forest=kept | {"all together": total},
-        unseen=", ".join(name for name, gain in kept.items() if not visible(gain)) or "none",
+        without=SimpleNamespace(none=of_class(kept, NONE), undecided=of_class(kept, UNDECIDED)),
         largest=[SimpleNamespace(rung=name, gain=gain) for name, gain in most],
         mixed_to_first=over(rung.mixed, most[0][1]),
         total=total,

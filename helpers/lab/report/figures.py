@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from .. import files
+from ..estimate import EFFECT, UNDECIDED
 from ..machine import project_root
-from ..records.values import Number
+from ..records.values import Number, judged
 
 # These remain distinct under red-green colour blindness.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777"
@@ -41,13 +42,16 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
 
 
 def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
-    """Ratios with their intervals, one below the other; grey if the interval contains 1, hollow without an interval."""
+    """Ratios with their intervals, one below the other: a blue dot is an effect, a ring none above 5 %, and a cross is
+    undecided.
+    """
     drawn, axis = new(height=0.5 + height * len(numbers))
     for place, ratio in enumerate(numbers.values()):
         value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))
-        colour = GREY if low <= 1 <= high else BLUE
+        kind = judged(ratio)[0] if ratio.measured else UNDECIDED
+        colour, marker = BLUE if kind == EFFECT else GREY, "x" if kind == UNDECIDED else "o"
         axis.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
-        axis.plot(value, place, "o", color=colour, markersize=4, fillstyle="none" if ratio.low is None else "full")
+        axis.plot(value, place, marker, color=colour, markersize=4, fillstyle="full" if kind == EFFECT else "none")
         reach = value if ratio.high is None else high
         offset = {"xytext": (4, 1), "textcoords": "offset points", "va": "center", "size": 7}
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)

@@ -33,7 +33,7 @@ class Luck:
 
 def seen(rows: pd.DataFrame, kept: bool) -> Luck | None:
     """What the rows of null trials say of programs that keep the pages of freed memory, or return them."""
-    rows = rows[(rows[store.STATUS] == "ok") & ((rows["allocator"] == "kept") == kept)] if len(rows) else rows
+    rows = rows[(rows["allocator"] == "kept") == kept].dropna(subset="ratio") if "ratio" in rows else rows
     if len(rows) < LEAST_TRIALS:
         return None
     return of(np.log(rows["ratio"].astype(float)), rows["starts"].astype(int))

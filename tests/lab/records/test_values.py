@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.lab.estimate import EFFECT, NONE, UNDECIDED
 from helpers.lab.records.experiment import ColumnError, Experiment, experiment
 from helpers.lab.records.results import Results, with_declared
 from helpers.lab.records.values import (
     TIMES,
     Number,
     derived,
+    judged,
     lacking,
     number,
+    of_class,
     over,
     paired,
     pick,
     reach_of_median,
     share_of,
     speedup,
-    visible,
 )
 from helpers.lab.report import notebook
 from helpers.lab.report.notebook import claim, say, when
@@ -210,6 +212,11 @@ def test_noise_is_marked_on_times_and_what_comes_of_them():
     assert [f"{speedup(line):brief}" for line in rows.to_dict("records")] == ["2.0×†", "2.0×"]
 
 
-def test_an_effect_is_visible_if_99_of_100_intervals_leave_1_out():
-    assert [visible(Number(1.2, TIMES, low, 1.44 / low, 4)) for low in (1.02, 1.12)] == [False, True]
-    assert visible(Number(1.2, TIMES)) and not visible(Number(1.05, TIMES))
+def test_an_effect_leaves_1_out_of_its_99_percent_interval_and_a_null_has_all_of_it_near_1():
+    of = [judged(Number(1.2, TIMES, low, 1.44 / low, 4))[0] for low in (1.02, 1.12)]
+    assert of == [UNDECIDED, EFFECT]
+    kind, most = judged(Number(1.0, TIMES, 0.98, 1 / 0.98, 40))
+    assert kind == NONE and 0.02 < most <= 0.05
+    assert [judged(Number(value, TIMES))[0] for value in (1.2, 1.05)] == [EFFECT, UNDECIDED]
+    gains = {"a": Number(1.0, TIMES, 0.98, 1 / 0.98, 40), "b": Number(1.0, TIMES, 0.9, 1 / 0.9, 40)}
+    assert (of_class(gains, NONE), of_class(gains, UNDECIDED)) == ("a (2.7 %)", "b (15 %)")

@@ -48,16 +48,19 @@ def test_the_last_bits_of_a_layout_do_not_show():
     assert "clip-path" in pictures[0]
 
 
-def test_a_forest_is_grey_where_the_interval_holds_1_and_hollow_without_one():
+def test_a_forest_tells_the_three_classes_by_marker_and_colour():
     numbers = {
         "sure": Number(2.0, "×", 1.8, 2.2, 9),
         "unsure": Number(1.1, "×", 0.9, 1.3, 9),
+        "none": Number(1.0, "×", 0.99, 1.01, 90),
         "apart": Number(1.5, "×"),
     }
     _, axis = figures.forest(numbers)
-    points = [line for line in axis.lines if line.get_marker() == "o"]
-    assert [point.get_color() for point in points] == [figures.BLUE, figures.GREY, figures.BLUE]
-    assert [point.get_fillstyle() for point in points] == ["full", "full", "none"]
+    points = [line for line in axis.lines if line.get_marker() in ("o", "x")]
+    colours = [figures.BLUE, figures.GREY, figures.GREY, figures.BLUE]
+    assert [point.get_color() for point in points] == colours
+    markers = [("o", "full"), ("x", "none"), ("o", "none"), ("o", "full")]
+    assert [(point.get_marker(), point.get_fillstyle()) for point in points] == markers
     assert [label.get_text() for label in axis.get_yticklabels()] == list(numbers)
 
 
