@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from helpers.batching.attention import (
     packed_attention,
     without_cudnn_attention,
 )
-from helpers.batching.packed import causal_mask
+from helpers.batching.packed import causal_mask, join
 from helpers.models import GPT2LikeModel
 
 HERE = ("dense", "flex", "varlen")  # the variants that run on the CPU
@@ -215,6 +216,15 @@ def test_with_amx_the_backward_of_long_documents_alone_is_computed_in_bf16(amx, 
     inputs = [x.requires_grad_() for x in qkv(3130, dtype=torch.bfloat16)]
     documents.documents_attention(*inputs, torch.from_numpy(layout_of([50, 3080]).offsets.copy())).sum().backward()
     assert seen == types
+
+
+def test_a_packed_batch_gives_its_layout():
+    batch = join(np.arange(1, 31), np.array([20, 1, 9]), length=40)
+    layout = batch.layout()
+    assert layout.positions[:30].tolist() == batch.positions[:30].tolist()
+    inputs = qkv(40)
+    result = packed_attention(layout, "varlen", "cpu")(*inputs)
+    torch.testing.assert_close(result, one_by_one(*inputs, [20, 1, 9, 10]))
 
 
 @pytest.mark.parametrize(

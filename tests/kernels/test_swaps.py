@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,18 @@ from torch import nn
 from helpers.kernels import LayerNorm, RMSNorm, swap_norms
 from helpers.kernels import swaps as norms
 from helpers.lab.timing import check_agreement
+
+
+@pytest.mark.parametrize("kind", norms.KINDS)
+def test_all_variants_compute_the_same(kind):
+    x, dy = torch.randn(6, 40, requires_grad=True), torch.randn(6, 40)
+    used = [torch.randn(40, requires_grad=True) for _ in range(1 if kind == "rms" else 2)]
+
+    def run(variant):
+        y = norms.norm(variant, kind)(x, *used)
+        return [y, *torch.autograd.grad(y, [x, *used], dy)]
+
+    check_agreement({name: partial(run, name) for name in (norms.WRITTEN_OUT, norms.TORCH, norms.OURS)}, 1e-5)
 
 
 def transformer():

@@ -65,12 +65,6 @@ def test_the_flat_array_holds_what_a_list_of_samples_holds(lines, file):
         assert all((vocab.encode(tokens) == sample).all() for tokens, sample in zip(expected, text, strict=True))
 
 
-def test_a_folder_is_searched_for_the_split(file):
-    text = WikiText("validation", file.parent)
-    assert words(text) == SAMPLES
-    assert text.source == "WikiText-103 raw, validation split"
-
-
 def test_a_file_named_itself_says_what_it_is(file, tmp_path):
     assert WikiText("train", file).source == "WikiText-103 raw, validation split"
     tokens = tmp_path / "wikitext-2" / "wiki.test.tokens"

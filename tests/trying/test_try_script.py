@@ -19,21 +19,7 @@ from helpers.trying.search import CannotTry
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW_LOADER = (ROOT / "data" / "tried" / "slow_loader.py").read_text()
-# A step takes as long as it sleeps, on any machine: time passes nowhere else. A script that ends soon runs again.
-SHORT = """
-import sys, time, torch
-time.passed = getattr(time, "passed", time.perf_counter())
-time.perf_counter = lambda: time.passed
-def sleep(seconds):
-    time.passed += seconds
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(int(sys.argv[1])):
-    optimizer.zero_grad()
-    model(torch.randn(2, 4)).square().mean().backward()
-    optimizer.step()
-    sleep(float(sys.argv[2]))
-"""
+SHORT = (ROOT / "data" / "tried" / "short.py").read_text()
 
 
 SECONDS = 600  # that no trial needs: each ends when it has decided, however slow the machine
