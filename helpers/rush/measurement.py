@@ -18,7 +18,7 @@ from ..lab.memory import GIB
 from ..lab.records.experiment import OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
-from ..text import Vocab, corpus, local_wikitext
+from ..text import SyntheticText, Vocab, WikiText, local_wikitext
 from ..training.step import WARM_UP
 from .rates import shares
 from .setup import Setup
@@ -172,7 +172,7 @@ def sequences(setup: Setup, rows: int, after: int = 0) -> Tensor:
 def stream(model: str) -> tuple[Tensor, str]:
     """The validation text as one stream of token ids (n,), and its source. Words beyond a preset's vocabulary, the
     rarest, are `<unk>`."""
-    text = corpus("validation", local_wikitext(), synthetic_samples=3000)
+    text = WikiText("validation", path) if (path := local_wikitext()) else SyntheticText(3000, seed=1)
     ids = torch.from_numpy(np.concatenate([text[i] for i in range(len(text))]).astype(np.int64))
     return ids.where(ids < preset(model)["vocab_size"], Vocab.unk_id), text.source
 
