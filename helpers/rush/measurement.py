@@ -142,12 +142,6 @@ def _warm_step(setup: Setup, step: Callable[[Tensor], Tensor] | None = None) -> 
     return lambda: step(next(batches))
 
 
-def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
-    """The loss of each step on the fixed tokens, from the setup's seed."""
-    trainer = Trainer(setup)
-    return [float(trainer.step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
-
-
 def fixed_tokens(setup: Setup) -> Iterator[Tensor]:
     """Endless batches, each one of four sequences repeated: mean loss and gradient don't depend on the batch size, so
     setups of any batch size have the same loss curve."""

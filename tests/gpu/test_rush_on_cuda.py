@@ -5,13 +5,14 @@ import time
 
 import pytest
 import torch
+from llama_cases import loss_curve
 
 from helpers.kernels import chunked_loss
 from helpers.lab import compare, peak_memory
 from helpers.lab.records.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run
+from helpers.rush import Setup, Trainer, climb, measurement, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention, compiled
 from helpers.training.step import WARM_UP
