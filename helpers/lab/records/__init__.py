@@ -2,34 +2,28 @@
 
 from .store import (
     PROVENANCE,
-    SECONDS,
     STATUS,
     RecordError,
     Row,
     devices,
     folder,
-    key,
     path,
     read,
     read_rows,
     replace,
     summary,
-    whole_rows,
 )
 
 __all__ = [
     "PROVENANCE",
-    "SECONDS",
     "STATUS",
     "RecordError",
     "Row",
     "devices",
     "folder",
-    "key",
     "path",
     "read",
     "read_rows",
     "replace",
     "summary",
-    "whole_rows",
 ]
