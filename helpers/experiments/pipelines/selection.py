@@ -23,7 +23,7 @@ from ...lab import Worth, experiment
 from ...lab.machine import device, missing_because
 from ...lab.records import Row
 from ...metrics import LMAccuracy
-from ...pipelines.forgetting import ForgettingTracker
+from ...pipelines.forgetting import ForgettingTracker, is_correct
 from ...training import Batch, Step, Task, Trainer, fit
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
@@ -169,7 +169,7 @@ def train(
 
     def loss(logits: Tensor, batch: Batch) -> Tensor:
         if isinstance(batch, Picked) and tracker is not None:
-            tracker.update(batch.indices, logits=logits, labels=batch.targets)
+            tracker.update(batch.indices, is_correct(logits, batch.targets))
         return nn.functional.cross_entropy(logits, batch.targets)
 
     def validation() -> Iterator[Batch]:
