@@ -91,16 +91,12 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         check_level(checkpoint_level)
         count, left = 0, {}
         for module in model.modules():
-            if isinstance(module, _InPlace):
-                reason = ""
-            elif all(isinstance(getattr(module, name, None), nn.Module) for name in NAMES):
-                reason = _difference(module)
-            else:
-                continue
-            if reason:
-                left[f"{type(module).__name__} {reason}"] = None
-                continue
             if not isinstance(module, _InPlace):
+                if not all(isinstance(getattr(module, name, None), nn.Module) for name in NAMES):
+                    continue
+                if reason := _difference(module):
+                    left[f"{type(module).__name__} {reason}"] = None
+                    continue
                 module.__class__ = _in_place(type(module))
             module.checkpoint_level = checkpoint_level
             count += 1
