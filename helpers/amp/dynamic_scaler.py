@@ -2,12 +2,14 @@
 
 import math
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..lab.arguments import check_at_least
-from .scaler import StaticGradScaler
+from .scaler import StaticGradScaler, fp32
 
 LEAST, MOST = 1.0, 2.0**24  # the scale's bounds, unless it begins outside of them
 
@@ -48,9 +50,17 @@ class DynamicGradScaler(StaticGradScaler, torch.amp.GradScaler):
         torch._amp_update_scale_(self._scale, self._growth_tracker, found_inf, *rule)  # torch.amp.GradScaler's kernel
         self._scale.clamp_(self._least, self._most)
 
-    # With the names of torch.amp.GradScaler, so that either loads the other's.
-    state_dict = torch.amp.GradScaler.state_dict
-    load_state_dict = torch.amp.GradScaler.load_state_dict
+    def state_dict(self) -> dict[str, Any]:
+        """With the names of torch.amp.GradScaler, so that either loads the other's."""
+        return super(StaticGradScaler, self).state_dict()  # torch's
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of ours or torch's; if part of it makes no sense, nothing changes."""
+        if self._enabled and state:
+            _check_rule(state["growth_factor"], state["backoff_factor"], state["growth_interval"])
+            check_at_least(0, _growth_tracker=state["_growth_tracker"])
+            fp32("scale", state["scale"])
+        super(StaticGradScaler, self).load_state_dict(state)  # torch's
 
     def _start(self, device: torch.device) -> None:
         super()._start(device)
@@ -59,6 +69,8 @@ class DynamicGradScaler(StaticGradScaler, torch.amp.GradScaler):
 
 def _is_usable(device: str | torch.device | None) -> bool:
     """Whether there is such a kind of device; warns if it is CUDA and there is none."""
+    if not isinstance(device, (str, torch.device, type(None))):
+        raise ValueError(f"device is {device!r}; it must be a kind of device, like 'cuda', and the scale is init_scale")
     if device is None or torch.device(device).type != "cuda" or torch.cuda.is_available():
         return True
     warnings.warn("DynamicGradScaler is disabled: its device is 'cuda', which is not available", stacklevel=3)

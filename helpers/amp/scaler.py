@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from .gradients import gradients, multiply_, not_finite, parameters
+from .gradients import gradients, multiply_, not_finite, parameters, total_norm
 
 
 def _new_state() -> dict[str, Any]:
@@ -78,7 +78,7 @@ class StaticGradScaler:
         if state["stage"] is not OptState.READY or "divisor" in state:
             raise RuntimeError("unscale_ is called once, before clip_grad_norm_ and step")
         grads = gradients(optimizer)
-        self._record(state, get_total_norm(grads, math.inf))
+        self._record(state, total_norm(grads, math.inf))
         multiply_(grads, self._scale.reciprocal())
         state["stage"] = OptState.UNSCALED
 
@@ -95,7 +95,7 @@ class StaticGradScaler:
         if state["stage"] is OptState.STEPPED or "divisor" in state:
             raise RuntimeError("clip_grad_norm_ is called once, before step")
         grads = gradients(optimizer)
-        norm = get_total_norm(grads, norm_type)
+        norm = total_norm(grads, norm_type)
         true_norm = self._to_scale_device(norm)
         unscaled = state["stage"] is OptState.UNSCALED
         if not unscaled:
@@ -142,7 +142,7 @@ class StaticGradScaler:
         `grad_scale`, and do nothing where `found_inf` is 1 (and no other number).
         """
         if state["stage"] is OptState.READY and "divisor" not in state:
-            self._record(state, get_total_norm(gradients(optimizer), math.inf))
+            self._record(state, total_norm(gradients(optimizer), math.inf))
             state["divisor"] = self._scale
         optimizer.found_inf, optimizer.grad_scale = self._found_inf(state), state.get("divisor")
         try:

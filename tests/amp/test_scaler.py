@@ -308,6 +308,7 @@ def test_a_scale_that_makes_no_sense_is_named(scale):
         ({"growth_factor": 1.0}, "growth_factor is 1.0; it must be above 1"),
         ({"backoff_factor": 1.0}, "backoff_factor is 1.0; it must be between 0 and 1"),
         ({"growth_interval": 0}, "growth_interval is 0; it must be an integer of at least 1"),
+        ({"device": 1024.0}, "device is 1024.0; .* the scale is init_scale"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(arguments, said):

@@ -63,6 +63,20 @@ def test_for_cuda_without_cuda_it_is_disabled_with_a_warning():
         assert not DynamicGradScaler("cuda", enabled=False).is_enabled()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"scale": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 1.0}, {"growth_interval": 0}, {"_growth_tracker": -1}],
+)
+def test_a_state_that_makes_no_sense_changes_nothing(wrong):
+    scaler = DynamicGradScaler("cpu", 16.0, growth_interval=5)
+    train(scaler, *layer_with())
+    before = scaler.state_dict()
+    state = {"scale": 4.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 2, "_growth_tracker": 1}
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        scaler.load_state_dict(state | wrong)
+    assert scaler.state_dict() == before
+
+
 def _saved(scaler):
     buffer = io.BytesIO()
     torch.save(scaler, buffer)
