@@ -49,6 +49,8 @@ def findings(results: Path | str | None = None) -> Iterator[tuple[str, str]]:
         yield "CUDA", f"unusable: {reason}"
     else:
         yield "16-bit products", str(half_dtype()).removeprefix("torch.")
+    if torch.backends.mps.is_available():
+        yield "MPS", "an Apple GPU, which is not used: the CPU is measured"
     for name in PEERS:
         yield name, facts[name] + (" (optional)" if facts[name] == "not installed" else "")
     missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]

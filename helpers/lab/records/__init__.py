@@ -2,28 +2,34 @@
 
 from .store import (
     PROVENANCE,
+    SECONDS,
     STATUS,
     RecordError,
     Row,
     devices,
     folder,
+    key,
     path,
     read,
     read_rows,
     replace,
     summary,
+    whole_rows,
 )
 
 __all__ = [
     "PROVENANCE",
+    "SECONDS",
     "STATUS",
     "RecordError",
     "Row",
     "devices",
     "folder",
+    "key",
     "path",
     "read",
     "read_rows",
     "replace",
     "summary",
+    "whole_rows",
 ]
