@@ -21,7 +21,9 @@ PROGRAM = __package__
 HELP = {
     "model": "a preset of helpers.models.Llama",
     "batch": "sequences of a step, over all ranks",
+    "accumulate": "micro-batches of a step",
     "precision": "amp-bf16: fp32 parameters, bf16 compute",
+    "bucket_mib": "ddp: average gradients in pieces of so many MiB",
     "timeout_s": "how long a rank waits for one that is gone",
 }
 

@@ -8,6 +8,7 @@ Bytes a rank stores for P parameters in fp32 with AdamW over n ranks, and bytes 
     tp      16P/n                        grows with tokens, not with P: see `tensor_parallel`
 """
 
+import contextlib
 import inspect
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
@@ -43,7 +44,6 @@ CHOICES = {
     "checkpointing": ("none", "full", "selective"),
 }
 SEQUENCE, CHANNELS = Shard(1), Shard(-1)  # of (B, T, C)
-BUCKET_MIB = 25.0  # of gradients, by DDP: torch's default
 
 # The parameter's name changed in torch 2.13.
 SYNC_BUFFERS = (
@@ -63,9 +63,11 @@ class Job:
     backend: str = "gloo"  # nccl needs CUDA; gloo runs on the CPU
     batch: int = 8  # sequences of a step, over all ranks
     sequence: int = 64
+    accumulate: int = 1  # micro-batches of a step
     steps: int = 5
     precision: str = "fp32"  # amp-bf16: fp32 parameters and optimizer state, bf16 compute
     checkpointing: str = "none"  # as in `helpers.training.checkpointing`
+    bucket_mib: float = 25.0  # ddp: size of the gradient buckets
     learning_rate: float = 1e-3
     clip: float = 1.0  # maximal gradient norm
     seed: int = 0
@@ -77,16 +79,18 @@ class Job:
         for field, valid in CHOICES.items():
             check_choice(valid, **{field: getattr(self, field)})
         check_at_least(1, ranks=ranks, batch=self.batch, sequence=self.sequence, steps=self.steps)
-        check_at_least(1, layers=1 if self.layers is None else self.layers)
-        for field in ("learning_rate", "clip", "timeout_s"):
+        check_at_least(1, accumulate=self.accumulate, layers=1 if self.layers is None else self.layers)
+        for field in ("bucket_mib", "learning_rate", "clip", "timeout_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")
         if self.sequence > (longest := sizes.get("max_length", 131072)):
             raise ValueError(f"sequence is {self.sequence}; {self.model} has {longest} positions")
         if self.strategy == "single" and ranks != 1:
             raise ValueError(f"strategy 'single' has one rank, not {ranks}")
-        if self.batch % (groups := self.data_ranks(ranks)):
-            raise ValueError(f"batch is {self.batch}; it must be a multiple of {groups}, the ranks")
+        groups = self.data_ranks(ranks)
+        if self.batch % (groups * self.accumulate):
+            product = f"{groups * self.accumulate}: {groups} ranks × {self.accumulate} micro-batches"
+            raise ValueError(f"batch is {self.batch}; it must be a multiple of {product}")
         if self.strategy == "tp":
             split = {name: sizes[name] for name in ("heads", "kv_heads", "feedforward_size", "vocab_size")}
             for name, size in (split | {"sequence": self.sequence}).items():
@@ -141,7 +145,7 @@ def build_model(
     if job.strategy == "ddp":
         # Weights and buffers are equal already, so neither is sent; gradients are views of the buckets, not copies.
         return DistributedDataParallel(
-            model, bucket_cap_mb=BUCKET_MIB, gradient_as_bucket_view=True, init_sync=False, **{SYNC_BUFFERS: False}
+            model, bucket_cap_mb=job.bucket_mib, gradient_as_bucket_view=True, init_sync=False, **{SYNC_BUFFERS: False}
         )
     return model
 
@@ -222,3 +226,14 @@ def cross_entropy(job: Job, model: nn.Module, tokens: Tensor, targets: Tensor) -
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=autocasts(job)):
         logits = model(tokens)  # (B, T, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def synchronising(model: nn.Module, now: bool) -> contextlib.AbstractContextManager:
+    """A context in which backward averages gradients over the ranks, or (`now` false) accumulates them locally.
+
+    Local accumulation costs zero2 and zero3 unsharded gradients, in the dtype of the gathered parameters.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+    apart = isinstance(model, DistributedDataParallel) and not now
+    return model.no_sync() if apart else contextlib.nullcontext()

@@ -19,7 +19,7 @@ from ..training.step import advance
 from . import strategies
 from .strategies import Job
 
-Batch = tuple[Tensor, Tensor]  # tokens and targets, (B, T) each
+Batches = list[tuple[Tensor, Tensor]]  # tokens and targets, (B, T) each, of the micro-batches of a step
 
 
 def train(job: Job, device: torch.device) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def train(job: Job, device: torch.device) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     losses, norms, marks = [], [], [moment(device)]
     for step in range(job.steps):
-        batch = own_batch(job, step, dist.get_rank(), ranks, device)
-        loss, norm = train_step(job, model, optimizer, batch)
+        batches = micro_batches(job, step, dist.get_rank(), ranks, device)
+        loss, norm = train_step(job, model, optimizer, batches)
         losses.append(loss)
         norms.append(norm)
         marks.append(moment(device))
@@ -55,13 +55,17 @@ def optimizer_of(job: Job, model: nn.Module) -> Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
 
 
-def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One step: this rank's mean loss, and the global gradient norm before clipping."""
+def train_step(job: Job, model: nn.Module, optimizer: Optimizer, batches: Batches) -> tuple[Tensor, Tensor]:
+    """One step over the micro-batches: this rank's mean loss, and the global gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
-    with loss_parallel() if job.strategy == "tp" else contextlib.nullcontext():
-        loss = strategies.cross_entropy(job, model, *batch)
-        loss.backward()
-    return full(loss.detach()), full(advance(optimizer, clip=job.clip))
+    total = torch.zeros((), device=batches[0][0].device)
+    for number, (tokens, targets) in enumerate(batches, 1):
+        parallel = loss_parallel() if job.strategy == "tp" else contextlib.nullcontext()
+        with strategies.synchronising(model, number == len(batches)), parallel:
+            loss = strategies.cross_entropy(job, model, tokens, targets) / len(batches)
+            loss.backward()
+        total += full(loss.detach())
+    return total, full(advance(optimizer, clip=job.clip))
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -69,14 +73,14 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_batch(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Batch:
-    """This rank's part of a step's random tokens, as tokens and targets."""
+def micro_batches(job: Job, step: int, rank: int, ranks: int, device: torch.device) -> Batches:
+    """This rank's part of a step's random tokens, as tokens and targets (B, T) for each micro-batch."""
     generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
     size = (job.batch, job.sequence + 1)
     tokens = torch.randint(preset(job.model)["vocab_size"], size, generator=generator).to(device)
     parts = job.data_ranks(ranks)
     local = tokens.chunk(parts)[rank % parts]
-    return local[:, :-1], local[:, 1:]
+    return [(part[:, :-1], part[:, 1:]) for part in local.chunk(job.accumulate)]
 
 
 def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
@@ -92,7 +96,7 @@ def state_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
 
 def _row(job: Job, ranks: int, device: torch.device, step_ms: list[float]) -> dict[str, Any]:
     timing = Timing.of(step_ms[1:] or step_ms)
-    chosen = ("model", "batch", "sequence", "precision", "checkpointing")
+    chosen = ("model", "batch", "sequence", "accumulate", "precision", "checkpointing")
     return {
         "strategy": job.strategy,
         "ranks": ranks,

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..distributed import Job, strategies
-from ..distributed.training import Batch, optimizer_of, own_batch, state_bytes, train_step
+from ..distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 from ..lab.machine import device as this_device
 from ..lab.memory import GIB, peak_memory
 from ..lab.timing import Timing, each
@@ -32,7 +32,7 @@ from ..models.llama import preset
 from ..rush import Setup, Trainer
 from .ledger import Ledger, Peak, deepened, split_step
 
-Rank = tuple[nn.Module, Optimizer, Batch]
+Rank = tuple[nn.Module, Optimizer, Batches]
 
 
 def count(setup: Setup) -> Peak:
@@ -84,16 +84,16 @@ def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str,
 
 def _measured(job: Job, ranks: int) -> dict[str, Any]:
     device = this_device()
-    with real(job, ranks, device) as (model, optimizer, batch):
-        train_step(job, model, optimizer, batch)
+    with real(job, ranks, device) as (model, optimizer, batches):
+        train_step(job, model, optimizer, batches)
         if device.type == "cpu":  # its peak counts from a call's start, so what is allocated before is added
             state = state_bytes(model, optimizer)
             optimizer.zero_grad()
-            added = peak_memory(lambda: train_step(job, model, optimizer, batch)).added_bytes
+            added = peak_memory(lambda: train_step(job, model, optimizer, batches)).added_bytes
             return _row("measured", state, state["parameter_bytes"] + state["optimizer_bytes"] + added)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batch)))
+        timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batches)))
         row = _row("measured", state_bytes(model, optimizer), torch.cuda.max_memory_allocated())
     return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
 
@@ -107,16 +107,16 @@ def rank_peak(job: Job, ranks: int) -> Peak:
 
 def count_rank(job: Job, ranks: int) -> tuple[Ledger, dict[str, int]]:
     """The ledger of a rank's second step, and the bytes of its state."""
-    ledger = Ledger(job.batch // job.data_ranks(ranks) * job.sequence)
-    with weightless(job, ranks, ledger) as (model, optimizer, batch):
+    ledger = Ledger(job.batch // job.data_ranks(ranks) * job.sequence // job.accumulate)
+    with weightless(job, ranks, ledger) as (model, optimizer, batches):
         plain = getattr(model, "module", model)
         ledger.name_flat("gradients")  # before the first step only DDP has flat tensors, its buckets
-        train_step(job, plain, optimizer, batch)
-        ledger.learn(plain, optimizer, batch)
+        train_step(job, plain, optimizer, batches)
+        ledger.learn(plain, optimizer, [tensor for batch in batches for tensor in batch])
         optimizer.zero_grad()
         split_step(ledger, plain.layers, optimizer)
         ledger.begin_phase(first=True)
-        train_step(job, model, optimizer, batch)
+        train_step(job, model, optimizer, batches)
         return ledger, state_bytes(model, optimizer)
 
 
@@ -141,7 +141,7 @@ def fake_group(ranks: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def real(job: Job, ranks: int, device: torch.device) -> Iterator[Rank]:
-    """The rank with real tensors on a device: model, optimizer, and a step's batch."""
+    """The rank with real tensors on a device: model, optimizer, and a step's batches."""
     with fake_group(ranks):
         yield _rank(job, ranks, device, init_device_mesh(device.type, (ranks,)), "meta")
 
@@ -165,7 +165,7 @@ def _rank(job: Job, ranks: int, device: torch.device, mesh: Any, lay_out_on: str
     model = strategies.build_model(job, device, mesh, lay_out_on=lay_out_on)
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, _all_reduce)
-    return model, optimizer_of(job, model), own_batch(job, 0, 0, ranks, device)
+    return model, optimizer_of(job, model), micro_batches(job, 0, 0, ranks, device)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

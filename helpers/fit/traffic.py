@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from ..distributed import Job
-from ..distributed.strategies import BUCKET_MIB
 from ..lab.arguments import check_choice
 from ..models import Llama
 
@@ -75,17 +74,19 @@ def transfers(job: Job, ranks: int) -> list[Transfer]:
     every = units(job.model, job.layers)
     if job.strategy == "ddp":
         size = FP32 * sum(map(elements, every))
-        buckets = max(1, math.ceil(size / (BUCKET_MIB * 2**20)))
+        buckets = max(1, math.ceil(size / (job.bucket_mib * 2**20)))
         return [Transfer("gradients", REDUCE, size, buckets, BACKWARD, alone=1)]
 
     def unsharded(gathered: list[Weights], itemsize: int) -> int:
         return itemsize * ranks * sum(share(unit, ranks) for unit in gathered)
 
-    itemsize = BYTES[job.precision]
-    derived = [Transfer("parameters", GATHER, unsharded(every, itemsize), len(every), FORWARD, alone=1)]
+    passes, itemsize = job.accumulate, BYTES[job.precision]
+    parameters, count = passes * unsharded(every, itemsize), passes * len(every)
+    derived = [Transfer("parameters", GATHER, parameters, count, FORWARD, alone=1)]
     if job.strategy == "zero3":
         body = every[:-1]  # norm and head stay between forward and backward
-        derived.append(Transfer("parameters again", GATHER, unsharded(body, itemsize), len(body), BACKWARD, alone=0))
+        again, count = passes * unsharded(body, itemsize), passes * len(body)
+        derived.append(Transfer("parameters again", GATHER, again, count, BACKWARD, alone=0))
     return [
         *derived,
         Transfer("gradients", SCATTER, unsharded(every, FP32), len(every), BACKWARD, alone=1),

@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 # Clipping is at work, and a step is long enough for a wrong one to show.
 JOB = Job(strategy="single", batch=8, sequence=32, steps=3, learning_rate=1e-2, clip=0.5)
 ON_TWO = {
-    "ddp": {},
-    "zero2": {"checkpointing": "selective"},
-    "zero3": {"checkpointing": "full"},
-    "tp": {"checkpointing": "full"},
+    "ddp": {"accumulate": 2, "bucket_mib": 0.05},
+    "zero2": {"accumulate": 2, "checkpointing": "selective"},
+    "zero3": {"accumulate": 2, "checkpointing": "full"},
+    "tp": {"accumulate": 2, "checkpointing": "full"},
 }
 BF16 = "zero3, bf16"
 
@@ -42,10 +42,13 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs():
-    """The rows of two ranks by strategy."""
+    """The rows of two ranks by strategy, and what their scaled steps came to."""
     jobs = {name: dataclasses.replace(JOB, strategy=name, **changes) for name, changes in ON_TWO.items()}
     jobs[BF16] = dataclasses.replace(JOB, strategy="zero3", precision="amp-bf16")
-    return dict(zip(jobs, measure(list(jobs.values()), 2), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("helpers.distributed.work", distributed_cases.work_and_scaled_steps)
+        *rows, scaled = measure(list(jobs.values()), 2)
+    return dict(zip(jobs, rows, strict=True)) | {"scaled": scaled}
 
 
 def curves(row):
@@ -73,6 +76,10 @@ def test_ranks_hold_their_share_of_parameters_gradients_and_state(runs):
 def test_bf16_compute_is_near_fp32(alone, runs):
     for row in (alone[1], runs[BF16]):
         assert 1e-5 < (curves(row) - curves(alone[0])).abs().max() < 2e-2
+
+
+def test_sharded_layers_are_scaled_clipped_and_skipped_as_whole_ones(runs):
+    assert runs["scaled"] == 8
 
 
 @pytest.mark.parametrize(
@@ -105,6 +112,19 @@ def test_two_nodes_print_one_row(tmp_path):
     assert [node.returncode for node in nodes] == [0, 0], said
     row = json.loads("".join(out for out, _ in said))
     assert (row["strategy"], row["ranks"], len(row["losses"])) == ("zero3", 2, 2)
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeypatch, local_rank):
+    waited = []
+    monkeypatch.setattr(__main__.time, "sleep", waited.append)
+    numbers = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, number in numbers.items():
+        monkeypatch.setenv(name, number)
+    assert __main__.main(["--batch", "7"]) == 2
+    message = "helpers.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
+    assert capsys.readouterr().err == (message if local_rank == "0" else "")
+    assert bool(waited) == (local_rank == "1")  # for the first to end ends all
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ class Meter(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("strategy", "ranks", "changes"),
     [
-        ("ddp", 4, {}),
-        ("zero2", 4, {"precision": "amp-bf16"}),
+        ("ddp", 4, {"accumulate": 2}),
+        ("zero2", 4, {"precision": "amp-bf16", "accumulate": 2}),
         ("zero3", 4, {"precision": "amp-bf16", "checkpointing": "full"}),
-        ("zero3", 8, {}),
+        ("zero3", 8, {"accumulate": 2}),
     ],
 )
 def test_bytes_exchanged_are_those_derived(strategy, ranks, changes):
@@ -123,7 +123,7 @@ def test_bytes_exchanged_are_those_derived(strategy, ranks, changes):
 
 
 def test_a_rank_with_real_tensors_goes_on_step_after_step():
-    chosen = job("ddp")
+    chosen = job("ddp", accumulate=2)
     with rank.real(chosen, 4, torch.device("cpu")) as step:
         losses = [train_step(chosen, *step)[0] for _ in range(3)]
     assert losses[0] == pytest.approx(math.log(512), abs=0.1)
