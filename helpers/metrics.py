@@ -33,9 +33,6 @@ class LMCrossEntropyLoss(nn.Module):
         total = F.nll_loss(log_probabilities, targets.flatten(), ignore_index=self.pad_id, reduction="sum")
         return total / (targets != self.pad_id).sum().clamp(min=1)
 
-    def extra_repr(self) -> str:
-        return f"pad_id={self.pad_id}"
-
 
 def _over_ranks(counts: Tensor) -> Tensor:
     """The sum of counts over torch.distributed's ranks, if it is running; each of them must call it."""
@@ -70,11 +67,6 @@ class _Accuracy:
             counts = torch.zeros(2, dtype=torch.int64, device=device())  # of a rank without a batch
         right, counted = _over_ranks(counts).tolist()
         return right / counted if counted else math.nan
-
-    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The accuracy of this batch alone, as a tensor on its device; the accumulated counts don't change."""
-        right, counted = self._count(output, targets)
-        return right / counted
 
     def _count(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
         raise NotImplementedError

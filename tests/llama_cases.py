@@ -1,5 +1,6 @@
 """A small Llama with weights that follow from a formula, so that fixed logits of it can be compared with."""
 
+import itertools
 import zlib
 
 import numpy as np
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from helpers.models.llama import RopeScaling
+from helpers.rush import Setup, Trainer
+from helpers.rush.measurement import fixed_tokens
 
 # Waves of 6, 20, 63 and 199 positions: the scaling leaves the first as it is, slows the last, and blends between.
 SIZE = {
@@ -21,6 +24,12 @@ SIZE = {
     "scaling": RopeScaling(factor=8.0, original_length=64),
 }
 TOKENS = [[(7 * i * i + 3 * i + 5) % 19 for i in range(40)]]
+
+
+def loss_curve(setup: Setup, steps: int) -> list[float]:
+    """The loss of each step on the fixed tokens, from the setup's seed."""
+    trainer = Trainer(setup)
+    return [float(trainer.step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
 
 
 def numbers(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -8,7 +8,7 @@ pack                                       which samples share a sequence: greed
 packed_attention                           attention over such a sequence that keeps its documents apart
 """
 
-from .attention import causal_attention, packed_attention
+from .attention import packed_attention
 from .datasets import BaseDataset, StandardDataset, collate_fn
 from .packed import PackedLayout
 from .packing import pack
@@ -28,7 +28,6 @@ __all__ = [
     "StandardDataset",
     "UltraDuperBigBrainBatchSampler",
     "UltraDuperBigBrainDataset",
-    "causal_attention",
     "collate_fn",
     "pack",
     "packed_attention",

@@ -206,22 +206,19 @@ def block_mask(documents: np.ndarray, device: torch.device | str, size: int = BL
         full[-1] = False  # torch counts a block that is cut off as seen in part
     partial = (before & (last[None, :] == first[:, None]) & ~full) | np.eye(number, dtype=bool)
 
-    tables = [table for seen in (partial, full, partial.T, full.T) for table in _block_table(seen)]
+    tables = []  # for each row how many blocks are seen, (N,), and their numbers, those seen first, (N, N)
+    for seen in (partial, full, partial.T, full.T):
+        tables += [seen.sum(axis=-1, dtype=np.int32), np.argsort(~seen, axis=-1, kind="stable").astype(np.int32)]
     of_position, *tables = to_device([documents, *tables], device)
     names = ("kv", "full_kv", "q", "full_q")
     counts = {f"{name}_num_blocks": table[None, None] for name, table in zip(names, tables[::2], strict=True)}
     indices = {f"{name}_indices": table[None, None] for name, table in zip(names, tables[1::2], strict=True)}
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (of_position[query] == of_position[key]) & (query >= key)
 
     length = len(documents)
-    return BlockMask(seq_lengths=(length, length), **counts, **indices, BLOCK_SIZE=(size, size), mask_mod=seen)
-
-
-def _block_table(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row how many blocks are seen, (N,), and their numbers, those seen first, (N, N)."""
-    return seen.sum(axis=-1, dtype=np.int32), np.argsort(~seen, axis=-1, kind="stable").astype(np.int32)
+    return BlockMask(seq_lengths=(length, length), **counts, **indices, BLOCK_SIZE=(size, size), mask_mod=visible)
 
 
 def _varlen(layout: PackedLayout, device: torch.device, dtype: torch.dtype | None) -> Attend:

@@ -9,7 +9,7 @@ Also here: what every piece of batching takes as samples and as lengths.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,10 +43,7 @@ class StandardDataset(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
-        """A sample; of a slice, the list of its samples."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Tensor:
         return self._cut(self.samples[index])
 
     def _cut(self, sample: Sample) -> Tensor:
@@ -69,44 +66,27 @@ def collate_fn(batch: Sequence[Sample], pad_id: int = 0) -> Tensor:
 
 def token_ids(sample: Sample, name: str = "a sample") -> np.ndarray:
     """A sample as an array (T,); a ValueError, which calls it by its name, if it isn't integers in one dimension."""
-    _refuse_fields(sample, name)
     ids = np.asarray(sample)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):  # an empty list is an array of floats
         raise ValueError(f"{name} is {ids.dtype} of shape {ids.shape}; it must be whole numbers in one dimension")
     return ids
 
 
-def _refuse_fields(sample: object, name: str) -> None:
-    """A ValueError if a sample is a dict of fields, whose length is the number of its fields."""
-    if isinstance(sample, Mapping):
-        fields = ", ".join(map(repr, sample))
-        raise ValueError(f"{name} is a dict of {fields}; pass one field: [sample['input_ids'] for sample in samples]")
-
-
 def lengths_of(samples: Sequence[Sample]) -> np.ndarray:
     """The lengths of samples (n,): a corpus knows its own; of anything else each sample is looked at once."""
     known = getattr(samples, "lengths", None)
     if known is None:
-        if len(samples):
-            _refuse_fields(samples[0], "a sample")
         return checked_lengths([len(samples[index]) for index in range(len(samples))])
-    if len(known) != len(samples):
-        raise ValueError(f"there are {len(known)} lengths; there must be one for each of the {len(samples)} samples")
     return checked_lengths(known)
 
 
 def checked_lengths(lengths: Lengths) -> np.ndarray:
     """The lengths as int64 (n,); a ValueError names the first that is none. About 2 ms for a million."""
-    if isinstance(lengths, Tensor):
-        lengths = (lengths.double() if lengths.is_floating_point() else lengths).numpy(force=True)
-    try:
-        array = np.asarray(lengths)
-    except ValueError:  # numpy's, of lists that differ in length: the samples in place of their lengths
-        raise ValueError("lengths are sequences; they must be whole numbers") from None
-    if array.ndim != 1:
-        raise ValueError(f"lengths have shape {array.shape}; they must be one-dimensional")
-    if len(array) and array.dtype.kind not in "iu":  # "object" where a number has more than 64 bits
-        raise ValueError(f"lengths are {array.dtype}; they must be whole numbers from 0 to {LONGEST}")
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"lengths are {array.dtype} of shape {array.shape}; they must be whole numbers in one dimension"
+        )
     if (wrong := (array < 0) | (array > LONGEST)).any():
         first = int(np.argmax(wrong))
         raise ValueError(f"length {first} is {array[first]}; lengths must be whole numbers from 0 to {LONGEST}")

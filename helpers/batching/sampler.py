@@ -31,6 +31,7 @@ from torch.utils.data import Sampler
 from ..lab.arguments import check_at_least
 from ..lab.ranks import Place, check_identity, rank_of
 from .datasets import LONGEST, Lengths, checked_lengths, checksum
+from .packing import stable_argsort
 from .permutations import GOLDEN, mixed, permuted, uint
 
 MOST = 2**32  # samples: the permutations compute in 32 bits
@@ -199,15 +200,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
 
 def _sorted(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The samples by length, equal ones in random order; the lengths that occur; where each one's samples start.
-
-    A radix sort: two bytes of the length a pass, so one pass up to 65,535.
-    """
+    """The samples by length, equal ones in random order; the lengths that occur; where each one's samples start."""
     order = np.random.default_rng(seed).permutation(len(lengths)).astype(np.uint32)
-    longest = int(lengths.max())
-    for shift in range(0, max(longest.bit_length(), 1), 16):
-        digit = ((lengths >> shift) & 0xFFFF).astype(np.uint16)[order]
-        order = order[np.argsort(digit, kind="stable")]
+    order = order[stable_argsort(lengths[order])]
     ascending = lengths[order]
     starts = np.flatnonzero(np.diff(ascending, prepend=-1))
     return order, ascending[starts], np.append(starts, len(lengths))

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -58,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job(**chosen)
         job.check(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     except ValueError as error:
-        return _refused(error)
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2
     if under_torchrun():
         return _as_a_rank(job)
     try:
@@ -76,18 +76,6 @@ def _as_a_rank(job: Job) -> int:
     if os.environ["RANK"] == "0":
         print(json.dumps(row), flush=True)
     return 0
-
-
-def _refused(error: ValueError) -> int:
-    """Print the error once on each machine, and return exit code 2.
-
-    The first rank that exits ends all, so the other ranks wait here until local rank 0 has printed.
-    """
-    if int(os.environ.get("LOCAL_RANK", 0)) > 0:
-        time.sleep(30)
-    else:
-        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    return 2
 
 
 if __name__ == "__main__":

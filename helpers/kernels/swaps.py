@@ -17,7 +17,7 @@ from ..lab.compiling import compiled_apart
 from ..models.llama import eager_rms_norm
 from .norms import layer_norm, rms_norm
 
-KINDS = ("layer", "rms")
+KINDS, EPS = ("layer", "rms"), 1e-5
 WRITTEN_OUT, COMPILED, TORCH, OURS = "torch operations", "torch.compile", "torch", "triton"
 APEX, LIGER = "apex", "liger"
 VARIANTS = (WRITTEN_OUT, COMPILED, TORCH, OURS, APEX, LIGER)
@@ -60,7 +60,7 @@ def swap_norms(model: nn.Module, to: str = OURS) -> int:
     return count
 
 
-def norm(variant: str, kind: str, eps: float = 1e-5) -> Callable[..., Tensor]:
+def norm(variant: str, kind: str) -> Callable[..., Tensor]:
     """The norm of a kind in a variant, as a function of x, weight and bias; `needs` lists its requirements."""
     check_choice(KINDS, kind=kind)
     check_choice(VARIANTS, variant=variant)
@@ -68,7 +68,7 @@ def norm(variant: str, kind: str, eps: float = 1e-5) -> Callable[..., Tensor]:
     compute = compiled_apart(plain, dynamic=False) if variant == COMPILED else NORMS[kind][variant]
 
     def normalise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return compute(x, weight, bias, eps)
+        return compute(x, weight, bias, EPS)
 
     return normalise
 

@@ -14,16 +14,14 @@ PRESETS = {
     "bert-base": {"vocab_size": 30522, "width": 768, "layers": 12, "heads": 12, "feedforward_size": 3072},
 }
 
-INIT_STD = 0.02
-HIDDEN = -1e4  # added to a padded key's score: its weight is exactly 0 in every dtype, and a fully padded row isn't NaN
+INIT_STD, EPSILON = 0.02, 1e-12
 
 
 class Bert(nn.Module):
     """Tokens (B, T) to states (B, T, C) and the pooled first token (B, C).
 
-    `mask` (B, T) is true where a token is real; no token attends to padding, and the states of padding are undefined.
-    `types` (B, T) gives each token's segment, by default 0. Without a mask attention never forms the (T, T) scores;
-    with one it depends on the kernel.
+    Every token attends to every other, as in a batch of texts of one length; all are of the first segment. Attention
+    never forms the (T, T) scores.
 
     bert-base has 109,482,240 parameters, 85.6 M of them in products. Forward costs 2·85.0 M FLOP a token in its layers
     and 4·layers·C·T² for attention: 22.4 GFLOP for 128 tokens, 3 % of it in attention. Weights are initialised normal
@@ -38,26 +36,22 @@ class Bert(nn.Module):
         heads: int = 12,
         feedforward_size: int = 3072,
         max_length: int = 512,
-        segments: int = 2,
         dropout: float = 0.1,
-        epsilon: float = 1e-12,
     ) -> None:
         super().__init__()
         self.max_length = max_length
         self.words = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(max_length, width)
-        self.segments = nn.Embedding(segments, width)
-        self.norm = nn.LayerNorm(width, epsilon)
+        self.segments = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, EPSILON)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(Layer(width, heads, feedforward_size, dropout, epsilon) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(width, heads, feedforward_size, dropout) for _ in range(layers))
         self.pooler = nn.Linear(width, width)
         self.reset_parameters()
 
     @classmethod
     def from_name(cls, name: str, **changes) -> "Bert":
         """The model of a preset, with changes: `from_name("bert-base", dropout=0.0)`."""
-        if name not in PRESETS:
-            raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | changes)
 
     def reset_parameters(self) -> None:
@@ -67,43 +61,36 @@ class Bert(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # While tracing, sizes are tensors: comparing them would record nothing and warn.
         if not torch.jit.is_tracing() and tokens.shape[1] > self.max_length:
             raise ValueError(f"the sequence has {tokens.shape[1]} positions, and max_length is {self.max_length}")
         x = self.words(tokens) + self.positions.weight[: tokens.shape[1]]  # (B, T, C)
-        x = x + (self.segments.weight[0] if types is None else self.segments(types))
-        x = self.dropout(self.norm(x))
-        hidden = None if mask is None else hide(mask, x.dtype)
+        x = self.dropout(self.norm(x + self.segments.weight[0]))
         for layer in self.layers:
-            x = layer(x, hidden)
+            x = layer(x)
         return x, torch.tanh(self.pooler(x[:, 0]))
-
-
-def hide(mask: Tensor, dtype: torch.dtype, score: float = HIDDEN) -> Tensor:
-    """The addend to the scores (B, heads, T, T): 0 for a real key and `score` for padding, (B, 1, 1, T)."""
-    return (1.0 - mask[:, None, None, :].to(dtype)) * score  # a default: TorchScript can't read globals
 
 
 class Layer(nn.Module):
     """norm(x + attention(x)), then norm(x + mlp(x)), on (B, T, C)."""
 
-    def __init__(self, width: int, heads: int, feedforward_size: int, dropout: float, epsilon: float) -> None:
+    def __init__(self, width: int, heads: int, feedforward_size: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(width, heads, dropout)
-        self.norm1 = nn.LayerNorm(width, epsilon)
+        self.norm1 = nn.LayerNorm(width, EPSILON)
         self.up = nn.Linear(width, feedforward_size)
         self.down = nn.Linear(feedforward_size, width)
-        self.norm2 = nn.LayerNorm(width, epsilon)
+        self.norm2 = nn.LayerNorm(width, EPSILON)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
-        x = self.norm1(x + self.dropout(self.attention(x, hidden)))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.dropout(self.attention(x)))
         return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
 
 
 class Attention(nn.Module):
-    """Attention of every token to every token that isn't hidden: (B, T, C) to (B, T, C)."""
+    """Attention of every token to every token: (B, T, C) to (B, T, C)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -111,11 +98,11 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(2, [3, self.heads, -1])  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -127,5 +114,5 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.head = nn.Linear(encoder.pooler.out_features, classes)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        return self.head(self.encoder(tokens, mask, types)[1])
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.encoder(tokens)[1])

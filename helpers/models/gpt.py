@@ -79,7 +79,6 @@ class GPT2LikeModel(nn.Module):
         d_model: int = 768,
         num_heads: int = 12,
         num_layers: int = 12,
-        feedforward_size: int | None = None,
         max_length: int = 640,
         dropout: float = 0.1,
         pad_id: int = 0,
@@ -88,12 +87,11 @@ class GPT2LikeModel(nn.Module):
         attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
-        feedforward_size = 4 * d_model if feedforward_size is None else feedforward_size
         self.pad_id, self.num_heads = pad_id, num_heads
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = PositionalEncoding(d_model, max_length, dropout)
         layer = nn.TransformerDecoderLayer(
-            d_model, num_heads, feedforward_size, dropout, activation="gelu", batch_first=True, norm_first=True
+            d_model, num_heads, 4 * d_model, dropout, activation="gelu", batch_first=True, norm_first=True
         )
         if attention_dropout is not None:
             layer.self_attn.dropout = layer.multihead_attn.dropout = attention_dropout
@@ -120,14 +118,11 @@ class GPT2LikeModel(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
         attend: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         """Logits (B, T, V) of tokens (B, T).
 
-        Packed documents need `positions`, which restart at 0 in each document, and `mask` or `attend`. `mask` is (T, T)
-        or (B, T, T), True where a query may attend to a key; the causal mask is applied on top. A mask (B, T, T) is
-        copied to every head: B·heads·T² numbers.
+        Packed documents need `positions`, which restart at 0 in each document, and `attend`.
 
         `attend(q, k, v)` takes the place of the scores, softmax and weighted sum in all attentions, and sees to their
         mask, the causal one too; q, k, v and what it returns are (B, heads, T, head_dim). In training with attention
@@ -136,15 +131,12 @@ class GPT2LikeModel(nn.Module):
         """
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex():
             raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
-        if attend is not None and mask is not None:
-            raise ValueError("attend and a mask are given; the mask is attend's to know")
         x = _look_up(self.embedding.weight, tokens, "tokens") * math.sqrt(self.embedding.embedding_dim)
         x = self.positions(x, positions)  # (B, T, C)
         if attend is not None:
             return self.head(self._decode(x, attend))
-        causal, length = mask is None, tokens.shape[1]
-        scores = self.causal[:length, :length] if causal else self._scores(mask, x)
-        x = self.decoder(x, x, scores, scores, tgt_is_causal=causal, memory_is_causal=causal)
+        scores = self.causal[: tokens.shape[1], : tokens.shape[1]]
+        x = self.decoder(x, x, scores, scores, tgt_is_causal=True, memory_is_causal=True)
         return self.head(x)  # (B, T, V)
 
     def _decode(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
@@ -153,7 +145,7 @@ class GPT2LikeModel(nn.Module):
         for layer in self.decoder.layers:
             x = x + layer.dropout1(self._attention(layer.self_attn, layer.norm1(x), None, attend))
             x = x + layer.dropout2(self._attention(layer.multihead_attn, layer.norm2(x), memory, attend))
-            hidden = layer.dropout(layer.activation(layer.linear1(layer.norm3(x))))  # (B, T, feedforward_size)
+            hidden = layer.dropout(layer.activation(layer.linear1(layer.norm3(x))))  # (B, T, 4C)
             x = x + layer.dropout3(layer.linear2(hidden))
         return self.decoder.norm(x)
 
@@ -166,18 +158,6 @@ class GPT2LikeModel(nn.Module):
         dropout = block.dropout if block.training else 0.0
         out = attend(q, k, v, dropout) if dropout else attend(q, k, v)  # (B, heads, T, head_dim)
         return block.out_proj(out.transpose(1, 2).flatten(2))
-
-    def _scores(self, mask: Tensor, x: Tensor) -> Tensor:
-        """The addend to the scores, (T, T) or (B·heads, T, T). A query sees at least itself, so no row is empty."""
-        length = x.shape[1]
-        if mask.dtype != torch.bool or tuple(mask.shape) not in {(length, length), (len(x), length, length)}:
-            raise ValueError(
-                f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be torch.bool "
-                f"({length}, {length}) or ({len(x)}, {length}, {length})"
-            )
-        seen = mask.tril() | torch.eye(length, dtype=torch.bool, device=mask.device)
-        scores = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, -math.inf)
-        return scores.repeat_interleave(self.num_heads, dim=0) if mask.dim() == 3 else scores
 
 
 def _look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:

@@ -289,21 +289,19 @@ class Llama(nn.Module):
             views["lm_head.weight"] = of(self.head.weight)
         return views
 
-    def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
         """The input of the head: the normed residual stream (B, T, width)."""
-        if tokens.dim() != 2 or tokens.is_floating_point():
-            raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}; they must be integers (B, T)")
         cos, sin = self.positions(tokens.shape[1])
         x = self.embedding(tokens)  # (B, T, width)
         x = x if self.residual is None else x.to(self.residual)
-        mask = causal_mask(tokens.shape[1], x) if mask is None and self.masked else mask
+        mask = causal_mask(tokens.shape[1], x) if self.masked else None
         for layer in self.layers:
             x = layer(x, cos, sin, mask) if self.checkpoint is None else self.checkpoint(layer, x, cos, sin, mask)
         return self.norm(x)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `mask`, (T, T) or (B, 1, T, T), is added to the scores instead of the causal one."""
-        return self.head(self.hidden(tokens, mask))
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V)."""
+        return self.head(self.hidden(tokens))
 
 
 def preset(name: str) -> dict:

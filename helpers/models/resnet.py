@@ -27,11 +27,9 @@ class ResNet(nn.Module):
     Convolutions are initialised by He's method (normal, fan out), which preserves the size of gradients.
     """
 
-    def __init__(
-        self, blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 1000, channels: int = 3
-    ) -> None:
+    def __init__(self, blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 1000) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -46,8 +44,6 @@ class ResNet(nn.Module):
     @classmethod
     def from_name(cls, name: str, **changes) -> "ResNet":
         """The model of a preset, with changes: `from_name("resnet-18", classes=10)`."""
-        if name not in PRESETS:
-            raise ValueError(f"unknown model {name!r}; valid: {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | changes)
 
     def reset_parameters(self) -> None:

@@ -17,7 +17,6 @@ class UNet(nn.Module):
 
     def __init__(self, in_channels: int = 3, out_channels: int = 1, width: int = 64, depth: int = 4) -> None:
         super().__init__()
-        self.in_channels, self.depth = in_channels, depth
         widths = [width * 2**level for level in range(depth + 1)]
         self.first = _double_convolution(in_channels, width)
         self.down = nn.ModuleList(_double_convolution(a, b) for a, b in itertools.pairwise(widths))
@@ -37,12 +36,6 @@ class UNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        least = 2**self.depth
-        if images.dim() != 4 or images.shape[1] != self.in_channels or min(images.shape[2:]) < least:
-            raise ValueError(
-                f"images have shape {tuple(images.shape)}; they must be (B, {self.in_channels}, H, W) "
-                f"with H and W of at least {least}, which is 2**depth"
-            )
         x = self.first(images)  # (B, width, H, W)
         skips = []
         for down in self.down:

@@ -8,7 +8,7 @@ transforms         a part is cut out, made square, perhaps mirrored, normalised
 
 from .clothing import PictureError, cores, photo_files, read_photo
 from .datasets import Carvana, DrawnCars, Photos, decode_photos, preload, segmentation
-from .drawing import draw_car, draw_garment
+from .drawing import draw_garment
 from .shapes import GARMENTS
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "PictureError",
     "cores",
     "decode_photos",
-    "draw_car",
     "draw_garment",
     "photo_files",
     "preload",

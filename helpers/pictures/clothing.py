@@ -100,12 +100,8 @@ def _by_folder(folder: Path, source: str) -> tuple[PhotoFiles, PhotoFiles]:
 def _generated(
     classes: int, counts: tuple[int, int], size: tuple[int, int], seed: int
 ) -> tuple[PhotoFiles, PhotoFiles]:
-    if classes not in range(1, len(GARMENTS) + 1):
-        raise PictureError(f"classes is {classes!r}; allowed for generated photos: 1 to {len(GARMENTS)}")
+    check_at_least(1, classes=classes, samples=counts[0], validation_samples=counts[1])
     names = list(GARMENTS)[:classes]
-    check_at_least(1, samples=counts[0], validation_samples=counts[1])
-    check_at_least(0, seed=seed)
-    check_at_least(32, width=size[0], height=size[1])
     shape = f"{size[0]}x{size[1]}"
     folder = cache_folder() / "photos" / f"garments-{DRAWN}-{classes}-{counts[0]}-{counts[1]}-{shape}-{seed}"
     if not folder.is_dir():

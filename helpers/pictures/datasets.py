@@ -20,7 +20,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from ..lab.arguments import check_at_least, check_choice
 from . import transforms
 from .clothing import SPLITS, PhotoFiles, PictureError, cores, read_photo
 from .drawing import draw_car
@@ -97,7 +96,6 @@ class Photos(Dataset):
         middle_first: bool = False,
         as_float: bool = False,
     ) -> None:
-        check_at_least(1, side=side)
         self.files, self.side, self.decoded = files, side, decoded
         self.middle_first, self.as_float = middle_first, as_float
         self.constants = transforms.channel_constants()
@@ -220,8 +218,6 @@ class Carvana(Dataset):
     source = "Carvana"
 
     def __init__(self, folder: str | Path, size: int = 256, split: str = "train") -> None:
-        check_at_least(1, size=size)
-        check_choice(SPLITS, split=split)
         folder = Path(folder)
         if not (folder / "train").is_dir() or not (folder / "train_masks").is_dir():
             missing = "no folders 'train' and 'train_masks' in it, as Carvana has them"
@@ -256,10 +252,6 @@ class DrawnCars(Dataset):
     source = "generated silhouettes"
 
     def __init__(self, samples: int = 4096, size: int = 256, seed: int = 0, split: str = "train") -> None:
-        check_at_least(1, samples=samples)
-        check_choice(SPLITS, split=split)
-        check_at_least(16, size=size)
-        check_at_least(0, seed=seed)
         self.samples, self.size, self.seed, self.split = samples, size, seed, split
 
     def __len__(self) -> int:

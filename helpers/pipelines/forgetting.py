@@ -3,7 +3,7 @@
     tracker = ForgettingTracker(len(dataset), device)
     for indices, images, labels in loader:
         logits = model(images)
-        tracker.update(indices, logits=logits, labels=labels)
+        tracker.update(indices, is_correct(logits, labels))
         ...
     smaller = torch.utils.data.Subset(dataset, tracker.keep(0.7).tolist())
 
@@ -48,39 +48,24 @@ class ForgettingTracker:
         self._base = torch.zeros_like(self._state)  # the state when ranks were last merged
         self._changes = _changes().to(self._state.device)
 
-    @property
-    def device(self) -> torch.device:
-        return self._state.device
-
     @torch.no_grad()
-    def update(
-        self,
-        indices: Tensor,
-        correct: Tensor | None = None,
-        *,
-        logits: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> None:
-        """Count a batch: `indices` (B,), and `correct` (B,) bool, or `logits` (B, C) with `labels` (B,).
+    def update(self, indices: Tensor, correct: Tensor) -> None:
+        """Count a batch: `indices` (B,), and `correct` (B,) bool, as by `is_correct`.
 
         `correct` must come from the network before its update on this batch. Doesn't synchronize if the tensors are on
         the GPU (or in pinned memory).
         """
-        if (correct is None) == (logits is None) or (logits is None) != (labels is None):
-            raise ValueError("update takes either correct, or logits and labels")
-        if correct is None:
-            correct = is_correct(logits, labels)
         if indices.dim() != 1 or correct.shape != indices.shape or correct.dtype != torch.bool:
             shapes = f"indices {tuple(indices.shape)}, correct {correct.dtype} {tuple(correct.shape)}"
             raise ValueError(f"{shapes}; both are (B,), and correct is bool")
-        indices = indices.to(self.device, torch.int64, non_blocking=True)
-        correct = correct.to(self.device, non_blocking=True)
+        indices = indices.to(self._state.device, torch.int64, non_blocking=True)
+        correct = correct.to(self._state.device, non_blocking=True)
         indices, order = indices.sort(stable=True)  # (B,): the presentations of a sample are adjacent, in their order
         correct = correct[order].int()  # (B,)
         state = self._state[indices]  # (B, COLUMNS), before this batch
         # If a sample was presented earlier in this batch, its previous answer is that one and not the stored one.
         first = torch.searchsorted(indices, indices)  # (B,), where the sample's presentations begin
-        repeated = first < torch.arange(len(indices), device=self.device)
+        repeated = first < torch.arange(len(indices), device=self._state.device)
         before = torch.where(repeated, correct.roll(1), state[:, LAST])
         rights = correct.cumsum(0) - correct  # right answers of all samples, earlier in the sorted batch
         learned = (state[:, WAITED] < state[:, PRESENTED]) | (rights > rights[first])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..lab.arguments import check_at_least
 from ..text import SyntheticText
 from .formats import Sample
 
@@ -22,8 +21,6 @@ def image_samples(count: int, seed: int = 0, size: tuple[int, int] = (160, 213))
     The first 512 differ in drawing, crop or quality, at 2 ms each; later ones repeat them, but for the number in the
     file's comment.
     """
-    check_at_least(1, count=count)
-    check_at_least(16, width=size[0], height=size[1])
     drawings = _drawings(min(DRAWINGS, count), seed, tuple(int(side * ROOM) for side in size))
     crops = [_cut(drawings, position, seed, size) for position in range(min(CROPS, count))]
     return [_numbered(*crops[position % len(crops)], position) for position in range(count)]
@@ -38,7 +35,6 @@ def token_windows(count: int, length: int = 1024, seed: int = 0) -> list[Sample]
 
 def example_jpegs(count: int, size: tuple[int, int] = (400, 300), *, seed: int = 0, quality: int = 85) -> list[bytes]:
     """`count` JPEGs of drawn garments, of a size (width, height); 60 ms each for the default size."""
-    check_at_least(1, count=count, width=size[0], height=size[1])
     return [_encoded(picture, quality) for _, picture in _drawings(count, seed, size)]
 
 

@@ -1,7 +1,7 @@
 """Chapter 5: the optimization rush, from one GPU to many."""
 
-from .measurement import loss_curve, run
+from .measurement import run
 from .setup import CPU_LADDER, LADDER, Setup, climb, rung, stands_on
 from .trainer import Trainer
 
-__all__ = ["CPU_LADDER", "LADDER", "Setup", "Trainer", "climb", "loss_curve", "run", "rung", "stands_on"]
+__all__ = ["CPU_LADDER", "LADDER", "Setup", "Trainer", "climb", "run", "rung", "stands_on"]

@@ -18,7 +18,7 @@ from ..lab.memory import GIB
 from ..lab.records.experiment import OUT_OF_MEMORY, is_out_of_memory
 from ..lab.timing import synchronize
 from ..models.llama import preset
-from ..text import Vocab, corpus, local_wikitext
+from ..text import SyntheticText, Vocab, WikiText, local_wikitext
 from ..training.step import WARM_UP
 from .rates import shares
 from .setup import Setup
@@ -142,12 +142,6 @@ def _warm_step(setup: Setup, step: Callable[[Tensor], Tensor] | None = None) -> 
     return lambda: step(next(batches))
 
 
-def loss_curve(setup: Setup, steps: int = LOSS_STEPS) -> list[float]:
-    """The loss of each step on the fixed tokens, from the setup's seed."""
-    trainer = Trainer(setup)
-    return [float(trainer.step(tokens)) for tokens in itertools.islice(fixed_tokens(setup), steps)]
-
-
 def fixed_tokens(setup: Setup) -> Iterator[Tensor]:
     """Endless batches, each one of four sequences repeated: mean loss and gradient don't depend on the batch size, so
     setups of any batch size have the same loss curve."""
@@ -172,7 +166,7 @@ def sequences(setup: Setup, rows: int, after: int = 0) -> Tensor:
 def stream(model: str) -> tuple[Tensor, str]:
     """The validation text as one stream of token ids (n,), and its source. Words beyond a preset's vocabulary, the
     rarest, are `<unk>`."""
-    text = corpus("validation", local_wikitext(), synthetic_samples=3000)
+    text = WikiText("validation", path) if (path := local_wikitext()) else SyntheticText(3000, seed=1)
     ids = torch.from_numpy(np.concatenate([text[i] for i in range(len(text))]).astype(np.int64))
     return ids.where(ids < preset(model)["vocab_size"], Vocab.unk_id), text.source
 

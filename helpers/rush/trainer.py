@@ -71,11 +71,6 @@ class Trainer:
 
     def step(self, tokens: Tensor) -> Tensor:
         """One training step, gradients freed at its end. Returns the loss, which the next captured step overwrites."""
-        expected = (self.setup.batch, self.setup.sequence + 1)
-        if tuple(tokens.shape) != expected:
-            raise ValueError(
-                f"tokens have shape {tuple(tokens.shape)}; this setup's are (batch, sequence + 1), {expected}"
-            )
         with fp32_products(FP32_PRODUCTS.get(self.setup.precision, "high")), compiler_budget(self.setup):
             return self._step(tokens)[0]
 
@@ -118,25 +113,21 @@ def build_model(setup: Setup, device: torch.device) -> Llama:
 
 
 def attention(name: str) -> Callable[..., Tensor]:
-    """A setup's attention function: q (B, heads, T, D), k, v (B, kv_heads, T, D), optional mask -> (B, heads, T, D)."""
+    """A setup's causal attention: q (B, heads, T, D), k and v (B, kv_heads, T, D), a mask for "eager" alone."""
     if name in ("eager", "blocked"):
         return eager_attention if name == "eager" else causal_blocks
     return functools.partial(fused_attention, backend=BACKENDS[name])
 
 
-def causal_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`blocked_attention`, which is causal and takes no mask."""
-    if mask is not None:
-        raise ValueError("blocked attention is causal; it takes no mask")
+def causal_blocks(q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
+    """`blocked_attention` as an attention of `Llama`, which gives it no mask."""
     return blocked_attention(q, k, v)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, backend: SDPBackend) -> Tensor:
-    """`F.scaled_dot_product_attention` restricted to one backend; causal unless a mask is given."""
-    if mask is not None:
-        mask = mask.to(q.dtype)
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: None = None, *, backend: SDPBackend) -> Tensor:
+    """`F.scaled_dot_product_attention` restricted to one backend."""
     with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def head(setup: Setup) -> chunked_loss.Head:

@@ -51,21 +51,16 @@ def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Ten
     return z, [*packed, *scales]
 
 
-def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """∂L/∂g, ∂L/∂u and z. z is written over dz, and the gradients over g and u if `overwrite`."""
-    dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    for dz_, g_, u_, dg_, du_ in _blocks(dz, g, u, dg, du):
-        _differentiate(dz_, g_, F.silu(g_), u_, dg_, du_)
-    return dg, du, dz
-
-
-def differentiate_saved(
-    dz: Tensor, g: Tensor, s: Tensor, u: Tensor, overwrite: bool = False
+def differentiate(
+    dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False, s: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with s = SiLU(g) saved, which gains next to nothing: σ(g) is needed all the same."""
+    """∂L/∂g, ∂L/∂u and z. z is written over dz, and the gradients over g and u if `overwrite`.
+
+    s = SiLU(g), if it is saved, gains next to nothing: σ(g) is needed all the same.
+    """
     dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    for dz_, g_, s_, u_, dg_, du_ in _blocks(dz, g, s, u, dg, du):
-        _differentiate(dz_, g_, s_, u_, dg_, du_)
+    for dz_, g_, u_, dg_, du_, *s_ in _blocks(dz, g, u, dg, du, *([] if s is None else [s])):
+        _differentiate(dz_, g_, s_[0] if s_ else F.silu(g_), u_, dg_, du_)
     return dg, du, dz
 
 

@@ -1,7 +1,6 @@
 """The autograd function of the layer: which tensors it saves, casting, and what it refuses."""
 
 import numbers
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,8 @@ from . import steps
 from .operators import opaque_backward, opaque_forward
 from .steps import KEEP_INPUT, KEEP_TWO, LEVELS
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TWICE = "MemoryOptimizedSwigluMLP: double backward isn't supported; use SwigluMLP for it"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
@@ -31,10 +30,7 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
     backward, which costs one pass over them and saves a copy. On a GPU, backward writes gradients over what was saved
     unless the graph is retained: tensors taken from `saved_tensors` or from a pack hook don't outlive it.
 
-    With `create_graph=True`, or with batched gradients, backward computes the layer again by torch's own operations,
-    which can be differentiated: 6 + 3 products, and a plain module's memory. That needs a gradient of x and of a
-    weight, and x in the products' type; else a second derivative is refused. The layer itself, not this function,
-    takes torch.func's transforms, as a plain module.
+    Second derivatives are refused, and torch.func's transforms: `SwigluMLP` has them.
     """
 
     @staticmethod
@@ -64,21 +60,14 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, l: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        create_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        batched = not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(l)
-        # Autograd can go on behind what was saved if that is what was given.
-        linked = ctx.dtypes[0] == ctx.dtype and all(tensor is not None for tensor in saved[:4])
-        if linked and (create_graph or batched):
-            return *_differentiable(l, saved[:4], ctx.dtype, ctx.needs_input_grad[:4]), None
+        saved, needs = ctx.saved_tensors, list(ctx.needs_input_grad[:4])
         x, *weights = [_cast(tensor, ctx.dtype) for tensor in saved[:4]]
-        needs = list(ctx.needs_input_grad[:4])
         with torch.no_grad(), without_autocast(l):
             arguments = (_cast(l, ctx.dtype), x, *weights, list(saved[4:]), ctx.level, needs)
             shapes = {"x_shape": ctx.x_shape, "intermediate": ctx.intermediate, "transposed": ctx.transposed}
             grads = _backward(*arguments, **shapes)
         grads = [_cast(grad, dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        if create_graph:  # as `once_differentiable` does
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as `once_differentiable`, for any l
             refuse = torch._C._functions.DelayedError(TWICE, len(grads))
             grads = refuse(*(None if grad is None else grad.detach().requires_grad_() for grad in grads))
         return *grads, None
@@ -86,20 +75,6 @@ class MemoryOptimizedSwigluMLPFunction(torch.autograd.Function):
 
 def plain(x: Tensor, W: Tensor, V: Tensor, U: Tensor) -> Tensor:
     return (F.silu(x @ W) * (x @ V)) @ U
-
-
-def transformed() -> bool:
-    """Whether torch.func's transforms or forward-mode AD are active, which the function's own kernels can't follow."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
-def _differentiable(l: Tensor, inputs: Sequence[Tensor], dtype: torch.dtype, needs: Sequence[bool]) -> list:
-    """The gradients by autograd, which can differentiate them again."""
-    with torch.enable_grad(), without_autocast(l):
-        y = plain(*(_cast(tensor, dtype) for tensor in inputs))
-        wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed]
-        grads = iter(torch.autograd.grad(y, wanted, l, create_graph=True))
-    return [next(grads) if needed else None for needed in needs]
 
 
 def _forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..lab.arguments import check_at_least
-from .function import MemoryOptimizedSwigluMLPFunction, check_level, plain, transformed
+from .function import MemoryOptimizedSwigluMLPFunction, check_level, plain
 from .steps import KEEP_INPUT, KEEP_TWO
 
 
@@ -83,7 +83,7 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         """Run every SwiGLU MLP in a model, as of transformers' Llama or Qwen3, as this layer; returns how many.
 
         An MLP stays where it is, with its Linears `gate_proj`, `up_proj` and `down_proj`: the names in the state dict,
-        tied weights, hooks and an optimizer's parameters stay, too, and no weight is copied. `restore_in` undoes it.
+        tied weights, hooks and an optimizer's parameters stay, too, and no weight is copied.
         An MLP that computes anything else (a clamp, dropout, biases, another activation) is left as it is, with a
         warning; if there is no other, a ValueError says what it computes. An MLP whose Linears change later (LoRA,
         hooks, quantisation) runs its own forward again, with a warning, until they are plain.
@@ -91,16 +91,12 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         check_level(checkpoint_level)
         count, left = 0, {}
         for module in model.modules():
-            if isinstance(module, _InPlace):
-                reason = ""
-            elif all(isinstance(getattr(module, name, None), nn.Module) for name in NAMES):
-                reason = _difference(module)
-            else:
-                continue
-            if reason:
-                left[f"{type(module).__name__} {reason}"] = None
-                continue
             if not isinstance(module, _InPlace):
+                if not all(isinstance(getattr(module, name, None), nn.Module) for name in NAMES):
+                    continue
+                if reason := _difference(module):
+                    left[f"{type(module).__name__} {reason}"] = None
+                    continue
                 module.__class__ = _in_place(type(module))
             module.checkpoint_level = checkpoint_level
             count += 1
@@ -109,15 +105,6 @@ class MemoryOptimizedSwigluMLP(nn.Module):
         if left:
             warnings.warn(f"left as they are: {'; '.join(left)}", stacklevel=2)
         return count
-
-    @staticmethod
-    def restore_in(model: nn.Module) -> int:
-        """Undo `replace_in`: every MLP runs its own forward again. Returns how many."""
-        replaced = [module for module in model.modules() if isinstance(module, _InPlace)]
-        for module in replaced:
-            module.__class__ = module.mlp_class
-            del module._checkpoint_level
-        return len(replaced)
 
     @property
     def checkpoint_level(self) -> int:
@@ -133,7 +120,7 @@ class MemoryOptimizedSwigluMLP(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[0] ** -0.5), weight.shape[0] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        torchs_own = self._is_plain(x) if torch.compiler.is_compiling() else torch.jit.is_tracing() or transformed()
+        torchs_own = self._is_plain(x) if torch.compiler.is_compiling() else torch.jit.is_tracing()
         if torchs_own:
             return plain(x, self.W, self.V, self.U)
         level = self.checkpoint_level if torch.is_grad_enabled() else KEEP_INPUT

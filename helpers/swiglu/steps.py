@@ -51,7 +51,7 @@ def forward(x: Tensor, W: Tensor, V: Tensor, U: Tensor, level: int) -> tuple[Ten
     alone = torch._C._len_torch_dispatch_stack() == 0
     if level == KEEP_ALL:
         s, z = kernels.activate_keeping(g, u)
-        saved = [g, s, u]
+        saved = [g, u, s]
     elif level == KEEP_INPUT:
         z, saved = kernels.activate(g, u, overwrite=alone), []
     elif level == KEEP_TWO:
@@ -116,8 +116,7 @@ def _weight_gradient(inputs: Tensor, l: Tensor, transposed: bool) -> Tensor:
 
 def _elementwise(dz: Tensor, saved: list[Tensor], level: int, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
     kernels = kernels_for(dz)
-    if level == KEEP_ALL:
-        return kernels.differentiate_saved(dz, *saved, overwrite)
     if level == KEEP_8BIT:
         return kernels.differentiate_packed(dz, saved)
-    return kernels.differentiate(dz, *saved, overwrite)
+    g, u, *s = saved
+    return kernels.differentiate(dz, g, u, overwrite, *s)

@@ -37,17 +37,12 @@ def activate_packing(g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Ten
     return z, [*packed, *scales]
 
 
-def differentiate(dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    _launch(_differentiate, g.numel(), BLOCK, dz, g, g, u, dg, du, SAVED=False, BLOCK=BLOCK)
-    return dg, du, dz
-
-
-def differentiate_saved(
-    dz: Tensor, g: Tensor, s: Tensor, u: Tensor, overwrite: bool = False
+def differentiate(
+    dz: Tensor, g: Tensor, u: Tensor, overwrite: bool = False, s: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dg, du = (g, u) if overwrite else (torch.empty_like(g), torch.empty_like(u))
-    _launch(_differentiate, g.numel(), BLOCK, dz, g, s, u, dg, du, SAVED=True, BLOCK=BLOCK)
+    tensors = (dz, g, g if s is None else s, u, dg, du)
+    _launch(_differentiate, g.numel(), BLOCK, *tensors, SAVED=s is not None, BLOCK=BLOCK)
     return dg, du, dz
 
 

@@ -3,9 +3,9 @@
 A tokenised text numbers its words as they come, so that one cached file serves every vocabulary.
 """
 
+import contextlib
 import hashlib
 import itertools
-import warnings
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..lab.files import cache_folder, replacing
-from .vocab import TOKENIZER, TextError, Vocab, tokenize
+from .vocab import TOKENIZER, Vocab, tokenize
 
 LAYOUT = "2"  # version of the cached files' format
 
@@ -24,7 +24,7 @@ class Samples:
     """Samples of token ids: `len(c)`, `c[i]`, `c.lengths`, `c.vocab`, and `c.source`, a phrase for captions.
 
     All ids lie in one flat array, `c.ids`; sample i is `ids[offsets[i] : offsets[i + 1]]`. `c[i]` is a view,
-    so writing to it changes the corpus; of a slice, `c[a:b]` is a corpus of copies. 4 bytes a token and 8 a sample.
+    so writing to it changes the corpus. 4 bytes a token and 8 a sample.
     """
 
     def __init__(self, ids: np.ndarray, offsets: np.ndarray, vocab: Vocab, source: str):
@@ -38,18 +38,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int | slice) -> "np.ndarray | Samples":
-        if isinstance(index, slice):
-            return self._part(range(len(self))[index])
+    def __getitem__(self, index: int) -> np.ndarray:
         index = range(len(self))[index]
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    def _part(self, numbers: range) -> "Samples":
-        """A copy of these samples, with the same vocabulary."""
-        chosen = [self[number] for number in numbers]
-        offsets = np.cumsum([0, *map(len, chosen)])
-        ids = np.concatenate([self.ids[:0], *chosen])
-        return Samples(ids, offsets, self.vocab, f"{self.source}, {len(chosen):,} of its samples")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.source}, {len(self):,} samples, {len(self.ids):,} tokens>"
@@ -89,32 +80,22 @@ def cache_file(sources: Iterable[Path], most: int | None) -> Path:
     """
     name = hashlib.sha256("\n".join([LAYOUT, TOKENIZER, str(most)]).encode())
     for source in sources:
-        try:
-            with open(source, "rb") as stream:
-                name.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise TextError(
-                f"{source}: cannot be read ({error.strerror}); check the path and its permissions"
-            ) from error
+        with open(source, "rb") as stream:
+            name.update(hashlib.file_digest(stream, "sha256").digest())
     return cache_folder() / "tokens" / f"{name.hexdigest()[:32]}.npz"
 
 
 def save_tokens(tokens: TokenisedText, file: Path) -> None:
-    """Write one .npz, whose members have CRCs, atomically. If it can't be written, warn."""
+    """Write one .npz, whose members have CRCs, atomically; nothing where that can't be written."""
     text = np.frombuffer("\n".join(tokens.words).encode(), np.uint8)
-    try:
-        with replacing(file) as stream:
-            np.savez(stream, words=text, ids=tokens.ids, offsets=tokens.offsets)
-    except OSError as error:
-        reason = error.strerror or error
-        warnings.warn(f"tokens are not cached: {file} cannot be written ({reason})", stacklevel=2)
+    with contextlib.suppress(OSError), replacing(file) as stream:
+        np.savez(stream, words=text, ids=tokens.ids, offsets=tokens.offsets)
 
 
-def load_tokens(file: Path) -> TokenisedText:
-    """What `save_tokens` wrote; a `TextError` if it is damaged."""
-    try:
+def load_tokens(file: Path) -> TokenisedText | None:
+    """What `save_tokens` wrote; None if it is not there, or damaged."""
+    with contextlib.suppress(Exception):  # damaged bytes fail in many ways: zip, header, CRC, sizes, text
         with np.load(file, allow_pickle=False) as stored:
             words, ids, offsets = (stored[name] for name in ("words", "ids", "offsets"))
         return TokenisedText(words.tobytes().decode().split("\n"), ids, offsets)
-    except Exception as error:  # damaged bytes fail in many ways: zip, header, CRC, sizes, text
-        raise TextError(f"{file}: cannot be read; delete it, and the text is tokenised again ({error})") from error
+    return None

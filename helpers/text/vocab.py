@@ -1,6 +1,7 @@
 """The tokeniser, from text to tokens, and the vocabulary, from tokens to ids."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -45,10 +46,10 @@ class Vocab:
     words. `<eos>` is for joining samples; no corpus contains it.
     """
 
-    pad_id, unk_id, eos_id = range(len(SPECIALS))
+    pad_id, unk_id = 0, 1
 
     def __init__(self, samples: Mapping[str, int] | Iterable[Sequence[str]], *, max_size: int | None = None):
-        counts = samples if isinstance(samples, Mapping) else _count(samples)
+        counts = samples if isinstance(samples, Mapping) else Counter(itertools.chain.from_iterable(samples))
         words = [word for word in counts if word not in SPECIALS]
         words.sort(key=lambda word: (-counts[word], word))
         if max_size is not None:
@@ -61,9 +62,6 @@ class Vocab:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __contains__(self, token: str) -> bool:
-        return token in self._ids
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocab) and self.tokens == other.tokens
 
@@ -72,28 +70,9 @@ class Vocab:
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Ids (n,) int32 of tokens; unknown tokens become `unk_id`."""
-        _refuse_text(tokens)
         ids = self._ids
         return np.fromiter((ids.get(token, self.unk_id) for token in tokens), np.int32, len(tokens))
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Tokens of ids (an array, a tensor or a list)."""
-        numbers = [int(number) for number in ids]
-        for number in numbers:
-            if not 0 <= number < len(self):
-                raise TextError(f"id {number} is outside the vocabulary: its ids go from 0 to {len(self) - 1}")
-        return [self.tokens[number] for number in numbers]
-
-
-def _count(samples: Iterable[Sequence[str]]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for tokens in samples:
-        _refuse_text(tokens)
-        counts.update(tokens)
-    return counts
-
-
-def _refuse_text(tokens: object) -> None:
-    """A TextError of a text, whose elements are its letters."""
-    if isinstance(tokens, str):
-        raise TextError(f"{tokens[:40]!r} is one text, and not a list of tokens: tokenize it first")
+        return [self.tokens[int(number)] for number in ids]

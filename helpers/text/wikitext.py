@@ -1,4 +1,4 @@
-"""`WikiText`: the lines of WikiText-103 as samples of token ids; and `corpus`: WikiText, or else synthetic text."""
+"""`WikiText`: the lines of WikiText-103 as samples of token ids."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,9 @@ from pathlib import Path
 from ..lab.arguments import check_at_least, check_choice
 from . import wikitext_files as files
 from .samples import Samples, TokenisedText, cache_file, load_tokens, save_tokens, tokenise_lines
-from .synthetic import SIZE, SyntheticText
-from .vocab import SPECIALS, TextError, Vocab
+from .vocab import TextError, Vocab
 
 VOCAB_SIZE = 50_000
-SEEDS = {"train": 0, "validation": 1, "test": 2}  # of synthetic text
 
 
 class WikiText(Samples):
@@ -43,32 +41,8 @@ class WikiText(Samples):
         text = _tokens(sources, max_samples)
         if vocab is None:
             vocab = Vocab(text.counts, max_size=max_size)
-        elif not any(word in vocab for word in text.words if word not in SPECIALS):
-            raise TextError(f"{sources[0]}: the vocabulary given has none of its words; take that of a like text")
         first = f", first {max_samples:,} lines" if max_samples == len(text.offsets) - 1 else ""
         super().__init__(text.encoded(vocab), text.offsets, vocab, files.name_of(sources[0]) + first)
-
-
-def corpus(
-    split: str = "train",
-    path: Path | str | None = None,
-    *,
-    vocab: Vocab | None = None,
-    max_samples: int | None = None,
-    synthetic_samples: int = 10_000,
-) -> Samples:
-    """WikiText from `path`, or without it `SyntheticText`. Its `source` says which.
-
-    The splits of synthetic text are seeds 0, 1 and 2.
-    """
-    check_choice(files.SPLITS, split=split)
-    if path is not None:
-        return WikiText(split, path, vocab=vocab, max_samples=max_samples)
-    samples = synthetic_samples if max_samples is None else min(max_samples, synthetic_samples)
-    made = SyntheticText(samples, SEEDS[split], SIZE if vocab is None else len(vocab))
-    if vocab is not None and vocab != made.vocab:
-        raise TextError("the vocabulary given is not that of synthetic text; give path=, as for it")
-    return made
 
 
 def local_wikitext() -> Path | None:
@@ -82,8 +56,8 @@ def _tokens(sources: list[Path], most: int | None) -> TokenisedText:
     from tqdm import tqdm
 
     cached = cache_file(sources, most)
-    if cached.exists():
-        return load_tokens(cached)
+    if (text := load_tokens(cached)) is not None:
+        return text
     lines = tqdm(files.lines(sources), desc=sources[0].name, unit=" lines", delay=1, leave=False)
     text = tokenise_lines(lines, most)
     if len(text.offsets) == 1:

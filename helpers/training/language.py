@@ -13,7 +13,7 @@ from torch import Tensor
 from ..batching import StandardDataset
 from ..metrics import LMAccuracy, LMCrossEntropyLoss
 from ..models import GPT2LikeModel
-from ..text import Samples, SyntheticText, Vocab, corpus, tokenize
+from ..text import Samples, SyntheticText, Vocab, WikiText, tokenize
 from ..text.vocab import SPECIALS
 from .slow_parts import HostAccuracy, SpelledOutLoss, with_slow_gpt_parts
 from .switches import NO_FAULTS, Faults
@@ -206,8 +206,8 @@ def open_texts(
     if path is None:
         return SyntheticText(samples, 0, vocab_size), SyntheticText(validation_samples, 1, vocab_size)
     limits = (samples, validation_samples) if limited else (None, None)
-    train = corpus("validation", path, max_samples=limits[0])
-    return train, corpus("test", path, vocab=train.vocab, max_samples=limits[1])
+    train = WikiText("validation", path, max_samples=limits[0])
+    return train, WikiText("test", path, vocab=train.vocab, max_samples=limits[1])
 
 
 @functools.lru_cache(maxsize=1)

@@ -52,16 +52,6 @@ def test_the_courses_names_are_the_same_things():
     assert batching.BigBrainDataset is batching.UltraDuperBigBrainDataset is StandardDataset
 
 
-def test_a_slice_is_the_list_of_its_samples():
-    assert [sample.tolist() for sample in StandardDataset([[1, 2, 3], [4], [5, 6]], 2)[::-2]] == [[5, 6], [1, 2]]
-    text = SyntheticText(50, 0)
-    assert [row.tolist() for row in StandardDataset(text)[3:5]] == [row.tolist() for row in text[3:5]]
-    assert text[3:5].lengths.tolist() == text.lengths[3:5].tolist() and len(text[60:]) == 0
-
-
-FIELDS = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}] * 2
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -69,8 +59,6 @@ FIELDS = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}] * 2
         (lambda: StandardDataset([[1]], 0), "max_length is 0; it must be an integer of at least 1"),
         (lambda: StandardDataset([[1], [1.5]])[1], r"float64 of shape \(1,\); it must be whole numbers in one"),
         (lambda: collate_fn([[True, False]]), "a sample is bool"),
-        (lambda: StandardDataset(FIELDS), "a sample is a dict of 'input_ids', 'attention_mask'; pass one field"),
-        (lambda: collate_fn(FIELDS), "pass one field"),
     ],
 )
 def test_bad_input_is_named(call, message):

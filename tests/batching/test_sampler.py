@@ -204,9 +204,7 @@ def test_lengths_are_any_whole_numbers(kind):
     ("arguments", "message"),
     [
         (([1, -3], 2, 1), "length 1 is -3; lengths must be whole numbers"),
-        (([1, 2.5], 2, 1), "lengths are float64; they must be whole numbers"),
-        (([[1], [2, 3]], 2, 1), "lengths are sequences; they must be whole numbers"),
-        (([2**70, 1], 2, 1), f"lengths are object; they must be whole numbers from 0 to {2**40}"),
+        (([1, 2.5], 2, 1), "lengths are float64 of shape .*; they must be whole numbers"),
         (([], 2, 1), "there are 0 samples"),
         (([1], 0, 1), "batch_size is 0; it must be an integer of at least 1"),
         (([1], 2, -1), "k is -1; it must be an integer of at least 0"),

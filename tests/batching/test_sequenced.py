@@ -257,12 +257,11 @@ def test_a_layout_knows_its_documents_of_which_the_padding_is_one(lengths, paddi
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([1, 3], "offsets start at 1; they must start at 0"),
-        ([0, 5, 3, 9], "offsets fall from 5 to 3 at place 2"),
-        ([0, 0], "the sequence has 0 positions; allowed: 1 to 2147483647"),
-        ([0], r"offsets are int64 of shape \(1,\)"),
-        ([0.0, 3.0], "offsets are float64"),
-        (torch.empty(3, device="meta"), "offsets lie on meta"),
+        ([1, 3], "begin with 0"),
+        ([0, 5, 3, 9], "never descend"),
+        ([0, 0], "length is 0; it must be an integer of at least 1"),
+        ([0], "whole numbers"),
+        ([0.0, 3.0], "whole numbers"),
     ],
 )
 def test_wrong_offsets_are_named(offsets, message):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.pipelines.forgetting import ForgettingTracker
+from helpers.pipelines.forgetting import ForgettingTracker, is_correct
 
 SAMPLES = 1000
 
@@ -30,10 +30,10 @@ def test_a_step_never_waits_for_the_gpu(no_waiting):
     tracker = ForgettingTracker(SAMPLES, "cuda")
     indices = torch.arange(64, device="cuda")
     logits, labels = torch.randn(64, 10, device="cuda"), torch.randint(10, (64,), device="cuda")
-    tracker.update(indices, logits=logits, labels=labels)
+    tracker.update(indices, is_correct(logits, labels))
     no_waiting()
     for _ in range(3):
-        tracker.update(indices, logits=logits, labels=labels)
+        tracker.update(indices, is_correct(logits, labels))
 
 
 def test_a_captured_step_goes_on_counting_when_it_is_replayed():
@@ -66,4 +66,4 @@ def test_a_state_moves_between_devices():
         ours.update(indices.cuda(), correct.cuda())
         reference.update(indices, correct)
     assert torch.equal(ours.state_dict()["state"], reference.state_dict()["state"])
-    assert ours.device.type == "cuda"
+    assert ours._state.device.type == "cuda"

@@ -5,12 +5,13 @@ import time
 
 import pytest
 import torch
+from llama_cases import loss_curve
 
 from helpers.lab import compare
 from helpers.lab.records.experiment import free_memory
 from helpers.lab.timing import queue_ahead, relative_error
 from helpers.models.llama import eager_attention
-from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run
+from helpers.rush import Setup, Trainer, climb, measurement, run
 from helpers.rush.measurement import text_tokens
 from helpers.rush.trainer import attention
 from helpers.training.step import WARM_UP

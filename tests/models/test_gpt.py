@@ -89,18 +89,6 @@ def test_rows_of_nothing_but_padding_stay_finite(dtype):
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_packed_documents_give_what_they_give_alone(rows):
-    network, (first, second) = model(max_length=10), (tokens(rows, 9), tokens(rows, 6, seed=2))
-    documents = torch.tensor([0] * 9 + [1] * 6)
-    mask = documents[:, None] == documents[None, :]
-    positions = torch.tensor([*range(9), *range(6)])
-    for shape in (mask, mask.expand(rows, -1, -1)):
-        logits = network(torch.cat([first, second], dim=1), positions, shape)
-        torch.testing.assert_close(logits[:, :9], network(first), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(logits[:, 9:], network(second), atol=1e-5, rtol=1e-4)
-
-
 def test_weights_start_as_gpt_2s_do():
     network = model(d_model=256, num_layers=3, tied=False)
     for name, parameter in network.named_parameters():
@@ -127,5 +115,3 @@ def test_wrong_input_is_named():
         model()(tokens(3))
     with pytest.raises(ValueError, match=r"positions reach from 0 to 40; allowed: 0 to 39"):
         model()(tokens(1, 2), torch.tensor([0, 40]))
-    with pytest.raises(ValueError, match=r"mask is torch.bool of shape \(3, 3\); it must be torch.bool \(4, 4\)"):
-        model()(tokens(1, 4), mask=torch.ones(3, 3, dtype=torch.bool))

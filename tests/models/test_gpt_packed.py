@@ -42,19 +42,6 @@ def test_loss_and_every_gradient_are_those_of_the_documents_alone(variant, lengt
     torch.testing.assert_close(mean, expected / max((targets != 0).sum().item(), 1))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_attend_is_the_masked_model_with_its_dropout_and_gradients(dropout):
-    network = model(dropout=dropout)
-    tokens, targets, positions, layout = packed(documents([7, 5, 1, 8]))
-    same = torch.from_numpy(layout.documents)[:, None] == torch.from_numpy(layout.documents)
-    results = []
-    for option in ({"mask": same}, {"attend": packed_attention(layout, "dense", "cpu")}):
-        torch.manual_seed(3)
-        logits = network(tokens, positions, **option)
-        results.append({"logits": logits} | gradients(network, summed_loss(logits, targets)))
-    assert_close(results[1], results[0])
-
-
 def test_attention_dropout_is_dropout_unless_said_otherwise_and_changes_no_parameter():
     for changes, expected in (({}, 0.2), ({"attention_dropout": 0.0}, 0.0), ({"attention_dropout": 0.4}, 0.4)):
         network = model(dropout=0.2, **changes)
@@ -81,10 +68,3 @@ def test_it_is_one_graph_for_torch_compile_whatever_the_documents(training):
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 logits = compiled(tokens, positions, attend=attend)
             torch.testing.assert_close(logits, network(tokens, positions, attend=attend))
-
-
-def test_a_second_mask_beside_attend_is_refused():
-    tokens, _, positions, layout = packed(documents([3, 4]))
-    attend = packed_attention(layout, "dense", "cpu")
-    with pytest.raises(ValueError, match="attend and a mask are given"):
-        model()(tokens, positions, torch.ones(7, 7, dtype=torch.bool), attend)

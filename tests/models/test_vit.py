@@ -1,6 +1,5 @@
 """The Vision Transformer: torch's own layers as oracle, and able to learn."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +9,8 @@ from helpers.models.vit import ConvPatches
 
 
 def tiny(**changes):
-    return ViT(5, **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "heads": 2, "dropout": 0.0} | changes)
+    sizes = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "heads": 2, "head_dim": 8, "mlp_size": 64}
+    return ViT(5, **sizes | {"dropout": 0.0} | changes)
 
 
 def test_a_block_is_torchs_encoder_layer():
@@ -28,15 +28,7 @@ def test_a_block_is_torchs_encoder_layer():
 
 
 def test_patches_are_the_products_of_unfolded_patches_row_by_row():
-    patches, images = ConvPatches(3, 4, 6), torch.randn(2, 3, 12, 12)
+    patches, images = ConvPatches(4, 6), torch.randn(2, 3, 12, 12)
     columns = F.unfold(images, 4, stride=4).transpose(1, 2)  # (B, T, 3·4·4)
     expected = columns @ patches.conv.weight.flatten(1).T + patches.conv.bias
     torch.testing.assert_close(patches(images), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_wrong_images_are_named():
-    model = tiny()
-    with pytest.raises(ValueError, match=r"shape \(1, 3, 32, 31\); they must be floating point \(B, 3, 32, 32\)"):
-        model(torch.randn(1, 3, 32, 31))
-    with pytest.raises(ValueError, match=r"torch\.uint8"):
-        model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))

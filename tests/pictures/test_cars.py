@@ -159,14 +159,3 @@ def test_a_broken_file_is_named(folder, name, damage):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(PictureError, match=rf"{path.name}: not a readable image"):
         data[0]
-
-
-def test_wrong_settings_are_named():
-    with pytest.raises(ValueError, match="samples is 0"):
-        DrawnCars(0)
-    with pytest.raises(ValueError, match="size is 8; it must be an integer of at least 16"):
-        DrawnCars(size=8)
-    with pytest.raises(ValueError, match="seed is -1"):
-        DrawnCars(seed=-1)
-    with pytest.raises(ValueError, match="split is 'test'; valid: 'train', 'validation'"):
-        DrawnCars(split="test")

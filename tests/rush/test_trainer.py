@@ -6,13 +6,14 @@ import statistics
 
 import pytest
 import torch
+from llama_cases import loss_curve
 from torch import nn
 
 from helpers.experiments.amp.overheads import operations
 from helpers.experiments.rush import transformers_llama as peers
 from helpers.lab import peak_memory
 from helpers.lab.machine import installed, missing_because
-from helpers.rush import Setup, Trainer, climb, loss_curve, measurement, run, trainer
+from helpers.rush import Setup, Trainer, climb, measurement, run, trainer
 from helpers.rush.measurement import fixed_tokens, text_tokens
 from helpers.rush.rates import flops_per_token, parameters, shares
 from helpers.rush.setup import LADDERS
@@ -166,11 +167,6 @@ def test_tokens_are_of_full_length_and_the_same_everywhere():
     assert torch.equal(rounds[0], rounds[4])
     assert not torch.equal(rounds[0], rounds[1])
     assert (rounds[0] == rounds[0][:1]).all()
-
-
-def test_tokens_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"\(1, 16\); this setup's are \(batch, sequence \+ 1\), \(1, 17\)"):
-        Trainer(TINY).step(torch.zeros(1, 16, dtype=torch.long))
 
 
 def test_operations_are_counted_by_the_convention():

@@ -55,13 +55,13 @@ def test_forward(dtype, elements):
 def test_backward(dtype, overwrite, elements):
     dz, g, u = tensors(elements, dtype, 3)
     s = elementwise.activate_keeping(g, u)[0]
-    for name, saved in (("differentiate", (g, u)), ("differentiate_saved", (g, s, u))):
-        expected = getattr(elementwise, name)(dz.clone(), *saved)
-        copies = [tensor.clone() for tensor in saved]
-        result = getattr(triton_kernels, name)(dz.clone(), *copies, overwrite)
+    for saved in (None, s):
+        expected = elementwise.differentiate(dz.clone(), g, u, s=saved)
+        copies = [tensor.clone() for tensor in (g, u)]
+        result = triton_kernels.differentiate(dz.clone(), *copies, overwrite, saved)
         assert_same(result, expected, DTYPES[dtype])
-        assert (result[0] is copies[0] and result[1] is copies[-1]) == overwrite
-        assert overwrite or all(map(torch.equal, copies, saved))
+        assert (result[0] is copies[0] and result[1] is copies[1]) == overwrite
+        assert overwrite or all(map(torch.equal, copies, (g, u)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.autograd import forward_ad
 
 from helpers.amp import Autocast
 from helpers.experiments.swiglu import derived_costs as costs
@@ -78,13 +77,11 @@ def test_the_tasks_own_check(level):
     assert torch.allclose(swiglu_mlp.W.weight.grad, optimized.W.grad.t(), atol=1e-4)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_first_and_second_derivatives_in_fp64(level):
+@pytest.mark.parametrize("level", EXACT)
+def test_derivatives_in_fp64(level):
     shapes = [(3, 2), (2, 4), (2, 4), (4, 2)]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    if level in EXACT:
-        assert torch.autograd.gradcheck(MemoryOptimizedSwigluMLPFunction.apply, (*inputs, level))
-    assert torch.autograd.gradgradcheck(MemoryOptimizedSwigluMLPFunction.apply, (*inputs, level))
+    assert torch.autograd.gradcheck(MemoryOptimizedSwigluMLPFunction.apply, (*inputs, level))
 
 
 def test_8_bits_give_the_exact_output_and_gradients_within_a_percent():
@@ -147,40 +144,11 @@ def test_frozen_parts_get_no_gradient_and_the_others_the_right_one(level, needs)
     assert_equal(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "frozen"), [(torch.bfloat16, ""), (None, "x"), (None, "WV")])
-def test_double_backward_is_refused_where_the_inputs_are_not_all_there(dtype, frozen):
-    _, ours = pair(2)
-    for name in frozen.strip("x"):
-        getattr(ours, name).requires_grad_(False)
-    x = torch.randn(5, 16, requires_grad=frozen != "x")
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        y = ours(x).sum()
-    (gradient,) = torch.autograd.grad(y, ours.W if frozen == "x" else x, create_graph=True)
+def test_double_backward_is_refused():
+    x = torch.randn(5, 16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(MemoryOptimizedSwigluMLP(16, 48)(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         gradient.pow(2).sum().backward()
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_transforms_of_torch_func_and_forward_mode(level):
-    plain, ours = pair(level)
-    x, l = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
-    for transformed in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
-        torch.testing.assert_close(transformed(ours)(x), transformed(plain)(x))
-    samples = [
-        torch.func.vmap(torch.func.grad(_loss, argnums=1), in_dims=(None, None, 0))(layer, dict(layer.state_dict()), x)
-        for layer in (plain, ours)
-    ]
-    torch.testing.assert_close(samples[1]["W"], samples[0]["W.weight"].mT)
-    inputs = x[0].requires_grad_()
-    batched = [torch.autograd.grad(layer(inputs), inputs, l, is_grads_batched=True)[0] for layer in (plain, ours)]
-    torch.testing.assert_close(*batched)
-    with forward_ad.dual_level():
-        duals = [forward_ad.unpack_dual(layer(forward_ad.make_dual(x, l))) for layer in (plain, ours)]
-    torch.testing.assert_close(duals[1].tangent, duals[0].tangent)
-
-
-def _loss(layer, weights, x):
-    return torch.func.functional_call(layer, weights, (x,)).square().sum()
 
 
 def test_works_inside_torchs_checkpoint_and_with_offloaded_activations():

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from helpers.lab import saved_bytes
 from helpers.swiglu import MemoryOptimizedSwigluMLP
 
-replace_in, restore_in = MemoryOptimizedSwigluMLP.replace_in, MemoryOptimizedSwigluMLP.restore_in
+replace_in = MemoryOptimizedSwigluMLP.replace_in
 
 
 class Mlp(nn.Module):
@@ -89,17 +89,6 @@ def test_a_replaced_mlp_saves_what_its_level_says(level):
     assert model.checkpoint_level == 3
 
 
-def test_restoring_brings_back_class_attributes_and_state():
-    model, x = stack(), torch.randn(5, 8)
-    expected, attributes = model(x), set(vars(model[0]))
-    replace_in(model)
-    assert restore_in(model) == 2
-    assert [type(mlp) for mlp in model] == [Mlp, Mlp]
-    assert set(vars(model[0])) == attributes
-    assert torch.equal(model(x), expected)
-    assert restore_in(model) == 0
-
-
 def test_hooks_of_an_mlp_stay_and_hooks_inside_one_are_refused():
     model, calls = stack(), []
     model[0].register_forward_pre_hook(lambda module, args: calls.append("before"))
@@ -124,7 +113,8 @@ def test_linears_that_change_later_are_called(compiled):
     run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     with pytest.warns(UserWarning, match="Mlp has Linears that were changed or have hooks: it runs its own forward"):
         y = run(x)
-    restore_in(model)
+    for mlp in model:
+        mlp.__class__ = Mlp
     torch.testing.assert_close(y, model(x))
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.text import SyntheticText, corpus
+from helpers.text import SyntheticText
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_seed_is_the_same_text_on_every_machine(text):
 
 
 def test_other_seeds_are_other_texts_in_the_same_language():
-    texts = [corpus(split, synthetic_samples=50) for split in ("train", "validation", "test")]
+    texts = [SyntheticText(50, seed) for seed in (0, 1, 2)]
     assert [text.source for text in texts] == [f"synthetic text, seed {seed}" for seed in (0, 1, 2)]
     assert texts[0].vocab == texts[1].vocab == texts[2].vocab
     assert not np.array_equal(texts[0][0], texts[1][0])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.text import SyntheticText, TextError, Vocab, WikiText, corpus, local_wikitext, tokenize
+from helpers.text import TextError, Vocab, WikiText, local_wikitext, tokenize
 from helpers.text import vocab as vocab_module
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikitext-103"
@@ -76,12 +76,10 @@ def test_a_file_named_itself_says_what_it_is(file, tmp_path):
     assert WikiText("train", own, max_samples=2).source == "letters.txt, first 2 lines"
 
 
-def test_the_vocabulary_is_as_large_as_asked_for_or_the_given_one_and_one_of_another_text_is_refused(file):
+def test_the_vocabulary_is_as_large_as_asked_for_or_the_given_one(file):
     assert WikiText("validation", file, max_size=5).vocab.tokens[3:] == ("=", "cat")
     text = WikiText("validation", file, vocab=Vocab([["cat", "the"]]))
     assert words(text)[1] == ["the", "cat", "<unk>", "the", "<unk>", "<unk>"]
-    with pytest.raises(TextError, match="has none of its words"):
-        WikiText("validation", file, vocab=Vocab([["ba"]]))
 
 
 def test_the_second_time_nothing_is_tokenised(file, monkeypatch):
@@ -93,30 +91,27 @@ def test_the_second_time_nothing_is_tokenised(file, monkeypatch):
     assert words(WikiText("validation", file, max_size=5))[0] == ["=", "<unk>", "="]
 
 
-def test_a_damaged_cache_is_named(file, cache):
+def test_a_damaged_cache_is_made_anew_and_one_that_cannot_be_written_does_without(file, cache, monkeypatch):
     WikiText("validation", file)
     (cached,) = (cache / "tokens").iterdir()
     content = cached.read_bytes()
     for damaged in (b"", content[:-40], content.replace(b"title", b"tutle")):
         cached.write_bytes(damaged)
-        with pytest.raises(TextError, match=f"{cached.name}: cannot be read; delete it"):
-            WikiText("validation", file)
+        assert words(WikiText("validation", file)) == SAMPLES
+    cached.unlink()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert words(WikiText("validation", file)) == SAMPLES
+    assert list((cache / "tokens").iterdir()) == []
 
 
 def test_another_content_is_another_text(file):
     WikiText("validation", file)
     file.write_text("Other words\n")
     assert words(WikiText("validation", file)) == [["other", "words"]]
-
-
-def test_a_cache_that_cannot_be_written_costs_time_but_not_the_text(file, cache, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.warns(UserWarning, match="No space left on device"):
-        assert words(WikiText("validation", file)) == SAMPLES
-    assert list((cache / "tokens").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -190,16 +185,6 @@ def test_the_tokens_are_those_of_basic_english_and_without_torchtext_the_require
     vocab_module._tokenizer.cache_clear()
     with pytest.raises(TextError, match=r"pip install torchtext==0.6.0"):
         tokenize("a")
-
-
-def test_corpus_takes_what_there_is(file):
-    assert corpus("validation", file).source == "WikiText-103 raw, validation split"
-    made = corpus("train", synthetic_samples=20)
-    assert isinstance(made, SyntheticText)
-    assert made.source == "synthetic text, seed 0"
-    assert len(corpus("validation", vocab=made.vocab, synthetic_samples=20, max_samples=5)) == 5
-    with pytest.raises(TextError, match="not that of synthetic text"):
-        corpus("validation", vocab=Vocab([["a", "b"]]))
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="WikiText's validation and test split are not here")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...lab import Worth, experiment
 from ...lab.machine import device, missing_because
 from ...lab.records import Row
-from ...pipelines.forgetting import ForgettingTracker
+from ...pipelines.forgetting import ForgettingTracker, is_correct
 from ...training import TrainingStep
 
 LEAST, RANDOM, MOST = VARIANTS = ("least forgotten", "random", "most forgotten")
@@ -151,7 +151,7 @@ def train(
     def loss(indices: Tensor) -> tuple[Tensor]:
         logits, labels = model(parts.images[indices]), parts.labels[indices]
         if tracker is not None:
-            tracker.update(indices, logits=logits, labels=labels)
+            tracker.update(indices, is_correct(logits, labels))
         return (nn.functional.cross_entropy(logits, labels),)
 
     step, shuffler, done, began = TrainingStep(loss, sgd), torch.Generator().manual_seed(seed), 0, time.perf_counter()

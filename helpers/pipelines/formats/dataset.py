@@ -161,12 +161,8 @@ def checked(samples: Iterable[Sample], kind: str) -> Iterator[Sample]:
     check_choice(SUFFIXES, kind=kind)
     dtype, position = None, -1
     for position, (key, label, data) in enumerate(samples):
-        data = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else np.asarray(data)
+        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data)
         dtype = dtype or data.dtype
-        if not isinstance(key, str):
-            raise ValueError(f"sample {position}: key is {key!r}; it must be a text")
-        if isinstance(label, bool) or not -(2**63) <= int(label) < 2**63 or int(label) != label:
-            raise ValueError(f"sample {position}: label is {label!r}; it must be a 64-bit integer")
         if data.ndim != 1 or data.dtype != dtype or dtype.str[1:] not in (("u1",) if kind == "image" else TOKEN_TYPES):
             valid = "bytes" if kind == "image" else f"one of {', '.join(TOKEN_TYPES)}, the same for all samples"
             reason = f"data is {data.dtype} {data.shape}; {kind} samples are 1-D, of {valid}"
