@@ -1,5 +1,6 @@
 """What is counted or predicted: memory of a step, many ranks, and the speed of GPUs that aren't there."""
 
+import contextlib
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from ... import fit
 from ...distributed import Job
 from ...experiments.rush.ranks import PLANNED, SHARDED
+from ...fit import cards
 from ...fit.speed import left_out, published
 from ...lab.memory import GIB, MIB
 from ...lab.records.values import PERCENT, Number, derived, lacking, pick
@@ -38,13 +40,20 @@ TOLD = {  # what is predicted of a rung: its unit, and the heads of its measured
 }
 
 
+def _in_table(gpu: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(cards.card(gpu))
+    return False
+
+
 def predicted(rows: pd.DataFrame) -> SimpleNamespace:
     """What `fit` predicts of a GPU's rungs that it can express, from fused attention on, beside what was measured.
 
-    It counts the memory of uncompiled steps, and knows no kernel's name: the prediction is one of sizes and types.
+    It counts the memory of uncompiled steps, and knows no kernel's name: the prediction is one of sizes and types. Of a
+    card that isn't in its table it says nothing.
     """
     lines, setups = [], climb(Setup(model=rows["model"].iloc[0], sequence=int(rows["sequence"].iloc[0])))
-    for row in rows[rows["preset"] != "cpu"].to_dict("records"):
+    for row in rows[(rows["preset"] != "cpu") & rows["gpu"].map(_in_table)].to_dict("records"):
         setup = setups[row["step"]]
         if setup.attention == "eager" or setup.precision != "amp-bf16" or setup.float8 != "none":
             continue
