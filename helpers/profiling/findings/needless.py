@@ -19,22 +19,20 @@ from math import ceil, prod
 from pathlib import PurePath
 from typing import Any
 
+from ...faults import remedy
 from ..diagnosis import ESTIMATE, MEASURED, Finding
 from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
-from . import CONSTANT, DIAGONAL, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
 
 _HEAVY = tuple(
     f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "mkldnn_rnn")
 )
 _MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
-_SPARSE = {"aten::one_hot": ONE_HOT} | {f"aten::{name}": DIAGONAL for name in ("diag", "diag_embed", "diagflat")}
-_INSTEAD = {
-    ONE_HOT: ("one-hot vectors of {:,} numbers", "F.embedding(ids, table), which reads only the rows of the ids"),
-    DIAGONAL: ("a diagonal matrix of {:,} rows", "scale rows with d[:, None] * a and columns with a * d"),
-}
+_ONE_HOT, _DIAGONAL = "one-hot product", "product with a diagonal matrix"
+_SPARSE = {"aten::one_hot": _ONE_HOT} | {f"aten::{name}": _DIAGONAL for name in ("diag", "diag_embed", "diagflat")}
+_FACTORS = {_ONE_HOT: "one-hot vectors of {:,} numbers", _DIAGONAL: "a diagonal matrix of {:,} rows"}
 _CONSTRUCTORS = {
     f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
 }
@@ -68,11 +66,8 @@ def kept_graph(trace: Trace) -> Iterator[Note]:
                 regions.setdefault(scope.name if named else source_lines(trace, heavy[:1]), []).append(stretch)
     for where, stretches in regions.items():
         recorded = sum(map(len, stretches)) / len(trace.steps)
-        yield Note(
-            KEPT_GRAPH,
-            f"{KEPT_GRAPH}: {where}: {recorded:.4g} ops a step record a graph that no backward pass reads, and keep "
-            "their activations; wrap it in torch.no_grad() or torch.inference_mode()",
-        )
+        text = f"{where}: {recorded:.4g} ops a step record a graph that no backward pass reads"
+        yield Note(name := "graph kept in evaluation", f"{name}: {text}, and keep their activations; {remedy(name)}")
 
 
 def unused_results(scene: Scene) -> Iterator[Finding]:
@@ -82,8 +77,7 @@ def unused_results(scene: Scene) -> Iterator[Finding]:
     unused = [op for op in heavy if not _any_ran(trace, [op])]
     if unused:
         evidence = f"{scene.each(len(unused), 'product')} whose backward never ran"
-        advice = "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()"
-        yield scene.finding(UNUSED, scene.work(unused), scene.where(unused), evidence, advice, MEASURED)
+        yield scene.finding("result never used", scene.work(unused), scene.where(unused), evidence, MEASURED)
 
 
 def _stretches(trace: Trace) -> list[list[Event]]:
@@ -140,8 +134,7 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
     lines = len(by_source_line(trace, [chain[0] for chain in chains]))
     work, where = scene.work([op for chain in chains for op in chain]), source_lines(trace, longest[:1]) + others(lines)
     evidence = f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}"
-    advice = "build it once: register_buffer in the module, or is_causal=True for a causal mask"
-    yield scene.finding(CONSTANT, work, where, evidence, advice, MEASURED, of_host=True)
+    yield scene.finding("repeated constant work", work, where, evidence, MEASURED, of_host=True)
 
 
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
@@ -222,8 +215,7 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
         linears = [op for r in rows for op in r]
         work, saved = scene.products(trace.with_backward(linears)), _saved_share(rows[0])
         evidence = f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved"
-        advice = "one Linear of the widths' sum, its result split: the input is read once, by one kernel"
-        yield scene.finding(SEPARATE, work, scene.where(linears), evidence, advice, ESTIMATE, saved)
+        yield scene.finding("separate projections of one input", work, scene.where(linears), evidence, ESTIMATE, saved)
 
 
 def sparse_products(scene: Scene) -> Iterator[Finding]:
@@ -240,9 +232,9 @@ def sparse_products(scene: Scene) -> Iterator[Finding]:
         elif row and op.name in _MULTIPLIES and op.shape and user_frame(op) is user_frame(row[0]):
             kind, size = _SPARSE[row[0].name], 2 * row[0].shape[-1:]
             square = all(dims == size for dims in op.dims if dims)
-            if kind == ONE_HOT or square or (not again and size in [dims[-2:] for dims in op.dims]):
+            if kind == _ONE_HOT or square or (not again and size in [dims[-2:] for dims in op.dims]):
                 found[kind].append([*row, op])
-            again = kind == DIAGONAL and square
+            again = kind == _DIAGONAL and square
             row = row if again else []
         elif op.name in VIEWS and row:
             row.append(op)
@@ -251,9 +243,8 @@ def sparse_products(scene: Scene) -> Iterator[Finding]:
     for kind, rows in found.items():
         work = scene.work(trace.with_backward([op for row in rows for op in row]))
         where = scene.where([row[0] for row in rows])  # a call, whose line is known
-        what, advice = _INSTEAD[kind]
-        evidence = f"{scene.each(len(rows), 'product')} with {what.format(rows[0][-1].shape[-1])}"
-        yield scene.finding(kind, work, where, evidence, advice, ESTIMATE, factor=0.95)
+        evidence = f"{scene.each(len(rows), 'product')} with {_FACTORS[kind].format(rows[0][-1].shape[-1])}"
+        yield scene.finding(kind, work, where, evidence, ESTIMATE, factor=0.95)
 
 
 def _saved_share(row: list[Event]) -> float:

@@ -9,15 +9,14 @@ from math import prod
 
 import numpy as np
 
-from ...watching.rates import ATTENTION, CONVOLUTION
-from ...watching.rates import FP64 as FP64_RATE
+from ...watching.rates import ATTENTION, CONVOLUTION, FP64
 from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
 from ..scene import Scene
 from ..trace import Event, Trace
-from . import CHAINS, FP32, FP64, products
+from . import products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
@@ -70,8 +69,7 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of the time; layers of "
         f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
-    advice = "train under torch.autocast in bf16"
-    yield scene.finding(FP32, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, 1 - 1 / speedup)
+    yield scene.finding("fp32 products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / speedup)
 
 
 def fp64_products(scene: Scene) -> Iterator[Finding]:
@@ -80,12 +78,11 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
     if scene.account is not None or not ops:
         return
     rates = scene.trace.about.get("bf16_speedup")
-    speedup = rates.get(FP64_RATE, 2.0) if isinstance(rates, dict) else 2.0
+    speedup = rates.get(FP64, 2.0) if isinstance(rates, dict) else 2.0
     spans = intersect(of(ops), scene.parts[OPERATORS])
     evidence = f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of it"
-    advice = "train in fp32: convert the inputs, which numpy makes in fp64, and not the model"
-    factor = max(1 - 1 / speedup, 0.5)
-    yield scene.finding(FP64, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, factor)
+    work, factor = (OPERATORS, spans), max(1 - 1 / speedup, 0.5)
+    yield scene.finding("fp64 products", work, scene.where(ops), evidence, ESTIMATE, factor)
 
 
 def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
@@ -138,9 +135,8 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         spans = intersect(union(spans), scene.parts[OPERATORS])
         evidence = f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, "
         evidence += f"{scene.time(spans)} forward and backward"
-        advice = "use the fused op (cross_entropy, layer_norm, …), or torch.compile: each then reads and writes once"
-        saved = 1 - 2 * len(lasts) / count
-        yield scene.finding(CHAINS, (OPERATORS, spans), scene.where(lasts), evidence, advice, ESTIMATE, saved)
+        work, where, saved = (OPERATORS, spans), scene.where(lasts), 1 - 2 * len(lasts) / count
+        yield scene.finding("unfused elementwise operations", work, where, evidence, ESTIMATE, saved, case="CPU")
 
 
 def _chains(scene: Scene) -> Iterator[list[Event]]:
