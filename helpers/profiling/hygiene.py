@@ -32,7 +32,7 @@ def warnings(scene: Scene) -> list[Note]:
 
 def notes(scene: Scene) -> list[Note]:
     """What else the profile shows."""
-    rules = {"devices": _devices, "last wait": _last_wait, "graphs": _graphs}
+    rules = {"last wait": _last_wait, "graphs": _graphs}
     return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
@@ -99,12 +99,6 @@ def _unsteady(scene: Scene) -> Iterator[str]:
     lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
     if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
         yield f"steps differ: their mean is {milliseconds(mean(lengths))}, their median {milliseconds(median(lengths))}"
-
-
-def _devices(scene: Scene) -> Iterator[str]:
-    devices = {e.track[0] for e in scene.trace.device}
-    if len(devices) > 1:
-        yield f"work of {len(devices)} devices is recorded: the account counts a time as busy if any of them is"
 
 
 def _stacks(scene: Scene) -> Iterator[str]:

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -40,16 +39,10 @@ def read_trace(source: "Trace | torch.profiler.profile | str | Path") -> Trace:
     return _read_profile(source)
 
 
-# The results and the trace of each profile that was read: before torch 2.13 it can be exported only once.
-_READ: "WeakKeyDictionary[torch.profiler.profile, tuple[Any, Trace]]" = WeakKeyDictionary()
-
-
 def _read_profile(profile: torch.profiler.profile) -> Trace:
     results = getattr(profile.profiler, "kineto_results", None)
     if results is None:
         raise ValueError("the profile holds nothing: leave its `with` block first, with a schedule that has recorded")
-    if profile in _READ and _READ[profile][0] is results:
-        return _READ[profile][1]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         _export(profile, str(path))
@@ -60,9 +53,7 @@ def _read_profile(profile: torch.profiler.profile) -> Trace:
             event.args.setdefault(CALLED_FROM, site)
     if not torch.cuda.is_available():
         about["bf16_speedup"] = speedups()
-    trace = assemble(events, about)
-    _READ[profile] = results, trace
-    return trace
+    return assemble(events, about)
 
 
 def _export(profile: torch.profiler.profile, path: str) -> None:

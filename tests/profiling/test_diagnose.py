@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from profiling import loops
 from profiling.synthetic import BF16, FP32, STREAM, Synthetic, parse
 from torch.profiler import profile
@@ -409,26 +407,3 @@ def test_the_idle_share_is_measured_on_the_devices_clock():
     assert diagnose(on_gpu(slow_loader)).bound == "input"
     waiting = device_account(on_gpu(slow_loader)).shares[IDLE]
     assert waiting == pytest.approx(3 * 2000 / (3 * 2000 + 4 * 800), abs=0.02)
-
-
-@settings(deadline=None, max_examples=10)
-@given(st.data())
-def test_missing_or_foreign_fields_are_no_crash(data):
-    """As another version may write them: arguments gone, empty, or of another kind."""
-    gpu = Synthetic()
-    plants = [plant for plant, _ in SYNTHETIC.values()]
-    for number in range(2):
-        with gpu.step():
-            gpu.train_step(number)
-            for plant in plants:
-                plant(gpu, number)
-    keys = ("Input Dims", "Input type", "Concrete Inputs", "Sequence number", "correlation", "bytes")
-    key = data.draw(st.sampled_from(keys))
-    value = data.draw(st.sampled_from([None, [], [[]], [None], "text", ["1"], [[[2, 3]]]]))
-    chosen = data.draw(st.sets(st.integers(0, len(gpu.events) - 1)))
-    for i in chosen:
-        if value is None:
-            gpu.events[i]["args"].pop(key, None)
-        elif key in gpu.events[i]["args"]:
-            gpu.events[i]["args"][key] = value
-    diagnose(parse(gpu.events))
