@@ -5,7 +5,7 @@ from statistics import mean, median
 
 from .account import IDLE, IN_WAIT, QUEUED, START_UP, is_copy_call, is_wait, start_up_calls, step_windows
 from .diagnosis import Finding, milliseconds
-from .findings import host_work, products
+from .findings import products
 from .intervals import Spans, covered, intersect, length, of, subtract, union
 from .places import source_lines
 from .scene import Scene, totals
@@ -44,9 +44,10 @@ def _start_up(scene: Scene) -> Iterator[str]:
     by_name = totals((call.name, call.us) for call in calls)
     names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name[:3])
     total = milliseconds(sum(us for _, us in by_name) / 1e3)
+    allocations = sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)
     yield (
         f"start-up is inside the profile ({spent:.0%} of the time): {len(calls)} calls of over 1 ms take {total} "
-        f"({names}; memory is reserved {host_work.allocations(scene)} times); record after some warm-up steps"
+        f"({names}; memory is reserved {allocations} times); record after some warm-up steps"
     )
 
 

@@ -68,6 +68,6 @@ def _decoded(raw: dict[str, Any]) -> Any:
 
 
 _ARGUMENTS = {  # that are read
-    "Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Call stack", CALLED_FROM, "Collective name",
-    "Input Dims", "Input type", "Concrete Inputs",
+    "Sequence number", "Fwd thread id", "correlation", "bytes", "In msg nelems", "Call stack", CALLED_FROM,
+    "Collective name", "Input Dims", "Input type", "Concrete Inputs",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import Spans, covered, intersect, length, of, subtract, union
 from ..places import source_lines
 from ..scene import Scene, larger, totals
-from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, STEP, WHOLE, ZERO_GRAD, Event
+from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event
 
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
 # A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
@@ -130,8 +130,3 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     evidence = f"{scene.per_step(len(again)):.3g} calls of {name} and its like a step"
     case, where = "emptied" if emptied else "", scene.where(emptied or again)
     yield scene.finding("memory returned and reserved again", work, where, evidence, BOUND, case=case)
-
-
-def allocations(scene: Scene) -> int:
-    """Calls that reserve memory."""
-    return sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)

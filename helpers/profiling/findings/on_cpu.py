@@ -15,7 +15,7 @@ from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
 from ..scene import Scene
-from ..trace import Event, Trace
+from ..trace import Event
 from . import products
 from .needless import VIEWS, outermost
 
@@ -37,27 +37,18 @@ _ELEMENTWISE = {
 
 def handmade_attention(scene: Scene) -> Iterator[Finding]:
     """Attention in separate ops; on a CPU all of it is faster fused, by as much as was measured where it ran."""
-    rates = scene.trace.about.get("bf16_speedup")
-    if scene.account or not isinstance(rates, dict) or not any(kind.startswith(ATTENTION) for kind in rates):
-        yield from products.handmade_attention(scene, 1.0 if scene.account else _of_attention(scene.trace))
+    rates = scene.trace.about.get("bf16_speedup", {})
+    if scene.account:
+        yield from products.handmade_attention(scene)
     elif softmaxes := [softmax for _, softmax, _ in products.attentions(scene.trace)]:
         speedup = _between(rates, max(map(_bytes, softmaxes)), f"{ATTENTION} ")
         yield from products.handmade_attention(scene, max(1 - 1 / speedup, 0.0), whole=True)
 
 
-def _of_attention(trace: Trace) -> float:
-    """Nothing where the weights fit in the cache; else of the passes over them all but one, as softmax remains."""
-    for first, softmax, last in products.attentions(trace):
-        if _bytes(softmax) > CACHE:
-            passes = sum(op.name in _ELEMENTWISE for op in products.between(trace, first, last))
-            return 1 - 1 / max(passes, 2)
-    return 0.0
-
-
 def fp32_products(scene: Scene) -> Iterator[Finding]:
     """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
     rates = scene.trace.about.get("bf16_speedup")
-    if scene.account is not None or not isinstance(rates, dict):
+    if scene.account is not None or not rates:
         return
     ops = [op for op in scene.trace.ops if _is_fp32_product(op)]
     total_us = sum(op.us for op in ops)
@@ -77,8 +68,7 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
     ops = [op for op in scene.trace.ops if op.name in products.MATRICES and "double" in op.types[:3]]
     if scene.account is not None or not ops:
         return
-    rates = scene.trace.about.get("bf16_speedup")
-    speedup = rates.get(FP64, 2.0) if isinstance(rates, dict) else 2.0
+    speedup = scene.trace.about.get("bf16_speedup", {}).get(FP64, 2.0)
     spans = intersect(of(ops), scene.parts[OPERATORS])
     evidence = f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of it"
     work, factor = (OPERATORS, spans), max(1 - 1 / speedup, 0.5)
