@@ -20,6 +20,11 @@ TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
 
+def aten(names: str) -> set[str]:
+    """Operators of these names, with spaces between, as a trace names them."""
+    return {f"aten::{name}" for name in names.split()}
+
+
 NO_STACKS, NO_SHAPES = "no stacks", "no shapes"  # kinds of notes
 
 

@@ -119,7 +119,8 @@ def gpu_gains(loop: str, by: str) -> Row:
 
 def _answered(case: dict, answer: dict) -> Row:
     """The first answer, whether it is the cause, the cause's place among the answers, and the promise for it."""
-    answers = _with_warnings(answer, [finding["finding"] + " " + finding["where"] for finding in answer["findings"]])
+    answers = [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST]  # which stand first in the text
+    answers += [f"{finding['finding']} {finding['where']}" for finding in answer["findings"]]
     right = [place for place, text in enumerate(answers, 1) if _is_cause(case, text)]
     return {
         "first": (answers or ["nothing"])[0],
@@ -158,11 +159,6 @@ def _alarm(case: dict, findings: list[dict]) -> Row:
     only = entries()["fp32 products"].tried
     tried = try_script(case["script"], ["--fixed"], seconds=2 * TRIAL_S, only=only).tried
     return row | {"alarm_tried": max(one.gain_share for one in tried)}
-
-
-def _with_warnings(answer: dict, findings: list[str]) -> list[str]:
-    """What stands first in the text: what grows or is late, then the findings."""
-    return [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST] + findings
 
 
 def _is_cause(case: dict, answer: str) -> bool:

@@ -6,9 +6,9 @@ backward. So a trace shows which nodes never ran backward. Only products and con
 ops, such as a metric's softmax in grad mode, cost little.
 
 A trace names no tensors, so data flow is inferred from order and shapes. A chain of ops counts as constant if it begins
-with a constructor (ones, full, arange, …), every later input has a shape that the chain itself has made, no op in it
-records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is reported if
-every step builds the same chain.
+with a constructor (ones, full, arange, …), every later input has as many elements as a tensor that the chain has made,
+no op in it records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is
+reported if every step builds the same chain.
 """
 
 import ast
@@ -24,34 +24,23 @@ from ..diagnosis import ESTIMATE, MEASURED, Finding
 from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
-from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
+from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
 
-_HEAVY = tuple(
-    f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "mkldnn_rnn")
-)
-_MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
+_HEAVY = tuple(aten("addmm mm bmm baddbmm convolution _scaled_dot_product mkldnn_rnn"))
+_MULTIPLIES = aten("matmul mm bmm linear einsum")
 _ONE_HOT, _DIAGONAL = "one-hot product", "product with a diagonal matrix"
-_SPARSE = {"aten::one_hot": _ONE_HOT} | {f"aten::{name}": _DIAGONAL for name in ("diag", "diag_embed", "diagflat")}
+_SPARSE = dict.fromkeys(aten("one_hot"), _ONE_HOT) | dict.fromkeys(aten("diag diag_embed diagflat"), _DIAGONAL)
 _FACTORS = {_ONE_HOT: "one-hot vectors of {:,} numbers", _DIAGONAL: "a diagonal matrix of {:,} rows"}
-_CONSTRUCTORS = {
-    f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
-}
-_SHAPING = {f"aten::{name}" for name in ("triu", "tril", "triu_", "tril_", "sin", "cos", "exp", "pow")}
-_PURE = _SHAPING | {
-    f"aten::{name}"
-    for name in (
-        "mul", "div", "add", "sub", "rsub", "neg", "reciprocal", "outer", "eq", "ne", "lt", "gt", "le", "ge",
-        "logical_not", "bitwise_not", "masked_fill", "masked_fill_", "to", "view", "reshape", "unsqueeze", "squeeze",
-        "expand", "transpose", "t", "permute", "numpy_T", "contiguous", "mul_", "div_", "neg_", "exp_", "fill_",
-    )
-}  # fmt: skip
-VIEWS = {
-    f"aten::{name}"
-    for name in (
-        "view", "reshape", "transpose", "permute", "contiguous", "chunk", "split", "unbind", "unflatten", "unsqueeze",
-        "squeeze", "flatten", "select", "slice", "t", "to", "rearrange", "movedim", "swapaxes", "_unsafe_view",
-    )
-}  # fmt: skip
+_CONSTRUCTORS = aten("ones zeros full arange eye linspace tril_indices triu_indices")
+_SHAPING = aten("triu tril triu_ tril_ sin cos exp pow")
+_PURE = _SHAPING | aten(
+    "mul div add sub rsub neg reciprocal outer eq ne lt gt le ge logical_not bitwise_not masked_fill masked_fill_ to "
+    "view reshape unsqueeze squeeze expand transpose t permute numpy_T contiguous mul_ div_ neg_ exp_ fill_"
+)
+VIEWS = aten(
+    "view reshape transpose permute contiguous chunk split unbind unflatten unsqueeze squeeze flatten select slice t "
+    "to rearrange movedim swapaxes _unsafe_view"
+)
 
 
 def kept_graph(trace: Trace) -> Iterator[Note]:
@@ -140,20 +129,25 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
     """Runs of outermost ops, in the loop's thread, whose inputs are constants or made within the run."""
     chain: list[Event] = []
-    shapes: set[tuple[int, ...]] = set()
+    sizes = {1}  # numbers of elements that the chain has made
     recording = set(trace.makers.values())
     for op in [*outermost(trace), None]:
-        inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims] if op else []
+        inputs = [_elements(dims) for dims in op.dims if isinstance(dims, list) and dims] if op else []
         if op and op.name in _CONSTRUCTORS:
-            shapes.add(_squeezed(_constructed_shape(op)))
+            sizes.add(_elements(_constructed_shape(op)))
             chain.append(op)
-        elif chain and inputs and op.name in _PURE and op not in recording and shapes | {()} >= set(inputs):
-            shapes |= _result_shapes(op.name, inputs)
+        elif chain and inputs and op.name in _PURE and op not in recording and sizes.issuperset(inputs):
+            sizes |= {*inputs, prod(inputs)}  # of an outer product
             chain.append(op)
         else:
             if any(op.name in _SHAPING for op in chain):
                 yield chain
-            chain, shapes = [], set()
+            chain, sizes = [], {1}
+
+
+def _elements(dims: list[int]) -> int:
+    """Of a tensor; -1, which nothing has, for a list of tensors."""
+    return prod(dims) if all(isinstance(d, int) for d in dims) else -1
 
 
 def outermost(trace: Trace) -> list[Event]:
@@ -177,21 +171,6 @@ def _constructed_shape(op: Event) -> list[int]:
         begin, end, by = {1: [0, *bounds, 1], 2: [*bounds, 1], 3: bounds}.get(len(bounds), [0, 0, 1])
         return [max(0, ceil((end - begin) / by))]
     return [int(numbers[0])] * 2 if op.name == "aten::eye" and numbers else []
-
-
-def _squeezed(dims: list[int]) -> tuple[int, ...]:
-    """The shape without dimensions of size 1; (-1,), which matches no other, for a list of shapes."""
-    return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else (-1,)
-
-
-def _result_shapes(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """The shapes that an op may return, without dimensions of size 1."""
-    made = set(inputs)
-    if len(inputs) == 2 and inputs[0] != inputs[1]:
-        made |= {inputs[0] + inputs[1], inputs[1] + inputs[0]}  # outer products by broadcasting
-    if name == "aten::outer" or (len(inputs) == 2 and len(inputs[0]) == len(inputs[1]) == 1):
-        made |= {inputs[0] + inputs[-1], inputs[-1] + inputs[0]}
-    return made | {shape[::-1] for shape in made}
 
 
 def separate_projections(scene: Scene) -> Iterator[Finding]:

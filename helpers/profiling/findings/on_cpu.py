@@ -15,7 +15,7 @@ from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
 from ..scene import Scene
-from ..trace import Event
+from ..trace import Event, aten
 from . import products
 from .needless import VIEWS, outermost
 
@@ -23,16 +23,12 @@ CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
 
-_CONVOLUTIONS = {"aten::convolution", "aten::convolution_backward"}
-_ELEMENTWISE = {
-    f"aten::{name}"
-    for name in (
-        "add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "exp", "log", "log2", "sqrt", "rsqrt", "pow", "abs",
-        "erf", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "silu", "softmax", "log_softmax", "softplus",
-        "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "masked_fill", "dropout",
-        "add_", "sub_", "mul_", "div_", "neg_", "exp_", "log_", "sqrt_", "relu_", "clamp_", "masked_fill_",
-    )
-}  # fmt: skip
+_CONVOLUTIONS = aten("convolution convolution_backward")
+_ELEMENTWISE = aten(
+    "add sub rsub mul div neg reciprocal exp log log2 sqrt rsqrt pow abs erf sin cos tanh sigmoid relu gelu silu "
+    "softmax log_softmax softplus clamp clamp_min clamp_max maximum minimum where masked_fill dropout add_ "
+    "sub_ mul_ div_ neg_ exp_ log_ sqrt_ relu_ clamp_ masked_fill_"
+)
 
 
 def handmade_attention(scene: Scene) -> Iterator[Finding]:
