@@ -13,34 +13,32 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.profiling import findings as names
-
 # What is planted, and the finding that it must cause.
 ON_CPU = {
-    "item": names.HOST_WAITS,
-    "cpu": names.HOST_WAITS,
-    "boolean index": names.HOST_WAITS,
-    "slow loader": names.LOADER_WAITS,
-    "width 255": names.UNALIGNED,
-    "attention": names.ATTENTION,
-    "foreach optimizer": names.UNFUSED,
-    "loop optimizer": names.UNFUSED,
-    "zeroed": names.ZEROED,
-    "empty cache": names.RETURNED,
-    "validation": names.KEPT_GRAPH,
-    "dead projection": names.UNUSED,
-    "mask": names.CONSTANT,
-    "positions": names.CONSTANT,
-    "separate": names.SEPARATE,
-    "one hot": names.ONE_HOT,
-    "diagonal": names.DIAGONAL,
-    "deterministic": names.DETERMINISTIC,
+    "item": "host synchronisation",
+    "cpu": "host synchronisation",
+    "boolean index": "host synchronisation",
+    "slow loader": "waiting for the loader",
+    "width 255": "unaligned sizes",
+    "attention": "attention from matmul and softmax",
+    "foreach optimizer": "unfused optimizer",
+    "loop optimizer": "unfused optimizer",
+    "zeroed": "gradients zeroed, not dropped",
+    "empty cache": "memory returned and reserved again",
+    "validation": "graph kept in evaluation",
+    "dead projection": "result never used",
+    "mask": "repeated constant work",
+    "positions": "repeated constant work",
+    "separate": "separate projections of one input",
+    "one hot": "one-hot product",
+    "diagonal": "product with a diagonal matrix",
+    "deterministic": "deterministic cuDNN",
 }
 ON_CUDA_ONLY = {
-    "pageable": names.PAGEABLE,
-    "fp32": names.FP32,
-    "tiny kernels": names.LAUNCHES,
-    "unbenchmarked": names.UNBENCHMARKED,
+    "pageable": "copies from pageable memory",
+    "fp32": "fp32 products",
+    "tiny kernels": "host slower than the device",
+    "unbenchmarked": "unbenchmarked cuDNN",
 }
 HEADS, CLASSES, PATCH = 3, 8, 4  # every width here is three heads
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from ..faults import FIRST
 from . import account, hygiene, ranks
 from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
-from .findings import DETERMINISTIC, HOST_WAITS, KEPT_GRAPH, host_work, needless, on_cpu, products, traffic, waiting
+from .findings import host_work, needless, on_cpu, products, traffic, waiting
 from .findings import observed as seen
 from .intervals import union
 from .places import backward_shares
@@ -33,7 +34,8 @@ MOSTLY = 0.75  # of the time in start-up: then nothing else can be judged
 Source = Trace | torch.profiler.profile | str | Path
 COSTS, PLACES = "costs.json.gz", "places.json.gz"  # of one run: without stacks, and with them
 OBSERVED = re.compile(r"observed(\d*)\.json")  # what was seen of the unprofiled loop, by rank
-NAME_LINES = {HOST_WAITS, DETERMINISTIC, KEPT_GRAPH}  # kinds of notes for which the profile with stacks is read
+# Kinds of notes for which the profile with stacks is read
+NAME_LINES = {"host synchronisation", "deterministic cuDNN", "graph kept in evaluation"}
 
 
 RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
@@ -110,7 +112,7 @@ def read_and_diagnose(
         first = f" Look first at {dear}, {share:.0%} of the time, hardly any of it in matrix products."
         if share <= gain or f"{dear} " in where:
             first = f" Change first: {findings[0].finding}, up to {gain:.0%} of the time."
-        if before := [note.text for note in (*about_ranks, *diagnosis.warnings) if note.kind in seen.FIRST]:
+        if before := [note.text for note in (*about_ranks, *diagnosis.warnings) if note.kind in FIRST]:
             first = f" Look first: {before[0]}."
         diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)
     return replace(

@@ -5,7 +5,7 @@ from statistics import mean, median
 
 from .account import IDLE, IN_WAIT, QUEUED, START_UP, is_copy_call, is_wait, start_up_calls, step_windows
 from .diagnosis import Finding, milliseconds
-from .findings import host_work, products
+from .findings import products
 from .intervals import Spans, covered, intersect, length, of, subtract, union
 from .places import source_lines
 from .scene import Scene, totals
@@ -32,7 +32,7 @@ def warnings(scene: Scene) -> list[Note]:
 
 def notes(scene: Scene) -> list[Note]:
     """What else the profile shows."""
-    rules = {"devices": _devices, "last wait": _last_wait, "graphs": _graphs}
+    rules = {"last wait": _last_wait, "graphs": _graphs}
     return [Note(kind, text) for kind, rule in rules.items() for text in rule(scene)]
 
 
@@ -44,9 +44,10 @@ def _start_up(scene: Scene) -> Iterator[str]:
     by_name = totals((call.name, call.us) for call in calls)
     names = ", ".join(f"{name} {milliseconds(us / 1e3)}" for name, us in by_name[:3])
     total = milliseconds(sum(us for _, us in by_name) / 1e3)
+    allocations = sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)
     yield (
         f"start-up is inside the profile ({spent:.0%} of the time): {len(calls)} calls of over 1 ms take {total} "
-        f"({names}; memory is reserved {host_work.allocations(scene)} times); record after some warm-up steps"
+        f"({names}; memory is reserved {allocations} times); record after some warm-up steps"
     )
 
 
@@ -99,12 +100,6 @@ def _unsteady(scene: Scene) -> Iterator[str]:
     lengths = [(end - begin) / 1e3 for begin, end in step_windows(scene.trace)]
     if len(lengths) > 2 and not 0.9 < mean(lengths) / median(lengths) < 1.1:
         yield f"steps differ: their mean is {milliseconds(mean(lengths))}, their median {milliseconds(median(lengths))}"
-
-
-def _devices(scene: Scene) -> Iterator[str]:
-    devices = {e.track[0] for e in scene.trace.device}
-    if len(devices) > 1:
-        yield f"work of {len(devices)} devices is recorded: the account counts a time as busy if any of them is"
 
 
 def _stacks(scene: Scene) -> Iterator[str]:

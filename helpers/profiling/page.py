@@ -59,8 +59,7 @@ pre { white-space: pre-wrap; }
 
 def page(diagnosis: Diagnosis, trace: Trace) -> str:
     """One HTML file: what is printed, and the last step as a timeline with the findings marked."""
-    devices = trace.about.get("deviceProperties") or []
-    names = [str(device.get("name", "")) for device in devices if isinstance(device, dict)]
+    names = [str(device.get("name", "")) for device in trace.about.get("deviceProperties", [])]
     about = "; ".join(filter(None, [str(diagnosis.source or ""), *dict.fromkeys(names)]))
     html = (
         f"{_HEAD}<title>{escape(diagnosis.verdict)}</title>\n</head>\n<body>\n"

@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from ..faults import remedy
 from .account import (
     COMPUTE,
     HOST_REASONS,
@@ -120,15 +121,16 @@ class Scene:
         work: tuple[str, Spans],
         where: str,
         evidence: str,
-        advice: str,
         sure: str,
         factor: float = 1.0,
         of_host: bool = False,
+        case: str = "",
+        **values: str,
     ) -> Finding:
         """A finding that could bring `factor` of the work's spans, as far as they lie in its part and in no outlier.
 
         Where the host never waits for the device, all that work `of_host` takes holds the step up, up to the device's
-        idle time.
+        idle time. `case` and `values` are the remedy's.
         """
         part, spans = work
         gained = factor * length(subtract(intersect(spans, self.parts.get(part, [])), self.outliers))
@@ -136,7 +138,8 @@ class Scene:
             idle = self.account.idle_for(*HOST_BOUND_REASONS)
             gained = min(length(subtract(spans, self.outliers)), length(idle))
         steps = max(len(self.trace.steps) - len(self.outliers), 1)
-        return Finding(name, part, gained / 1e3 / steps, gained / self.us, where, evidence, advice, sure, spans)
+        gain_ms, gain_share, advice = gained / 1e3 / steps, gained / self.us, remedy(name, case, **values)
+        return Finding(name, part, gain_ms, gain_share, where, evidence, advice, sure, spans)
 
     def where(self, events: list[Event]) -> str:
         """The source line that most of the time goes to, and how many more there are."""

@@ -20,6 +20,11 @@ TORCHS_OWN = (STEP, LOADER, OPTIMIZER, ZERO_GRAD)
 WHOLE = "whole trace"  # the one step of a trace without marks
 
 
+def aten(names: str) -> set[str]:
+    """Operators of these names, with spaces between, as a trace names them."""
+    return {f"aten::{name}" for name in names.split()}
+
+
 NO_STACKS, NO_SHAPES = "no stacks", "no shapes"  # kinds of notes
 
 
@@ -201,12 +206,10 @@ class Trace:
     @property
     def capability(self) -> tuple[int, int] | None:
         """NVIDIA's compute capability of the device that was recorded, where the profile holds it."""
-        listed = self.about.get("deviceProperties")
-        devices = [p for p in listed if isinstance(p, dict)] if isinstance(listed, list) else []
+        devices = self.about.get("deviceProperties", [])
         used = [e.track[0] for e in self.device[:1]]
         gpu = next((p for p in devices if p.get("id") in used), devices[0] if devices else {})
-        major, minor = gpu.get("computeMajor"), gpu.get("computeMinor")
-        return (major, minor) if isinstance(major, int) and isinstance(minor, int) else None
+        return (gpu["computeMajor"], gpu["computeMinor"]) if "computeMajor" in gpu else None
 
     @cached_property
     def makers(self) -> dict[int, Event]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..lab import multiplies_half
 from ..lab.cpu import ALLOCATORS, KEPT
-from ..watching.rates import bf16_speedup
 from . import probes
 from .change import Change, Facts, Loader, OnModels, with_options
 from .edits import Call, Edit, Keywords, Top
@@ -124,7 +124,7 @@ class Autocast(OnModels):
     def promise(self, facts: Facts) -> float:
         if facts["device"] == "cuda":
             return 0.35
-        return 0.2 if bf16_speedup() > 1.2 else 0.01
+        return 0.2 if multiplies_half() else 0.01
 
 
 class CompileModel(OnModels):

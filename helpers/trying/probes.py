@@ -9,6 +9,7 @@ import gc
 import importlib
 import io
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .change import Change, Facts
 from .sight import DRAWING
+from .table import Tried
 
 
 class SameBatch(Change):
@@ -94,3 +96,16 @@ class NoCollection(Change):
 
 PROBES = (SameBatch, NoOutput, NoCollection)
 COUNTED = {"evaluation": "no-evaluation", "save": "no-checkpoint"}  # calls that are seen, and their probes
+
+
+def counted(facts: Facts, only: Sequence[str]) -> list[Tried]:
+    """What rarely happens: its share of the unchanged script's time."""
+    rows = []
+    for call, name in COUNTED.items():
+        seen = facts["calls"].get(call)
+        if not seen or not seen["count"] or (only and name not in only):
+            continue
+        reason = f"{seen['count']} times, {seen['seconds']:.2g} s of {facts['elapsed']:.3g} s"
+        share = seen["seconds"] / facts["elapsed"]
+        rows.append(Tried(name, "probe", gain_share=share, verdict="counted", same=False, reason=reason))
+    return rows

@@ -28,9 +28,8 @@ from ..lab.estimate import FASTER, LUCK, LUCK_RETURNED, Estimate, estimate
 from ..lab.memory import GIB
 from ..lab.trials import Program, ProgramError
 from ..lab.trials.programs import STARTS, Living, living, log_ratios, take_pairs
-from . import changes, child, losses, table
+from . import changes, child, losses, probes, table
 from .edits import Shell
-from .probes import COUNTED
 from .table import Result, Tried
 
 TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
@@ -183,11 +182,11 @@ def try_script(
     a whole. CannotTry if the script fails as it is or never steps.
     """
     for name in only:
-        check_choice([*changes.ALL, *COUNTED.values()], change=name)
+        check_choice([*changes.ALL, *probes.COUNTED.values()], change=name)
     with _search(script, arguments, module, seconds, tell) as search:
         _try_all(search, only)
         _combine(search)
-        search.result.tried += _counted(search.facts, only)
+        search.result.tried += probes.counted(search.facts, only)
     return search.result
 
 
@@ -347,16 +346,3 @@ def _on_top(search: Search, name: str, seconds: float) -> Estimate | None:
         return search.compare(Side(search.command, kept), Side(search.command, [*kept, name]), seconds, 1)[0]
     except ProgramError:
         return None
-
-
-def _counted(facts: dict[str, Any], only: Sequence[str]) -> list[Tried]:
-    """What rarely happens: its share of the unchanged script's time."""
-    rows = []
-    for call, name in COUNTED.items():
-        seen = facts["calls"].get(call)
-        if not seen or not seen["count"] or (only and name not in only):
-            continue
-        reason = f"{seen['count']} times, {seen['seconds']:.2g} s of {facts['elapsed']:.3g} s"
-        share = seen["seconds"] / facts["elapsed"]
-        rows.append(Tried(name, "probe", gain_share=share, verdict="counted", same=False, reason=reason))
-    return rows

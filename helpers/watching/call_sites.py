@@ -3,21 +3,19 @@
 import contextlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from .run_script import OWN_FILES
+
 CALLED_FROM = "Called from"  # the argument of a Python event
-_PACKAGE = Path(__file__).resolve().parents[1]
-_AROUND = ("watching/run_script.py", "watching/watch.py", "watching/windows.py", "__main__.py", "commands.py")
 _STARTERS = ("bin/dlspeed", "runpy.py", "<frozen runpy>")
 _INEXACT_NS = (0, 1, -1, 2, -2)  # how far an exported time may be from the profile's own, the nearest first
 
 
 def runners() -> Callable[[str], bool]:
     """Whether a file's frames are around a script that `watch` runs; torch cuts an entry of sys.path off its name."""
-    whole = [str(_PACKAGE / name) for name in _AROUND]
-    cut = [name.removeprefix(f"{folder}/") for name in whole for folder in sys.path if folder]
-    names = {*whole, *cut}
+    cut = [name.removeprefix(f"{folder}/") for name in OWN_FILES for folder in sys.path if folder]
+    names = {*OWN_FILES, *cut}
     return lambda path: path in names or path.endswith(_STARTERS)
 
 

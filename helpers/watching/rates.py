@@ -19,27 +19,18 @@ REPEATS = 5
 
 
 @functools.cache
-def bf16_speedup(kind: int | str = 384) -> float:
-    """A linear layer's or a convolution's time in fp32, forward and backward, as a multiple of that under autocast.
-
-    The conversions that autocast adds count, too: for small products they cost more than bf16 saves. By the fastest of
-    a few.
-    """
-    return _layer_s(torch.float32, kind) / _layer_s(torch.bfloat16, kind)
-
-
-@functools.cache
 def speedups() -> dict[str, float]:
     """Of bf16 by a linear layer's size and for a convolution; of fp32 over fp64; of fused attention by weights' bytes.
 
-    Takes two seconds, once.
+    Forward and backward; the conversions that autocast adds count, too: for small products they cost more than bf16
+    saves. By the fastest of a few. Takes two seconds, once.
     """
     found = {FP64: _layer_s(torch.float64, 384) / _layer_s(torch.float32, 384)}
     for length in LENGTHS:
         ours, fused = (_fastest_s(way, [(1, HEADS, length, 32)] * 3) for way in (_attention, FUSED))
         found[f"{ATTENTION} {4 * HEADS * length**2}"] = ours / fused
     for kind in (*SIZES, CONVOLUTION) if machine.multiplies_half() else ():
-        found[str(kind)] = bf16_speedup(kind)
+        found[str(kind)] = _layer_s(torch.float32, kind) / _layer_s(torch.bfloat16, kind)
     return {kind: round(speedup, 3) for kind, speedup in found.items()}
 
 

@@ -13,9 +13,10 @@ from unittest import mock
 from ..lab.process import end_loader_workers
 
 PACKAGE = Path(__file__).resolve().parents[1]
-OWN_FILES = {__file__, str(Path(__file__).with_name("watch.py"))}
-OWN_FILES |= {str(PACKAGE / name) for name in ("__main__.py", "boot.py", "commands.py")}
-OWN_FILES |= {runpy.__file__, "<frozen runpy>"}
+# Whose frames are around a script that runs
+OWN_FILES = {str(PACKAGE / name) for name in ("__main__.py", "boot.py", "commands.py")}
+OWN_FILES |= set(map(str, Path(__file__).parent.glob("*.py")))
+RUNPY = (runpy.__file__, "<frozen runpy>")
 
 
 class Stop(BaseException):
@@ -62,6 +63,6 @@ def script_frames(traceback: types.TracebackType | None) -> types.TracebackType 
         traceback = traceback.tb_next
     of_script = None
     for frame in reversed(frames):
-        if frame.tb_frame.f_code.co_filename not in OWN_FILES:
+        if frame.tb_frame.f_code.co_filename not in (*OWN_FILES, *RUNPY):
             of_script = types.TracebackType(of_script, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return of_script

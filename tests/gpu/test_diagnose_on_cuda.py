@@ -4,7 +4,6 @@ import pytest
 import torch
 from cases import loops
 
-from helpers.profiling import findings as finding
 from helpers.profiling.account import COMPUTE, IDLE, device_account, step_ms, timeline
 from helpers.profiling.diagnose import diagnose
 from helpers.profiling.read_trace import read_trace
@@ -27,8 +26,10 @@ def test_a_clean_loop_has_no_findings(clean):
 def test_what_is_planted_is_found_alone_by_its_name(plant):
     diagnosis = diagnose(loops.run(plant, device="cuda", steps=5), least=0.0)
     # Emptying the cache waits for the device too; heads of 255 may leave attention no fused kernel.
-    allowed = {"empty cache": {finding.HOST_WAITS}, "width 255": {finding.ATTENTION}}.get(plant, set())
-    noted = {name for name in (finding.KEPT_GRAPH,) for note in diagnosis.notes if note.kind == name}
+    allowed = {"empty cache": {"host synchronisation"}, "width 255": {"attention from matmul and softmax"}}.get(
+        plant, set()
+    )
+    noted = {name for name in ("graph kept in evaluation",) for note in diagnosis.notes if note.kind == name}
     assert PLANTS[plant] in set(diagnosis.table["finding"]) | noted <= {PLANTS[plant]} | allowed, str(diagnosis)
 
 
@@ -68,4 +69,4 @@ def test_a_wait_for_a_busy_device_costs_nothing():
     trace = read_trace(prof)
     diagnosis = diagnose(trace, least=0.0)
     assert diagnosis.account[COMPUTE] > 0.8
-    assert diagnosis.table.query("finding == @finding.HOST_WAITS")["gain_share"].sum() < 0.1
+    assert sum(f.gain_share for f in diagnosis.findings if f.finding == "host synchronisation") < 0.1

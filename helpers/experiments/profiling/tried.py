@@ -10,23 +10,18 @@ import tempfile
 from pathlib import Path
 
 from ... import training
+from ...faults import entries, planted_by
 from ...lab import Worth, experiment
 from ...lab.records import Row
 from ...trying import try_edited, try_script
 from ...trying.table import Tried, text
 from .strangers import LOOPS, as_cell, interval
 
-CHANGES = {
-    "many_parameters": "optimizer",
-    "anomaly_mode": "no-anomaly-mode",
-    "slow_reads": "loader-workers",
-    "tokenise": "same-batch",
-    "figure_each_step": "no-output",
-    "logs_everything": "no-output",
-    "collects_garbage": "no-collection",
-    "evaluate_often": "no-evaluation",
-    "checkpoint_each_step": "no-checkpoint",
-}
+_TRIED = (
+    "many_parameters anomaly_mode slow_reads tokenise figure_each_step logs_everything collects_garbage "
+    "evaluate_often checkpoint_each_step"
+)
+CHANGES = {loop: entries()[planted_by(loop)[0]].tried[0] for loop in _TRIED.split()} | {"tokenise": "same-batch"}
 # The same change in the text, where `--fixed` does something else: it draws each 500th figure, say, and not none.
 WORKERS = {"num_workers": min(4, len(os.sched_getaffinity(0))), "persistent_workers": True}
 SHUFFLED = "DataLoader(Lines(), batch_size=32, shuffle=True)"

@@ -12,8 +12,7 @@ from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import Spans, covered, intersect, length, of, subtract, union
 from ..places import source_lines
 from ..scene import Scene, larger, totals
-from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, RUNTIME, STEP, WHOLE, ZERO_GRAD, Event
-from . import LAUNCHES, RETURNED, UNFUSED, ZEROED
+from ..trace import BACKWARD, KERNEL, OP, OPTIMIZER, PYTHON, STEP, WHOLE, ZERO_GRAD, Event
 
 WITH_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers that take fused=True
 # A fused step of Adam reads weight, gradient and two moments and writes all but the gradient: 7 passes through memory
@@ -48,9 +47,9 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
             factor = _saved_on_a_cpu([op for op in ops if not op.within("aten::")])
         how = "foreach" if foreach else "one parameter after another"
         evidence = f"{calls:.0f} ops a step, {how}, {scene.time(spans)} of the host's time"
-        advice = "fused=True)" if kind in WITH_FUSED else "foreach=True), or an optimizer with fused=True"
+        remedy = {"case": "" if kind in WITH_FUSED else "not fused", "kind": kind}
         where = source_lines(scene.trace, group)
-        yield scene.finding(UNFUSED, work, where, evidence, f"{kind}(…, {advice}", sure, factor, of_host=True)
+        yield scene.finding("unfused optimizer", work, where, evidence, sure, factor, of_host=True, **remedy)
 
 
 def _saved_on_a_cpu(ops: list[Event]) -> float:
@@ -74,9 +73,8 @@ def slow_launches(scene: Scene, explained: Spans) -> Iterator[Finding]:
         f"median kernel runs {milliseconds(median(e.us for e in kernels) / 1e3)}; the host waits for the device "
         f"{waited:.0%} of the time{'; the profile has stacks, which slow the host' if slowed else ''}"
     )
-    advice = "torch.compile (mode='reduce-overhead' records CUDA graphs); larger batches; fewer, fused ops"
     where, sure = _where_idle(scene, spans), ESTIMATE if slowed else BOUND
-    yield scene.finding(LAUNCHES, (IDLE, spans), where, evidence, advice, sure)
+    yield scene.finding("host slower than the device", (IDLE, spans), where, evidence, sure)
 
 
 def _where_idle(scene: Scene, spans: Spans) -> str:
@@ -106,8 +104,7 @@ def zeroed_gradients(scene: Scene) -> Iterator[Finding]:
     tensors = sum(len(e.dims[0]) if e.name == "aten::_foreach_zero_" and e.dims else 1 for e in fills)
     work, where = scene.work(fills + adds), source_lines(trace, fills)
     evidence = f"{scene.each(tensors, 'gradient')} are filled with zeros, and added into by the backward pass"
-    advice = "zero_grad(set_to_none=True), which is the default"
-    yield scene.finding(ZEROED, work, where, evidence, advice, MEASURED, of_host=True)
+    yield scene.finding("gradients zeroed, not dropped", work, where, evidence, MEASURED, of_host=True)
 
 
 def _in_zero_grad(event: Event) -> bool:
@@ -131,12 +128,5 @@ def returned_memory(scene: Scene) -> Iterator[Finding]:
     work = (IDLE, scene.idle(of(emptied + again))) if scene.account else scene.work(emptied)
     name = again[0].name if again else "empty_cache"
     evidence = f"{scene.per_step(len(again)):.3g} calls of {name} and its like a step"
-    advice = "let shapes repeat, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    if emptied:
-        advice = "remove torch.cuda.empty_cache() from the loop"
-    yield scene.finding(RETURNED, work, scene.where(emptied or again), evidence, advice, BOUND)
-
-
-def allocations(scene: Scene) -> int:
-    """Calls that reserve memory."""
-    return sum(e.kind == RUNTIME and "alloc" in e.name.lower() for e in scene.trace.host)
+    case, where = "emptied" if emptied else "", scene.where(emptied or again)
+    yield scene.finding("memory returned and reserved again", work, where, evidence, BOUND, case=case)

@@ -6,9 +6,9 @@ backward. So a trace shows which nodes never ran backward. Only products and con
 ops, such as a metric's softmax in grad mode, cost little.
 
 A trace names no tensors, so data flow is inferred from order and shapes. A chain of ops counts as constant if it begins
-with a constructor (ones, full, arange, …), every later input has a shape that the chain itself has made, no op in it
-records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is reported if
-every step builds the same chain.
+with a constructor (ones, full, arange, …), every later input has as many elements as a tensor that the chain has made,
+no op in it records a gradient, and it holds an op typical of masks or tables (triu, tril, sin, cos, exp, pow). It is
+reported if every step builds the same chain.
 """
 
 import ast
@@ -19,41 +19,28 @@ from math import ceil, prod
 from pathlib import PurePath
 from typing import Any
 
+from ...faults import remedy
 from ..diagnosis import ESTIMATE, MEASURED, Finding
 from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
 from ..scene import Scene
-from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace
-from . import CONSTANT, DIAGONAL, KEPT_GRAPH, ONE_HOT, SEPARATE, UNUSED
+from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
 
-_HEAVY = tuple(
-    f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "mkldnn_rnn")
+_HEAVY = tuple(aten("addmm mm bmm baddbmm convolution _scaled_dot_product mkldnn_rnn"))
+_MULTIPLIES = aten("matmul mm bmm linear einsum")
+_ONE_HOT, _DIAGONAL = "one-hot product", "product with a diagonal matrix"
+_SPARSE = dict.fromkeys(aten("one_hot"), _ONE_HOT) | dict.fromkeys(aten("diag diag_embed diagflat"), _DIAGONAL)
+_FACTORS = {_ONE_HOT: "one-hot vectors of {:,} numbers", _DIAGONAL: "a diagonal matrix of {:,} rows"}
+_CONSTRUCTORS = aten("ones zeros full arange eye linspace tril_indices triu_indices")
+_SHAPING = aten("triu tril triu_ tril_ sin cos exp pow")
+_PURE = _SHAPING | aten(
+    "mul div add sub rsub neg reciprocal outer eq ne lt gt le ge logical_not bitwise_not masked_fill masked_fill_ to "
+    "view reshape unsqueeze squeeze expand transpose t permute numpy_T contiguous mul_ div_ neg_ exp_ fill_"
 )
-_MULTIPLIES = {"aten::matmul", "aten::mm", "aten::bmm", "aten::linear", "aten::einsum"}
-_SPARSE = {"aten::one_hot": ONE_HOT} | {f"aten::{name}": DIAGONAL for name in ("diag", "diag_embed", "diagflat")}
-_INSTEAD = {
-    ONE_HOT: ("one-hot vectors of {:,} numbers", "F.embedding(ids, table), which reads only the rows of the ids"),
-    DIAGONAL: ("a diagonal matrix of {:,} rows", "scale rows with d[:, None] * a and columns with a * d"),
-}
-_CONSTRUCTORS = {
-    f"aten::{name}" for name in ("ones", "zeros", "full", "arange", "eye", "linspace", "tril_indices", "triu_indices")
-}
-_SHAPING = {f"aten::{name}" for name in ("triu", "tril", "triu_", "tril_", "sin", "cos", "exp", "pow")}
-_PURE = _SHAPING | {
-    f"aten::{name}"
-    for name in (
-        "mul", "div", "add", "sub", "rsub", "neg", "reciprocal", "outer", "eq", "ne", "lt", "gt", "le", "ge",
-        "logical_not", "bitwise_not", "masked_fill", "masked_fill_", "to", "view", "reshape", "unsqueeze", "squeeze",
-        "expand", "transpose", "t", "permute", "numpy_T", "contiguous", "mul_", "div_", "neg_", "exp_", "fill_",
-    )
-}  # fmt: skip
-VIEWS = {
-    f"aten::{name}"
-    for name in (
-        "view", "reshape", "transpose", "permute", "contiguous", "chunk", "split", "unbind", "unflatten", "unsqueeze",
-        "squeeze", "flatten", "select", "slice", "t", "to", "rearrange", "movedim", "swapaxes", "_unsafe_view",
-    )
-}  # fmt: skip
+VIEWS = aten(
+    "view reshape transpose permute contiguous chunk split unbind unflatten unsqueeze squeeze flatten select slice t "
+    "to rearrange movedim swapaxes _unsafe_view"
+)
 
 
 def kept_graph(trace: Trace) -> Iterator[Note]:
@@ -68,11 +55,8 @@ def kept_graph(trace: Trace) -> Iterator[Note]:
                 regions.setdefault(scope.name if named else source_lines(trace, heavy[:1]), []).append(stretch)
     for where, stretches in regions.items():
         recorded = sum(map(len, stretches)) / len(trace.steps)
-        yield Note(
-            KEPT_GRAPH,
-            f"{KEPT_GRAPH}: {where}: {recorded:.4g} ops a step record a graph that no backward pass reads, and keep "
-            "their activations; wrap it in torch.no_grad() or torch.inference_mode()",
-        )
+        text = f"{where}: {recorded:.4g} ops a step record a graph that no backward pass reads"
+        yield Note(name := "graph kept in evaluation", f"{name}: {text}, and keep their activations; {remedy(name)}")
 
 
 def unused_results(scene: Scene) -> Iterator[Finding]:
@@ -82,8 +66,7 @@ def unused_results(scene: Scene) -> Iterator[Finding]:
     unused = [op for op in heavy if not _any_ran(trace, [op])]
     if unused:
         evidence = f"{scene.each(len(unused), 'product')} whose backward never ran"
-        advice = "remove it: the loss doesn't depend on it; if it is wanted, compute it under torch.no_grad()"
-        yield scene.finding(UNUSED, scene.work(unused), scene.where(unused), evidence, advice, MEASURED)
+        yield scene.finding("result never used", scene.work(unused), scene.where(unused), evidence, MEASURED)
 
 
 def _stretches(trace: Trace) -> list[list[Event]]:
@@ -140,27 +123,31 @@ def constant_work(scene: Scene) -> Iterator[Finding]:
     lines = len(by_source_line(trace, [chain[0] for chain in chains]))
     work, where = scene.work([op for chain in chains for op in chain]), source_lines(trace, longest[:1]) + others(lines)
     evidence = f"built anew {scene.per_step(len(chains)):.4g} times a step: {' → '.join(names)}"
-    advice = "build it once: register_buffer in the module, or is_causal=True for a causal mask"
-    yield scene.finding(CONSTANT, work, where, evidence, advice, MEASURED, of_host=True)
+    yield scene.finding("repeated constant work", work, where, evidence, MEASURED, of_host=True)
 
 
 def _constant_chains(trace: Trace) -> Iterator[list[Event]]:
     """Runs of outermost ops, in the loop's thread, whose inputs are constants or made within the run."""
     chain: list[Event] = []
-    shapes: set[tuple[int, ...]] = set()
+    sizes = {1}  # numbers of elements that the chain has made
     recording = set(trace.makers.values())
     for op in [*outermost(trace), None]:
-        inputs = [_squeezed(dims) for dims in op.dims if isinstance(dims, list) and dims] if op else []
+        inputs = [_elements(dims) for dims in op.dims if isinstance(dims, list) and dims] if op else []
         if op and op.name in _CONSTRUCTORS:
-            shapes.add(_squeezed(_constructed_shape(op)))
+            sizes.add(_elements(_constructed_shape(op)))
             chain.append(op)
-        elif chain and inputs and op.name in _PURE and op not in recording and shapes | {()} >= set(inputs):
-            shapes |= _result_shapes(op.name, inputs)
+        elif chain and inputs and op.name in _PURE and op not in recording and sizes.issuperset(inputs):
+            sizes |= {*inputs, prod(inputs)}  # of an outer product
             chain.append(op)
         else:
             if any(op.name in _SHAPING for op in chain):
                 yield chain
-            chain, shapes = [], set()
+            chain, sizes = [], {1}
+
+
+def _elements(dims: list[int]) -> int:
+    """Of a tensor; -1, which nothing has, for a list of tensors."""
+    return prod(dims) if all(isinstance(d, int) for d in dims) else -1
 
 
 def outermost(trace: Trace) -> list[Event]:
@@ -186,21 +173,6 @@ def _constructed_shape(op: Event) -> list[int]:
     return [int(numbers[0])] * 2 if op.name == "aten::eye" and numbers else []
 
 
-def _squeezed(dims: list[int]) -> tuple[int, ...]:
-    """The shape without dimensions of size 1; (-1,), which matches no other, for a list of shapes."""
-    return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else (-1,)
-
-
-def _result_shapes(name: str, inputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """The shapes that an op may return, without dimensions of size 1."""
-    made = set(inputs)
-    if len(inputs) == 2 and inputs[0] != inputs[1]:
-        made |= {inputs[0] + inputs[1], inputs[1] + inputs[0]}  # outer products by broadcasting
-    if name == "aten::outer" or (len(inputs) == 2 and len(inputs[0]) == len(inputs[1]) == 1):
-        made |= {inputs[0] + inputs[-1], inputs[-1] + inputs[0]}
-    return made | {shape[::-1] for shape in made}
-
-
 def separate_projections(scene: Scene) -> Iterator[Finding]:
     """Three or more Linear layers in a row with inputs of one shape and nothing but views between them: Q, K and V.
 
@@ -222,8 +194,7 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
         linears = [op for r in rows for op in r]
         work, saved = scene.products(trace.with_backward(linears)), _saved_share(rows[0])
         evidence = f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved"
-        advice = "one Linear of the widths' sum, its result split: the input is read once, by one kernel"
-        yield scene.finding(SEPARATE, work, scene.where(linears), evidence, advice, ESTIMATE, saved)
+        yield scene.finding("separate projections of one input", work, scene.where(linears), evidence, ESTIMATE, saved)
 
 
 def sparse_products(scene: Scene) -> Iterator[Finding]:
@@ -240,9 +211,9 @@ def sparse_products(scene: Scene) -> Iterator[Finding]:
         elif row and op.name in _MULTIPLIES and op.shape and user_frame(op) is user_frame(row[0]):
             kind, size = _SPARSE[row[0].name], 2 * row[0].shape[-1:]
             square = all(dims == size for dims in op.dims if dims)
-            if kind == ONE_HOT or square or (not again and size in [dims[-2:] for dims in op.dims]):
+            if kind == _ONE_HOT or square or (not again and size in [dims[-2:] for dims in op.dims]):
                 found[kind].append([*row, op])
-            again = kind == DIAGONAL and square
+            again = kind == _DIAGONAL and square
             row = row if again else []
         elif op.name in VIEWS and row:
             row.append(op)
@@ -251,9 +222,8 @@ def sparse_products(scene: Scene) -> Iterator[Finding]:
     for kind, rows in found.items():
         work = scene.work(trace.with_backward([op for row in rows for op in row]))
         where = scene.where([row[0] for row in rows])  # a call, whose line is known
-        what, advice = _INSTEAD[kind]
-        evidence = f"{scene.each(len(rows), 'product')} with {what.format(rows[0][-1].shape[-1])}"
-        yield scene.finding(kind, work, where, evidence, advice, ESTIMATE, factor=0.95)
+        evidence = f"{scene.each(len(rows), 'product')} with {_FACTORS[kind].format(rows[0][-1].shape[-1])}"
+        yield scene.finding(kind, work, where, evidence, ESTIMATE, factor=0.95)
 
 
 def _saved_share(row: list[Event]) -> float:

@@ -10,16 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from ...faults import remedy
 from ...watching import observe
 from ..diagnosis import BOUND, MEASURED, Finding, Line, milliseconds
 from ..trace import Note
-from . import LOADER_WAITS
 
-GROWTH, LATE, ANOMALY = "growing memory", "late rank", "anomaly detection"
-UNCLAIMED = "gradients without an optimizer"
-LOOP, GARBAGE = "Python loop", "garbage collection"
-OF_HOST = {LOOP, GARBAGE}  # seen by the host's clock, on which a wait for the device counts, too
-FIRST = (GROWTH, LATE, ANOMALY)  # warnings that come before any finding
+# Seen by the host's clock, on which a wait for the device counts, too
+OF_HOST = {"Python loop", "garbage collection"}
 MICRO_BATCHES = 8  # of a step, from which on fewer and larger ones are advised
 LEAST_ITERATIONS = 5
 LEAST_PADDING = 0.05
@@ -29,16 +26,13 @@ LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 BUSY = 0.2  # cores that others use
 GROWS = 16 * 2**20  # bytes that a process may grow by
-_ADVICE = {
-    observe.EVALUATING: ("evaluation", "evaluate less often, on fewer samples or in larger batches, and under no_grad"),
-    observe.SAVING: ("checkpoints", "save less often, or in a thread of its own from a copy on the host"),
-    observe.DRAWING: ("drawing", "draw every n-th time, and after the training from what was logged"),
-    observe.LOGGING: ("logging", "log every n-th iteration"),
-    observe.RECOMPUTING: (
-        "recomputed activations",
-        "save the activations where memory allows it: checkpoint fewer blocks, or none",
-    ),
-    observe.COMPILING: ("compiling", "keep shapes and Python numbers constant, or torch.compile(…, dynamic=True)"),
+_ACTIVITIES = {
+    observe.EVALUATING: "evaluation",
+    observe.SAVING: "checkpoints",
+    observe.DRAWING: "drawing",
+    observe.LOGGING: "logging",
+    observe.RECOMPUTING: "recomputed activations",
+    observe.COMPILING: "compiling",
 }
 
 
@@ -94,22 +88,22 @@ class Observed:
         return [finding for rule in rules for finding in rule() if finding.gain_share >= least]
 
     def _finding(
-        self, name: str, share: float, where: str, evidence: str, advice: str, sure: str = MEASURED
+        self, name: str, share: float, where: str, evidence: str, sure: str = MEASURED, case: str = ""
     ) -> Finding:
-        return Finding(name, "observed", share * self.step_ms, share, where, evidence, advice, sure)
+        return Finding(name, "observed", share * self.step_ms, share, where, evidence, remedy(name, case), sure)
 
     def _dearest(self, activity: str) -> str:
         """The dearest line of an activity."""
         return _at(*_by_line(self.seen[self.seen["activity"] == activity]).index[0])
 
     def _doing(self) -> Iterator[Finding]:
-        for activity, (name, advice) in _ADVICE.items():
+        for activity, fault in _ACTIVITIES.items():
             if share := self.activities[activity]:
                 evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
                 if activity == observe.COMPILING and self.data["recompiles"]:
                     evidence += f"; compiled again because {self.data['recompiles'][-1]}"
                 sure = BOUND if activity == observe.EVALUATING and self.data["evaluations"] < 2 else MEASURED
-                yield self._finding(name, share, self._dearest(activity), evidence, advice, sure)
+                yield self._finding(fault, share, self._dearest(activity), evidence, sure)
 
     def _loader(self) -> Iterator[Finding]:
         waits, inside = self.activities[observe.LOADING], self.activities[observe.DATASET]
@@ -120,15 +114,14 @@ class Observed:
         if inside:
             where = self._dearest(observe.DATASET)
             evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
-            advice = "give the DataLoader num_workers and persistent_workers; do once what doesn't change by epoch"
+            case = "in the dataset"
         else:
-            where = self._dearest(observe.LOADING)
-            advice = "more workers or a larger prefetch_factor; do less for each sample"
+            where, case = self._dearest(observe.LOADING), "observed"
             if workers:
                 file, line, seconds = workers[0]
                 where = _at(file, line)
                 evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
-        yield self._finding(LOADER_WAITS, waits + inside, where, evidence, advice)
+        yield self._finding("waiting for the loader", waits + inside, where, evidence, case=case)
 
     def _loops(self) -> Iterator[Finding]:
         """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
@@ -143,8 +136,7 @@ class Observed:
             if back >= LEAST_BACKWARD:
                 evidence += f", and {back:.0%} for their backward pass"
                 share += back
-            advice = "do for all elements at once what the loop does one by one: an index, a mask, a batch"
-            yield self._finding(LOOP, share, _at(*_by_line(lines).index[0]), evidence, advice, BOUND)
+            yield self._finding("Python loop", share, _at(*_by_line(lines).index[0]), evidence, BOUND)
 
     def _padding(self) -> Iterator[Finding]:
         positions, padded, shared = self.data["padding"] or (1, 0, 0)
@@ -152,33 +144,32 @@ class Observed:
             return
         share = padded / positions * (self.activities[observe.COMPUTING] + self.activities[observe.BACKWARD])
         evidence = f"{padded / positions:.0%} of the positions that embeddings get are constant ends of rows"
-        advice = "put samples of nearly one length into a batch, or pack them"
+        case = ""
         if shared >= LEAST_PADDING * positions:
             evidence += f", {shared / positions:.0%} beyond the longest sample of their batch"
-            advice = f"pad to the longest sample of the batch, and {advice}"
-        yield self._finding("padding", share, "the collate function or the tokenizer", evidence, advice, BOUND)
+            case = "fixed"
+        where = "the collate function or the tokenizer"
+        yield self._finding("padding", share, where, evidence, BOUND, case)
 
     def _garbage(self) -> Iterator[Finding]:
         share = self.data["garbage_s"] / self.total
         evidence = f"{share:.0%} of the time in Python's collector of cycles"
         asked = next((at for at in map(_at, self.seen["file"], self.seen["line"]) if "gc.collect" in at), None)
-        where = asked or "wherever objects are made"
-        advice = "collect every n-th epoch, if at all" if asked else "gc.freeze() after the set-up"
-        yield self._finding(GARBAGE, share, where, evidence, advice)
+        case = "asked for" if asked else ""
+        yield self._finding("garbage collection", share, asked or "wherever objects are made", evidence, case=case)
 
     def _backwards(self) -> Iterator[Finding]:
         """Several backward passes in an iteration: through one graph, or of micro-batches."""
         each, backward = self.data["backwards"] / len(self.iterations), self.activities[observe.BACKWARD]
         if backward and each >= 1.5 and self.data["retained"] >= 0.5 * len(self.iterations):
             evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
-            name, repeated, advice = "repeated backward", backward, "add the losses, one backward"
+            fault, repeated = "repeated backward", backward
         elif backward and each >= MICRO_BATCHES:
             evidence = f"{each:.3g} micro-batches an iteration"
-            advice = "larger micro-batches, fewer of them: as many samples as memory holds"
-            name, repeated = "small batches", backward + self.activities[observe.COMPUTING]
+            fault, repeated = "small batches", backward + self.activities[observe.COMPUTING]
         else:
             return
-        yield self._finding(name, repeated * (1 - 1 / each), self._dearest(observe.BACKWARD), evidence, advice, BOUND)
+        yield self._finding(fault, repeated * (1 - 1 / each), self._dearest(observe.BACKWARD), evidence, BOUND)
 
     def _unclaimed(self) -> Iterator[Finding]:
         """Backward passes through what nothing trains."""
@@ -186,19 +177,18 @@ class Observed:
             return
         name, count, numbers, passed = self.data["unclaimed"]
         evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
-        advice = "requires_grad_(False), and torch.no_grad() around what needs no gradient; or an optimizer for them"
         share = numbers * self.activities[observe.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
-        yield self._finding(UNCLAIMED, share, f"weights of {name}", evidence, advice, BOUND)
+        yield self._finding("gradients without an optimizer", share, f"weights of {name}", evidence, BOUND)
 
     def warnings(self) -> list[Note]:
         grown = growth(self.data["memory"], self.data["device_bytes"])
-        warnings = [Note(GROWTH, grown)] if grown else []
+        warnings = [Note("growing memory", grown)] if grown else []
         if (others := self.data.get("others") or 0.0) >= BUSY:
             text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
             warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))
         if self.data["anomaly"]:
             text = "anomaly detection is on, which notes a traceback for each operation and checks each gradient"
-            warnings.append(Note(ANOMALY, f"{text}: switch it off when no NaN is looked for"))
+            warnings.append(Note("anomaly detection", f"{text}: {remedy('anomaly detection')}"))
         return warnings
 
     def notes(self) -> list[Note]:
@@ -221,7 +211,7 @@ def growth(memory: list[list[int]], device_bytes: int) -> str:
             text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
             if column == 2 and device_bytes:
                 text += f", and is full after {max(device_bytes - sizes[-1], 0) / slope:,.0f} more"
-            return text + ": something keeps each iteration's graph or outputs; keep loss.detach(), or a number"
+            return f"{text}: {remedy('growing memory')}"
     return ""
 
 
@@ -240,7 +230,7 @@ def late_rank(ranks: dict[int, dict[str, Any]]) -> list[Note]:
         return []
     where = "".join(f", most at {line.where}" for line in loops[last].lines(1))
     text = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work{where}"
-    return [Note(LATE, f"{text}; the others' take {milliseconds(others)} and wait for it")]
+    return [Note("late rank", f"{text}; the others' take {milliseconds(others)} and wait for it")]
 
 
 def _by_line(seen: pd.DataFrame) -> pd.Series:

@@ -9,56 +9,42 @@ from math import prod
 
 import numpy as np
 
-from ...watching.rates import ATTENTION, CONVOLUTION
-from ...watching.rates import FP64 as FP64_RATE
+from ...watching.rates import ATTENTION, CONVOLUTION, FP64
 from ..account import OPERATORS
 from ..diagnosis import ESTIMATE, Finding
 from ..intervals import intersect, of, union
 from ..places import user_frame
 from ..scene import Scene
-from ..trace import Event, Trace
-from . import CHAINS, FP32, FP64, products
+from ..trace import Event, aten
+from . import products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
 
-_CONVOLUTIONS = {"aten::convolution", "aten::convolution_backward"}
-_ELEMENTWISE = {
-    f"aten::{name}"
-    for name in (
-        "add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "exp", "log", "log2", "sqrt", "rsqrt", "pow", "abs",
-        "erf", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "silu", "softmax", "log_softmax", "softplus",
-        "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "masked_fill", "dropout",
-        "add_", "sub_", "mul_", "div_", "neg_", "exp_", "log_", "sqrt_", "relu_", "clamp_", "masked_fill_",
-    )
-}  # fmt: skip
+_CONVOLUTIONS = aten("convolution convolution_backward")
+_ELEMENTWISE = aten(
+    "add sub rsub mul div neg reciprocal exp log log2 sqrt rsqrt pow abs erf sin cos tanh sigmoid relu gelu silu "
+    "softmax log_softmax softplus clamp clamp_min clamp_max maximum minimum where masked_fill dropout add_ "
+    "sub_ mul_ div_ neg_ exp_ log_ sqrt_ relu_ clamp_ masked_fill_"
+)
 
 
 def handmade_attention(scene: Scene) -> Iterator[Finding]:
     """Attention in separate ops; on a CPU all of it is faster fused, by as much as was measured where it ran."""
-    rates = scene.trace.about.get("bf16_speedup")
-    if scene.account or not isinstance(rates, dict) or not any(kind.startswith(ATTENTION) for kind in rates):
-        yield from products.handmade_attention(scene, 1.0 if scene.account else _of_attention(scene.trace))
+    rates = scene.trace.about.get("bf16_speedup", {})
+    if scene.account:
+        yield from products.handmade_attention(scene)
     elif softmaxes := [softmax for _, softmax, _ in products.attentions(scene.trace)]:
         speedup = _between(rates, max(map(_bytes, softmaxes)), f"{ATTENTION} ")
         yield from products.handmade_attention(scene, max(1 - 1 / speedup, 0.0), whole=True)
 
 
-def _of_attention(trace: Trace) -> float:
-    """Nothing where the weights fit in the cache; else of the passes over them all but one, as softmax remains."""
-    for first, softmax, last in products.attentions(trace):
-        if _bytes(softmax) > CACHE:
-            passes = sum(op.name in _ELEMENTWISE for op in products.between(trace, first, last))
-            return 1 - 1 / max(passes, 2)
-    return 0.0
-
-
 def fp32_products(scene: Scene) -> Iterator[Finding]:
     """Products in fp32 on a CPU that multiplies bf16 numbers faster, as was measured where the profile was recorded."""
     rates = scene.trace.about.get("bf16_speedup")
-    if scene.account is not None or not isinstance(rates, dict):
+    if scene.account is not None or not rates:
         return
     ops = [op for op in scene.trace.ops if _is_fp32_product(op)]
     total_us = sum(op.us for op in ops)
@@ -70,8 +56,7 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of the time; layers of "
         f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
-    advice = "train under torch.autocast in bf16"
-    yield scene.finding(FP32, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, 1 - 1 / speedup)
+    yield scene.finding("fp32 products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / speedup)
 
 
 def fp64_products(scene: Scene) -> Iterator[Finding]:
@@ -79,13 +64,11 @@ def fp64_products(scene: Scene) -> Iterator[Finding]:
     ops = [op for op in scene.trace.ops if op.name in products.MATRICES and "double" in op.types[:3]]
     if scene.account is not None or not ops:
         return
-    rates = scene.trace.about.get("bf16_speedup")
-    speedup = rates.get(FP64_RATE, 2.0) if isinstance(rates, dict) else 2.0
+    speedup = scene.trace.about.get("bf16_speedup", {}).get(FP64, 2.0)
     spans = intersect(of(ops), scene.parts[OPERATORS])
     evidence = f"{scene.each(len(ops), 'product')}, {scene.time(spans)}, {scene.share(spans):.0%} of it"
-    advice = "train in fp32: convert the inputs, which numpy makes in fp64, and not the model"
-    factor = max(1 - 1 / speedup, 0.5)
-    yield scene.finding(FP64, (OPERATORS, spans), scene.where(ops), evidence, advice, ESTIMATE, factor)
+    work, factor = (OPERATORS, spans), max(1 - 1 / speedup, 0.5)
+    yield scene.finding("fp64 products", work, scene.where(ops), evidence, ESTIMATE, factor)
 
 
 def _bf16_speedup(op: Event, rates: dict[str, float]) -> float:
@@ -138,9 +121,8 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
         spans = intersect(union(spans), scene.parts[OPERATORS])
         evidence = f"{scene.per_step(count):.4g} ops in a row on tensors that don't fit in the cache, "
         evidence += f"{scene.time(spans)} forward and backward"
-        advice = "use the fused op (cross_entropy, layer_norm, …), or torch.compile: each then reads and writes once"
-        saved = 1 - 2 * len(lasts) / count
-        yield scene.finding(CHAINS, (OPERATORS, spans), scene.where(lasts), evidence, advice, ESTIMATE, saved)
+        work, where, saved = (OPERATORS, spans), scene.where(lasts), 1 - 2 * len(lasts) / count
+        yield scene.finding("unfused elementwise operations", work, where, evidence, ESTIMATE, saved, case="CPU")
 
 
 def _chains(scene: Scene) -> Iterator[list[Event]]:

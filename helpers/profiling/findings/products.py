@@ -17,7 +17,6 @@ from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, milliseconds
 from ..intervals import length
 from ..scene import Scene, larger, totals
 from ..trace import KERNEL, Event, Trace
-from . import ATTENTION, CHAINS, DETERMINISTIC, FP32, LAYOUT, UNALIGNED, UNBENCHMARKED
 
 ALIGNED_TO = {"c10::Half": 8, "c10::BFloat16": 8, "float": 4}  # elements in 16 bytes
 SMALL = 16  # sizes up to this are given by the task (classes, features)
@@ -128,8 +127,9 @@ def unaligned_sizes(scene: Scene) -> Iterator[Finding]:
     work, where = scene.products(trace.with_backward(ops)), f"{scene.where(ops)}: {', '.join(map(str, sizes))}"
     evidence = f"{scene.each(len(ops), 'product')}, {scene.time(work[1])} forward and backward"
     evidence += "; rows that don't begin at multiples of 16 bytes"
-    advice = f"make the size a multiple of 8 ({', '.join(f'{s} → {-(-s // 8) * 8}' for s in sizes[:4])})"
-    yield scene.finding(UNALIGNED, work, where, evidence, advice, ESTIMATE, factor=0.5 if scene.account else 0.1)
+    better = ", ".join(f"{s} → {-(-s // 8) * 8}" for s in sizes[:4])
+    factor = 0.5 if scene.account else 0.1
+    yield scene.finding("unaligned sizes", work, where, evidence, ESTIMATE, factor, sizes=better)
 
 
 def _unaligned(product: Product) -> list[int]:
@@ -140,7 +140,7 @@ def _unaligned(product: Product) -> list[int]:
 
 def fp32_products(scene: Scene) -> Iterator[Finding]:
     """Products and convolutions in fp32 or TF32, on a GPU whose tensor cores multiply 16-bit numbers."""
-    if scene.account is None or (remedy := _remedy(scene.trace)) is None:
+    if scene.account is None or (cases := _cases(scene.trace)) is None:
         return
     kernels = [e for e in kernels_that(scene.trace, "product") if not is_collective(e)]
     products_by_type = {kind: [e for e in kernels if product_type(e) == kind] for kind in (_FP32_KIND, _TF32_KIND)}
@@ -153,20 +153,20 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     evidence += f"the time; most of it in {dearest}{'; TF32 is already on' if kind == _TF32_KIND else ''}"
     where = scene.where([e.parent or e for e in group])
     factor = 0.5 if kind == _TF32_KIND else 0.75
-    yield scene.finding(FP32, (COMPUTE, spans), where, evidence, remedy[kind], ESTIMATE, factor)
+    yield scene.finding("fp32 products", (COMPUTE, spans), where, evidence, ESTIMATE, factor, case=cases[kind])
 
 
-def _remedy(trace: Trace) -> dict[str, str] | None:
+def _cases(trace: Trace) -> dict[str, str] | None:
     """What the GPU offers instead of fp32, and instead of TF32; None if it has no units for 16-bit products."""
-    either = bf16 = "train under torch.autocast in bf16"
+    either = ""
     if not trace.is_amd and trace.capability is None:
-        either = "train under torch.autocast: in bf16, or before compute capability 8 in fp16 with a GradScaler"
+        either = "unknown"
     elif not trace.is_amd:
         if trace.capability < (7, 0):
             return None
         if trace.capability >= (8, 0):
-            return {_FP32_KIND: f'{bf16}; for TF32 torch.set_float32_matmul_precision("high")', _TF32_KIND: bf16}
-        either = "train under torch.autocast in fp16, with a GradScaler: this GPU's tensor cores have no other type"
+            return {_FP32_KIND: "TF32", _TF32_KIND: ""}
+        either = "fp16"
     return {_FP32_KIND: either, _TF32_KIND: either}
 
 
@@ -186,9 +186,8 @@ def unfused_chains(scene: Scene) -> Iterator[Finding]:
     by_kind = ", ".join(f"{kind} {milliseconds(scene.per_step(us) / 1e3)}" for kind, us in times)
     evidence = f"{scene.per_step(len(kernels)):.4g} elementwise and copying kernels a step, {scene.time(spans)}, "
     evidence += f"{length(spans) / compute:.0%} of the compute time ({by_kind})"
-    advice = "torch.compile fuses chains of them: each then reads and writes its data once"
     where = scene.where([e.parent or e for e in kernels])
-    yield scene.finding(CHAINS, (COMPUTE, spans), where, evidence, advice, ESTIMATE, factor=0.5)
+    yield scene.finding("unfused elementwise operations", (COMPUTE, spans), where, evidence, ESTIMATE, factor=0.5)
 
 
 def _elementwise_kind(kernel: str) -> str:
@@ -202,8 +201,7 @@ def layout_conversions(scene: Scene) -> Iterator[Finding]:
     spans = scene.kernels(kernels)
     where = scene.where([e.parent or e for e in kernels])
     evidence = f"{scene.per_step(len(kernels)):.4g} kernels a step, {scene.time(spans)}: {_short(kernels[0].name)}"
-    advice = "channels_last: model.to(memory_format=torch.channels_last), and the images too"
-    yield scene.finding(LAYOUT, (COMPUTE, spans), where, evidence, advice, MEASURED)
+    yield scene.finding("layout conversions", (COMPUTE, spans), where, evidence, MEASURED)
 
 
 def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -> Iterator[Finding]:
@@ -220,11 +218,9 @@ def handmade_attention(scene: Scene, factor: float = 1.0, whole: bool = False) -
     ops = [op for pair in products_of.values() for op in between(trace, *pair) + list(pair if whole else ())]
     what = "all of it" if whole else "what runs between the two products"
     evidence = f"{scene.per_step(len(products_of)):.4g} times a step; {what}, both ways"
-    advice = "use torch.nn.functional.scaled_dot_product_attention (is_causal=True in place of a causal mask)"
-    if all(map(_by_sdpa, products_of)):
-        advice = "scaled_dot_product_attention took its slow path: give it a type, head size and mask that others take"
-    work = scene.work(trace.with_backward(ops))
-    yield scene.finding(ATTENTION, work, scene.where(list(products_of)), evidence, advice, ESTIMATE, factor)
+    case = "slow path" if all(map(_by_sdpa, products_of)) else ""
+    work, where = scene.work(trace.with_backward(ops)), scene.where(list(products_of))
+    yield scene.finding("attention from matmul and softmax", work, where, evidence, ESTIMATE, factor, case=case)
 
 
 def _by_sdpa(op: Event) -> bool:
@@ -263,8 +259,7 @@ def deterministic_convolutions(scene: Scene) -> Iterator[Finding]:
     """cuDNN has fewer deterministic algorithms, and slower ones, mostly for the backward pass."""
     convolutions = deterministic(scene.trace)
     if convolutions and scene.account:
-        advice = "torch.backends.cudnn.deterministic = False, unless equal bits are the aim"
-        yield _by_algorithm(scene, DETERMINISTIC, convolutions, advice)
+        yield _by_algorithm(scene, "deterministic cuDNN", convolutions)
 
 
 def deterministic(trace: Trace) -> list[Event]:
@@ -279,17 +274,16 @@ def unbenchmarked_convolutions(scene: Scene) -> Iterator[Finding]:
     chosen = [op for op in chosen if not _flag(op, _DETERMINISTIC)]
     sizes = {str(op.dims[:2]) for op in chosen}
     if chosen and len(sizes) * len(scene.trace.steps) <= len(chosen):
-        advice = "torch.backends.cudnn.benchmark = True: sizes repeat from step to step"
-        yield _by_algorithm(scene, UNBENCHMARKED, chosen, advice)
+        yield _by_algorithm(scene, "unbenchmarked cuDNN", chosen)
 
 
-def _by_algorithm(scene: Scene, name: str, convolutions: list[Event], advice: str) -> Finding:
+def _by_algorithm(scene: Scene, name: str, convolutions: list[Event]) -> Finding:
     # The enclosing ops made the autograd nodes.
     ops = [next((outer for outer in op.outer() if outer.name == "aten::convolution"), op) for op in convolutions]
     work = scene.work(scene.trace.with_backward(ops))
     evidence = f"{scene.each(len(convolutions), 'convolution')}, {scene.time(work[1])} forward and backward"
     evidence += "; what other algorithms take, no profile shows"
-    return scene.finding(name, work, scene.where(convolutions), evidence, advice, BOUND, factor=0.3)
+    return scene.finding(name, work, scene.where(convolutions), evidence, BOUND, factor=0.3)
 
 
 def _convolutions(trace: Trace) -> list[Event]:

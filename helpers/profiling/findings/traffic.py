@@ -10,7 +10,6 @@ from ..diagnosis import BOUND, MEASURED, Finding, milliseconds
 from ..intervals import intersect, length, of
 from ..scene import Scene, larger, totals
 from ..trace import COPY, Event
-from . import COLLECTIVES, COPYING, PAGEABLE
 from .waiting import enclosing_op, is_pageable, open_when_done
 
 SMALL_COLLECTIVE_US, MANY_COLLECTIVES = 500.0, 50
@@ -36,8 +35,7 @@ def pageable_copies(scene: Scene) -> Iterator[Finding]:
     exposed = intersect(of(copies), scene.account.parts[COPIES])
     work = larger({COPIES: exposed, IDLE: open_when_done(scene, calls)})
     evidence = f"{mib:.3g} MiB in {scene.each(len(copies), 'copy')}, {scene.time(of(copies))}"
-    advice = "pin_memory=True in the DataLoader, then .to(device, non_blocking=True); build constants on the device"
-    yield scene.finding(PAGEABLE, work, scene.where(copies), evidence, advice, MEASURED)
+    yield scene.finding("copies from pageable memory", work, scene.where(copies), evidence, MEASURED)
 
 
 def exposed_copies(scene: Scene) -> Iterator[Finding]:
@@ -47,14 +45,12 @@ def exposed_copies(scene: Scene) -> Iterator[Finding]:
         return
     kind = totals((e.name.removeprefix("Memcpy "), e.us) for e in copies)[0][0]
     chosen = [e for e in copies if kind in e.name]
-    advice = "copy while the device computes: prefetch the next batch on a stream of its own, from pinned memory"
+    case = ""
     if "DtoD" in kind:
-        advice = "avoid copies within the device: views instead of cat and clone"
-        if any(map(is_collective, scene.trace.device)):
-            advice += "; DistributedDataParallel(gradient_as_bucket_view=True)"
+        case = "ranks" if any(map(is_collective, scene.trace.device)) else "device"
     work = COPIES, intersect(of(copies), scene.account.parts[COPIES])
     evidence = f"{scene.each(len(chosen), 'copy')} {kind}, {scene.time(of(chosen))}"
-    yield scene.finding(COPYING, work, scene.where(chosen), evidence, advice, BOUND)
+    yield scene.finding("exposed copies", work, scene.where(chosen), evidence, BOUND, case=case)
 
 
 def collectives(scene: Scene) -> Iterator[Finding]:
@@ -76,18 +72,15 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     overlap = 1 - length(exposed) / length(of(events))
     first, group = ranked[0]
     evidence += [f"{overlap:.0%} overlaps with compute; the time includes waits for slower ranks"]
-    advice = _remedy(scene, first, group)
-    yield scene.finding(COLLECTIVES, (COMMUNICATION, exposed), first, "; ".join(evidence), advice, BOUND)
+    work, case = (COMMUNICATION, exposed), _case(scene, first, group)
+    yield scene.finding("exposed communication", work, first, "; ".join(evidence), BOUND, case=case)
 
 
-def _remedy(scene: Scene, kind: str, group: list[Event]) -> str:
-    small = mean(e.us for e in group) < SMALL_COLLECTIVE_US
-    if not scene.trace.executed:  # no backward pass: inference
-        return "kernels for small messages (one-shot all-reduce); overlap with the next product; fewer ranks"
-    if kind == "all-reduce" and small and scene.per_step(len(group)) >= MANY_COLLECTIVES:
-        return "gradients are reduced one by one: let DistributedDataParallel put them into buckets (bucket_cap_mb)"
+def _case(scene: Scene, kind: str, group: list[Event]) -> str:
+    """Which remedy the dearest collectives have."""
+    if not scene.trace.executed:  # no backward pass
+        return "inference"
     if kind in ("all-gather", "reduce-scatter"):
-        return "prefetch the next layer's shard while this one computes; shard within a node; larger batches"
-    if kind == "all-to-all":
-        return "start it before work that doesn't need it; balance what each rank sends; send 16-bit values"
-    return "reduce during the backward pass (DistributedDataParallel), in 16 bits (bf16_compress_hook); larger batches"
+        return "shards"
+    small = mean(e.us for e in group) < SMALL_COLLECTIVE_US and scene.per_step(len(group)) >= MANY_COLLECTIVES
+    return "small" if kind == "all-reduce" and small else kind if kind == "all-to-all" else ""

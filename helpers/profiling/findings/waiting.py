@@ -8,25 +8,19 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from ...faults import remedy
 from ..account import IDLE, IN_LOADER, LOADING, START_UP, is_blocking_read, is_wait
 from ..diagnosis import BOUND, MEASURED, Finding
 from ..intervals import Spans, length, of, subtract, union
 from ..places import by_source_line, others, source_lines
 from ..scene import Scene
 from ..trace import COPY, LOADER, OP, PYTHON, Event, Note, Trace
-from . import DETERMINISTIC, HOST_WAITS, LOADER_WAITS, products
+from . import products
 
 _COPY_CALLS = re.compile(r"(cuda|hip)Memcpy(_\w+)?|hipMemcpyWithStream|cuMemcpy(HtoD|DtoH)(_v2)?")
 # Ops whose result has a size that depends on values, or is a Python number, so the host must wait for them.
 _READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
 _READS_IN_PYTHON = re.compile(r"<built-in method (cpu|tolist) of (Tensor|Parameter) object")
-
-_ADVICE = {
-    "aten::_local_scalar_dense": "add it up on the device and read it every n-th step, after the backward pass",
-    "aten::nonzero": "use torch.where or multiply by the mask: the host waits to learn the size of what a mask selects",
-    "copy": "copy with non_blocking=True from pinned memory, and read what comes back a step later",
-    "wait": "remove the synchronisation; to time the device use CUDA events, and read them at the end",
-}
 LOADER_SHARE = 0.05  # of a CPU's time: to collate takes less, and a worker would take a core from the training
 RETURN_US = 20.0  # idle time before a wait returns that still belongs to it: the host learns late that work is done
 
@@ -44,10 +38,8 @@ def loader_waits(scene: Scene) -> Iterator[Finding]:
     where = where if name in where else f"{where}: {name}"
     idle = f"; the device idles in {scene.time(spans)} of them" if scene.account else ""
     evidence = f"{scene.time(of(fetches))} a step in the loader{idle}"
-    advice = "more workers or a larger prefetch_factor; do less for each sample, and once what doesn't change by epoch"
-    if any("SingleProcess" in e.name for e in fetches):
-        advice = "give the DataLoader num_workers, persistent_workers, pin_memory; do once what doesn't change by epoch"
-    yield scene.finding(LOADER_WAITS, (part, spans), where, evidence, advice, MEASURED)
+    case = "no workers" if any("SingleProcess" in e.name for e in fetches) else ""
+    yield scene.finding("waiting for the loader", (part, spans), where, evidence, MEASURED, case=case)
 
 
 def host_waits(scene: Scene) -> Iterator[Finding]:
@@ -65,7 +57,7 @@ def host_waits(scene: Scene) -> Iterator[Finding]:
     count = len({enclosing_op(e) or e for e in events})
     evidence = f"{scene.each(count, 'wait')}, {scene.time(of(events))}; when they end the device idles "
     evidence += f"for {scene.time(open_gaps)} until it gets new work"
-    yield scene.finding(HOST_WAITS, (IDLE, open_gaps), where, evidence, _ADVICE[_kind(worst[0])], BOUND)
+    yield scene.finding("host synchronisation", (IDLE, open_gaps), where, evidence, BOUND, case=_case(worst[0]))
 
 
 def waits(scene: Scene) -> list[Event]:
@@ -104,12 +96,12 @@ def on_a_gpu(scene: Scene) -> Iterator[Note]:
     """Notes on what a CPU's profile shows that would make the host wait for a GPU."""
     if scene.account is None:
         for group in by_source_line(scene.trace, reads_on_cpu(scene)).values():
-            place, advice = _where(scene.trace, group[:1]), _ADVICE[_kind(group[0])]
-            text = f"nothing on a CPU, but on a GPU the host waits at {place}; {advice}"
-            yield Note(HOST_WAITS, f"{HOST_WAITS}: {text}")
+            name, place = "host synchronisation", _where(scene.trace, group[:1])
+            text = f"nothing on a CPU, but on a GPU the host waits at {place}; {remedy(name, _case(group[0]))}"
+            yield Note(name, f"{name}: {text}")
         if convolutions := products.deterministic(scene.trace):
             text = f"nothing on a CPU, but slower on a GPU: {source_lines(scene.trace, convolutions)}"
-            yield Note(DETERMINISTIC, f"{DETERMINISTIC}: {text}")
+            yield Note(name := "deterministic cuDNN", f"{name}: {text}")
 
 
 def reads_on_cpu(scene: Scene) -> list[Event]:
@@ -130,15 +122,16 @@ def _is_of_torchs(event: Event) -> bool:
     return bool(event.within("aten::one_hot")) or any("torch/utils/data/" in name for name in calls)
 
 
-def _kind(event: Event) -> str:
+def _case(event: Event) -> str:
+    """What a wait is for."""
     names = {event.name, *(outer.name for outer in event.outer() if outer.kind == OP)}
     if "aten::_local_scalar_dense" in names or "tolist" in event.name:
-        return "aten::_local_scalar_dense"
+        return "number"
     if names & _READS or "aten::index" in names:
-        return "aten::nonzero"
+        return "size"
     if "aten::copy_" in names or "emcpy" in event.name or " cpu of " in event.name:
         return "copy"
-    return "wait"
+    return ""
 
 
 def _reader(event: Event) -> str:

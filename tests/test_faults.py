@@ -1,0 +1,30 @@
+"""The table of faults: what it names exists, and each planted loop has its entry."""
+
+import pytest
+
+from helpers import faults
+from helpers.experiments.profiling.planted_faults import FAULTS
+from helpers.experiments.profiling.strangers import CASES, GPU_CASES
+from helpers.experiments.profiling.tried import CHANGES
+from helpers.trying import changes
+from helpers.trying.probes import COUNTED
+
+LOOPS = CASES | GPU_CASES
+FIXES = {fix for fixes in FAULTS.values() for fix in fixes}
+
+
+@pytest.mark.parametrize("fault", faults.entries().values(), ids=lambda fault: fault.name)
+def test_the_changes_and_loops_of_a_fault_exist(fault):
+    assert set(fault.tried) <= {*changes.ALL, *COUNTED.values()}
+    assert all(name in FIXES or LOOPS[name]["script"].exists() for name in fault.planted)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_planted_loop_expects_what_was_written_down_before_the_tool_saw_it(loop):
+    assert set(faults.planted_by(loop)) == set(LOOPS[loop]["findings"])
+    assert loop not in CHANGES or any(CHANGES[loop] in faults.entries()[name].tried for name in faults.planted_by(loop))
+
+
+def test_a_remedy_is_filled_and_may_be_of_a_case():
+    assert faults.remedy("unfused optimizer", "not fused", kind="Rprop").startswith("Rprop(…, foreach=True)")
+    assert faults.planted_by("conv_patches") == []  # no profile shows it
