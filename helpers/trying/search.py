@@ -24,10 +24,11 @@ from typing import Any
 
 from ..lab.arguments import check_choice
 from ..lab.cpu import KEPT
-from ..lab.estimate import FASTER, LUCK, LUCK_RETURNED, Estimate, estimate
+from ..lab.estimate import FASTER, Estimate, estimate
 from ..lab.memory import GIB
 from ..lab.trials import Program, ProgramError
-from ..lab.trials.programs import STARTS, Living, living, log_ratios, take_pairs
+from ..lab.trials.luck import luck
+from ..lab.trials.programs import SILENCE_S, STARTS, Living, living, log_ratios, take_pairs
 from . import changes, child, losses, probes, table
 from .edits import Shell
 from .table import Result, Tried
@@ -38,7 +39,6 @@ OBSERVED, OBSERVED_S = 1 / 6, 30.0  # of the seconds, and seconds at most, in wh
 HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
 PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
 PAIRS = 8  # that are waited for
-WIDE = 0.3  # an interval of this width decides nothing
 LEAST_STEPS = 60  # of the script with another seed
 QUIET = {
     "WANDB_MODE": "disabled",
@@ -154,8 +154,7 @@ class Search:
                 (first, _), (second, _) = running
                 starts.append(self._pairs(first, second, (left - more * self.start_s) / (more + 1)))
                 seen = [read(report) for _, report in running]
-        luck = LUCK if one.kept and other.kept else LUCK_RETURNED
-        return estimate(starts, luck), seen[0], seen[1]
+        return estimate(starts, luck(one.kept and other.kept)), seen[0], seen[1]
 
     def _pairs(self, first: Living, second: Living, seconds: float) -> list[float]:
         """The log ratios of two living processes, from turns for so long."""
@@ -227,7 +226,7 @@ def _search(
 def _observe(search: Search) -> None:
     """Let the script run alone: its facts, its time, and how many steps a turn has."""
     began, result = time.monotonic(), search.result
-    with search.running(Side(search.command), silence_s=search.seconds) as [(base, report)]:
+    with search.running(Side(search.command), silence_s=max(search.seconds, SILENCE_S)) as [(base, report)]:
         search.start_s = time.monotonic() - began
         times = [base.take({"drop": 1, "seconds": 0.0, "steps": 2})]
         until = time.monotonic() + min(OBSERVED * search.seconds, OBSERVED_S)
@@ -299,9 +298,8 @@ def _try(search: Search, side: Side, seconds: float) -> Tried:
     search.result.redirected = sorted({*search.result.redirected, *base.redirected})
     if took is None:
         return Tried(**row, verdict="undecided", reason=f"too few turns in {seconds:.0f} s")
-    wide = took.verdict.startswith("no ") and took.high - took.low > WIDE
     row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low}
-    row["verdict"] = "undecided" if wide else took.verdict
+    row["verdict"] = took.verdict
     if row["kind"] == "probe":
         return Tried(**row, losses="another training")
     judged = losses.compare(base.losses, seen.losses, search.twin.losses)

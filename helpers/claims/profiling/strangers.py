@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ...experiments.profiling.strangers import CASES, names_the_line
+from ...lab.estimate import todays
 from ...lab.records.values import PERCENT, Number, derived, lacking, over_runs, share_of
 from ...lab.trials import FASTER, SLOWER
 from ...lab.trials.luck import seen as seen_luck
@@ -89,9 +90,16 @@ def _percents(shares: pd.Series, decimals: int | None = 0) -> list[Number]:
 
 
 def _told(rows: pd.DataFrame, names: str, column: str = "told") -> dict[str, str]:
-    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name."""
+    """What the command printed for each, in lines that a page holds; of a script in the first of them only its name.
+
+    Verdicts are in today's words.
+    """
     printed = rows[rows[column].astype(str).str.startswith('"')]
     texts = {row[names]: json.loads(row[column]) for row in printed.to_dict("records")}
+    older = re.compile(r"no difference above [\d.]+ %")
+    texts = {
+        name: older.sub(lambda found: f"{todays(found[0]):<{len(found[0])}}", text) for name, text in texts.items()
+    }
     wrap = functools.partial(textwrap.fill, width=PAGE, subsequent_indent=" " * 8, replace_whitespace=False)
     named = {name: re.sub(r"\A\S*/", "", text).splitlines() for name, text in texts.items()}
     return defaultdict(str, {name: "\n".join(map(wrap, lines)) for name, lines in named.items()})

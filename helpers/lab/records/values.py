@@ -240,7 +240,9 @@ def of_class(gains: Mapping[str, Number], kind: str, drift: float = 0.1) -> str:
     """The names of one class, each with the largest effect that isn't excluded: `workers (4.1 %), packed (30 %)`."""
     known = {name: judged(gain, drift) for name, gain in gains.items() if gain.measured}
     texts = [
-        name if most != most else f"{name} ({100 * most:.2g} %)" for name, (of, most) in known.items() if of == kind
+        name if most != most else f"{name} ({float(f'{100 * most:.2g}'):g} %)"
+        for name, (of, most) in known.items()
+        if of == kind
     ]
     return ", ".join(texts) or "none"
 
