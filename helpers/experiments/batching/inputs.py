@@ -39,7 +39,7 @@ def text(samples: int, width: int) -> Samples:
 
 def language_model(text: Samples, width: int, layers: int, head: bool = True) -> GPT2LikeModel:
     """A model of the text on the device. `head=False` leaves out the product with the vocabulary, as the task does."""
-    shape = {"d_model": width, "num_heads": 8, "num_layers": layers, "max_length": MAX_LENGTH + 1}
+    shape = {"d_model": width, "num_heads": min(8, width // 8), "num_layers": layers, "max_length": MAX_LENGTH + 1}
     model = GPT2LikeModel(len(text.vocab), **shape, dropout=0.0)
     if not head:
         model.head = nn.Identity()

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from ...lab import Worth, experiment
-from ...lab.estimate import LUCK_HERE, estimate
+from ...lab.estimate import AT_A_LOOK, LUCK_HERE, Estimate, estimate
 from ...lab.records import Row
-from .planted_faults import FIXED, PIPELINES, SLOW, fixes_of, side_by_side
+from .planted_faults import FIXED, PIPELINES, SLOW, Block, fixes_of, side_by_side
 from .two_loops import ALL, SIZES
 
+LOOKS = (4, 8, 12, 18, 27, 40)  # rounds after which a comparison may end
 COLUMNS = "us_per_target baseline baseline_us_per_target ratio? low? high? pairs? starts? verdict?"
 
 
@@ -23,31 +24,38 @@ def _fix_rows(pipeline: str, size: str) -> list[Row]:
 def _options(pipeline: str, of: str, cpu: float, big_gpu: float) -> dict[str, Any]:
     worth = Worth(12, f"each inefficiency of {of}, before and after", cpu, 5, big_gpu, headline={"fix": (ALL,)})
     presets = {name: _fix_rows(pipeline, size) for name, size in SIZES.items()}
-    return presets | {"version": 3, "columns": COLUMNS, "worth": worth}
+    return presets | {"version": 4, "columns": COLUMNS, "worth": worth}
 
 
-@experiment(**_options("vit", "a ViT training", cpu=9, big_gpu=11))
+@experiment(**_options("vit", "a ViT training", cpu=25, big_gpu=15))
 def vit_fixes(size: str, fix: str) -> Row:
     """The ViT on photos: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("vit", size, fix)
 
 
-@experiment(**_options("gpt", "a language model's training", cpu=5.8, big_gpu=12))
+@experiment(**_options("gpt", "a language model's training", cpu=16, big_gpu=16))
 def gpt_fixes(size: str, fix: str) -> Row:
     """The language model: each fix alone, and all of them, in turn with the slow loop."""
     return _fixed("gpt", size, fix)
 
 
 def _fixed(pipeline: str, size: str, fix: str) -> Row:
-    """Blocks of steps of the loop with the fix and of the slow one take turns; times are for a real target.
+    """Blocks of steps of the loop with the fix and of the slow one take turns until it is decided, at most 40 rounds.
 
-    A real target is a photo or a token: a packed step has other samples than a padded one, so a step's time alone
-    wouldn't compare them.
+    Times are for a real target, a photo or a token: a packed step has other samples than a padded one, so a step's time
+    alone wouldn't compare them.
     """
     fixes = fixes_of(pipeline, FIXED, size) if fix == ALL else frozenset([fix])
-    times = side_by_side(pipeline, {SLOW: frozenset(), fix: fixes}, size)
-    per_target = {name: np.array([block.ms * 1e3 / block.real for block in blocks]) for name, blocks in times.items()}
-    ratio = estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE)
+
+    def told(times: dict[str, list[Block]]) -> tuple[dict[str, np.ndarray], Estimate | None]:
+        per_target = {name: np.array([each.ms * 1e3 / each.real for each in of]) for name, of in times.items()}
+        return per_target, estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE, AT_A_LOOK)
+
+    def enough(times: dict[str, list[Block]]) -> bool:
+        return len(times[SLOW]) in LOOKS and bool((ratio := told(times)[1]) and ratio.enough)
+
+    rounds = 1 if size == "small" else LOOKS[-1]
+    per_target, ratio = told(side_by_side(pipeline, {SLOW: frozenset(), fix: fixes}, size, rounds, enough))
     return {
         "us_per_target": float(np.median(per_target[fix])),
         "baseline": SLOW,

@@ -8,7 +8,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -79,13 +79,20 @@ class Block(NamedTuple):
     steps: int
 
 
-def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> dict[str, list[Block]]:
-    """The blocks of each loop's steps; the loops take turns, there and back.
+def side_by_side(
+    pipeline: str,
+    loops: dict[str, frozenset[str]],
+    size: str,
+    rounds: int = 0,
+    enough: Callable[[dict[str, list[Block]]], bool] = lambda times: False,
+) -> dict[str, list[Block]]:
+    """The blocks of each loop's steps; the loops take turns, there and back, for `rounds` or until it is `enough`.
 
-    All loops get the same samples in the same order. A loader's workers run ahead while other loops have their turn, so
-    what they have made until then isn't timed.
+    Without `rounds` it is as many as `ROUNDS` says. All loops get the same samples in one order. A loader's workers
+    run ahead while other loops have their turn, so what they have made until then isn't timed.
     """
-    switched, (rounds, most) = PIPELINES[pipeline], ROUNDS[size]
+    switched, (few, most) = PIPELINES[pipeline], ROUNDS[size]
+    rounds = rounds or few
     at_once = {name: workers(switched, fixes, size) for name, fixes in loops.items()}
     count = (rounds + 2) * (most + 2 * max(at_once.values()))
     prepared: dict[str, tuple[Trainer, Any]] = {}
@@ -103,6 +110,8 @@ def side_by_side(pipeline: str, loops: dict[str, frozenset[str]], size: str) -> 
         if not turn and size in ("gpu", "full"):
             slowest_ms = max(_block(*of, 1, 0).ms for of in prepared.values())
             steps = block_steps(slowest_ms, max(at_once.values()), most)
+        if turn and enough(times):
+            break
     return times
 
 
