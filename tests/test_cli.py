@@ -15,8 +15,6 @@ from helpers.lab import records
 from helpers.lab.machine import device_name, slug
 from helpers.lab.records.experiment import PRESETS
 
-OF_CPUS = ("allocator", "coverage", "nulls", "power", "slowdowns")
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -143,9 +141,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             absent = {
                 "cpu",
                 "gpu",
-                *(
-                    ["big-gpu"] if e.table in ("allocator", "coverage", "nulls", "power", "slowdowns") else []
-                ),  # of CPUs
+                *(["big-gpu"] if e.table in ("allocator", "nulls", "slowdowns") else []),  # of CPUs
                 *(["small"] if e.table == "loops" else []),
             }  # whole trials, of which none is small
             assert configs or preset in absent  # what needs a GPU, or a big one

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 
 from helpers.claims import profiling
@@ -102,12 +103,16 @@ def test_trials_of_a_program_against_itself_are_counted():
     assert nulls.wrong.at_most(0.3).outcome == "undecided" and nulls.leaning.high < 1
 
 
-def test_coverage_is_that_of_the_worst_kind():
-    row = {"machine": "quiet", "starts": 1, "rounds": 8, "trials": 1000, "covered": 0.94, "false_verdicts": 0.01}
-    rows = pd.DataFrame([row, row | {"machine": "drift", "covered": 0.97, "false_verdicts": 0.021}])
-    covered = profiling.coverage(rows)
-    assert (f"{covered.least}", f"{covered.most}") == ("94.0%", "97.0%")
-    assert covered.wrong.at_most(0.02).outcome == "does not hold"
+def test_a_slowdown_is_found_the_oftener_the_larger_it_is_and_the_longer_the_trial():
+    pairs = " ".join(map(str, np.random.default_rng(0).normal(0, 0.03, 40).round(4)))
+    null = {"training": "mlp", "slowdown": 0.0, "verdict": "none above 3 %", "log_ratios": f"{pairs}; {pairs}"}
+    numbers = {"median_ms": 5.0, "ratio": 1.0, "low": 0.99, "high": 1.01, "pairs": 80, "starts": 2}
+    rows = pd.DataFrame([null | numbers, null | numbers | {"slowdown": 0.05, "verdict": "slower"}])
+    slowdowns = profiling.slowdowns(rows)
+    found = slowdowns.curve.pivot(index="slowdown", columns="seconds", values="found").to_numpy()
+    assert found[0, 0] < 0.1 and found[-1, -1] == 1 and (found[3:, -1] > 0.95).all()
+    assert slowdowns.curve["wrong_sign"].max() <= 0.01
+    assert f"{slowdowns.found:brief}" == "100%" and slowdowns.table["training"].tolist() == ["mlp"]
 
 
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():

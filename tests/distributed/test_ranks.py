@@ -114,19 +114,6 @@ def test_two_nodes_print_one_row(tmp_path):
     assert (row["strategy"], row["ranks"], len(row["losses"])) == ("zero3", 2, 2)
 
 
-@pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_under_torchrun_one_rank_of_a_machine_says_what_is_wrong(capsys, monkeypatch, local_rank):
-    waited = []
-    monkeypatch.setattr(__main__.time, "sleep", waited.append)
-    numbers = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    for name, number in numbers.items():
-        monkeypatch.setenv(name, number)
-    assert __main__.main(["--batch", "7"]) == 2
-    message = "helpers.distributed: batch is 7; it must be a multiple of 2: 2 ranks × 1 micro-batches\n"
-    assert capsys.readouterr().err == (message if local_rank == "0" else "")
-    assert bool(waited) == (local_rank == "1")  # for the first to end ends all
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.lab.estimate import LUCK, students, todays, verdict_class
 from helpers.lab.trials import FASTER, SLOWER, estimate
-from helpers.lab.trials.simulation import MACHINES, coverage, simulated, until_decided
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_intervals_cover_and_nulls_are_no_difference(machine):
-    covered, false_verdicts = coverage(machine, starts=3, rounds=8, trials=100)
-    assert covered >= 0.9
-    assert false_verdicts <= 0.03
+from helpers.lab.trials.simulation import MACHINES, simulated, until_decided
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.8, FASTER), (1.25, SLOWER)])
@@ -56,9 +49,9 @@ def test_every_verdict_also_of_older_records_is_of_one_class(verdict, of):
     assert verdict_class(verdict) == of and todays(verdict) == verdict
 
 
-@pytest.mark.parametrize("machine", ["quiet", "all of these"])
+@pytest.mark.parametrize("machine", MACHINES)
 def test_trials_that_end_when_they_have_decided_are_rarely_wrong(machine):
-    null, slower = (until_decided(machine, ratio, 150) for ratio in (1.0, 1.1))
+    null, slower = (until_decided(machine, ratio, 100) for ratio in (1.0, 1.1))
     assert null["found"] <= 0.03 and null["holds"] >= 0.9 and null["none_above_5"] > 0.6
     assert slower["found"] > 0.9 and slower["wrong_sign"] == 0 and slower["holds"] >= 0.9
 

@@ -15,9 +15,12 @@ from ...lab.estimate import todays
 from ...lab.records.values import PERCENT, Number, derived, lacking, over_runs, share_of
 from ...lab.trials import FASTER, SLOWER
 from ...lab.trials.luck import seen as seen_luck
+from ...lab.trials.programs import TURN_S, TURN_STEPS
+from ...lab.trials.simulation import resampled
 from .two_loops import MARGIN, NAMES, counted
 
 PAGE = 112  # letters in a line of the report's listings
+SLOWDOWNS, PAIRS = (0.01, 0.02, 0.03, 0.05, 0.1), (8, 16, 32, 64, 128)  # of a start
 MATCH = 0.03  # of a step: a change from outside that is this near to the one by hand agrees with it
 
 
@@ -131,17 +134,22 @@ def _shares(rows: pd.DataFrame, name: str) -> list[str]:
     return ["" if share is None else f"{Number(share, PERCENT, low, high, decimals=0)}" for share, low, high in numbers]
 
 
-def coverage(rows: pd.DataFrame) -> SimpleNamespace:
-    """Simulated trials of a program against itself: the share of intervals that contain 1, and of false verdicts."""
-    heads = {"covered": "contains 1", "false_verdicts": "false verdicts"}
-    shares = {name: _percents(rows[name], None) for name in heads}
-    return SimpleNamespace(
-        table=rows.assign(**shares)[["machine", "starts", "rounds", *heads]].rename(columns=heads),
-        trials=derived(rows["trials"].iloc[0], "chosen", "", 0),
-        least=Number(rows["covered"].min(), PERCENT),
-        most=Number(rows["covered"].max(), PERCENT),
-        wrong=Number(rows["false_verdicts"].max(), PERCENT),
-    )
+def slowdowns(rows: pd.DataFrame) -> SimpleNamespace:
+    """Whether trials find a slowdown that was put in; and how often they would, by seconds, from the null pairs.
+
+    For that known slowdowns are added to the log ratios of recorded null pairs, which are drawn anew.
+    """
+    put_in, nulls = rows[rows["slowdown"] > 0], rows[rows["slowdown"] == 0]
+    starts = [np.array(start.split(), float) for row in nulls["log_ratios"].dropna() for start in row.split(";")]
+    pair_s = 2 * TURN_STEPS * nulls["median_ms"].mean() * 2 / 1e3  # two turns, and as many steps to settle
+    curve = [
+        {"slowdown": slowdown, "seconds": 2 * pairs * max(pair_s, 2 * TURN_S)} | resampled(starts, slowdown, pairs)
+        for slowdown in SLOWDOWNS
+        for pairs in PAIRS
+    ]
+    shown = put_in[["training", "slowdown", "ratio", "low", "high", "pairs", "starts", "verdict"]]
+    found = put_in["verdict"] == SLOWER
+    return SimpleNamespace(table=shown, found=share_of(found.sum(), len(put_in)), curve=pd.DataFrame(curve))
 
 
 def _luck(rows: pd.DataFrame) -> Number:

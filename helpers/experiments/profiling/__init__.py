@@ -5,14 +5,13 @@
 
 from .fixes import gpt_fixes, vit_fixes
 from .strangers import gpu_gains, gpu_loops, loops
-from .trials import coverage, nulls, power, slowdowns
+from .trials import nulls, slowdowns
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
 from .whole import whole_runs
 
 __all__ = [
     "PARTS",
-    "coverage",
     "diagnose",
     "gpt_fixes",
     "gpu_gains",
@@ -20,7 +19,6 @@ __all__ = [
     "loops",
     "modules",
     "nulls",
-    "power",
     "predicted",
     "slowdowns",
     "timeline",

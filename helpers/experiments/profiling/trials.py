@@ -17,8 +17,6 @@ from ...lab import Worth, experiment
 from ...lab.cpu import ALLOCATORS
 from ...lab.records import Row
 from ...lab.trials import Program, trial
-from ...lab.trials.simulation import MACHINES, until_decided
-from ...lab.trials.simulation import coverage as simulated_coverage
 
 
 def _mlp() -> tuple[nn.Module, torch.Tensor]:
@@ -56,7 +54,6 @@ TRAININGS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "autoencoder": _autoencoder,
 }
 
-STARTS_AND_ROUNDS = ((1, 8), (3, 4), (3, 10))
 # What changes on the machine while a null trial runs: a process that works for so long, every so many seconds.
 LOADS = {"quiet": (0.0, 1.0), "bursts": (0.3, 3.0), "half of the time": (2.0, 4.0)}
 # It is nobody's child, since what a trial's own descendants use doesn't count as others' work.
@@ -76,42 +73,6 @@ while os.path.exists(f"/proc/{asked}"):
 """
 
 
-def _simulated(trials: int) -> list[Row]:
-    return [
-        {"machine": machine, "starts": starts, "rounds": rounds, "trials": trials}
-        for machine in MACHINES
-        for starts, rounds in STARTS_AND_ROUNDS
-    ]
-
-
-@experiment(
-    small=_simulated(20)[:1],
-    cpu=_simulated(1000),
-    gpu=[],  # the machine is made up
-    columns="covered false_verdicts",
-    version=2,
-    timed=False,
-    worth=Worth(2, "what intervals hold, simulated", cpu=1, gpu=1, big_gpu=0),
-)
-def coverage(machine: str, starts: int, rounds: int, trials: int) -> Row:
-    """Trials of a program against itself on a made-up machine: 95 % intervals that contain 1, and false verdicts."""
-    covered, verdicts = simulated_coverage(machine, starts, rounds, trials)
-    return {"covered": covered, "false_verdicts": verdicts}
-
-
-@experiment(
-    small=[{"machine": "quiet", "slowdown": 0.05, "trials": 20}],
-    cpu=[{"machine": m, "slowdown": s, "trials": 1000} for m in MACHINES for s in (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)],
-    gpu=[],
-    columns="found wrong_sign none_above_5 holds pairs",
-    timed=False,
-    worth=Worth(2, "how often a trial finds a slowdown, simulated", cpu=6, gpu=6, big_gpu=0),
-)
-def power(machine: str, slowdown: float, trials: int) -> Row:
-    """Trials that end when they have decided, of a program that is slower by so much, on a made-up machine."""
-    return until_decided(machine, 1 + slowdown, trials)
-
-
 def _nulls(count: int, seconds: float) -> list[Row]:
     """Each of the six trainings beside each load; two thirds of them keep the pages of freed memory."""
     kinds = itertools.cycle(itertools.product(("kept", "kept", "default"), LOADS, TRAININGS))
@@ -125,31 +86,37 @@ def _nulls(count: int, seconds: float) -> list[Row]:
     small=_nulls(1, 1.5),
     cpu=_nulls(60, 10.0),
     gpu=[],  # of processes on a CPU
-    columns="median_ms baseline baseline_ms log_ratios?",
+    columns="median_ms baseline baseline_ms",
     version=4,
     timed=False,
     worth=Worth(10, "what trials say of equal programs", cpu=10.5, gpu=11, big_gpu=0),
 )
 def nulls(number: int, training: str, others: str, allocator: str, trial_s: float) -> Row:
-    """A program against itself for some seconds, on this machine, beside others whose load changes.
-
-    `log_ratios` are those of the pairs, start by start: what the power of such trials is computed from.
-    """
+    """A program against itself for some seconds, on this machine, beside others whose load changes."""
     with _load(others):
-        return _slowed(training, 0.0, allocator, trial_s)
+        return _slowed(training, 0.0, allocator, trial_s)[0]
 
 
 @experiment(
     small=[{"training": "mlp", "slowdown": 0.5, "trial_s": 1.5}],
-    cpu=[{"training": training, "slowdown": 0.05, "trial_s": 30.0} for training in ("mlp", "convnet", "transformer")],
+    cpu=[
+        {"training": training, "slowdown": slowdown, "trial_s": 30.0}
+        for training in ("mlp", "convnet", "transformer")
+        for slowdown in (0.0, 0.05)
+    ],
     gpu=[],
     columns="median_ms baseline baseline_ms log_ratios?",
     timed=False,
     worth=Worth(10, "whether trials find a slowdown that was put in", cpu=31, gpu=32, big_gpu=0),
 )
 def slowdowns(training: str, slowdown: float, trial_s: float) -> Row:
-    """A program against itself made slower by a known share of its step."""
-    return _slowed(training, slowdown, "kept", trial_s)
+    """A program against itself made slower by a known share of its step.
+
+    `log_ratios` are those of the pairs, start by start: what the power of trials is computed from.
+    """
+    row, starts = _slowed(training, slowdown, "kept", trial_s)
+    pairs = "; ".join(" ".join(f"{log:.4f}" for log in start) for start in starts)
+    return row if "ratio" not in row else row | {"log_ratios": pairs}
 
 
 @contextlib.contextmanager
@@ -164,14 +131,13 @@ def _load(others: str) -> Iterator[None]:
             os.kill(beside, signal.SIGKILL)
 
 
-def _slowed(training: str, slowdown: float, allocator: str, trial_s: float) -> Row:
+def _slowed(training: str, slowdown: float, allocator: str, trial_s: float) -> tuple[Row, list[list[float]]]:
+    """The trial's row, and the log ratios of each start's pairs."""
     starts: list[list[float]] = []
     as_it_is = {"training": training, "slowdown": 0.0}
     program = Program("one", function=f"{__name__}:step_of", arguments=as_it_is, environment=ALLOCATORS[allocator])
     other = dataclasses.replace(program, name="same", arguments=as_it_is | {"slowdown": slowdown})
-    row = trial(program, other, seconds=trial_s, wanted=2, starts=starts)
-    pairs = "; ".join(" ".join(f"{log:.4f}" for log in start) for start in starts)
-    return row if "ratio" not in row else row | {"log_ratios": pairs}
+    return trial(program, other, seconds=trial_s, wanted=2, starts=starts), starts
 
 
 def step_of(training: str, slowdown: float) -> Callable[[], None]:

@@ -1,8 +1,8 @@
-"""Made-up machines for the estimate to prove itself on: what share of its intervals holds the true ratio."""
+"""Trials on trial: on made-up machines, and with known slowdowns put into recorded pairs."""
 
 import numpy as np
 
-from ..estimate import AT_A_LOOK, EFFECT, LUCK, MOST_LOOKS, NONE, Estimate, estimate, verdict_class
+from ..estimate import AT_A_LOOK, EFFECT, FASTER, MOST_LOOKS, NONE, SLOWER, Estimate, estimate, verdict_class
 
 # Log times of turns: independent noise, a drift over the trial, sudden changes of speed (how many), turns that are
 # disturbed (their share), and noise that lasts over turns (its correlation).
@@ -44,21 +44,6 @@ def simulated(
     return np.stack([of_round[:, 1] - of_round[:, 0], of_round[:, 2] - of_round[:, 3]], axis=1).ravel()
 
 
-def coverage(machine: str, starts: int, rounds: int, trials: int, luck: float = LUCK) -> tuple[float, float]:
-    """The share of 95 % intervals that hold the true ratio, 1, and the share of trials that find an effect.
-
-    They assume `LUCK`, whatever the made-up machine's is.
-    """
-    generator = np.random.default_rng(0)
-    covered = verdicts = 0
-    for _ in range(trials):
-        logs = [simulated(generator, rounds, 1.0, luck=luck, **MACHINES[machine]) for _ in range(starts)]
-        result = estimate(logs)
-        covered += result.low <= 1 <= result.high
-        verdicts += verdict_class(result.verdict) == EFFECT
-    return covered / trials, verdicts / trials
-
-
 def until_decided(
     machine: str, ratio: float, trials: int, *, rounds: int = 6, noise: float = 0.035, luck: float = 0.005
 ) -> dict[str, float]:
@@ -86,3 +71,17 @@ def until_decided(
         "holds": float(np.mean([end.low <= ratio <= end.high for end, _ in ends])),
         "pairs": float(np.mean([end.pairs for end, _ in ends])),
     }
+
+
+def resampled(starts: list[np.ndarray], slowdown: float, pairs: int, trials: int = 200) -> dict[str, float]:
+    """Trials of two starts with so many pairs each, drawn from recorded ones that then are slower by so much.
+
+    The share that finds the slowdown, and the share that finds the opposite.
+    """
+    generator = np.random.default_rng(0)
+    signs = []
+    for _ in range(trials if starts else 0):
+        drawn = [generator.choice(starts[each], pairs) for each in generator.integers(len(starts), size=2)]
+        verdict = estimate([logs + np.log1p(slowdown) for logs in drawn], luck=0.005, confidence=AT_A_LOOK).verdict
+        signs.append({SLOWER: 1, FASTER: -1}.get(verdict, 0))
+    return {"found": float(np.mean(np.equal(signs, 1))), "wrong_sign": float(np.mean(np.equal(signs, -1)))}
