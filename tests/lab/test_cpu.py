@@ -22,7 +22,7 @@ def new_pages(kept: bool) -> tuple[str, int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_process_that_keeps_its_pages_gets_no_new_ones():
-    assert new_pages(kept=False)[1] > 10_000
+    assert in_fresh_process(new_pages, False)[1] > 10_000  # this one may have run a notebook, which keeps them
     why, faults = in_fresh_process(new_pages, True)
     assert faults < 100 or why
 
