@@ -1,7 +1,7 @@
 """A folder to carry to a GPU's machine that has torch and no network: the project, what its tables want, and text.
 
 dlspeed carry /tmp/gpu                  # here; some minutes for the wheels
-bash gpu/go check                       # there: does everything run, and compute the right thing?
+bash gpu/go check                       # there: does every table run right, and does every test of tests/gpu pass?
 bash gpu/go 600                         # there: ten minutes of measuring; results.tgz unpacks into data/
 """
 
@@ -34,7 +34,12 @@ cd "$here/project" || exit 1
 export PYTHONPATH="$site:$here/project" PYTHONUNBUFFERED=1
 if [ -d "$here/text" ]; then export HELPERS_WIKITEXT="$here/text"; fi
 if [ "$1" = check ]; then
-  python3 -m helpers measure --check
+  beside=$(python3 -c "import xdist" 2>/dev/null && echo -n 4)
+  python3 -m pytest -v -p no:cacheprovider $beside tests/gpu >"$out/tests_gpu.txt" 2>&1 &
+  python3 -m helpers measure --check; rc=$?
+  wait $! || rc=1
+  grep -E "FAILED|ERROR| passed" "$out/tests_gpu.txt"
+  exit $rc
 else
   trap 'tar czf "$out/results.tgz" -C data results; rm -rf "$site"' EXIT
   timeout $(($1 + 20)) python3 -m helpers measure --seconds "$1"

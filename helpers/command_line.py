@@ -68,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--preset", choices=PRESETS, help="sizes (default: those of this machine's class)")
     added.add_argument("--seconds", type=_positive, help="measure what fits, of most worth a second first")
     added.add_argument("--check", action="store_true", help="only try every table's smallest sizes, beside each other")
-    added.add_argument("--refresh", action="store_true", help="measure again what has a fresh record")
     added.add_argument("--dry-run", action="store_true", help="only print what would be measured, and how long")
 
     added = command("carry", "Pack the project, wheels and text into a folder, for a GPU's machine without a network.")

@@ -73,15 +73,10 @@ def measure(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(chosen, options)
     left = options.seconds and options.seconds - (time.perf_counter() - BEGAN)
-    done = lab.measure(chosen, options.preset, seconds=left, results=options.results, refresh=options.refresh)
+    done = lab.measure(chosen, options.preset, seconds=left, results=options.results)
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
-    again = "the same command without --refresh" if options.refresh else "the same command"
-    print(f"; {again} goes on there" if done.left else "")
-    print(
-        f"rows in {lab.records.folder(options.results) / slug(device_name())}",
-        *plan.missing(done.missing),
-        sep="\n",
-    )
+    print("; the same command goes on there" if done.left else "")
+    print(f"rows in {lab.records.folder(options.results) / slug(device_name())}", *plan.missing(done.missing), sep="\n")
     return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
@@ -100,7 +95,7 @@ def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
 
     device()  # raises where the GPU can't be used, as measuring would
     memory_gib = this_memory_gib() if hasattr(os, "sysconf") else float("inf")  # Windows doesn't tell
-    plans = [plan.plan(e, options.preset, results=options.results, refresh=options.refresh) for e in chosen]
+    plans = [plan.plan(e, options.preset, results=options.results) for e in chosen]
     print("\n".join(plan.lines(plans, memory_gib, options.seconds)))
     return 0
 
@@ -155,11 +150,8 @@ def _train_by_stages(chosen: str, setup: "Setup") -> dict[str, Any]:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    if options.html:
-        if options.html.is_dir():
-            return _fail(f"{options.html} is a folder: name a file to write", 2)
-        if options.html.exists() and options.profile.exists() and options.html.samefile(options.profile):
-            return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
+    if options.html and options.html.resolve() == options.profile.resolve():
+        return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
     try:
         result = _diagnose(options.profile, options)
     except ValueError as error:  # what is no profile, or holds nothing

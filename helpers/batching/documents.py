@@ -68,13 +68,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]
 
 @torch.library.custom_op(f"{OPERATORS}::documents_attention_backward", mutates_args=(), device_types="cpu")
 def _differentiate(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    denominators: Tensor,
-    offsets: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, denominators: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = _like(q), _like(k), _like(v)
     for span in _spans(offsets):

@@ -83,13 +83,7 @@ def _forward(
 
 
 def _backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    mean: Tensor | None,
-    need_weight: bool,
-    need_bias: bool,
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, mean: Tensor | None, need_weight: bool, need_bias: bool
 ) -> list[Tensor]:
     """The gradient of x, then those of weight and bias if needed, in the weight's dtype."""
     out = torch.float32 if weight is None else weight.dtype

@@ -27,12 +27,7 @@ from . import cpu
 PEERS = ("apex", "liger-kernel", "torchao", "transformers", "triton")  # optional packages
 
 # The modules of packages that aren't imported by the name they are installed by.
-MODULES = {
-    "liger-kernel": "liger_kernel",
-    "opencv-python-headless": "cv2",
-    "pillow": "PIL",
-    "scikit-learn": "sklearn",
-}
+MODULES = {"liger-kernel": "liger_kernel", "opencv-python-headless": "cv2", "pillow": "PIL", "scikit-learn": "sklearn"}
 
 CXX = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")  # torch's default compiler; $CXX overrides it
 

@@ -115,10 +115,7 @@ class GPT2LikeModel(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attend: Callable[..., Tensor] | None = None,
+        self, tokens: Tensor, positions: Tensor | None = None, attend: Callable[..., Tensor] | None = None
     ) -> Tensor:
         """Logits (B, T, V) of tokens (B, T).
 

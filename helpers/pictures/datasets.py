@@ -178,11 +178,7 @@ HELD_OUT = 8  # one car of Carvana in so many is for validation
 
 
 def segmentation(
-    path: str | Path | None = None,
-    size: int = 256,
-    samples: int = 4096,
-    validation_samples: int = 512,
-    seed: int = 0,
+    path: str | Path | None = None, size: int = 256, samples: int = 4096, validation_samples: int = 512, seed: int = 0
 ) -> tuple["Carvana | DrawnCars", "Carvana | DrawnCars"]:
     """Training and validation data: Carvana if `path` is given, drawn cars otherwise. `.source` says which."""
     if path is not None:

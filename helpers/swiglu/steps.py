@@ -21,12 +21,7 @@ from . import elementwise
 
 # What a layer keeps for backward, besides its weights.
 KEEP_ALL, KEEP_INPUT, KEEP_TWO, KEEP_8BIT = 0, 1, 2, 3
-LEVELS = {
-    KEEP_ALL: "x, xW, SiLU(xW), xV",
-    KEEP_INPUT: "x",
-    KEEP_TWO: "x, xW, xV",
-    KEEP_8BIT: "x, xW and xV in 8 bits",
-}
+LEVELS = {KEEP_ALL: "x, xW, SiLU(xW), xV", KEEP_INPUT: "x", KEEP_TWO: "x, xW, xV", KEEP_8BIT: "x, xW and xV in 8 bits"}
 
 TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -20,14 +20,7 @@ from ..models import ViT
 from ..pictures import Photos, PictureError, decode_photos, photo_files
 from ..pictures.clothing import PhotoFiles
 from ..pictures.datasets import EpochOrder, collate
-from ..pictures.transforms import (
-    boxes_within,
-    channel_constants,
-    cut_on_device,
-    middle_boxes,
-    normalise,
-    random_boxes,
-)
+from ..pictures.transforms import boxes_within, channel_constants, cut_on_device, middle_boxes, normalise, random_boxes
 from .slow_parts import CollectedMetrics, with_slow_vit_parts
 from .switches import NO_FAULTS, Faults
 from .trainer import Batch, Task

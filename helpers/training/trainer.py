@@ -11,9 +11,8 @@ Its profiler ranges are "forward", "loss", "backward", "optimizer" and "metrics"
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -106,7 +105,6 @@ class Task:
     weight_decay: float = 0.01
     micro_batches: int = 1  # backward takes the loss divided by it, as if so many batches made a step
     metric: Any = None
-    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None = None  # of the weights; else AdamW
     prepare_s: float = 0.0  # spent once before the first epoch, to decode or to tokenise
     skipped: dict[str, str] = field(default_factory=dict)  # files that could not be read, with their faults
 
@@ -149,7 +147,7 @@ class Trainer:
         kernels = {"foreach": False} if faults.unfused_optimizer else {"fused": True}
         kernels = {"foreach": True} if precision.name == "fp16" else kernels
         options = {"lr": task.learning_rate, "weight_decay": task.weight_decay, "capturable": graphed, **kernels}
-        self.optimizer = (task.optimizer or partial(torch.optim.AdamW, **options))(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **options)
         self._in_training = torch.compile(self.model) if compiles else self.model  # validation stays eager
         self._step = TrainingStep(
             self._loss_of,

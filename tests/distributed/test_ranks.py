@@ -84,10 +84,7 @@ def test_sharded_layers_are_scaled_clipped_and_skipped_as_whole_ones(runs):
 
 @pytest.mark.parametrize(
     ("worker", "ranks", "message"),
-    [
-        (cases.one_raises, 2, "rank 1: .*RuntimeError: planted"),
-        (cases.is_killed, 1, "rank 0 was killed by SIGKILL"),
-    ],
+    [(cases.one_raises, 2, "rank 1: .*RuntimeError: planted"), (cases.is_killed, 1, "rank 0 was killed by SIGKILL")],
 )
 def test_a_rank_that_fails_ends_all_with_its_error(worker, ranks, message):
     began = time.monotonic()

@@ -80,12 +80,7 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"),
-    [
-        (bert(), (TOKENS,)),
-        (ResNet.from_name("tiny"), (images(2),)),
-    ],
-    ids=["bert", "resnet"],
+    ("model", "inputs"), [(bert(), (TOKENS,)), (ResNet.from_name("tiny"), (images(2),))], ids=["bert", "resnet"]
 )
 @pytest.mark.parametrize(
     "capture",

@@ -33,9 +33,7 @@ REST_S = 0.02
 
 
 def side_by_side(
-    backends: Iterable[str],
-    built: Callable[[str, Runs], tuple[Callable[[], Any], Row]],
-    seconds: float | None,
+    backends: Iterable[str], built: Callable[[str, Runs], tuple[Callable[[], Any], Row]], seconds: float | None
 ) -> list[Row]:
     """A row for eager and for each of the backends, from one comparison of `seconds`, at least 10 rounds.
 

@@ -27,12 +27,7 @@ def _runs(plan: dict[str, tuple[int, int]]) -> list[Row]:
     version=2,
     columns="epoch_s peak_gib? validation_accuracy train_loss steps source constant_accuracy",
     worth=Worth(
-        30,
-        "the slow training and the fixed one as wholes",
-        cpu=15.7,
-        gpu=10,
-        big_gpu=17,
-        headline={"seed": (0,)},
+        30, "the slow training and the fixed one as wholes", cpu=15.7, gpu=10, big_gpu=17, headline={"seed": (0,)}
     ),
 )
 def whole_runs(size: str, pipeline: str, variant: str, epochs: int, seed: int) -> Row:

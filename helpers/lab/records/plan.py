@@ -69,12 +69,12 @@ class Plan:
         return _sum(self.jobs)
 
 
-def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None, refresh: bool = False) -> Plan:
+def plan(e: Experiment, preset: str | None = None, *, results: Path | str | None = None) -> Plan:
     """What `measure` would measure of a table; `preset` is the machine's class unless given."""
     preset = preset or device_class()
     here = store.read_rows(store.path(slug(device_name()), e.chapter, e.table, results))
     configs = e.configurations(preset)
-    missing = configs if refresh else [config for config in configs if not is_fresh(e, config, preset, here)]
+    missing = [config for config in configs if not is_fresh(e, config, preset, here)]
     recorded = _recorded(e, results) if missing else []
     jobs = []
     for config, seconds in zip(missing, _expected(e, preset, missing, recorded), strict=True):

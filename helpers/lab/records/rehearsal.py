@@ -1,16 +1,13 @@
 """Every table at its smallest sizes, beside each other: does everything run here, and compute what the reference does?
 
 Nothing is recorded: the times mean nothing while other processes use the same device. What a table checks before it
-measures is checked. In a checkout on a GPU, `tests/gpu` runs beside them where pytest is installed.
+measures is checked.
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import queue
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -42,10 +39,6 @@ def rehearse(experiments: Iterable[Experiment], tell: Callable[[str], None] = pr
     faults: list[str] = []
     with contextlib.ExitStack() as ends:
         beside = [threading.Thread(target=_work_off, args=(tables, ends, faults, tell)) for _ in range(processes)]
-        if kind == "cuda" and (command := _gpu_tests(processes)):
-            tests = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            ends.callback(tests.kill)
-            beside.append(threading.Thread(target=_read, args=(tests, faults, tell)))
         ends.callback(_drain, tables)
         for thread in beside:
             thread.start()
@@ -110,18 +103,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, BrokenProcessPool):
         return "its process was killed, or crashed"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _gpu_tests(processes: int) -> list[str]:
-    folder = machine.project_root() / "tests" / "gpu"
-    if not folder.is_dir() or importlib.util.find_spec("pytest") is None:
-        return []
-    beside = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *beside, str(folder)]
-
-
-def _read(tests: subprocess.Popen, faults: list[str], tell: Callable[[str], None]) -> None:
-    began, lines = time.monotonic(), tests.communicate()[0].splitlines() or ["no output"]
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    faults += failed or ([f"tests/gpu: {lines[-1]}"] if tests.returncode else [])
-    tell(f"tests/gpu: {lines[-1]}, {time.monotonic() - began:.1f} s")

@@ -26,7 +26,6 @@ from . import plan, store
 from .experiment import FAILED, Experiment
 
 LOCK = Path(tempfile.gettempdir()) / "deep-learning-speed-measure.lock"
-STALE = " stale"
 LONGEST = 200  # characters of an error in a row
 ATTEMPTS = 3
 SPREAD = 1.3  # a row whose p80 / p20 is above this is noisy
@@ -55,15 +54,13 @@ def measure(
     *,
     seconds: float | None = None,
     results: Path | str | None = None,
-    refresh: bool = False,
 ) -> Progress:
     """Measure every configuration that has no fresh record, and record it as soon as it is done.
 
     `preset` is the machine's class (`device_class`) unless given. The rows of most worth a second come first
     (`plan.in_order`). With `seconds`, none is started that is expected to take longer than the time left: smaller ones
     are. A call with the same arguments resumes, also on another machine of the same card that has these records.
-    `refresh` first marks existing records as stale, so that a later call without it resumes an interrupted refresh. A
-    configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
+    A configuration that raises, or whose variant disagrees with the reference, is recorded as failed. An error that
     leaves the device unusable is raised.
 
     Before anything is measured, damaged tables, folders that can't be written, `python -O`, and another `measure` on
@@ -73,23 +70,19 @@ def measure(
     machine.check_assertions()
     preset = preset or machine.device_class()
     with contextlib.nullcontext() if preset == "small" else _alone():
-        return _measure(list(experiments), preset, seconds, results, refresh)
+        return _measure(list(experiments), preset, seconds, results)
 
 
-def _measure(
-    experiments: list[Experiment], preset: str, seconds: float | None, results: Path | str | None, refresh: bool
-) -> Progress:
+def _measure(experiments: list[Experiment], preset: str, seconds: float | None, results: Path | str | None) -> Progress:
     began, gpu = time.perf_counter(), machine.slug(machine.device_name())
     stored = [row for e in experiments for row in store.read_rows(_file(gpu, e, results))]
     for folder in {_file(gpu, e, results).parent for e in experiments if e.configurations(preset)}:
         files.check_writable(folder, "--results")
-    if refresh:
-        for e in experiments:
-            _mark_stale(_file(gpu, e, results), preset)
     plans = [plan.plan(e, preset, results=results) for e in experiments]
     todo = plan.in_order(plans)
     pages = (keep_pages() or "kept") if machine.device().type == "cpu" and preset != "small" else ""
-    rates = None if preset == "small" else _rates(stored, preset)
+    of_preset = [row["matmul_tflops"] for row in stored if row["preset"] == preset and row.get("matmul_tflops")]
+    rates = None if preset == "small" else list(map(float, of_preset))  # of matrix products beside this machine's rows
     last: dict[str, tuple[plan.Pending, float]] = {}  # of each table, and what it took
     best: dict[int, tuple[float, list[store.Row]]] = {}
     spent = [0.0] * len(todo)
@@ -123,11 +116,6 @@ def _measure(
             waiting = [number for number, (excess, _) in best.items() if excess > 1]
     left = [pending for number, pending in enumerate(todo) if number not in best]
     return Progress(len(best), sum(p.fresh for p in plans), failed, left)
-
-
-def _rates(stored: list[store.Row], preset: str) -> list[float]:
-    """The rates of matrix products beside this machine's rows."""
-    return [float(row["matmul_tflops"]) for row in stored if row["preset"] == preset and row.get("matmul_tflops")]
 
 
 @contextlib.contextmanager
@@ -206,15 +194,6 @@ def provenance(e: Experiment, preset: str) -> store.Row:
     known = machine.environment()
     origin = {name: known[name] for name in store.PROVENANCE if name in known}
     return origin | {"preset": preset, "method": e.version}
-
-
-def _mark_stale(file: Path, preset: str) -> None:
-    rows = store.read_rows(file)
-    for row in rows:
-        if row["preset"] == preset and not row["method"].endswith(STALE):
-            row["method"] += STALE
-    if rows:
-        store.rewrite(file, rows)
 
 
 def _file(gpu: str, e: Experiment, results: Path | str | None) -> Path:

@@ -118,12 +118,6 @@ def replace(file: Path, rows: Iterable[Row], identity: Iterable[str] = ()) -> No
         _write(file, retained + new)
 
 
-def rewrite(file: Path, rows: Iterable[Row]) -> None:
-    """Replace all rows of a record file."""
-    with files.locked(file.parent):
-        _write(file, [{name: cell(value) for name, value in row.items()} for row in rows])
-
-
 def key(row: Mapping[str, Any], identity: Iterable[str]) -> tuple[str, ...]:
     """The identity columns of a row as text, equal for a row just measured and the same row read from a file."""
     return tuple(cell(row.get(name, "")) for name in identity)

@@ -87,16 +87,6 @@ def test_every_row_says_where_it_comes_from_and_presets_do_not_replace_each_othe
     assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
 
-def test_a_refresh_that_was_stopped_is_gone_on_with(tmp_path):
-    measure([SQUARES], "cpu", results=tmp_path)
-    assert measure([SQUARES], "cpu", results=tmp_path, refresh=True, seconds=0.0).left == 3
-    assert len(read(SQUARES, tmp_path)) == 3  # still there, as stale
-    CALLS.clear()
-    assert measure([SQUARES], "cpu", results=tmp_path).measured == 3
-    assert CALLS == [2, 3, 4]
-    assert measure([SQUARES], "cpu", results=tmp_path).measured == 0
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -21,9 +21,7 @@ def test_a_machine_is_asked_for_its_own_null_trials_then_for_its_classs(monkeypa
 
     def read(name, chapter, table):
         logs = rows.get(name, [])
-        return pd.DataFrame(
-            {"ratio": np.exp(logs), "starts": 1, "allocator": "kept"} if logs else {},
-        )
+        return pd.DataFrame({"ratio": np.exp(logs), "starts": 1, "allocator": "kept"} if logs else {})
 
     monkeypatch.setattr(luck.store, "read", read)
     monkeypatch.setattr(luck.store, "devices", lambda *, cpu: list(rows) if cpu else [])
