@@ -226,6 +226,9 @@ def roofline(ceilings: pd.DataFrame, layers: pd.DataFrame, ladder: pd.DataFrame)
     if by_library == by_library:
         peaks = peaks.rename({"float32": "float32 by MKL"})
         peaks["float32 by oneDNN"] = by_library
+    peaks = peaks.sort_values()
+    apart = (peaks.pct_change() > SAME).cumsum()  # types of nearly one rate share a line
+    peaks = pd.Series({" and ".join(of.index): of.max() for _, of in peaks.groupby(apart)})
     points = layers[(layers["total_ms"] > 0) & (layers["gflop"] > 0)]
     points = points.groupby(["variant", "type"])[["gflop", "moved_mib", "total_ms"]].sum().reset_index()
     points["intensity"] = points["gflop"] * 1e9 / (points["moved_mib"] * 2**20)

@@ -30,7 +30,7 @@ LUCK_HERE = 0.002  # over trials of functions in one process
 WEIGHT = 8  # starts that `LUCK` counts as, beside those of the trial
 SHOWN, DECIDED = 0.95, 0.99  # confidence of the interval that is shown, and of a verdict
 # A trial that looks at its result up to `MOST_LOOKS` times and ends when it is decided has this confidence at each, and
-# `DECIDED` in all: simulated, at most 0.8 % of null trials of any machine in `simulation` end with an effect.
+# about `DECIDED` in all: chapter 3 simulates it.
 MOST_LOOKS, AT_A_LOOK = 8, 1 - (1 - DECIDED) / 4
 TRIMMED = 0.2  # of a start's pairs, at either end
 LEAST_PAIRS = 4  # within a start; fewer have no spread that could be estimated

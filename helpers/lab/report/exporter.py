@@ -59,16 +59,22 @@ def typst_string(text: object) -> str:
 
 
 def compile_pdf(source: str, folder: Path) -> bytes:
-    """The PDF of Typst source whose pictures lie in `folder`, without fonts of the system and without dates."""
+    """The PDF of Typst source whose pictures lie in `folder`, without fonts of the system and without dates.
+
+    A layout that doesn't settle is an error: its pages and tables would have wrong numbers.
+    """
     import typst
 
     shutil.copy(TEMPLATES / "style.typ", folder)
     main = folder / "main.typ"
     main.write_text(source, encoding="utf-8")
     try:
-        return packed(typst.compile(str(main), root=str(folder), ignore_system_fonts=True))
+        pdf, warned = typst.compile_with_warnings(str(main), root=str(folder), ignore_system_fonts=True)
     except typst.TypstError as error:
         raise BuildError(f"Typst cannot compile it: {error}") from None
+    if unsettled := [warning.message for warning in warned if "converge" in warning.message]:
+        raise BuildError(f"Typst: {unsettled[0]}")
+    return packed(pdf)
 
 
 def packed(pdf: bytes) -> bytes:

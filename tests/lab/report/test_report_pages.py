@@ -1,13 +1,16 @@
 """The committed report's pages: their size in bytes, and how they are filled. Faults set on purpose are found."""
 
+import re
 from pathlib import Path
 
 import pypdfium2
+import pytest
 import typst
 from pdf_layout import beyond_margins, parted_headings, short_pages
 from pdf_text import pages_of
 
-from helpers.lab.report.exporter import packed
+from helpers.lab.report.convert import BuildError
+from helpers.lab.report.exporter import compile_pdf, packed
 
 REPORT = Path(__file__).parents[3] / "report.pdf"
 STYLE = '#set page(paper: "a4", margin: (x: 20mm, top: 18mm, bottom: 20mm), footer: [7])\n'
@@ -20,6 +23,20 @@ def pdf(body: str) -> bytes:
 def test_the_report_has_at_most_44_pages_and_a_megabyte_and_a_half():
     assert REPORT.stat().st_size <= 1_500_000
     assert len(pypdfium2.PdfDocument(REPORT)) <= 44
+
+
+def test_pages_tables_and_figures_are_numbered_in_order():
+    pages = [page.get_textpage().get_text_bounded() for page in pypdfium2.PdfDocument(REPORT)]
+    assert [page.strip().splitlines()[-1] for page in pages] == [str(number) for number in range(1, len(pages) + 1)]
+    for kind in ("Table", "Figure"):
+        numbers = [int(number) for page in pages for number in re.findall(rf"^{kind} (\d+)\. ", page, re.MULTILINE)]
+        assert sorted(numbers) == list(range(1, len(numbers) + 1)) and len(numbers) > 20
+
+
+def test_a_layout_that_does_not_settle_is_an_error(tmp_path):
+    source = '#import "style.typ": *\n#context for _ in range(query(heading).len() + 1) [= One more]'
+    with pytest.raises(BuildError, match="converge"):
+        compile_pdf(source, tmp_path)
 
 
 def test_nothing_in_the_report_stands_out_of_the_margins():
