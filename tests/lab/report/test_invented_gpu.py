@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers import experiments, lab
-from helpers.lab import records
 from helpers.lab.machine import slug
+from helpers.lab.records import store
 from helpers.lab.records.results import main_machine, recorded
 from helpers.lab.report import notebook
 
@@ -33,26 +33,26 @@ def names_a_constant(node: ast.stmt) -> bool:
 
 def invent(e: lab.Experiment, cpu: str, share: float) -> None:
     """Rows of the GPU's configurations: each has the figures of the CPU's row that is most like it."""
-    there, identity = records.whole_rows(records.path(cpu, e.chapter, e.table)), e.identity("cpu")
+    there, identity = store.whole_rows(store.path(cpu, e.chapter, e.table)), e.identity("cpu")
     configs = e.configurations("big-gpu")
     rows = []
     for config in configs[: max(1, round(len(configs) * share))]:
         like = max(there, key=lambda row: sum(str(row.get(name)) == str(value) for name, value in config.items()))
-        same = [row for row in there if records.key(row, identity) == records.key(like, identity)]
+        same = [row for row in there if store.key(row, identity) == store.key(like, identity)]
         figures = [{name: value for name, value in row.items() if name not in (*identity, "checksum")} for row in same]
         rows += [row | config | GPU | {"date": "2030-01-01", "method": str(e.version)} for row in figures]
-    records.replace(records.path(slug(GPU["gpu"]), e.chapter, e.table), rows)
+    store.replace(store.path(slug(GPU["gpu"]), e.chapter, e.table), rows)
 
 
 @pytest.fixture(params=[1.0, 0.5], ids=["whole tables", "halves of every other one"])
 def invented(request, tmp_path, monkeypatch):
     """The CPU's records, and a GPU's that nobody has."""
-    (cpu,) = records.devices(cpu=True)
-    shutil.copytree(records.folder() / cpu, tmp_path / cpu)
+    (cpu,) = store.devices(cpu=True)
+    shutil.copytree(store.folder() / cpu, tmp_path / cpu)
     monkeypatch.setenv("HELPERS_RESULTS", str(tmp_path))
     monkeypatch.setenv("HELPERS_LIVE", "no")
     monkeypatch.setenv("HELPERS_FIGURES", str(tmp_path / "figures"))
-    tables = [e for e in experiments.select([]) if records.path(cpu, e.chapter, e.table).exists()]
+    tables = [e for e in experiments.select([]) if store.path(cpu, e.chapter, e.table).exists()]
     for e in tables[:: 1 if request.param == 1.0 else 2]:
         if e.configurations("big-gpu"):
             invent(e, cpu, request.param)
