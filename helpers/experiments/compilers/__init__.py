@@ -12,8 +12,6 @@ from .fusing import fusion
 from .inference import latency
 from .training_steps import training
 
-__all__ = ["fusion", "latency", "semantics", "training"]
-
 
 @experiment(
     small=[{"case": "printing"}],
