@@ -17,7 +17,7 @@ from .training_steps import training
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
     version=2,
-    columns="variant outcome message? breaks recompiles",
+    columns="variant outcome",
     timed=False,
     worth=Worth(1, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1.5),
 )
