@@ -20,6 +20,7 @@ FP32_RESULT = "fp32 result"  # summed and returned in fp32, unless a dtype is as
 PROMOTE = "promote"  # inputs are cast to fp32 if one of them is fp32
 REFUSE = "refused"  # an error: half precision is not safe for it
 TORCHS = "torch's"  # torch's own autocast casts: cuDNN's recurrent layers, whose weights lie in one buffer
+_POLICIES = {name: name for name in (LOW, FP32, FP32_RESULT, PROMOTE, REFUSE, TORCHS)}  # they are compared by identity
 
 _OPERATORS = {
     "matmul": ("__matmul__", "__rmatmul__"),
@@ -37,7 +38,7 @@ def policies() -> dict[Callable, dict[str, str]]:
     for kind in ("cpu", "cuda"):
         for policy, names in (*lists["both"].items(), *lists[kind].items()):
             for function in _functions(names):
-                by_function.setdefault(function, {})[kind] = policy
+                by_function.setdefault(function, {})[kind] = _POLICIES[policy]
     return by_function
 
 
