@@ -49,7 +49,7 @@ def counted(setup: Setup) -> list[Peak]:
         tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
         for weight in trainer.model.parameters():
             weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
-        split_step(ledger, trainer.model.layers, trainer.optimizer)
+        split_step(ledger, trainer.model, trainer.optimizer)
         ledger.begin_step(trainer.model, trainer.optimizer, [tokens])
         trainer.step(tokens)
     return ledger.peaks
@@ -95,7 +95,7 @@ def count_rank(job: Job, ranks: int) -> Ledger:
         train_step(job, plain, optimizer, batches)
         ledger.learn(plain, optimizer, [tensor for batch in batches for tensor in batch])
         optimizer.zero_grad()
-        split_step(ledger, plain.layers, optimizer)
+        split_step(ledger, plain, optimizer)
         ledger.begin_phase(first=True)
         train_step(job, model, optimizer, batches)
     return ledger

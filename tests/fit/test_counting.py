@@ -66,7 +66,9 @@ def test_a_deep_models_peak_follows_from_two_and_three_layers(change):
     assert count(setup).bytes == max(peak.bytes for peak in counted(setup))
 
 
-@pytest.mark.parametrize(("strategy", "checkpointing"), [("ddp", "none"), ("zero2", "none"), ("zero3", "full")])
+@pytest.mark.parametrize(
+    ("strategy", "checkpointing"), [("ddp", "none"), ("ddp", "full"), ("zero2", "none"), ("zero3", "full")]
+)
 def test_so_does_a_ranks_and_its_parts_are_those_of_the_strategy(strategy, checkpointing):
     chosen = job(strategy, layers=5, precision="amp-bf16", checkpointing=checkpointing)
     peak = rank_peak(chosen, 8)
