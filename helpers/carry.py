@@ -21,31 +21,6 @@ from .text import local_wikitext
 GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17, 12, 5)  # 2.x, of wheels that a Linux of today runs
 ON_EVERY_ONE = ("torch", "triton", *(importlib.metadata.requires("torch") or []))  # which no wheel here replaces
 
-GO = """#!/bin/bash
-# bash go check | bash go SECONDS: on the GPU's machine. Records come as results.tgz into $OUT, else into this folder.
-here=$(cd "$(dirname "$0")" && pwd)
-out=${OUT:-$here}
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-if compgen -G "$here/wheels/*.whl" >/dev/null; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" "$here"/wheels/*.whl || exit 1
-fi
-cd "$here/project" || exit 1
-export PYTHONPATH="$site:$here/project" PYTHONUNBUFFERED=1
-if [ -d "$here/text" ]; then export HELPERS_WIKITEXT="$here/text"; fi
-if [ "$1" = check ]; then
-  beside=$(python3 -c "import xdist" 2>/dev/null && echo -n 4)
-  python3 -m pytest -v -p no:cacheprovider $beside tests/gpu >"$out/tests_gpu.txt" 2>&1 &
-  python3 -m helpers measure --check; rc=$?
-  wait $! || rc=1
-  grep -E "FAILED|ERROR| passed" "$out/tests_gpu.txt"
-  exit $rc
-else
-  trap 'tar czf "$out/results.tgz" -C data results; rm -rf "$site"' EXIT
-  timeout $(($1 + 20)) python3 -m helpers measure --seconds "$1"
-fi
-"""
-
 
 def carry(folder: Path, python: str = "3.12", has: Path | None = None, wheels: Path | None = None) -> str:
     """Fill a folder with a clone of the last commit, wheels for that Python on Linux, and WikiText; a line about it.
@@ -67,7 +42,7 @@ def carry(folder: Path, python: str = "3.12", has: Path | None = None, wheels: P
     subprocess.run(["git", "clone", "-q", "--depth", "1", root.as_uri(), str(folder / "project")], check=True)
     if text := local_wikitext():
         shutil.copytree(text, folder / "text")
-    (folder / "go").write_text(GO)
+    shutil.copyfile(Path(__file__).with_name("go.sh"), folder / "go")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     named = f"; no wheel of {', '.join(without)}" if without else ""
     return f"{folder}: {size / 1e6:.0f} MB, text: {'WikiText' if text else 'generated'}{named}. There: bash go check"

@@ -13,6 +13,7 @@ from helpers.commands import main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.machine import device_name, slug
+from helpers.lab.records import store
 from helpers.lab.records.experiment import PRESETS
 
 
@@ -99,7 +100,7 @@ sys.exit(main(["measure", "batching/padding", "--preset", "small", "--results", 
 
 
 def test_doctor_says_what_is_here_and_goes_on_after_a_damaged_table(tmp_path, capsys):
-    file = records.path(slug(device_name()), "batching", "padding", tmp_path)
+    file = store.path(slug(device_name()), "batching", "padding", tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text("garbage")
     assert main(["doctor", "--results", str(tmp_path)]) == 1

@@ -32,7 +32,7 @@ class Autocast(contextlib.ContextDecorator):
             loss = criterion(model(x), target)
         loss.backward()
 
-    `autocast_policy.LISTS` says which: networks run in the same types as under torch.autocast, on a GPU and on a CPU.
+    `autocast_policy.toml` says which: networks run in the same types as under torch.autocast, on a GPU and on a CPU.
     `device_type` restricts it to one kind of device. In-place and out= variants, fp64 and integers are left alone.
     Casts are differentiated, so gradients have the types of their parameters. With `cache_enabled` an fp32 weight is
     cast once, until the outermost region ends or the weight changes.

@@ -94,9 +94,6 @@ class Packed(NamedTuple):
         """The same on another device."""
         return Packed(*(part.to(device, non_blocking=non_blocking) for part in self))
 
-    def pin_memory(self) -> "Packed":
-        return Packed(*(part.pin_memory() for part in self))
-
     def layout(self) -> PackedLayout:
         """Where the documents lie, for attention; the padding is one more. For tensors on the host: it reads them."""
         return PackedLayout(self.offsets, len(self.tokens))

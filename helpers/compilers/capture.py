@@ -96,13 +96,12 @@ def forget_compiled() -> None:
     clear_compilation_metrics()
 
 
-def dynamo_reasons(fn: Function, example: Example) -> tuple[list[str], list[str]]:
-    """The reasons of Dynamo's graph breaks in `fn(*example)`, and of its recompilations since `forget_compiled`."""
+def dynamo_counts(fn: Function, example: Example) -> tuple[int, int]:
+    """How many graph breaks Dynamo has in `fn(*example)`, and how often it recompiled since `forget_compiled`."""
     from torch._dynamo.utils import get_compilation_metrics
 
-    reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
-    breaks = torch._dynamo.explain(fn)(*example).break_reasons
-    return [str(each.reason) for each in breaks], [reason.partition(": ")[2] for reason in reasons]
+    recompiles = sum(bool(metrics.recompile_reason) for metrics in get_compilation_metrics())
+    return len(torch._dynamo.explain(fn)(*example).break_reasons), recompiles
 
 
 def show(variant: str, fn: Function, *example: Any) -> str:

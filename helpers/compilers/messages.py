@@ -44,7 +44,8 @@ def failure_line(step: str, error: Exception) -> str:
     """The step, and the first line of the innermost cause (outer ones are generic)."""
     messages = [_COLOURS.sub("", str(each)).strip() for each in _causes(error)]
     reason = next((text.splitlines()[0].strip() for text in reversed(messages) if text), type(error).__name__)
-    return _shortened(f"{step} failed: {reason}")
+    line = f"{step} failed: {reason}"
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def clean(text: str) -> str:
@@ -54,23 +55,8 @@ def clean(text: str) -> str:
     return text
 
 
-def first_line(text: str) -> str:
-    """The first line that isn't empty, cleaned, without a trailing comment on its location."""
-    lines = (line.strip() for line in clean(text).splitlines())
-    return _shortened(re.sub(r"\s{2,}#.*$", "", next(filter(None, lines), "")))
-
-
-def named(problem: BaseException | Warning) -> str:
-    """An error or a warning: its class and its first line."""
-    return f"{type(problem).__name__}: {first_line(str(problem))}".rstrip(": ")
-
-
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and the chain of its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"

@@ -1,7 +1,7 @@
 """Whether captured functions behave as the originals.
 
     measure_semantics("branch on data", "torch.jit.trace")
-    {"case": "branch on data", "variant": "torch.jit.trace", "outcome": "wrong, with a warning", …}
+    {"case": "branch on data", "variant": "torch.jit.trace", "outcome": "wrong, with a warning"}
 
 A case is captured with its example, then called with it, then with other arguments (or in another mode, or with another
 setting) that lead to another path through the function. Compared is everything that a caller can observe: output or
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..lab.arguments import check_choice
 from ..lab.machine import check_assertions
 from ..lab.records import STATUS, Row
-from . import backends, capture, messages
+from . import backends, capture
 from .capture_cases import CASES, Case
 
 RIGHT, SILENT, WARNED = "right", "silently wrong", "wrong, with a warning"
@@ -38,9 +38,8 @@ Observed = tuple[Any, ...]  # of a call: output, printed text, list items and ar
 def measure_semantics(case: str, variant: str) -> Row:
     """Capture a case by a variant, call it, and return one row about the result.
 
-    `outcome` is one of `OUTCOMES`; `message` is torch's error, warning, reason of a graph break or failed guard in one
-    line; `breaks` and `recompiles` are Dynamo's counts. Costs some milliseconds, with inductor seconds of a C++
-    compiler. If inductor can't compile on this machine, the row has a `status` and no outcome.
+    `outcome` is one of `OUTCOMES`. Costs some milliseconds, with inductor seconds of a C++ compiler. If inductor can't
+    compile on this machine, the row has a `status` and no outcome.
     """
     check_assertions()  # the cases' and torch's
     check_choice(CASES, case=case)
@@ -49,13 +48,11 @@ def measure_semantics(case: str, variant: str) -> Row:
         return {"case": case, "variant": variant, STATUS: reason}
     make = CASES[case]
     with torch.random.fork_rng(devices=[]), capture.isolated():
-        result, message = _outcome(make, capture.VARIANTS[variant])
-        plain = make()
-        breaks, guards = capture.dynamo_reasons(plain.fn, plain.example) if variant in capture.BY_DYNAMO else ([], [])
-    if result == RIGHT and (breaks or guards):
-        result, message = BREAKS if breaks else RECOMPILES, messages.first_line([*breaks, *guards][0])
-    row = {"case": case, "variant": variant, "outcome": result, "message": message}
-    return row | {"breaks": len(breaks), "recompiles": len(guards)}
+        result, plain = _outcome(make, capture.VARIANTS[variant]), make()
+        breaks, recompiles = capture.dynamo_counts(plain.fn, plain.example) if variant in capture.BY_DYNAMO else (0, 0)
+    if result == RIGHT and (breaks or recompiles):
+        result = BREAKS if breaks else RECOMPILES
+    return {"case": case, "variant": variant, "outcome": result}
 
 
 def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
@@ -64,29 +61,25 @@ def outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
     `make` makes the case anew, for a call may change its state.
     """
     with capture.isolated():
-        return _outcome(make, capturing)[0]
+        return _outcome(make, capturing)
 
 
-def _outcome(make: Callable[[], Case], capturing: capture.Capture) -> tuple[str, str]:
-    """The outcome, and torch's error or warning in one line."""
+def _outcome(make: Callable[[], Case], capturing: capture.Capture) -> str:
     expected = _calls(plain := make(), plain.fn)
     case = make()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             captured = capturing(case.fn, copy.deepcopy(case.example))
-        except Exception as error:
-            return REFUSES, messages.named(error)
+        except Exception:
+            return REFUSES
         calls = _calls(case, captured)
-    for (_, error), (_, plain_error) in zip(calls, expected, strict=True):
-        if error and not plain_error:
-            return REFUSES, messages.named(error)
+    if any(error and not plain_error for (_, error), (_, plain_error) in zip(calls, expected, strict=True)):
+        return REFUSES
     if same([observed for observed, _ in calls], [observed for observed, _ in expected]):
-        return RIGHT, ""
-    for warning in caught:
-        if "deprecated" not in str(warning.message):  # which isn't about the case
-            return WARNED, messages.named(warning.message)
-    return SILENT, ""
+        return RIGHT
+    # what is deprecated isn't about the case
+    return WARNED if any("deprecated" not in str(warning.message) for warning in caught) else SILENT
 
 
 def same(result: Any, expected: Any) -> bool:

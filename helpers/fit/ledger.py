@@ -12,6 +12,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..models import Llama
+
 BLOCK = 512  # bytes: the CUDA allocator's sizes are multiples of it
 # The method by which DTensor infers a result's shape, as named in torch 2.11 and 2.13.
 INFERS = "_propagate_tensor_meta_non_cached"
@@ -150,7 +152,7 @@ class Ledger(TorchDispatchMode):
     def _look(self) -> None:
         """Remember the parts if this is the phase's peak so far, or still is."""
         if self.bytes >= self.peaks[-1].bytes:
-            in_backward = len(self.peaks) > 1 or torch._C._current_autograd_node() is not None
+            in_backward = len(self.peaks) > 2 or torch._C._current_autograd_node() is not None
             moment = "backward" if in_backward else "forward"
             self.peaks[-1] = Peak(self.bytes, moment, dict(self.parts))
 
@@ -195,8 +197,10 @@ class Ledger(TorchDispatchMode):
             self._set(key, 0, "gradients")
 
 
-def split_step(ledger: Ledger, layers: torch.nn.ModuleList, optimizer: torch.optim.Optimizer) -> None:
-    """Begin phases of the ledger where backward reaches the last block but one and the first, and at the optimizer."""
+def split_step(ledger: Ledger, model: Llama, optimizer: torch.optim.Optimizer) -> None:
+    """Begin phases of the ledger where the model has returned, if it is called (autocast's copies of its weights end
+    there), where backward reaches the last block but one and the first, and at the optimizer."""
+    layers = model.layers
 
     def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -204,22 +208,24 @@ def split_step(ledger: Ledger, layers: torch.nn.ModuleList, optimizer: torch.opt
 
     for block in {layers[-2], layers[0]} if len(layers) > 1 else ():
         block.register_forward_hook(hook)
+    model.register_forward_hook(lambda *_: ledger.begin_phase())
     optimizer.register_step_pre_hook(lambda *_: ledger.begin_phase())
 
 
 def deepened(phases: Callable[[int], list[Peak]], layers: int) -> Peak:
     """The peak of a step of many layers, from the peaks of its phases with two layers and with three.
 
-    Until backward has left the last block, memory grows with each layer by what the layer saves; from the first block
-    on by its gradients; in between, a phase that a step of two layers lacks, by the larger of the two.
+    In forward, and until backward has left the last block, memory grows with each layer by what the layer saves; from
+    the first block on by its gradients; in between, a phase that a step of two layers lacks, by the larger of the two.
     """
     fewer, more = COUNTED_LAYERS
     if layers <= more:
         return max(phases(layers), key=_bytes)
-    (early, *late), (first, middle, *rest) = phases(fewer), phases(more)
-    steps = [_plus(high, low, -1) for high, low in zip((first, *rest), (early, *late), strict=True)]
-    deep = [_plus(high, step, layers - more) for high, step in zip((first, *rest), steps, strict=True)]
-    deep.append(_plus(middle, max(steps[:2], key=_bytes), layers - more))
+    low, (*forward, early, middle, late, last) = phases(fewer), phases(more)
+    high = (*forward, early, late, last)
+    steps = [_plus(deeper, shallow, -1) for deeper, shallow in zip(high, low, strict=True)]
+    deep = [_plus(peak, step, layers - more) for peak, step in zip(high, steps, strict=True)]
+    deep.append(_plus(middle, max(steps[-3:-1], key=_bytes), layers - more))
     return max(deep, key=_bytes)
 
 

@@ -5,9 +5,8 @@ collectives return at once and move nothing: values are meaningless, but shapes,
 collectives are those of a real cluster.
 
 Allocations are those of a real cluster too, except for NCCL's own buffers, which torch doesn't count (some 100 MiB to a
-few GiB). On CUDA the allocator's peak is measured, and the time of a step without communication. On the CPU the same
-code runs on fake tensors, and a `Ledger` counts the bytes they would take; kernels' workspaces (cuBLAS: 32 MiB and
-more) are not counted.
+few GiB). On CUDA the allocator's peak is measured. On the CPU the same code runs on fake tensors, and a `Ledger` counts
+the bytes they would take; kernels' workspaces (cuBLAS: 32 MiB and more) are not counted.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from ..distributed import Job, strategies
 from ..distributed.training import Batches, micro_batches, optimizer_of, state_bytes, train_step
 from ..lab.machine import device as this_device
 from ..lab.memory import GIB, peak_memory
-from ..lab.timing import Timing, each
 from ..models.llama import preset
 from ..rush import Setup, Trainer
 from .ledger import Ledger, Peak, deepened, split_step
@@ -51,62 +49,45 @@ def counted(setup: Setup) -> list[Peak]:
         tokens = torch.zeros(setup.batch, setup.sequence + 1, dtype=torch.long)
         for weight in trainer.model.parameters():
             weight.register_post_accumulate_grad_hook(lambda weight: ledger.name("gradients", [weight.grad]))
-        split_step(ledger, trainer.model.layers, trainer.optimizer)
+        split_step(ledger, trainer.model, trainer.optimizer)
         ledger.begin_step(trainer.model, trainer.optimizer, [tokens])
         trainer.step(tokens)
     return ledger.peaks
 
 
-def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> dict[str, Any]:
-    """State and peak memory of a rank of `ranks` in a step after the first (which creates optimizer state), as a row.
+def rank_memory(job: Job, ranks: int, *, count: bool | None = None) -> float:
+    """The peak memory, in GiB, of a rank of `ranks` in a step after the first, which creates optimizer state.
 
-    `job.batch` is that of all ranks, as in training; `job.backend` is ignored. `how` is "measured" or "counted": on a
-    GPU the peak is measured and `job.steps` steps are timed, unless `count=True`; on a CPU only with `count=False`.
+    `job.batch` is that of all ranks, as in training; `job.backend` is ignored. On a GPU the peak is measured, unless
+    `count=True`; on a CPU it is counted, unless `count=False`.
     """
     job.check(ranks)
     count = this_device().type != "cuda" if count is None else count
-    if count:
-        ledger, state = count_rank(job, ranks)
-        measured = _row("counted", state, ledger.peak.bytes)
-    else:
-        measured = _measured(job, ranks)
-    return {
-        "simulated": True,
-        "strategy": job.strategy,
-        "ranks": ranks,
-        "model": job.model,
-        "batch_per_rank": job.batch // job.data_ranks(ranks),
-        "sequence": job.sequence,
-        "precision": job.precision,
-        "checkpointing": job.checkpointing,
-    } | measured
+    return (count_rank(job, ranks).peak.bytes if count else _measured(job, ranks)) / GIB
 
 
-def _measured(job: Job, ranks: int) -> dict[str, Any]:
+def _measured(job: Job, ranks: int) -> int:
     device = this_device()
     with real(job, ranks, device) as (model, optimizer, batches):
         train_step(job, model, optimizer, batches)
-        if device.type == "cpu":  # its peak counts from a call's start, so what is allocated before is added
-            state = state_bytes(model, optimizer)
-            optimizer.zero_grad()
-            added = peak_memory(lambda: train_step(job, model, optimizer, batches)).added_bytes
-            return _row("measured", state, state["parameter_bytes"] + state["optimizer_bytes"] + added)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        timing = Timing.of(each(range(job.steps), lambda _: train_step(job, model, optimizer, batches)))
-        row = _row("measured", state_bytes(model, optimizer), torch.cuda.max_memory_allocated())
-    return row | {"compute_ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "n": timing.n}
+        state = state_bytes(model, optimizer)
+        optimizer.zero_grad()
+        memory = peak_memory(lambda: train_step(job, model, optimizer, batches))
+    if device.type == "cuda":
+        return memory.peak_bytes
+    # A CPU's peak counts from a call's start, so what is allocated before is added.
+    return state["parameter_bytes"] + state["optimizer_bytes"] + memory.added_bytes
 
 
 def rank_peak(job: Job, ranks: int) -> Peak:
     """The peak of a rank by part, counted with few layers; `rank_memory` counts all of them."""
     job.check(ranks)
     layers = job.layers or preset(job.model)["layers"]
-    return deepened(lambda layers: count_rank(replace(job, layers=layers), ranks)[0].peaks, layers)
+    return deepened(lambda layers: count_rank(replace(job, layers=layers), ranks).peaks, layers)
 
 
-def count_rank(job: Job, ranks: int) -> tuple[Ledger, dict[str, int]]:
-    """The ledger of a rank's second step, and the bytes of its state."""
+def count_rank(job: Job, ranks: int) -> Ledger:
+    """The ledger of a rank's second step."""
     ledger = Ledger(job.batch // job.data_ranks(ranks) * job.sequence // job.accumulate)
     with weightless(job, ranks, ledger) as (model, optimizer, batches):
         plain = getattr(model, "module", model)
@@ -114,15 +95,10 @@ def count_rank(job: Job, ranks: int) -> tuple[Ledger, dict[str, int]]:
         train_step(job, plain, optimizer, batches)
         ledger.learn(plain, optimizer, [tensor for batch in batches for tensor in batch])
         optimizer.zero_grad()
-        split_step(ledger, plain.layers, optimizer)
+        split_step(ledger, plain, optimizer)
         ledger.begin_phase(first=True)
         train_step(job, model, optimizer, batches)
-        return ledger, state_bytes(model, optimizer)
-
-
-def _row(how: str, state: dict[str, int], peak_bytes: int) -> dict[str, Any]:
-    states = {name.replace("_bytes", "_gib"): size / GIB for name, size in state.items()}
-    return {"how": how, "peak_gib": peak_bytes / GIB} | states
+    return ledger
 
 
 @contextlib.contextmanager

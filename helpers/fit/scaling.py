@@ -3,7 +3,7 @@
     predict(Job(strategy="zero3", model="llama-3.1-8b", precision="amp-bf16", batch=64, sequence=2048), ranks=64,
             inside=CLUSTERS[2], compute_ms=900.0)
 
-Only `compute_ms` is measured, by `rank.rank_memory` on one GPU. Bandwidths and latencies are data with their sources,
+`compute_ms` is that of one GPU, measured or assumed. Bandwidths and latencies are data with their sources,
 so that they can be checked and replaced. Beside them is taken for granted:
 
 - a rank sends (n−1)/n of the bytes, twice for an all-reduce (nccl-tests, doc/PERFORMANCE.md);

@@ -129,11 +129,10 @@ class Comparison:
 
     def row(self, variant: str, to: str) -> dict[str, Any]:
         """A variant's columns in a record: its times, its baseline with its time, and the paired ratio."""
-        median, p20, p80 = self.ratio(variant, to)
         baseline = {"baseline": to, "baseline_ms": self.timing(to).median_ms}
-        spread = {"ratio": median, "ratio_p20": p20, "ratio_p80": p80}
         paired = self.estimate(variant, to)
-        return self.timing(variant).row() | baseline | spread | (paired.row() if paired else {})
+        ratio = paired.row() if paired else {"ratio": self.ratio(variant, to)[0]}
+        return self.timing(variant).row() | baseline | ratio
 
     def table(self, to: str | None = None) -> pd.DataFrame:
         """One row a variant; the ratio is to `to` (the first variant if not given)."""

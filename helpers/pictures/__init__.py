@@ -6,15 +6,11 @@ datasets           photos as batches, a broken one left out; cars with their mas
 transforms         a part is cut out, made square, perhaps mirrored, normalised
 """
 
-from .clothing import PictureError, cores, local_photos, photo_files, read_photo
-from .datasets import Carvana, DrawnCars, Photos, decode_photos, preload, segmentation
+from .clothing import PictureError, cores, local_photos, photo_files
+from .datasets import Photos, decode_photos, preload, segmentation
 from .drawing import draw_garment
-from .shapes import GARMENTS
 
 __all__ = [
-    "GARMENTS",
-    "Carvana",
-    "DrawnCars",
     "Photos",
     "PictureError",
     "cores",
@@ -23,6 +19,5 @@ __all__ = [
     "local_photos",
     "photo_files",
     "preload",
-    "read_photo",
     "segmentation",
 ]

@@ -47,7 +47,7 @@ def _encoded(picture: Any, quality: int) -> bytes:
 @functools.lru_cache(maxsize=2)
 def _drawings(count: int, seed: int, size: tuple[int, int]) -> list[tuple[str, Any]]:
     """`count` pictures with the names of their garments, which alternate."""
-    from ..pictures import GARMENTS, draw_garment
+    from ..pictures.drawing import GARMENTS, draw_garment
 
     names = itertools.islice(itertools.cycle(GARMENTS), count)
     return [(name, draw_garment(np.random.default_rng([seed, at]), name, size)) for at, name in enumerate(names)]
@@ -63,7 +63,7 @@ def _cut(drawings: list[tuple[str, Any]], position: int, seed: int, size: tuple[
 
 def _numbered(name: str, jpeg: bytes, position: int) -> Sample:
     """The JPEG with the position as its comment, a segment after the start mark."""
-    from ..pictures import GARMENTS
+    from ..pictures.shapes import GARMENTS
 
     text = str(position).encode()
     data = jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text + jpeg[2:]

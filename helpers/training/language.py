@@ -210,10 +210,8 @@ def open_texts(
     return train, WikiText("test", path, vocab=train.vocab, max_samples=limits[1])
 
 
-@functools.lru_cache(maxsize=1)
-def _cached_texts(path: Path | None, *options: Any) -> tuple[Samples, Samples]:
-    """`open_texts`, cached for the next run: making text takes longer than a small run."""
-    return open_texts(path, *options)
+# Kept for the next run: making text takes longer than a small run.
+_cached_texts = functools.lru_cache(maxsize=1)(open_texts)
 
 
 def frequent_words(texts: tuple[Samples, Samples], words: int) -> tuple[Samples, Samples]:

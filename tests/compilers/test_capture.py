@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers.compilers import show
 from helpers.compilers.capture import DYNAMO, EXPORT, generated_code, kernel_body
 from helpers.compilers.capture_cases import CASES
-from helpers.compilers.messages import clean, failure_line, first_line
+from helpers.compilers.messages import clean, failure_line
 
 
 def gelu_sum(x):
@@ -43,8 +43,6 @@ def test_inductor_writes_one_kernel_for_a_chain():
 def test_messages_are_cleaned_of_what_differs_between_runs():
     assert clean("<f at 0x7f00aa12bb34> in /home/someone/x.py:12") == "<f> in x.py"
     assert clean("graph_17_cpp_fused_add_0") == "cpp_fused_add_0"
-    assert first_line("\n  one   # there\n more") == "one"
-    assert len(first_line("a" * 1000)) == 200
 
 
 @settings(max_examples=25)

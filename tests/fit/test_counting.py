@@ -66,13 +66,15 @@ def test_a_deep_models_peak_follows_from_two_and_three_layers(change):
     assert count(setup).bytes == max(peak.bytes for peak in counted(setup))
 
 
-@pytest.mark.parametrize(("strategy", "checkpointing"), [("ddp", "none"), ("zero2", "none"), ("zero3", "full")])
+@pytest.mark.parametrize(
+    ("strategy", "checkpointing"), [("ddp", "none"), ("ddp", "full"), ("zero2", "none"), ("zero3", "full")]
+)
 def test_so_does_a_ranks_and_its_parts_are_those_of_the_strategy(strategy, checkpointing):
     chosen = job(strategy, layers=5, precision="amp-bf16", checkpointing=checkpointing)
-    peak, (ledger, state) = rank_peak(chosen, 8), count_rank(chosen, 8)
-    assert peak.bytes == ledger.peak.bytes == sum(peak.parts.values())
-    assert peak.parts["weights"] >= state["parameter_bytes"] and peak.parts["optimizer"] >= state["optimizer_bytes"]
-    assert strategy != "ddp" or peak.parts["gradients"] >= state["parameter_bytes"]  # its buckets stay
+    peak = rank_peak(chosen, 8)
+    assert peak.bytes == count_rank(chosen, 8).peak.bytes == sum(peak.parts.values())
+    assert peak.parts["optimizer"] >= 2 * peak.parts["weights"] > 0
+    assert strategy != "ddp" or peak.parts["gradients"] > 0.99 * peak.parts["weights"]  # its buckets stay
     assert peak.parts["weight copies"] > 0
 
 

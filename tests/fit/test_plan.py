@@ -29,7 +29,7 @@ def test_the_parts_add_up_and_the_largest_batch_fits_and_one_more_does_not(plan,
 def trained_gib(plan: Plan) -> float:
     """The measured peak of a step on one device; that of a simulated rank is counted."""
     if plan.strategy != "single":
-        return rank_memory(plan.job, plan.ranks, count=True)["peak_gib"]
+        return rank_memory(plan.job, plan.ranks, count=True)
     trainer, tokens = Trainer(plan.setup, torch.device("cpu")), torch.zeros(plan.batch, plan.sequence + 1).long()
     trainer.step(tokens)
     state = [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]

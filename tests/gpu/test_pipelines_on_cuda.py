@@ -13,7 +13,7 @@ USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*var
 def test_scores_are_the_same_as_on_the_cpu(variant):
     actual = []
     for device in map(torch.device, ("cpu", "cuda")):
-        metric = VARIANTS[variant].make(7, device)
+        metric = VARIANTS[variant][0](7, device)
         for logits, labels in random_batches(3, 64, 7, device):
             metric.step(logits, labels)
         actual.append(metric.compute())
@@ -22,10 +22,10 @@ def test_scores_are_the_same_as_on_the_cpu(variant):
 
 def test_a_confusion_matrix_never_waits_for_the_device_and_collecting_does(no_waiting):
     batches = random_batches(2, 64, 7, torch.device("cuda"))
-    ours = VARIANTS["confusion matrix"].make(7, torch.device("cuda"))
+    ours = VARIANTS["confusion matrix"][0](7, torch.device("cuda"))
     ours.step(*batches[0])
     no_waiting()
     ours.step(*batches[1])
     if "scikit-learn, at the end" in USABLE:
         with pytest.raises(RuntimeError, match="synchroniz"):
-            VARIANTS["scikit-learn, at the end"].make(7, torch.device("cuda")).step(*batches[1])
+            VARIANTS["scikit-learn, at the end"][0](7, torch.device("cuda")).step(*batches[1])

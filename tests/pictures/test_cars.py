@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 from helpers.models import UNet
-from helpers.pictures import Carvana, DrawnCars, PictureError, preload, segmentation
+from helpers.pictures import PictureError, preload, segmentation
 from helpers.pictures.datasets import CAR_MEAN as MEAN
 from helpers.pictures.datasets import CAR_STD as STD
+from helpers.pictures.datasets import Carvana, DrawnCars
 
 
 @pytest.fixture(scope="module")

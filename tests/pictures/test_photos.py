@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from helpers.pictures import Photos, PictureError, clothing, decode_photos, photo_files, read_photo
+from helpers.pictures import Photos, PictureError, clothing, decode_photos, photo_files
+from helpers.pictures.clothing import read_photo
 from helpers.pictures.datasets import EpochOrder, collate
 from helpers.pictures.transforms import (
     AREA,

@@ -3,5 +3,3 @@
 from .gradients import exponents, gradient_time, zeros
 from .overheads import autocast_overhead, scaler_step
 from .trainings import curves, quality
-
-__all__ = ["autocast_overhead", "curves", "exponents", "gradient_time", "quality", "scaler_step", "zeros"]

@@ -1,7 +1,6 @@
 """One gradient computation in each precision: its time and memory, and which gradients underflow."""
 
 import contextlib
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +52,9 @@ def gradient_time(task: str, precision: str, size: str, kernels: str) -> Row:
         timing = bench(step)
         model.zero_grad()
         added = peak_memory(step).added_bytes
-    resident = _bytes([*model.parameters(), *model.buffers(), *tensors([batch.inputs, batch.targets, batch.options])])
-    return timing.row() | {"peak_gib": (resident + added) / GIB}
-
-
-def _bytes(arrays: Iterable[Tensor]) -> int:
-    """What tensors take, a storage that several share counted once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in arrays}
-    return sum(storages.values())
+    resident = [*model.parameters(), *model.buffers(), *tensors([batch.inputs, batch.targets, batch.options])]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in resident}  # each once
+    return timing.row() | {"peak_gib": (sum(storages.values()) + added) / GIB}
 
 
 # The step whose gradients are looked at: those of the first ones are larger than what follows.

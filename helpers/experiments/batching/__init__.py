@@ -6,5 +6,3 @@ cuDNN's attention is left out of all that is timed on a device, see `without_cud
 from .attention_variants import attention
 from .model_times import batch_time, throughput, training
 from .samplers_and_packers import packing, padding, sampler_scaling
-
-__all__ = ["attention", "batch_time", "packing", "padding", "sampler_scaling", "throughput", "training"]

@@ -12,14 +12,12 @@ from .fusing import fusion
 from .inference import latency
 from .training_steps import training
 
-__all__ = ["fusion", "latency", "semantics", "training"]
-
 
 @experiment(
     small=[{"case": "printing"}],
     cpu=[{"case": name} for name in CASES],
     version=2,
-    columns="variant outcome message? breaks recompiles",
+    columns="variant outcome",
     timed=False,
     worth=Worth(1, "what a compiler leaves as it is", cpu=0.6, gpu=1, big_gpu=1.5),
 )

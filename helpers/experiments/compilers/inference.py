@@ -42,7 +42,7 @@ def backends_for(model: str, batch: int) -> list[str]:
     # in fp16, where builds of minutes are for batch 1; in fp32 with one that has none of them
     gpu=workloads.each(BOTH, "fp16", (1, 8, 64)) + workloads.each(BOTH, "fp32", (8,)),
     version=3,
-    columns=SPEEDS + "backend version error tolerance",
+    columns=SPEEDS + "backend version",
     worth=Worth(20, "latency by backend", cpu=43.5, gpu=20, big_gpu=85),
 )
 def latency(model: str, precision: str, batch: int) -> list[Row]:
@@ -58,8 +58,7 @@ def measure_latency(
     All are built first and their outputs compared with eager's; then they run in turn, for `seconds` in all (5, on a
     GPU 1.5), but at least 10 times each. `baseline_ms` is eager's median of these rounds, the same in all rows;
     `speedup` is its ratio to `median_ms`, with the spread of the rounds' ratios. `build_s`: export, compilation from an
-    empty cache, and the first three runs, as the second and third may still compile or record. `error` is
-    ‖a − b‖ / ‖b‖.
+    empty cache, and the first three runs, as the second and third may still compile or record.
     """
     check_choice(PRECISIONS, precision=precision)
     dtype = PRECISIONS[precision]
@@ -75,8 +74,8 @@ def measure_latency(
             began = time.perf_counter()
             run = waited(backends.build(backend, copied, data, place), *data)
             facts = {"build_s": time.perf_counter() - began, "version": backends.version(backend)}
-            tolerance = backends.agree_within(backend, dtype)
-            errors = check_agreement({backends.EAGER: runs.get(backends.EAGER, run), backend: run}, tolerance)
-            return run, facts | {"error": errors[backend], "tolerance": tolerance}
+            both = {backends.EAGER: runs.get(backends.EAGER, run), backend: run}
+            check_agreement(both, backends.agree_within(backend, dtype))
+            return run, facts
 
         return side_by_side(chosen or backends_for(model, batch), built, seconds)

@@ -47,7 +47,7 @@ BF16_FACTOR, BF16_MARGIN = 1.25, 0.02
     cpu=each((RESNET_18,), "fp32", (8,)) + each((BERT_BASE,), "bf16", (4,)) + each((LLAMA,), "bf16", (8,)),
     gpu=each((RESNET_18,), "bf16", (16, 128)) + each((BERT_BASE,), "bf16", (4, 32)) + each((LLAMA,), "bf16", (2, 16)),
     version=3,
-    columns=SPEEDS + "backend optimizer gradient_error gradient_tolerance loss_difference break_even_steps?",
+    columns=SPEEDS + "backend break_even_steps?",
     worth=Worth(20, "a training step by backend", cpu=49.7, gpu=40, big_gpu=60),
 )
 def training(model: str, precision: str, batch: int) -> list[Row]:
@@ -91,9 +91,9 @@ def measure_training(
                 losses += [float(step()) for _ in range(STEPS - FIRST_RUNS)]
             if backend == EAGER:
                 eager.extend((gradient, losses))
-            facts = same_gradient(backend, gradient, eager[0], exact, precision)
-            facts |= same_losses(backend, losses, eager[1], TOLERANCE[precision])
-            return waited(step), {"optimizer": optimizer, "build_s": build_s} | facts
+            check_gradient(backend, gradient, eager[0], exact, precision)
+            check_losses(backend, losses, eager[1], TOLERANCE[precision])
+            return waited(step), {"build_s": build_s}
 
         rows = side_by_side(chosen, built, seconds)
     for row in rows:
@@ -133,11 +133,8 @@ def gradient_in_fp32(net: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
     return gradients(copied)
 
 
-def same_gradient(backend: str, gradient: Tensor, eager: Tensor, exact: Tensor | None, precision: str) -> Row:
-    """The row's columns about the gradient; raises a `Disagreement` if it is outside the tolerance.
-
-    `gradient_error` is the distance from `exact` if given, else from eager's; `gradient_tolerance` is the bound.
-    """
+def check_gradient(backend: str, gradient: Tensor, eager: Tensor, exact: Tensor | None, precision: str) -> None:
+    """Raise a `Disagreement` if a gradient's distance from `exact` if given, else from eager's, is too large."""
     error = relative_error(gradient, eager if exact is None else exact)
     bound, of = 2 * TOLERANCE[precision], "eager's"
     if exact is not None:
@@ -146,19 +143,16 @@ def same_gradient(backend: str, gradient: Tensor, eager: Tensor, exact: Tensor |
         raise Disagreement(
             f"{backend!r} has a gradient that differs by {error:.3g} of {of} norm; at most {bound:.3g} is allowed"
         )
-    return {"gradient_error": error, "gradient_tolerance": bound}
 
 
-def same_losses(backend: str, losses: list[float], expected: list[float], tolerance: float) -> Row:
-    """The row's columns about the losses; raises a `Disagreement` that names the first step outside the tolerance."""
-    shares = [abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses, expected, strict=True)]
-    for number, (share, ours, theirs) in enumerate(zip(shares, losses, expected, strict=True), 1):
-        if not share <= tolerance:
+def check_losses(backend: str, losses: list[float], expected: list[float], tolerance: float) -> None:
+    """Raise a `Disagreement` that names the first step outside the tolerance."""
+    for number, (ours, theirs) in enumerate(zip(losses, expected, strict=True), 1):
+        if not (share := abs(ours - theirs) / abs(theirs)) <= tolerance:
             raise Disagreement(
                 f"{backend!r} has loss {ours:.6g} at step {number}, eager {theirs:.6g}: {share:.2g} of it apart, "
                 f"at most {tolerance:g} is allowed"
             )
-    return {"loss_difference": max(shares)}
 
 
 def _forward(backend: str, net: nn.Module, data: tuple[Tensor, Tensor]) -> Callable[..., Tensor]:

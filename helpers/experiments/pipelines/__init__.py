@@ -6,5 +6,3 @@ from .idle_device import loader
 from .metric_cost import metrics_cost
 from .python_loops import jit
 from .selection import forgetting
-
-__all__ = ["decoding", "forgetting", "formats", "jit", "loader", "metrics_cost"]

@@ -59,7 +59,7 @@ def metrics_cost(steps: int, batch: int, classes: int) -> list[Row]:
     Different scores at the end raise a `Disagreement`. Variants that can't run are left out.
     """
     batches = random_batches(min(steps, POOL), batch, classes, device())
-    usable = {variant: of.make for variant, of in VARIANTS.items() if not missing_because(*of.needs)}
+    usable = {variant: make for variant, (make, needs) in VARIANTS.items() if not missing_because(*needs)}
     for make in usable.values():
         warm = make(classes, device())
         for pair in batches[:WARMUP]:
@@ -146,18 +146,12 @@ def _streaming(classes: int, device: torch.device) -> Metric:
     return Metric(ours.update, ours.compute)
 
 
-class Variant(NamedTuple):
-    """A function from a number of classes and a device to a metric, and its requirements."""
-
-    make: Callable[[int, torch.device], Metric]
-    needs: tuple[str, ...] = ()
-
-
-VARIANTS: dict[str, Variant] = {
-    "scikit-learn, each step": Variant(partial(_sklearn, each_step=True), ("scikit-learn",)),
-    "scikit-learn, at the end": Variant(partial(_sklearn, each_step=False), ("scikit-learn",)),
-    "torchmetrics, forward": Variant(partial(_torchmetrics, forward=True), ("torchmetrics",)),
-    "torchmetrics, update": Variant(partial(_torchmetrics, forward=False), ("torchmetrics",)),
-    "torchmetrics, update unchecked": Variant(partial(_torchmetrics, forward=False, checked=False), ("torchmetrics",)),
-    STREAMING: Variant(_streaming),
+# variant -> a function from a number of classes and a device to a metric, and its requirements
+VARIANTS: dict[str, tuple[Callable[[int, torch.device], Metric], tuple[str, ...]]] = {
+    "scikit-learn, each step": (partial(_sklearn, each_step=True), ("scikit-learn",)),
+    "scikit-learn, at the end": (partial(_sklearn, each_step=False), ("scikit-learn",)),
+    "torchmetrics, forward": (partial(_torchmetrics, forward=True), ("torchmetrics",)),
+    "torchmetrics, update": (partial(_torchmetrics, forward=False), ("torchmetrics",)),
+    "torchmetrics, update unchecked": (partial(_torchmetrics, forward=False, checked=False), ("torchmetrics",)),
+    STREAMING: (_streaming, ()),
 }

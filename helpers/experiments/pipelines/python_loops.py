@@ -113,14 +113,6 @@ def jitted(program: str) -> Callable[[Any], Any]:
     """The loop for numba, which compiles it at its first call; `add` is compiled, too."""
     import numba
 
-    _start_numba()
+    numba.njit(lambda numbers: numbers.sum())(np.zeros(2))  # a process's first compilation also starts the compiler
     loop = LOOPS[program]
     return numba.njit(types.FunctionType(loop.__code__, {"add": numba.njit(add)}, loop.__name__))
-
-
-@functools.cache
-def _start_numba() -> None:
-    """Compile a trivial function: the first compilation of a process also initialises the compiler."""
-    import numba
-
-    numba.njit(lambda numbers: numbers.sum())(np.zeros(2))

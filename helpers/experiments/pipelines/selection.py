@@ -12,7 +12,6 @@ one core. Results are reproducible on a machine by the seed: orders are drawn on
 
 import functools
 import hashlib
-import time
 from typing import NamedTuple
 
 import torch
@@ -31,7 +30,7 @@ TEST_EVERY = 3  # every third sample of each class is for the test
 EPOCHS, BATCH, WIDTH = 30, 64, 128
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARM_UP = 0.1  # share of the steps
-COLUMNS = "test_accuracy lost_points unforgettable_share train_s steps source"
+COLUMNS = "test_accuracy lost_points unforgettable_share steps source"
 
 
 class Split(NamedTuple):
@@ -56,15 +55,11 @@ def _selections(seeds: int) -> list[Row]:
     ]
 
 
-def _missing(**_: object) -> str:
-    return missing_because("scikit-learn")
-
-
 @experiment(
     small=[{"variant": variant, "share": 0.3, "budget": "epochs", "seed": 0} for variant in (LEAST, RANDOM)],
     cpu=_selections(5),
     gpu=_selections(10),
-    missing=_missing,
+    missing=lambda **_: missing_because("scikit-learn"),
     columns=COLUMNS,
     timed=False,
     worth=Worth(1, "which samples can go", cpu=0.8, gpu=2, big_gpu=4),
@@ -154,7 +149,7 @@ def train(
             tracker.update(indices, is_correct(logits, labels))
         return (nn.functional.cross_entropy(logits, labels),)
 
-    step, shuffler, done, began = TrainingStep(loss, sgd), torch.Generator().manual_seed(seed), 0, time.perf_counter()
+    step, shuffler, done = TrainingStep(loss, sgd), torch.Generator().manual_seed(seed), 0
     while done < steps:
         order = remaining[torch.randperm(len(remaining), generator=shuffler)].to(where)
         for indices in order.split(BATCH)[: steps - done]:
@@ -164,8 +159,7 @@ def train(
             step(indices)
     with torch.no_grad():
         right = int((model(parts.test_images).argmax(1) == parts.test_labels).sum())
-    train_s = time.perf_counter() - began
-    return {"test_accuracy": right / len(parts.test_labels), "train_s": train_s, "steps": steps}
+    return {"test_accuracy": right / len(parts.test_labels), "steps": steps}
 
 
 def network(seed: int) -> nn.Module:

@@ -9,20 +9,3 @@ from .trials import nulls, slowdowns
 from .tried import tried
 from .two_loops import PARTS, diagnose, modules, predicted, timeline
 from .whole import whole_runs
-
-__all__ = [
-    "PARTS",
-    "diagnose",
-    "gpt_fixes",
-    "gpu_gains",
-    "gpu_loops",
-    "loops",
-    "modules",
-    "nulls",
-    "predicted",
-    "slowdowns",
-    "timeline",
-    "tried",
-    "vit_fixes",
-    "whole_runs",
-]

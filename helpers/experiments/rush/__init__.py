@@ -5,6 +5,3 @@ from .ranks import memory_alone  # isort: skip
 from .steps import ladder, peers, loading, batch, checkpointing  # isort: skip
 from .pairs import pairs, allocator  # isort: skip
 from .ranks import distributed, memory_plan  # isort: skip
-
-__all__ = ["adam", "allocator", "batch", "checkpointing", "distributed", "ladder", "lecture"]
-__all__ += ["loading", "memory_alone", "memory_plan", "norms", "pairs", "peers"]

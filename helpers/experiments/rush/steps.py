@@ -41,8 +41,7 @@ HEADLINES = (
 SPREAD = "p20_ms p80_ms n"
 RUN = f"tokens_per_s step_ms {SPREAD} peak_gib mfu? product_library? product_tflops matmul_share compile_s? loss text"
 RUN_PAIRED = RUN + " baseline? baseline_ms? unpaired?"
-PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio ratio_p20 ratio_p80 low? high? pairs? starts? verdict? text "
-PEERS += "step_gib ours_step_gib loss ours_loss"
+PEERS = f"median_ms {SPREAD} baseline baseline_ms ratio text step_gib ours_step_gib loss ours_loss"
 
 
 def _apart(setup: Setup, fn: Callable[..., Row], *arguments, **options) -> Row:

@@ -4,6 +4,7 @@ T is tokens (batch × sequence length), d the hidden and I the intermediate size
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...swiglu.elementwise import groups
 from ...swiglu.steps import KEEP_8BIT, KEEP_ALL, KEEP_INPUT, KEEP_TWO, LEVELS
@@ -54,26 +55,23 @@ def peak_bytes(level: int, tokens: int, hidden: int, intermediate: int, layers: 
     wide, narrow = tokens * intermediate * itemsize, tokens * hidden * itemsize  # (T, I) and (T, d)
     weight = hidden * intermediate * itemsize
     saved = _saved_hidden(level, tokens * intermediate, itemsize)
-    ledger = _Ledger()
+    steps: list[int] = []  # bytes that are allocated, or freed
     for _ in range(layers):
-        ledger.add(2 * wide)  # g, u
-        ledger.add({KEEP_ALL: 2 * wide, KEEP_INPUT: 0, KEEP_TWO: wide, KEEP_8BIT: saved}[level])
-        ledger.free({KEEP_ALL: 0, KEEP_INPUT: wide, KEEP_TWO: 0, KEEP_8BIT: wide}[level])  # u, where z is over g
-        ledger.add(narrow)  # y
-        ledger.free(wide)  # z
+        steps += [2 * wide]  # g, u
+        steps += [{KEEP_ALL: 2 * wide, KEEP_INPUT: 0, KEEP_TWO: wide, KEEP_8BIT: saved}[level]]
+        steps += [-wide if level in (KEEP_INPUT, KEEP_8BIT) else 0]  # u, where z is over g
+        steps += [narrow, -wide]  # y, z
     for layer in reversed(range(layers)):
-        ledger.add(2 * wide if level == KEEP_INPUT else 0)  # g, u again
-        ledger.add(wide)  # ∂L/∂z, later z
-        ledger.add(2 * wide if level == KEEP_8BIT else 0)  # ∂L/∂g, ∂L/∂u; elsewhere they are over g and u
-        ledger.add(weight)  # ∂L/∂U
-        ledger.free(wide)  # z
-        ledger.add(2 * weight)  # ∂L/∂W, ∂L/∂V
-        ledger.add(narrow)  # ∂L/∂x
-        ledger.free(2 * wide if level in (KEEP_INPUT, KEEP_8BIT) else 0)  # ∂L/∂g, ∂L/∂u
-        ledger.free(saved + 3 * weight)  # what was saved; the weights' gradients, once they are added up
-        ledger.free(narrow if layer > 0 else 0)  # x, the output of the layer below
-        ledger.free(narrow if layer < layers - 1 else 0)  # ∂L/∂y, which the layer above had made
-    return ledger.peak
+        steps += [2 * wide if level == KEEP_INPUT else 0]  # g, u again
+        steps += [wide]  # ∂L/∂z, later z
+        steps += [2 * wide if level == KEEP_8BIT else 0]  # ∂L/∂g, ∂L/∂u; elsewhere they are over g and u
+        steps += [weight, -wide]  # ∂L/∂U, z
+        steps += [2 * weight, narrow]  # ∂L/∂W and ∂L/∂V, ∂L/∂x
+        steps += [-2 * wide if level in (KEEP_INPUT, KEEP_8BIT) else 0]  # ∂L/∂g, ∂L/∂u
+        steps += [-saved - 3 * weight]  # what was saved; the weights' gradients, once they are added up
+        steps += [-narrow if layer > 0 else 0]  # x, the output of the layer below
+        steps += [-narrow if layer < layers - 1 else 0]  # ∂L/∂y, which the layer above had made
+    return max(accumulate(steps))
 
 
 def _saved_hidden(level: int, elements: int, itemsize: int) -> int:
@@ -84,17 +82,3 @@ def _saved_hidden(level: int, elements: int, itemsize: int) -> int:
         KEEP_TWO: 2 * elements * itemsize,
         KEEP_8BIT: 2 * (elements + 4 * groups(elements)),
     }[level]
-
-
-class _Ledger:
-    """Bytes that are allocated, and the most there ever were."""
-
-    def __init__(self) -> None:
-        self.allocated = self.peak = 0
-
-    def add(self, size: int) -> None:
-        self.allocated += size
-        self.peak = max(self.peak, self.allocated)
-
-    def free(self, size: int) -> None:
-        self.allocated -= size

@@ -168,10 +168,8 @@ def reach_of_median(p20: float, p80: float, runs: float) -> float:
 
 def of_rounds(row: pd.Series, column: str, decimals: int | None = None) -> Number:
     """A ratio whose variants took turns, from its median over n rounds and their spread."""
-    ratio, reach = float(row[column]), _reach(row, column)
-    if math.isnan(reach):
-        return Number(ratio, TIMES, decimals=decimals)
-    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach), int(row["n"]), decimals=decimals)
+    runs = 0 if math.isnan(reach := _reach(row, column)) else int(row["n"])
+    return Number(float(row[column]), TIMES, n=runs, decimals=decimals, reach=reach).bounded()
 
 
 def paired(row: Any, unit: str = TIMES) -> Number:
@@ -211,12 +209,11 @@ def over(value: Number, baseline: Number, luck: float = 0.0) -> Number:
     """
     if not (value.measured and baseline.measured):
         return lacking(value.missing or baseline.missing, TIMES)
-    both, noisy = value.derivation and baseline.derivation, value.noisy or baseline.noisy
     ratio, reach = value.value / baseline.value, math.hypot(_known(value), _known(baseline), luck * NORMAL)
-    if math.isnan(reach):
-        derivation = f"{value.derivation} / {baseline.derivation}" if both else ""
-        return Number(ratio, TIMES, derivation=derivation, noisy=noisy)
-    return Number(ratio, TIMES, ratio * math.exp(-reach), ratio * math.exp(reach), noisy=noisy)
+    both = value.derivation and baseline.derivation and math.isnan(reach)
+    derivation = f"{value.derivation} / {baseline.derivation}" if both else ""
+    noisy = value.noisy or baseline.noisy
+    return Number(ratio, TIMES, derivation=derivation, reach=reach, noisy=noisy).bounded()
 
 
 def _known(number: Number) -> float:

@@ -64,7 +64,9 @@ def build(
     drawn = {figures / name: svg for name, svg in _figures(chapters).items()}
     made = {output: pdf} | (drawn if own else {})
     readme = root / "README.md"
-    if own and readme.is_file() and (text := _headline(list(notebooks.values()))):
+    # The Markdown outputs that notebooks marked `{"helpers": {"readme": true}}`, in their order.
+    marked = [output for output, about in _notes(list(notebooks.values())) if about.get("readme")]
+    if own and readme.is_file() and (text := "\n\n".join(each.data["text/markdown"].strip() for each in marked)):
         made[readme] = with_headline(readme.read_text(encoding="utf-8"), text).encode()
     if save_notebooks and execute:
         made |= {path: (nbformat.writes(cleaned(nb)) + "\n").encode() for path, nb in notebooks.items()}
@@ -122,12 +124,6 @@ def _figures(chapters: list[Chapter]) -> dict[str, bytes]:
             if "name" in piece and figures.setdefault(f"{piece['name']}.svg", piece["content"]) != piece["content"]:
                 raise BuildError(f"{each.file}: another figure is called {piece['name']}.svg, too")
     return figures
-
-
-def _headline(notebooks: list[nbformat.NotebookNode]) -> str:
-    """The Markdown outputs that notebooks marked `{"helpers": {"readme": true}}`, in their order."""
-    marked = [output for output, about in _notes(notebooks) if about.get("readme")]
-    return "\n\n".join(output.data["text/markdown"].strip() for output in marked)
 
 
 def with_headline(readme: str, text: str) -> str:

@@ -127,15 +127,9 @@ def _one_start(sides: Sequence[Program], seconds: float, turn: dict) -> tuple[li
     """One life of both: the seconds of each one's steps, pair by pair, and how many pairs others disturbed."""
     deadline = time.monotonic() + seconds
     with living(sides, SILENCE_S) as (first, second):
-        fitted = _fitted(turn, first.take(turn))
+        steps = max(1, min(turn["steps"], round(LONG_S / first.take(turn))))  # fewer where they are long
         second.take(turn)  # as many steps to settle as the first one had
-        return take_pairs(first, second, fitted, deadline)
-
-
-def _fitted(turn: dict, step_s: float) -> dict:
-    """A turn of fewer steps where they are long."""
-    steps = max(1, min(turn["steps"], round(LONG_S / step_s)))
-    return turn | {"drop": min(turn["drop"], steps), "steps": steps}
+        return take_pairs(first, second, turn | {"drop": min(turn["drop"], steps), "steps": steps}, deadline)
 
 
 def take_pairs(

@@ -29,14 +29,13 @@ def rows_of(case):
         assert row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert row["low"] <= row["ratio"] <= row["high"]
         assert row["baseline_ms"] == rows[EAGER]["median_ms"]
-        assert row["share_of_least"] == row["bytes_least"] / row["bytes_moved"] <= 1
+        assert row["bytes_least"] <= row["bytes_moved"]
     return rows
 
 
 @pytest.mark.parametrize("case", ["softmax", "LayerNorm", "many pointwise"])
 def test_every_variant_agrees_with_the_eager_one(case, measured):
-    eager, _, compiled = measured(case).values()
-    assert eager["error"] == 0
+    *_, compiled = measured(case).values()
     assert compiled == {"variant": COMPILED, "status": "not tested here"}
 
 
@@ -66,7 +65,7 @@ def test_lists_are_loops_on_the_cpu_and_a_fused_optimizer_is_one_kernel(measured
     assert fused["kernel_names"].split(", ") == ["aten::add_", "aten::_fused_adamw_"]
     assert fused["kernels"] == MANY + 1  # the counts of steps, one by one
     assert fused["bytes_moved"] < eager["bytes_moved"] / 2
-    assert fused["share_of_least"] > 0.99
+    assert fused["bytes_least"] > 0.99 * fused["bytes_moved"]
 
 
 @on_the_cpu

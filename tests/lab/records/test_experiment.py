@@ -11,7 +11,7 @@ import torch
 
 from helpers.lab import Disagreement, machine, measure, records
 from helpers.lab.machine import OthersLoad, device_name, slug
-from helpers.lab.records import runner
+from helpers.lab.records import runner, store
 from helpers.lab.records.experiment import PRESETS, Experiment, experiment, is_out_of_memory
 
 CALLS = []
@@ -82,7 +82,7 @@ def test_every_row_says_where_it_comes_from_and_presets_do_not_replace_each_othe
     (row,) = read(SQUARES, tmp_path).to_dict("records")
     assert row["torch"] == torch.__version__
     assert row["gpu"] == device_name()
-    assert all(row[name] for name in records.PROVENANCE)
+    assert all(row[name] for name in store.PROVENANCE)
     measure([SQUARES], "cpu", results=tmp_path)
     assert sorted(read(SQUARES, tmp_path)["preset"]) == ["cpu", "cpu", "cpu", "small"]
 
@@ -118,7 +118,7 @@ def test_nothing_is_recorded_of_a_device_that_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "synchronize", lost)
     with pytest.raises(RuntimeError, match="no kernel for this"):
         measure([breaking(RuntimeError("no kernel for this"))], "cpu", results=tmp_path)
-    assert not CALLS and not records.path(slug(device_name()), "chapter", "breaks", tmp_path).exists()
+    assert not CALLS and not store.path(slug(device_name()), "chapter", "breaks", tmp_path).exists()
 
 
 def test_a_new_method_makes_old_records_stale(tmp_path):
@@ -151,7 +151,7 @@ def test_a_row_holds_the_seconds_that_its_configuration_took(tmp_path, monkeypat
         return variants(size)
 
     measure([Experiment("chapter", "slow", slow, {"cpu": SIZES[:2]}, 1)], "cpu", results=tmp_path)
-    file = records.path(slug(device_name()), "chapter", "slow", tmp_path)
+    file = store.path(slug(device_name()), "chapter", "slow", tmp_path)
     assert [row["seconds"] for row in records.read_rows(file)] == ["3", "3", "4.5", "4.5"]
 
 
@@ -171,8 +171,8 @@ def test_a_peer_that_has_been_installed_since_is_measured(tmp_path):
     measure([e], "cpu", results=tmp_path)
     measure([e], "cpu", results=tmp_path)
     assert len(CALLS) == 1
-    records.replace(
-        records.path(slug(device_name()), "chapter", "peer", tmp_path),
+    store.replace(
+        store.path(slug(device_name()), "chapter", "peer", tmp_path),
         [read(e, tmp_path).iloc[0].to_dict() | {"status": "not installed: torch"}],
         ["size"],
     )

@@ -8,8 +8,9 @@ import torch
 from helpers.commands import main
 from helpers.doctor import findings
 from helpers.experiments import select
-from helpers.lab import cpu, machine, records
+from helpers.lab import cpu, machine
 from helpers.lab.machine import device_name, slug
+from helpers.lab.records import store
 from helpers.lab.records.experiment import Experiment, Worth
 from helpers.lab.records.plan import in_order, lines, minutes, missing, plan, total, within
 
@@ -36,7 +37,7 @@ TABLE = Experiment("chapter", "table", never, SIZES, version=1)
 def record(results):
     def write(preset: str, size: int, name: str = "CPU Other", status: str = "ok", **more) -> None:
         row = {"size": size, "status": status, "gpu": name, "preset": preset} | ORIGIN | more
-        records.replace(records.path(slug(name), "chapter", "table"), [row], ["size", "preset"])
+        store.replace(store.path(slug(name), "chapter", "table"), [row], ["size", "preset"])
 
     return write
 
@@ -65,7 +66,7 @@ def test_a_time_that_nobody_recorded_is_unknown(record):
 
 def test_several_rows_of_a_configuration_count_its_time_once(results):
     rows = [{"size": 2, "variant": v, "seconds": 60, "status": "ok", "gpu": "CPU A", "preset": "cpu"} for v in "ab"]
-    records.replace(records.path("cpu-a", "chapter", "table"), [row | ORIGIN for row in rows])
+    store.replace(store.path("cpu-a", "chapter", "table"), [row | ORIGIN for row in rows])
     assert plan(TABLE, "cpu").seconds == 3 * 60
 
 
@@ -123,7 +124,7 @@ def test_a_dry_run_measures_nothing(tmp_path, capsys):
 
 def test_a_table_that_took_more_memory_than_there_is_says_so(results, capsys, monkeypatch):
     row = {"batch": 16, "status": "ok", "gpu": "CPU Server", "preset": "cpu", "peak_gib": 12.5} | ORIGIN
-    records.replace(records.path("cpu-server", "swiglu", "sweep"), [row])
+    store.replace(store.path("cpu-server", "swiglu", "sweep"), [row])
     monkeypatch.setattr("helpers.fit.this_memory_gib", lambda: 7.6)  # a laptop of 8 GB
     assert main(["measure", "swiglu", "--preset", "cpu", "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "more memory than the 7.6 GiB here" in line]

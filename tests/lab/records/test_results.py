@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from helpers.lab import records
 from helpers.lab.machine import device_name
-from helpers.lab.records import runner
+from helpers.lab.records import runner, store
 from helpers.lab.records.experiment import Experiment
 from helpers.lab.records.values import Number, lacking
 from helpers.lab.report import notebook
@@ -31,7 +30,7 @@ def record(results):
     def write(name: str, preset: str, size: int, table: str = "sorting", **origin) -> None:
         row = {"size": size, "sort_ms": 3.0} | ORIGIN | {"gpu": name, "preset": preset} | origin
         folder = name.lower().replace(" ", "-")
-        records.replace(records.path(folder, "chapter", table), [row], ["size", "preset"])
+        store.replace(store.path(folder, "chapter", table), [row], ["size", "preset"])
 
     return write
 

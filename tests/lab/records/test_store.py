@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.lab import records
-from helpers.lab.records import RecordError
+from helpers.lab.records import RecordError, store
 
 ORIGIN = {
     "preset": "full", "gpu": "NVIDIA Test", "driver": "1.2", "torch": "2.13.0", "cuda": "13.0",
@@ -21,12 +20,12 @@ def row(**values):
 
 @pytest.fixture
 def file(tmp_path):
-    return records.path("nvidia-test", "chapter", "table", tmp_path)
+    return store.path("nvidia-test", "chapter", "table", tmp_path)
 
 
 def test_rows_come_back_as_they_were_measured(file, tmp_path):
-    records.replace(file, [row(size=1, time_ms=0.123456789, way="a, b"), row(size=2, time_ms=None, way='say "x"')])
-    table = records.read("nvidia-test", "chapter", "table", tmp_path)
+    store.replace(file, [row(size=1, time_ms=0.123456789, way="a, b"), row(size=2, time_ms=None, way='say "x"')])
+    table = store.read("nvidia-test", "chapter", "table", tmp_path)
     assert table["size"].tolist() == [1, 2]
     assert table["time_ms"][0] == 0.123457
     assert table["time_ms"].isna().tolist() == [False, True]
@@ -35,24 +34,24 @@ def test_rows_come_back_as_they_were_measured(file, tmp_path):
 
 
 def test_rows_of_before_times_were_recorded_keep_their_checksums(file, tmp_path):
-    records.replace(file, [row(size=1)])
+    store.replace(file, [row(size=1)])
     text = file.read_text().replace("seconds,", "").replace(",ok,,", ",ok,")  # as they were written then
     file.write_text(text)
-    (old,) = records.read_rows(file)
-    assert "seconds" not in records.read("nvidia-test", "chapter", "table", tmp_path)
-    records.replace(file, [row(size=2, seconds=1.5)], ["size"])
-    before, after = records.read_rows(file)
+    (old,) = store.read_rows(file)
+    assert "seconds" not in store.read("nvidia-test", "chapter", "table", tmp_path)
+    store.replace(file, [row(size=2, seconds=1.5)], ["size"])
+    before, after = store.read_rows(file)
     assert (before["checksum"], before["seconds"], after["seconds"]) == (old["checksum"], "", "1.5")
 
 
 def test_a_row_gives_way_to_a_new_one_about_the_same(file):
-    records.replace(file, [row(size=1, time_ms=1.0), row(size=2, time_ms=2.0)], ["size"])
-    records.replace(file, [row(size=1, time_ms=9.0)], ["size"])
-    assert [(r["size"], r["time_ms"]) for r in records.read_rows(file)] == [("2", "2"), ("1", "9")]
+    store.replace(file, [row(size=1, time_ms=1.0), row(size=2, time_ms=2.0)], ["size"])
+    store.replace(file, [row(size=1, time_ms=9.0)], ["size"])
+    assert [(r["size"], r["time_ms"]) for r in store.read_rows(file)] == [("2", "2"), ("1", "9")]
 
 
 def damage(file, change):
-    records.replace(file, [row(size=1, time_ms=1.5), row(size=2, time_ms=2.5)])
+    store.replace(file, [row(size=1, time_ms=1.5), row(size=2, time_ms=2.5)])
     text = file.read_text()
     file.write_text(change(text))
     return file.read_bytes()
@@ -74,48 +73,48 @@ def damage(file, change):
 def test_a_damaged_file_is_named_with_its_row_and_never_overwritten(file, change, said):
     before = damage(file, change)
     with pytest.raises(RecordError) as error:
-        records.read_rows(file)
+        store.read_rows(file)
     assert str(file) in str(error.value)
     assert said in str(error.value)
     with pytest.raises(RecordError):
-        records.replace(file, [row(size=3)])
+        store.replace(file, [row(size=3)])
     assert file.read_bytes() == before
 
 
 def test_a_byte_order_mark_is_read(file):
-    records.replace(file, [row(size=1), row(size=2)])
+    store.replace(file, [row(size=1), row(size=2)])
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert [result["size"] for result in records.read_rows(file)] == ["1", "2"]
+    assert [result["size"] for result in store.read_rows(file)] == ["1", "2"]
 
 
 def test_equal_rows_are_written_once(file):
-    records.replace(file, [row(size=1), row(size=1), row(size=2)])
-    assert [result["size"] for result in records.read_rows(file)] == ["1", "2"]
+    store.replace(file, [row(size=1), row(size=1), row(size=2)])
+    assert [result["size"] for result in store.read_rows(file)] == ["1", "2"]
 
 
 def test_bytes_that_are_no_text_are_an_error_too(file):
     file.parent.mkdir(parents=True)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecordError, match="cannot be read"):
-        records.read_rows(file)
+        store.read_rows(file)
 
 
 def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(file):
     os.makedirs(file.parent)
     os.mkfifo(file)
     with pytest.raises(RecordError, match=f"{file}: cannot be read .*not a regular file"):
-        records.read_rows(file)
+        store.read_rows(file)
 
 
 def test_a_full_disk_is_named_by_the_file(file, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=f"No space left on device: '{file}'"):
-        records.replace(file, [row(size=1)])
+        store.replace(file, [row(size=1)])
     assert not list(file.parent.iterdir())
 
 
 def test_a_kill_while_writing_leaves_the_old_file(file, monkeypatch):
-    records.replace(file, [row(size=1)])
+    store.replace(file, [row(size=1)])
     before = file.read_bytes()
 
     def die(*_):
@@ -123,16 +122,16 @@ def test_a_kill_while_writing_leaves_the_old_file(file, monkeypatch):
 
     monkeypatch.setattr(os, "replace", die)
     with pytest.raises(KeyboardInterrupt):
-        records.replace(file, [row(size=2)])
+        store.replace(file, [row(size=2)])
     monkeypatch.undo()
     assert file.read_bytes() == before
-    records.replace(file, [row(size=3)])
-    assert [r["size"] for r in records.read_rows(file)] == ["1", "3"]
+    store.replace(file, [row(size=3)])
+    assert [r["size"] for r in store.read_rows(file)] == ["1", "3"]
 
 
 def _add_rows(file, start):
     for size in range(start, start + 20):
-        records.replace(file, [row(size=size)], ["size"])
+        store.replace(file, [row(size=size)], ["size"])
 
 
 def test_two_processes_lose_none_of_each_others_rows(file):
@@ -142,7 +141,7 @@ def test_two_processes_lose_none_of_each_others_rows(file):
         worker.start()
     for worker in workers:
         worker.join()
-    assert len(records.read_rows(file)) == 40
+    assert len(store.read_rows(file)) == 40
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
@@ -153,21 +152,21 @@ def test_two_processes_lose_none_of_each_others_rows(file):
 )
 def test_any_cell_survives_a_round_trip(file, text, number, count):
     file.unlink(missing_ok=True)
-    records.replace(file, [row(text=text, number=number, count=count)])
-    (result,) = records.read_rows(file)
+    store.replace(file, [row(text=text, number=number, count=count)])
+    (result,) = store.read_rows(file)
     assert result["text"] == " ".join(text.split())
     assert float(result["number"]) == pytest.approx(number, rel=1e-5)
     assert int(result["count"]) == count
 
 
 def test_the_summary_says_what_was_recorded_on_each_machine(tmp_path):
-    assert records.summary(tmp_path).empty
+    assert store.summary(tmp_path).empty
     for gpu in ("nvidia-b", "nvidia-a", "cpu-x"):
-        file = records.path(gpu, "chapter", "table", tmp_path)
-        records.replace(file, [row(size=1) | {"gpu": gpu}, row(size=2) | {"gpu": gpu, "date": "2026-03-01"}])
-    table = records.summary(tmp_path)
+        file = store.path(gpu, "chapter", "table", tmp_path)
+        store.replace(file, [row(size=1) | {"gpu": gpu}, row(size=2) | {"gpu": gpu, "date": "2026-03-01"}])
+    table = store.summary(tmp_path)
     assert table["gpu"].tolist() == ["nvidia-a", "nvidia-b", "cpu-x"]
     assert table.iloc[0][["first_date", "last_date", "rows"]].tolist() == ["2026-01-02", "2026-03-01", 2]
-    assert records.devices(tmp_path, cpu=True) == ["cpu-x"]
-    records.path("nvidia-a", "chapter", "damaged", tmp_path).write_text("garbage")
-    assert records.summary(tmp_path)["rows"].tolist() == [2, 2, 2]
+    assert store.devices(tmp_path, cpu=True) == ["cpu-x"]
+    store.path("nvidia-a", "chapter", "damaged", tmp_path).write_text("garbage")
+    assert store.summary(tmp_path)["rows"].tolist() == [2, 2, 2]
