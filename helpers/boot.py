@@ -8,7 +8,9 @@ processes that they start use this name. Needs nothing but Python's library, and
 
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 NAME, FOLDER = "dlspeed", Path(__file__).resolve().parent
 
@@ -25,3 +27,21 @@ def load() -> None:
     )
     sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
+
+
+def when_used(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: these modules' names, or modules that have none here, are loaded when first used.
+
+    So a process of somebody's script loads torch and numpy only, whatever else its environment has.
+    """
+    of = {name: module for module, names in modules.items() for name in names.split() or [module.rpartition(".")[2]]}
+
+    def load_name(name: str) -> Any:
+        if name not in of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = importlib.import_module(f"{package}.{of[name]}")
+        value = getattr(value, name) if modules[of[name]] else value
+        setattr(sys.modules[package], name, value)  # in place of a module of that name
+        return value
+
+    return load_name

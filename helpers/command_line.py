@@ -110,6 +110,9 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--against", metavar="'FILE ARGS'", help="try a script that you edited, and no changes from outside"
     )
+    added.add_argument(
+        "--python", metavar="PYTHON", help="another environment's, which runs the script beside this one"
+    )
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
     added.add_argument("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
     of_script(added)

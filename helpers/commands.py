@@ -191,26 +191,28 @@ def _existing(command: list[str]) -> list[str]:
 
 def try_(options: argparse.Namespace) -> int:
     from .lab import files
-    from .trying import edits, search, table
+    from .trying import answer, search
 
     script, *arguments = _script(options)
-    limits = {"seconds": options.seconds, "tell": functools.partial(print, file=sys.stderr, flush=True)}
+    limits = {"module": bool(options.module), "seconds": options.seconds}
+    limits["tell"] = functools.partial(print, file=sys.stderr, flush=True)
     try:
-        if options.against:
-            if options.module or options.only or options.write:
-                return _fail("--against compares two scripts, without -m, --only and --write", 2)
-            edited, *theirs = _existing(shlex.split(options.against))
-            result = search.try_edited(script, arguments, edited, theirs, **limits)
+        if options.against or options.python:
+            if options.only or options.write or (options.against and options.module):
+                return _fail("--against and --python compare two runs, without --only and --write", 2)
+            edited, *theirs = _existing(shlex.split(options.against)) if options.against else [script, *arguments]
+            python = options.python or sys.executable
+            result = search.try_edited(script, arguments, edited, theirs, python=python, **limits)
         else:
             only = [name.strip() for name in options.only.split(",")] if options.only else []
-            result = search.try_script(script, arguments, module=bool(options.module), only=only, **limits)
+            result = search.try_script(script, arguments, only=only, **limits)
     except ValueError as error:  # a change that isn't there
         return _fail(error, 2)
     except search.CannotTry as error:
         return _fail(error, 1)
-    print(result.json() if options.json else table.text(result))
+    print(result.json() if options.json else answer.text(result))
     if options.write:
-        files.write(options.write, edits.diff(result.edits, os.getcwd()))
+        files.write(options.write, result.patch)
         print(f"written to {options.write}", file=sys.stderr)
     return 0
 

@@ -7,7 +7,7 @@ from helpers.experiments.profiling.planted_faults import FAULTS
 from helpers.experiments.profiling.strangers import CASES, GPU_CASES
 from helpers.experiments.profiling.tried import CHANGES
 from helpers.trying import changes
-from helpers.trying.probes import COUNTED
+from helpers.trying.answer import COUNTED
 
 LOOPS = CASES | GPU_CASES
 FIXES = {fix for fixes in FAULTS.values() for fix in fixes}

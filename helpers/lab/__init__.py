@@ -2,20 +2,10 @@
 
     from helpers.lab import bench, compare, peak_memory, saved_bytes
 
-Measuring needs torch, numpy, pandas and tqdm. `figures`, `notebook` and `report` need matplotlib and
-Jupyter too, so they are loaded when they are first used.
+Measuring needs torch, numpy, pandas and tqdm; `figures`, `notebook` and `report` need matplotlib and Jupyter too.
 """
 
-import importlib
-
-from . import records
-from .cpu import keep_pages
-from .machine import DeviceError, device, environment, half_dtype, multiplies_half
-from .memory import Memory, peak_memory, saved_bytes
-from .process import in_fresh_process
-from .records.experiment import Experiment, Worth, experiment
-from .records.runner import measure
-from .timing import Comparison, Disagreement, Timing, bench, compare, each, phases
+from ..boot import when_used
 
 __all__ = [
     "Comparison",
@@ -46,10 +36,20 @@ __all__ = [
     "saved_bytes",
 ]
 
-_LOADED_WHEN_USED = {"checks": "checks", "report": "report", "figures": "report.figures", "notebook": "report.notebook"}
-
-
-def __getattr__(name: str):
-    if name in _LOADED_WHEN_USED:
-        return importlib.import_module(f"{__name__}.{_LOADED_WHEN_USED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = when_used(
+    __name__,
+    {
+        "checks": "",
+        "cpu": "keep_pages",
+        "machine": "DeviceError device environment half_dtype multiplies_half",
+        "memory": "Memory peak_memory saved_bytes",
+        "process": "in_fresh_process",
+        "records": "",
+        "records.experiment": "Experiment Worth experiment",
+        "records.runner": "measure",
+        "report": "",
+        "report.figures": "",
+        "report.notebook": "",
+        "timing": "Comparison Disagreement Timing bench compare each phases",
+    },
+)

@@ -4,6 +4,7 @@ print(try_script("train.py", ["--epochs", "3"], seconds=300))
 print(try_edited("train.py", [], "edited.py", []))             # the same for an edit made by hand
 """
 
-from .search import try_edited, try_script
+from ..boot import when_used
 
 __all__ = ["try_edited", "try_script"]
+__getattr__ = when_used(__name__, {"search": "try_edited try_script"})

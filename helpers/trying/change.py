@@ -14,20 +14,24 @@ import torch
 from torch.utils.data import DataLoader
 
 from . import sight
-from .edits import Before, Edit, Keywords, Shell
+from .edits import Edit, Keywords, Lines, Shell
 
 Facts = Mapping[str, Any]
+OF_OPERATORS = ("operators", "compute")  # parts of a profile's account, on a CPU or a GPU
+OF_OPTIMIZER = ("optimizer", "idle")
+OF_ALL = (*OF_OPERATORS, *OF_OPTIMIZER, "loader", "copies", "Python")
 
 
 class Change:
     """`group`: changes of which one excludes another. `patience`: how much longer than others it may take to start.
 
-    `share`: of a step, what it could take away.
+    `share`: of the `parts` of a step by its profile's account, what it could take away, for the order alone.
     """
 
     kind = "change"
     name = group = ""
     patience, share = 1.0, 0.1
+    parts: tuple[str, ...] = OF_OPERATORS
     environment: Mapping[str, str] = {}
 
     def missing_because(self, facts: Facts) -> str:
@@ -41,13 +45,11 @@ class Change:
         """The same as edits of the source."""
         return [Shell(self.environment)] if self.environment else []
 
-    def promise(self, facts: Facts) -> float:
-        """The share of a step that it could take away, for the order alone."""
-        return self.share
-
 
 class Loader(Change):
     """Options of the DataLoaders that the training reads."""
+
+    parts, share = ("loader", "idle"), 0.5
 
     def options(self, loader: Mapping[str, Any]) -> dict[str, Any]:
         """The options that this one lacks."""
@@ -71,12 +73,8 @@ class Loader(Change):
                 edits.append(Keywords(tuple(facts["loaders"][key]["site"]), "DataLoader", values))
         return edits
 
-    def promise(self, facts: Facts) -> float:
-        seconds = sum(facts["loaders"][key]["seconds"] for key in self._sites(facts))
-        return seconds / max(facts["elapsed"], 1e-9)
-
     def _sites(self, facts: Facts) -> dict[str, dict[str, Any]]:
-        return {key: o for key, each in facts["loaders"].items() if each["batches"] and (o := self.options(each))}
+        return {key: o for key, each in facts["loaders"].items() if each["trains"] and (o := self.options(each))}
 
 
 class OnModels(Change):
@@ -109,7 +107,7 @@ class OnModels(Change):
 
     def edits(self, facts: Facts) -> list[Edit]:
         models = facts["models"].values()
-        return [Before(tuple(each["site"]), code) for each in models if (code := self.code(each))]
+        return [Lines(tuple(each["site"]), code) for each in models if (code := self.code(each))]
 
 
 def with_options(kind: type, options: Mapping[str, Any], sites: set[tuple]) -> None:

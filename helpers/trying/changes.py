@@ -1,18 +1,17 @@
 """The changes that leave the training the same, each with the edit that does it in the source."""
 
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..lab import multiplies_half
-from ..lab.cpu import ALLOCATORS, KEPT
+from ..lab.cpu import KEPT
 from . import probes
-from .change import Change, Facts, Loader, OnModels, with_options
-from .edits import Call, Edit, Keywords, Top
+from .change import OF_ALL, OF_OPERATORS, OF_OPTIMIZER, Change, Facts, Loader, OnModels, with_options
+from .edits import Call, Edit, Keywords, Lines
 
 # The option that lets an optimizer step in few kernels
 FAST = dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), "fused")
@@ -22,7 +21,7 @@ FAST |= dict.fromkeys(("RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD"
 class MatmulPrecision(Change):
     """Matrix products in the precision “medium” (on a GPU “high”: TF32)."""
 
-    name, share = "matmul-precision", 0.3
+    name, group, share = "matmul-precision", "precision", 0.3
 
     def missing_because(self, facts: Facts) -> str:
         return "" if facts["precision"] == "highest" else f"the precision is {facts['precision']} already"
@@ -31,7 +30,7 @@ class MatmulPrecision(Change):
         torch.set_float32_matmul_precision(_precision(facts))
 
     def edits(self, facts: Facts) -> list[Edit]:
-        return [Top(facts["script"], (f'torch.set_float32_matmul_precision("{_precision(facts)}")',))]
+        return [Lines((facts["script"], 0), (f'torch.set_float32_matmul_precision("{_precision(facts)}")',))]
 
 
 def _precision(facts: Facts) -> str:
@@ -41,7 +40,8 @@ def _precision(facts: Facts) -> str:
 class OneOptimizerKernel(Change):
     """The optimizer's step in one kernel (fused, or foreach where there is none)."""
 
-    name = "optimizer"
+    name, share = "optimizer", 0.5
+    parts = OF_OPTIMIZER
 
     def missing_because(self, facts: Facts) -> str:
         return "" if self._sites(facts) else "no optimizer whose step could be fused"
@@ -89,6 +89,7 @@ class SetToNone(Change):
     """Gradients set to none instead of zeros."""
 
     name, share = "set-to-none", 0.05
+    parts = OF_ALL
 
     def missing_because(self, facts: Facts) -> str:
         return "" if "zero_grad" in facts["calls"] else "gradients are set to none already"
@@ -98,17 +99,19 @@ class SetToNone(Change):
             kind.zero_grad = lambda holder, set_to_none=True, zero_grad=kind.zero_grad: zero_grad(holder, True)
 
     def edits(self, facts: Facts) -> list[Edit]:
-        return [Call(tuple(site), "zero_grad", "{}()") for site in facts["calls"]["zero_grad"]["sites"]]
+        return [Call(tuple(site), "zero_grad", "{}()") for site in facts["calls"]["zero_grad"]]
 
 
 class Autocast(OnModels):
     """The model's forward under autocast in bf16."""
 
-    name = "autocast-bf16"
+    name, group, share = "autocast-bf16", "precision", 0.25
 
     def missing_because(self, facts: Facts) -> str:
         if "autocast" in facts["calls"]:
             return "the script uses autocast already"
+        if facts["device"] == "cpu" and not multiplies_half():
+            return "this CPU has no 16-bit products"
         return super().missing_because(facts)
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
@@ -121,34 +124,16 @@ class Autocast(OnModels):
             "lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, output))",
         )
 
-    def promise(self, facts: Facts) -> float:
-        if facts["device"] == "cuda":
-            return 0.35
-        return 0.2 if multiplies_half() else 0.01
-
 
 class CompileModel(OnModels):
     """The model compiled by torch.compile."""
 
-    name, group = "compile", "compile"
+    name = "compile"
+    parts = OF_ALL
     patience, share = 4.0, 0.12
 
     def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
         return () if model["compiled"] else (f"{model['name']}.compile()",)
-
-
-class CompileBlocks(OnModels):
-    """Each of the model's repeated blocks compiled: compiled once, used by all."""
-
-    name, group = "compile-blocks", "compile"
-    patience = 3.0
-
-    def code(self, model: Mapping[str, Any]) -> tuple[str, ...]:
-        if model["compiled"] or not model["blocks"]:
-            return ()
-        # `net.0.blocks` is `net[0].blocks` in Python.
-        path = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in model["blocks"].split("."))
-        return (f"for block in {model['name']}{path}:", "    block.compile()")
 
 
 class ChannelsLast(OnModels):
@@ -164,7 +149,8 @@ class KeptPages(Change):
     """Memory that was freed stays with the process."""
 
     name = "allocator"
-    patience, share = 2.0, 0.35  # it takes several starts
+    parts = (*OF_OPERATORS, *OF_OPTIMIZER, "copies")
+    patience, share = 2.0, 0.2  # it takes several starts
     environment = KEPT
 
     def missing_because(self, facts: Facts) -> str:
@@ -174,53 +160,42 @@ class KeptPages(Change):
         return "an allocator is chosen already" if chosen else ""
 
 
-class HugePages(KeptPages):
-    """The same in pages of 2 MiB, beside a base whose pages are kept, too."""
+class SwitchedOff(Change):
+    """A mode that the script switches on stays off."""
 
-    name = "allocator-huge-pages"
-    patience, share = 1.0, 0.08
-    environment = ALLOCATORS["huge pages"]
+    holder: Any = None  # of the function that switches it
+    function = ""
+    calls: Mapping[str, str] = {}  # of the script's that are replaced, and by what
+
+    def missing_because(self, facts: Facts) -> str:
+        return "" if facts[self.name] else "it is off"
+
+    def apply(self, facts: Facts) -> None:
+        switch = getattr(self.holder, self.function)
+        setattr(self.holder, self.function, lambda *_, **options: switch(False, **options))
+
+    def edits(self, facts: Facts) -> list[Edit]:
+        seen = facts["calls"]
+        return [Call(tuple(site), name, code) for name, code in self.calls.items() for site in seen.get(name, [])]
 
 
-class NoAnomalies(Change):
+class NoAnomalies(SwitchedOff):
     """No search for the origin of NaN in each backward."""
 
     name, share = "no-anomaly-mode", 0.4
-
-    def missing_because(self, facts: Facts) -> str:
-        return "" if facts["anomaly"] else "anomaly mode is off"
-
-    def apply(self, facts: Facts) -> None:
-        torch.set_anomaly_enabled = functools.partial(_switched_off, torch.set_anomaly_enabled)
-
-    def edits(self, facts: Facts) -> list[Edit]:
-        calls = [("set_detect_anomaly", "{}(False)"), ("detect_anomaly", "torch.autograd.set_detect_anomaly(False)")]
-        return _replaced(facts, calls)
+    holder, function = torch, "set_anomaly_enabled"
+    calls: Mapping[str, str] = {
+        "set_detect_anomaly": "{}(False)",
+        "detect_anomaly": "torch.autograd.set_detect_anomaly(False)",
+    }
 
 
-class NotDeterministic(Change):
+class NotDeterministic(SwitchedOff):
     """Algorithms that may add in another order."""
 
     name = "not-deterministic"
-
-    def missing_because(self, facts: Facts) -> str:
-        return "" if facts["deterministic"] else "algorithms are chosen freely already"
-
-    def apply(self, facts: Facts) -> None:
-        switch = torch._C._set_deterministic_algorithms
-        torch._C._set_deterministic_algorithms = functools.partial(_switched_off, switch)
-
-    def edits(self, facts: Facts) -> list[Edit]:
-        return _replaced(facts, [("use_deterministic_algorithms", "{}(False)")])
-
-
-def _switched_off(switch: Callable, *_: Any, **options: Any) -> None:
-    switch(False, **options)
-
-
-def _replaced(facts: Facts, calls: list[tuple[str, str]]) -> list[Edit]:
-    seen = [(name, code, facts["calls"].get(name, {"sites": []})["sites"]) for name, code in calls]
-    return [Call(tuple(site), name, code) for name, code, sites in seen for site in sites]
+    holder, function = torch._C, "_set_deterministic_algorithms"
+    calls: Mapping[str, str] = {"use_deterministic_algorithms": "{}(False)"}
 
 
 class OneThread(Change):
@@ -236,6 +211,6 @@ class OneThread(Change):
 
 KINDS: tuple[type[Change], ...] = (
     MatmulPrecision, OneOptimizerKernel, Workers, Pinned, SetToNone, Autocast, ChannelsLast, NoAnomalies,
-    NotDeterministic, KeptPages, HugePages, OneThread, CompileBlocks, CompileModel,
+    NotDeterministic, KeptPages, OneThread, CompileModel,
 )  # fmt: skip
 ALL = {kind.name: kind() for kind in (*KINDS, *probes.PROBES)}

@@ -1,4 +1,4 @@
-"""One process of a trial: runs the script under the changes that it was given, and takes turns at its steps.
+"""One process of a search: runs the script under the changes that it was given, and takes turns at its steps.
 
 What it sees goes line by line, as JSON, to a report: the loss of each iteration, facts that decide which changes apply,
 where files were redirected, and the peak of memory. A script that ends before its trial does begins anew; the time in
@@ -14,7 +14,8 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from .. import boot
 from ..lab.memory import PEAK, system_bytes
 from ..lab.trials.turns import Turns
-from ..watching.run_script import compiled, run_script, script_frames
+from ..watching import NothingRecorded, run_script, watch
 from ..watching.watch import UNSEEN, _counted_steps
 from ..watching.windows import end_of_iteration
 from . import changes, scratch, sight
@@ -31,19 +32,6 @@ from . import changes, scratch, sight
 BOOT = f"import runpy, sys; runpy.run_path({boot.__file__!r})['load'](); "
 BOOT += "from dlspeed.trying.child import main; main(sys.argv[1])"
 SETTLING = 2  # iterations after a script began anew that don't count
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a process runs."""
-
-    command: list[str]  # a script or a module, and its arguments
-    module: bool
-    root: str  # of the scratch, and of the report
-    folders: list[str]  # the user's
-    seed: int
-    changes: list[str]
-    facts: dict[str, Any]
 
 
 class Steps(Turns):
@@ -68,7 +56,8 @@ class Steps(Turns):
 
 
 def main(order_text: str) -> None:
-    order = Order(**json.loads(order_text))
+    """Run what a `Side` says, with `facts` of the script and the user's `folders`, in the scratch `root`."""
+    order = SimpleNamespace(**json.loads(order_text))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     report = open(os.path.join(order.root, "report"), "w", buffering=1)  # noqa: SIM115 (it lives as long as this process)
 
@@ -91,26 +80,27 @@ def main(order_text: str) -> None:
         if first_run:
             seeing.iteration_ended(tell)
         if iterations % 8 == 1:
-            peak = max(peak, _peak_bytes())
+            peak = max(peak, torch.cuda.max_memory_allocated() or system_bytes(PEAK))
             tell(peak=peak, redirected=list(folder.redirected)[:20])
-        began = time.perf_counter()
         turns.step_done()
-        seeing.waited(time.perf_counter() - began)
 
     _fix_seeds(order.seed)
-    seeing.install()
-    for name in order.changes:
-        changes.ALL[name].apply(order.facts)
     _shift_port()
+    script = order.command[0]
     try:
+        if order.profile_s:
+            _watch(order, tell)
+            turns.step_done()  # there is no next turn
+        seeing.install()
+        for name in order.names:
+            changes.ALL[name].apply(order.facts)
         while True:
-            script = order.command[0]
-            program = script if order.module else compiled(script)
+            program = script if order.module else run_script.compiled(script)
             for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `_fix_seeds` adds the order's seed
                 set_seed(0)
             before = iterations
             with _counted_steps(stepped):
-                code = run_script(program, order.command)
+                code = run_script.run_script(program, order.command)
             if iterations == before:
                 _end(f"{script} ended with code {code}" if code else f"ended without a step: {UNSEEN}")
             first_run = False
@@ -120,11 +110,21 @@ def main(order_text: str) -> None:
             ends_iteration = end_of_iteration()
     except BaseException as error:
         where = ""
-        for frame, line in traceback.walk_tb(script_frames(error.__traceback__)):
+        for frame, line in traceback.walk_tb(run_script.script_frames(error.__traceback__)):
             file = frame.f_code.co_filename
             if folder.user_path(file).startswith(tuple(folder.folders)):
                 where = f" ({os.path.basename(file)}:{line})"
         _end(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}")
+
+
+def _watch(order: SimpleNamespace, tell: Callable[..., None]) -> None:
+    """Profile the script into the folder `profile` of the scratch."""
+    script, *arguments = order.command
+    folder = os.path.join(order.root, "profile")
+    try:
+        watch(script, arguments, module=order.module, limit=order.profile_s, output=folder)
+    except NothingRecorded as error:
+        tell(missing=str(error))
 
 
 def _end(reason: str) -> None:
@@ -133,25 +133,21 @@ def _end(reason: str) -> None:
     os._exit(1)
 
 
-def _peak_bytes() -> int:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    return system_bytes(PEAK)
-
-
 def _fix_seeds(seed: int) -> None:
     """Let every seed that the script sets be another one for another `seed`, and none come from the clock."""
 
-    def other(value: Any) -> Any:
-        return (value or 0) + seed if value is None or isinstance(value, (int, np.integer)) else value
+    def reseeded(function: Callable) -> Callable:
+        def set_seed(*given: Any, **named: Any) -> Any:
+            value, *others = (*given, *named.values()) or (None,)
+            known = value is None or isinstance(value, (int, np.integer))
+            return function((value or 0) + seed if known else value, *others)
 
-    manual_seed, python_seed = torch.manual_seed, random.seed
-    numpy_seed, generator = np.random.seed, np.random.default_rng
-    torch.manual_seed = torch.random.manual_seed = lambda value: manual_seed(int(value) + seed)
+        return set_seed
+
+    torch.manual_seed = torch.random.manual_seed = reseeded(manual_seed := torch.manual_seed)
     torch.seed = torch.random.seed = lambda: (manual_seed(seed), seed)[1]
-    np.random.seed = lambda seed=None: numpy_seed(other(seed))
-    np.random.default_rng = lambda seed=None: generator(other(seed))
-    random.seed = lambda a=None, version=2: python_seed(other(a), version)
+    for holder, name in ((random, "seed"), (np.random, "seed"), (np.random, "default_rng")):
+        setattr(holder, name, reseeded(getattr(holder, name)))
 
 
 def _shift_port() -> None:

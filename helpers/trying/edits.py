@@ -6,7 +6,7 @@ They are made on the text, at positions that Python's parser gives, so that comm
 import ast
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,6 @@ class Keywords:
     site: Site
     callee: str
     values: Mapping[str, str]
-
-    def __str__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in self.values.items())
-        return f"{_place(self.site)} {self.callee}(…, {values})"
 
     def changed(self, text: str) -> str:
         call = _call(text, self.site, self.callee)
@@ -46,9 +42,6 @@ class Call:
     callee: str
     code: str
 
-    def __str__(self) -> str:
-        return f"{_place(self.site)} {self.code.format(self.callee)}"
-
     def changed(self, text: str) -> str:
         call = _call(text, self.site, self.callee)
         start, end = _span(text, call)
@@ -56,42 +49,25 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Before:
-    """Lines before the statement at this line."""
+class Lines:
+    """Lines before the statement at this line, or for line 0 after the first import of torch."""
 
     site: Site
     lines: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"{_place(self.site)} before it: {'; '.join(self.lines)}"
-
     def changed(self, text: str) -> str:
-        statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-        around = [node for node in statements if node.lineno <= self.site[1] <= (node.end_lineno or 0)]
-        line = max(around, key=lambda node: node.lineno).lineno - 1
-        whole = text.splitlines()[line]
-        return _with_lines(text, line, self.lines, whole[: len(whole) - len(whole.lstrip())])
-
-
-@dataclass(frozen=True)
-class Top:
-    """Lines after the first import of torch, for which those of the future have to be first."""
-
-    file: str
-    lines: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{os.path.basename(self.file)} at the top: {'; '.join(self.lines)}"
-
-    def changed(self, text: str) -> str:
-        body = ast.parse(text).body
-        imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        of_torch = [node for node in imports if "torch" in ast.unparse(node).split()[1]]
-        last = (of_torch or imports or [None])[0]
-        if last is None:
-            raise ValueError(f"{self.file} imports nothing")
-        new = self.lines if of_torch else ("import torch", *self.lines)
-        return _with_lines(text, last.end_lineno, new)
+        nodes, texts, new, indent = list(ast.walk(ast.parse(text))), text.splitlines(keepends=True), self.lines, ""
+        if self.site[1]:
+            statements = [node for node in nodes if isinstance(node, ast.stmt)]
+            around = [node for node in statements if node.lineno <= self.site[1] <= (node.end_lineno or 0)]
+            at = max(around, key=lambda node: node.lineno).lineno - 1
+            indent = texts[at][: len(texts[at]) - len(texts[at].lstrip())]
+        else:  # those of the future have to be first
+            imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) and not node.col_offset]
+            of_torch = [node for node in imports if "torch" in ast.unparse(node).split()[1]]
+            at = (of_torch or imports)[0].end_lineno if imports else 0
+            new = new if of_torch else ("import torch", *new)
+        return "".join([*texts[:at], *(f"{indent}{line}\n" for line in new), *texts[at:]])
 
 
 @dataclass(frozen=True)
@@ -100,20 +76,21 @@ class Shell:
 
     variables: Mapping[str, str]
 
-    def __str__(self) -> str:
-        return "shell: " + " ".join(f"{name}={value}" for name, value in self.variables.items()) + " python …"
 
-
-Edit = Keywords | Call | Before | Top | Shell
+Edit = Keywords | Call | Lines | Shell
 
 
 def diff(edits: Sequence[Edit], folder: str) -> str:
     """A unified diff with paths from this folder; variables of the shell are a comment above it."""
-    texts: dict[str, list[Keywords | Call | Before | Top]] = {}
+    texts: dict[str, list[Keywords | Call | Lines]] = {}
+    variables: dict[str, str] = {}
     for edit in edits:
-        if not isinstance(edit, Shell):
-            texts.setdefault(edit.file if isinstance(edit, Top) else edit.site[0], []).append(edit)
-    parts = [f"# {edit}\n" for edit in edits if isinstance(edit, Shell)]
+        if isinstance(edit, Shell):
+            variables |= edit.variables
+        else:
+            texts.setdefault(edit.site[0], []).append(edit)
+    shell = " ".join(f"{name}={value}" for name, value in variables.items())
+    parts = [f"# shell: {shell} python …\n"] if shell else []
     for file, of_file in texts.items():
         before = after = Path(file).read_text()
         for edit in sorted(of_file, key=last_first):
@@ -128,15 +105,9 @@ def diff(edits: Sequence[Edit], folder: str) -> str:
     return "".join(parts)
 
 
-def last_first(edit: Edit) -> tuple[int, bool]:
+def last_first(edit: Keywords | Call | Lines) -> tuple[int, bool]:
     """A key to sort edits by, so that each leaves the lines of the next where they are."""
-    line = getattr(edit, "site", ("", 0))[1]
-    return -line, isinstance(edit, Before)
-
-
-def _with_lines(text: str, at: int, new: Iterable[str], indent: str = "") -> str:
-    lines = text.splitlines(keepends=True)
-    return "".join([*lines[:at], *(f"{indent}{line}\n" for line in new), *lines[at:]])
+    return -edit.site[1], isinstance(edit, Lines)
 
 
 def _call(text: str, site: Site, callee: str) -> ast.Call:
@@ -146,7 +117,7 @@ def _call(text: str, site: Site, callee: str) -> ast.Call:
             continue
         if not site[1] or node.lineno <= site[1] <= (node.end_lineno or 0):
             return node
-    raise ValueError(f"{_place(site)} has no call of {callee}")
+    raise ValueError(f"{os.path.basename(site[0])}:{site[1]} has no call of {callee}")
 
 
 def _span(text: str, node: ast.expr) -> tuple[int, int]:
@@ -158,7 +129,3 @@ def _offset(text: str, line: int | None, column: int | None) -> int:
     lines = text.splitlines(keepends=True)
     number = (line or 1) - 1
     return sum(map(len, lines[:number])) + len(lines[number].encode()[: column or 0].decode())
-
-
-def _place(site: Site) -> str:
-    return os.path.basename(site[0]) + (f":{site[1]}" if site[1] else "")

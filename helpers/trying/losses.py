@@ -7,44 +7,28 @@ necessary, not sufficient: over a few dozen steps it can't tell what a change do
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 EQUAL, WITHIN, DIFFERENT, UNSEEN = "bitwise equal", "within seeds", "different", "not seen"
 ALLOWED = 2  # as many times the two seeds' difference: a third seed's would be now smaller, now larger than theirs
 
 
-@dataclass(frozen=True)
-class Losses:
-    """`distance` is the mean difference as a share of the base's loss, `seeds` that of two seeds of the base."""
+def compare(base: Sequence[float | None], other: Sequence[float | None], seed: Sequence[float | None]) -> str:
+    """The verdict on the losses of a change, `other`, beside those of the base and of the base with another seed.
 
-    verdict: str
-    steps: int = 0
-    distance: float = 0.0
-    seeds: float = math.nan
-
-    @property
-    def same(self) -> bool:
-        return self.verdict != DIFFERENT
-
-    def __str__(self) -> str:
-        if self.verdict in (EQUAL, UNSEEN):
-            return f"{self.verdict}, {self.steps} steps" if self.steps else self.verdict
-        beside = f", seeds {_percent(self.seeds)}" if math.isfinite(self.seeds) else ""
-        return f"{self.verdict}: {_percent(self.distance)}{beside}, {self.steps} steps"
-
-
-def compare(base: Sequence[float | None], other: Sequence[float | None], seed: Sequence[float | None]) -> Losses:
-    """The verdict on the losses of a change, `other`, beside those of the base and of the base with another seed."""
+    Behind it are the mean difference as a share of the base's loss, that of two seeds, and the number of steps.
+    """
     steps = min(len(base), len(other))
     pairs = [(b, o) for b, o in zip(base, other, strict=False) if b is not None and o is not None]
     if not pairs:
-        return Losses(UNSEEN)
+        return UNSEEN
     if all(b == o for b, o in pairs):
-        return Losses(EQUAL, steps)
+        return f"{EQUAL}, {steps} steps"
     distance = _distance(pairs)
     of_seeds = [(b, s) for b, s in zip(base[:steps], seed, strict=False) if b is not None and s is not None]
     seeds = _distance(of_seeds) if of_seeds else math.nan
-    return Losses(WITHIN if distance <= seeds * ALLOWED else DIFFERENT, steps, distance, seeds)
+    verdict = WITHIN if distance <= seeds * ALLOWED else DIFFERENT
+    beside = f", seeds {_percent(seeds)}" if math.isfinite(seeds) else ""
+    return f"{verdict}: {_percent(distance)}{beside}, {steps} steps"
 
 
 def _distance(pairs: Sequence[tuple[float, float]]) -> float:

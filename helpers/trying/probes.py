@@ -1,82 +1,74 @@
 """What a cause of slowness could bring at most: the training without it, which isn't the same training any more.
 
-Some are tried in turns as changes are. What happens rarely, evaluation and checkpoints, is counted in the unchanged run
-instead: no turn is long enough to hold its share of it.
+They are tried in turns as changes are. Evaluation is no probe but counted in the profile: no turn is long enough to
+hold its share of what happens rarely.
 """
 
 import builtins
 import gc
-import importlib
 import io
+import itertools
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import DataLoader
 
-from .change import Change, Facts
-from .sight import DRAWING
-from .table import Tried
+from ..watching import run_script
+from ..watching.observe import is_library
+from .change import OF_ALL, Change, Facts
+from .output import without_output
 
 
 class SameBatch(Change):
     """The first batch of the DataLoader again and again: input for nothing."""
 
-    kind, name = "probe", "same-batch"
+    kind, name, share = "probe", "same-batch", 0.5
+    parts = ("loader", "idle")
 
     def missing_because(self, facts: Facts) -> str:
-        return "" if _loader_seconds(facts) else "batches come from no DataLoader"
+        trained = any(loader["trains"] for loader in facts["loaders"].values())
+        return "" if trained else "batches come from no DataLoader"
 
     def apply(self, facts: Facts) -> None:
-        following = _BaseDataLoaderIter.__next__
+        iterate = DataLoader.__iter__
 
-        def again(iterator: Any) -> Any:
+        def again(loader: Any) -> Iterator[Any]:
             if not torch.is_grad_enabled():
-                return following(iterator)
-            loader = iterator._loader
-            if "_first" not in vars(loader):
-                object.__setattr__(loader, "_first", following(iterator))
-            iterator._given = getattr(iterator, "_given", 0) + 1
-            if iterator._given > len(loader):
-                raise StopIteration
-            return loader._first
+                return iterate(loader)
+            if not hasattr(loader, "_first"):
+                loader._first = next(iterate(loader))
+            return itertools.repeat(loader._first, len(loader))
 
-        _BaseDataLoaderIter.__next__ = again
-        init = _BaseDataLoaderIter.__init__
-
-        def made(iterator: Any, loader: Any) -> None:
-            init(iterator, loader)
-            iterator._loader = loader
-
-        _BaseDataLoaderIter.__init__ = made
-
-    def promise(self, facts: Facts) -> float:
-        return _loader_seconds(facts) / max(facts["elapsed"], 1e-9)
-
-
-def _loader_seconds(facts: Facts) -> float:
-    return sum(each["seconds"] for each in facts["loaders"].values() if each["batches"])
+        DataLoader.__iter__ = again  # type: ignore[method-assign]
 
 
 class NoOutput(Change):
-    """Nothing printed, logged or drawn."""
+    """Nothing printed, logged or drawn, nor computed for that alone."""
 
     kind, name = "probe", "no-output"
-
-    def missing_because(self, facts: Facts) -> str:
-        return "" if "print" in facts["calls"] or facts["draws"] else "next to nothing is printed"
+    parts = ("Python", "idle")
 
     def apply(self, facts: Facts) -> None:
         builtins.print = _nothing
         logging.disable(logging.CRITICAL)
-        for module, (kind, names) in DRAWING.items():
-            if module in facts["draws"]:
-                for name in names:
-                    setattr(getattr(importlib.import_module(module), kind), name, _nothing)
+        get_code = SourceFileLoader.get_code
 
-    def promise(self, facts: Facts) -> float:
-        return facts["calls"].get("print", {"seconds": 0.0})["seconds"] / max(facts["elapsed"], 1e-9)
+        def code(loader: Any, name: str) -> Any:
+            path = loader.get_filename(name)
+            return get_code(loader, name) if is_library(path) else _silent(path)
+
+        SourceFileLoader.get_code, run_script.compiled = code, _silent  # type: ignore[method-assign]
+
+
+def _silent(script: str) -> CodeType:
+    tree = without_output(Path(script).read_bytes())
+    return compile(tree, os.path.abspath(script), "exec", dont_inherit=True)
 
 
 def _nothing(*_: Any, file: Any = None, **__: Any) -> None:
@@ -88,24 +80,20 @@ class NoCollection(Change):
     """No garbage collection."""
 
     kind, name, share = "probe", "no-collection", 0.02
+    parts = OF_ALL
 
     def apply(self, facts: Facts) -> None:
         gc.disable()
         gc.collect = _nothing
 
 
-PROBES = (SameBatch, NoOutput, NoCollection)
-COUNTED = {"evaluation": "no-evaluation", "save": "no-checkpoint"}  # calls that are seen, and their probes
+class NoCheckpoint(Change):
+    """Nothing saved."""
+
+    kind, name, parts = "probe", "no-checkpoint", ()  # only where a finding says so
+
+    def apply(self, facts: Facts) -> None:
+        torch.save = _nothing
 
 
-def counted(facts: Facts, only: Sequence[str]) -> list[Tried]:
-    """What rarely happens: its share of the unchanged script's time."""
-    rows = []
-    for call, name in COUNTED.items():
-        seen = facts["calls"].get(call)
-        if not seen or not seen["count"] or (only and name not in only):
-            continue
-        reason = f"{seen['count']} times, {seen['seconds']:.2g} s of {facts['elapsed']:.3g} s"
-        share = seen["seconds"] / facts["elapsed"]
-        rows.append(Tried(name, "probe", gain_share=share, verdict="counted", same=False, reason=reason))
-    return rows
+PROBES = (SameBatch, NoOutput, NoCollection, NoCheckpoint)

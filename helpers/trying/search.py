@@ -1,169 +1,65 @@
-"""The order of trials within the seconds: the script alone, each change beside it, the best ones together, their total.
+"""The order of trials within the seconds: the profile, each change beside the script, the best ones' total.
 
-A change is tried in two new processes, one with it and one without, which start at once and take turns: both are always
-at the same step, since steps may take longer as a training goes on. Then changes that made the script faster are added
-one by one to those kept so far, if a pair beside these says so, and the last is tried as a pair of its own.
-
-All processes keep the pages of freed memory: where these are returned, one start of a training on a CPU can be a tenth
-faster than the next, which would pass for the effect of a change. What keeping them gains is a change, too, and tried
-beside starts of the script that return them.
+The profile tells how much of the time each change could take away. What addresses the largest share is tried first, by
+a probe where no change does; what could take away next to nothing isn't tried. A change is tried in two new processes,
+one with it and one without, which start at once and take turns: both are always at the same step, since steps may take
+longer as a training goes on. The two best are narrowed by further starts before small ones begin, and those that are
+still undecided go on while there are seconds.
 """
 
-import json
 import math
-import os
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..faults import entries
 from ..lab.arguments import check_choice
-from ..lab.cpu import KEPT
-from ..lab.estimate import FASTER, Estimate, estimate
+from ..lab.estimate import NEGLIGIBLE
 from ..lab.memory import GIB
-from ..lab.trials import Program, ProgramError
-from ..lab.trials.luck import luck
-from ..lab.trials.programs import SILENCE_S, STARTS, Living, living, log_ratios, take_pairs
-from . import changes, child, losses, probes, table
-from .edits import Shell
-from .table import Result, Tried
+from ..lab.trials import ProgramError
+from ..lab.trials.programs import SILENCE_S
+from ..profiling import diagnose
+from . import changes, losses
+from .answer import COUNTED, LEAST, Result, Tried
+from .edits import diff
+from .sides import Seen, Side, Sides, Trial, read
 
-TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
-LONG_S = 0.5  # a turn of longer steps has fewer, down to one, of which none is left out
-OBSERVED, OBSERVED_S = 1 / 6, 30.0  # of the seconds, and seconds at most, in which the script runs alone
-HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
-PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
-PAIRS = 8  # that are waited for
+PROFILED, PROFILED_S = 0.4, (25.0, 90.0)  # of the seconds, and seconds at least and most, after which it is cut
+OBSERVED, OBSERVED_S = 1 / 16, 10.0  # the same for the length of a turn and for the losses of another seed
 LEAST_STEPS = 60  # of the script with another seed
-QUIET = {
-    "WANDB_MODE": "disabled",
-    "WANDB_DISABLED": "true",
-    "MLFLOW_TRACKING_URI": "file:./mlruns",
-    "COMET_MODE": "DISABLED",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-}
+BEST = 2  # changes that are narrowed before small ones begin
+LEAST_SHARE = 0.25  # of the seconds that are left, for a start that isn't precise before
+OUTSIDE = {"evaluation", "checkpoints", "drawing"}  # findings outside of the profile's account
 
 
 class CannotTry(Exception):
     """The script can't be tried; the message says why in one line."""
 
 
-@dataclass
-class Seen:
-    """What a process told in its report."""
+class Search(Sides):
+    """One search: the script's processes, the clock, and what was found."""
 
-    losses: list[float | None] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    peak: float = math.nan  # bytes
-    redirected: list[str] = field(default_factory=list)
-
-
-def read(report: Path) -> Seen:
-    seen = Seen()
-    for line in report.read_text().splitlines():
-        told = json.loads(line)
-        seen.losses += told.pop("losses", [])
-        vars(seen).update(told)
-    return seen
-
-
-@dataclass(frozen=True)
-class Side:
-    """A process of a trial: the script's command, under these changes, with this seed, freed pages kept or not."""
-
-    command: Sequence[str]
-    names: Sequence[str] = ()
-    seed: int = 0
-    kept: bool = True
-
-
-class Search:
-    """One search: the script, the clock, and what was found."""
-
-    def __init__(
-        self, script: str | Path, arguments: Sequence[str], module: bool, seconds: float, workspace: str, tell: Callable
-    ) -> None:
-        self.command, self.module = [str(script), *map(str, arguments)], module
-        self.seconds, self.until = seconds, time.monotonic() + seconds
-        self.workspace, self.tell = workspace, tell
-        chosen = any(name in os.environ for name in (*KEPT, "LD_PRELOAD"))
-        self.kept = {} if chosen else KEPT
-        self.facts: dict[str, Any] = {}
-        self.twin = Seen()  # the base with another seed
-        self.turn: dict[str, float] = {}
-        self.turn_s = TURN_S
-        self.start_s = 0.0
+    def __init__(self, *of_script: Any, seconds: float, tell: Callable[[str], None]) -> None:
+        super().__init__(*of_script)
+        self.seconds, self.until, self.tell = seconds, time.monotonic() + seconds, tell
+        self.twin = Seen()  # the script with another seed
+        self.parts: dict[str, float] = {}  # of the profile's account
         self.result = Result(" ".join(self.command))
 
     @property
     def left(self) -> float:
         return self.until - time.monotonic()
 
-    @property
-    def pairs_s(self) -> float:
-        """The seconds that the fewest pairs take."""
-        return PAIRS * 2 * self.turn_s
-
-    @property
-    def least_s(self) -> float:
-        """The seconds that one trial takes at least."""
-        return self.start_s + self.pairs_s
-
-    @contextmanager
-    def running(self, *sides: Side, silence_s: float = 0.0) -> Iterator[list[tuple[Living, Path]]]:
-        """Processes that run the script, started at once, and the files of their reports."""
-        homes = [tempfile.mkdtemp(dir=self.workspace) for _ in sides]
-        programs = [self._program(side, home) for side, home in zip(sides, homes, strict=True)]
-        try:
-            with living(programs, silence_s or 2 * self.start_s + PATIENCE_S) as processes:
-                yield [(process, Path(home, "report")) for process, home in zip(processes, homes, strict=True)]
-        finally:
-            for home in homes:
-                shutil.rmtree(home, ignore_errors=True)
-
-    def _program(self, side: Side, home: str) -> Program:
-        script, folders = side.command[0], [os.getcwd()]
-        if not self.module:
-            script = os.path.realpath(script)
-            folders.append(os.path.dirname(script))
-        command = [script, *side.command[1:]]
-        order = child.Order(command, self.module, home, folders, side.seed, list(side.names), self.facts)
-        environment = QUIET | {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self.workspace, "inductor")}
-        environment |= self.kept if side.kept else {}
-        for name in side.names:
-            environment |= changes.ALL[name].environment
-        command = [sys.executable, "-c", child.BOOT, json.dumps(asdict(order))]
-        return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
-
-    def compare(self, one: Side, other: Side, seconds: float, wanted: int) -> tuple[Estimate | None, Seen, Seen]:
-        """How one side's time compares to the other's, from up to so many starts, and what both told in the last."""
-        until, starts = time.monotonic() + seconds, []
-        while not starts or (len(starts) < wanted and until - time.monotonic() > self.least_s):
-            with self.running(one, other, silence_s=max(seconds, 2 * self.start_s + PATIENCE_S)) as running:
-                left = until - time.monotonic()
-                more = min(wanted - len(starts) - 1, max(int((left - self.pairs_s) / self.least_s), 0))
-                (first, _), (second, _) = running
-                starts.append(self._pairs(first, second, (left - more * self.start_s) / (more + 1)))
-                seen = [read(report) for _, report in running]
-        return estimate(starts, luck(one.kept and other.kept)), seen[0], seen[1]
-
-    def _pairs(self, first: Living, second: Living, seconds: float) -> list[float]:
-        """The log ratios of two living processes, from turns for so long."""
-        for side in (first, second):
-            side.take(self.turn)
-        if second.take(self.turn) > HOPELESS * first.take(self.turn):
-            seconds = 0.0
-        ours, theirs, _ = take_pairs(first, second, self.turn, time.monotonic() + seconds, loaded=math.inf)
-        return log_ratios(ours, theirs)
+    def trial(self, names: Sequence[str], promise: float = 1.0, most: float = 1.0) -> Trial:
+        """Changes beside the script as it is, which keeps freed pages unless that is the change."""
+        before = Side(self.command, kept=changes.KeptPages.name not in names)
+        patience = sum(changes.ALL[name].patience for name in names)
+        return Trial(before, Side(self.command, names), promise, most, patience)
 
 
 def try_script(
@@ -175,18 +71,29 @@ def try_script(
     only: Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """Try changes on a training script, which stays as it is, for about so many seconds.
+    """Profile a training script, which stays as it is, and try changes on it, for about so many seconds.
 
-    `only` names the changes to try; `tell` gets a line after each trial. Needs Linux, whose processes can be stopped as
-    a whole. CannotTry if the script fails as it is or never steps.
+    `only` names the changes to try, without a profile unless one is counted there; `tell` gets a line after each trial.
+    Needs Linux, whose processes can be stopped as a whole. CannotTry if the script fails as it is or never steps.
     """
     for name in only:
-        check_choice([*changes.ALL, *probes.COUNTED.values()], change=name)
-    with _search(script, arguments, module, seconds, tell) as search:
+        check_choice([*changes.ALL, *COUNTED.values()], change=name)
+    with _search(script, arguments, module, seconds=seconds, tell=tell) as search:
+        if not only or set(only) & set(COUNTED.values()):
+            _profile(search)
+        try:
+            _observe(search)
+        except ProgramError as error:  # of the other seed, perhaps
+            _observe(search, judged=False)
+            search.result.notes.append(f"losses aren't judged: {error}")
         _try_all(search, only)
         _combine(search)
-        search.result.tried += probes.counted(search.facts, only)
-    return search.result
+        result = search.result
+        for finding in result.findings:
+            if (name := COUNTED.get(finding.finding)) and (not only or name in only):
+                counted = {"gain_share": finding.gain_share, "verdict": "counted", "reason": finding.evidence}
+                result.tried.append(Tried(name, "probe", same=False, **counted))
+        return result
 
 
 def try_edited(
@@ -195,152 +102,172 @@ def try_edited(
     edited: str | Path,
     edited_arguments: Sequence[str],
     *,
+    python: str = sys.executable,
+    module: bool = False,
     seconds: float = 120.0,
     judged: bool = True,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """A script and one that was edited by hand, in turns for about so many seconds: time, losses, memory.
+    """A script and one that was edited by hand, or runs in another environment, in turns for about so many seconds.
 
-    `judged`: losses are compared with those of another seed, too, which takes one more start.
+    `python` is that environment's interpreter, whose own packages are used, torch too; the result tells how the two
+    differ. `judged`: losses are compared with those of another seed, too, which takes one more process.
     """
-    with _search(script, arguments, False, seconds, tell) as search:
-        search.twin = _other_seed(search) if judged else Seen()
-        search.result.tried = [_try(search, Side([str(edited), *map(str, edited_arguments)]), search.left)]
-    return search.result
+    with _search(script, arguments, module, seconds=seconds, tell=tell) as search:
+        _observe(search, judged)
+        command = [str(edited), *map(str, edited_arguments)]
+        trial = Trial(Side(search.command), Side(command, python=python))
+        while trial.open and (not trial.starts or search.left > search.least_s):
+            trial.start(search, max(search.left / 2, search.least_s))
+        search.result.tried = [_row(search, trial)]
+        ours, theirs = (seen.facts.get("environment", {}) for seen in trial.seen or (Seen(), Seen()))
+        both = {name: [ours.get(name, "—"), theirs.get(name, "—")] for name in ours | theirs}
+        search.result.differs = {name: values for name, values in both.items() if values[0] != values[1]}
+        if python != sys.executable and not search.result.differs:
+            search.result.notes.append("the environments differ in nothing that was looked at")
+        return search.result
 
 
 @contextmanager
-def _search(
-    script: str | Path, arguments: Sequence[str], module: bool, seconds: float, tell: Callable
-) -> Iterator[Search]:
-    """A search of which the script was observed."""
+def _search(*of_script: Any, **limits: Any) -> Iterator[Search]:
     with tempfile.TemporaryDirectory(prefix="dlspeed-try-", ignore_cleanup_errors=True) as workspace:
-        search = Search(script, arguments, module, seconds, workspace, tell)
         try:
-            _observe(search)
-            yield search
+            yield Search(*of_script, workspace, **limits)
         except ProgramError as error:
             raise CannotTry(str(error)) from None
 
 
-def _observe(search: Search) -> None:
-    """Let the script run alone: its facts, its time, and how many steps a turn has."""
+def _profile(search: Search) -> None:
+    """What `dlspeed profile` finds, of a process that keeps no pages."""
+    least, most = PROFILED_S
+    limit = min(max(PROFILED * search.seconds, least), most)
+    side, result = Side(search.command, kept=False, profile_s=limit), search.result
+    with search.running(side, silence_s=limit + SILENCE_S) as [(_, report)]:
+        try:
+            diagnosis = diagnose(report.with_name("profile"))
+        except (ValueError, OSError) as error:
+            result.notes.append(f"not profiled: {read(report).missing or error}")
+            return
+    result.findings, search.parts = diagnosis.findings, diagnosis.parts
+    lines = [asdict(line) for line in diagnosis.lines]
+    parts = dict(sorted(diagnosis.parts.items(), key=lambda part: -part[1]))
+    rest = {"other lines": 1 - sum(line["share"] for line in lines)} if lines else parts
+    lines += [{"where": where, "source": "", "activity": "", "share": share} for where, share in rest.items()]
+    result.lines = [line for line in lines if line["share"] >= 0.005]
+    search.tell(diagnosis.verdict)
+
+
+def _observe(search: Search, judged: bool = True) -> None:
+    """Let the script run, and beside it with another seed: its facts, its losses, its time, the length of a turn."""
     began, result = time.monotonic(), search.result
-    with search.running(Side(search.command), silence_s=max(search.seconds, SILENCE_S)) as [(base, report)]:
+    both = [Side(search.command), *([Side(search.command, seed=1)] if judged else [])]
+    seconds = min(OBSERVED * search.seconds, OBSERVED_S)
+    with search.running(*both, silence_s=max(search.seconds, SILENCE_S)) as [(base, report), *others]:
         search.start_s = time.monotonic() - began
-        times = [base.take({"drop": 1, "seconds": 0.0, "steps": 2})]
-        until = time.monotonic() + min(OBSERVED * search.seconds, OBSERVED_S)
-        while len(times) < 4 or time.monotonic() < until:
-            steps = max(1, min(max(TURN_STEPS, math.ceil(TURN_S / times[-1])), round(LONG_S / times[-1])))
-            search.turn = {"drop": int(steps > 1), "seconds": 0.0, "steps": steps}
-            times.append(base.take(search.turn))
-        seen = read(report)
-    step_s = sorted(times)[len(times) // 2]
+        step_s = search.fit_turn(base, seconds)
+        seen, until = read(report), time.monotonic() + seconds
+        for twin, of_twin in others:
+            while len(read(of_twin).losses) < LEAST_STEPS and time.monotonic() < until:
+                twin.take(search.turn)
+            search.twin = read(of_twin)
     if not seen.facts:
         raise CannotTry(f"{search.command[0]} ends too early, or its steps of {step_s:.2g} s are too long")
-    search.facts, search.turn_s = seen.facts, max(TURN_S, (steps + search.turn["drop"]) * step_s)
-    result.pages_kept = bool(search.kept) and search.facts["device"] == "cpu"
+    search.facts = seen.facts
+    result.pages_kept = bool(search.kept) and seen.facts["device"] == "cpu"
     result.step_ms, result.peak_gib, result.redirected = step_s * 1e3, seen.peak / GIB, seen.redirected
     search.tell(f"base: {result.step_ms:.4g} ms a step, started in {search.start_s:.0f} s")
 
 
+def _promise(search: Search, name: str, applying: Sequence[str]) -> tuple[float, float]:
+    """The shares of a step that a change is likely to take away, and at most, by the findings or by its parts.
+
+    A probe of what a change is for promises half of it: the change comes first.
+    """
+    change, findings = changes.ALL[name], search.result.findings
+    inside = max(1 - sum(finding.gain_share for finding in findings if finding.finding in OUTSIDE), 0.0)
+    most = inside * sum(search.parts.get(part, 0.0) for part in change.parts) if search.parts else 1.0
+    promise = change.share * most / change.patience
+    for finding in findings:
+        if name in (tried := entries()[finding.finding].tried):
+            waits = change.kind == "probe" and any(
+                changes.ALL[each].kind == "change" for each in applying if each in tried
+            )
+            promise, most = max(promise, finding.gain_share / (2 if waits else 1)), max(most, finding.gain_share)
+    return promise, most
+
+
 def _try_all(search: Search, only: Sequence[str]) -> None:
-    applying, result = [], search.result
-    for name, change in changes.ALL.items():
-        if only and name not in only:
-            continue
-        if reason := change.missing_because(search.facts):
-            result.not_tried.append({"change": name, "reason": reason})
-        else:
-            applying.append(name)
-    applying.sort(key=lambda name: -changes.ALL[name].promise(search.facts) / changes.ALL[name].patience)
-    if applying:
-        search.twin = _other_seed(search)
-    for place, name in enumerate(applying):
-        useful = sum(tried.useful for tried in result.tried)
-        left = search.left - min(useful * search.least_s, 0.3 * search.seconds)  # the rest is for their combination
-        if left < search.least_s and result.tried:
-            result.not_tried.append({"change": name, "reason": f"the {search.seconds:.0f} s were spent"})
-            continue
-        share = changes.ALL[name].patience / sum(changes.ALL[waiting].patience for waiting in applying[place:])
-        tried = _try(search, Side(search.command, (name,)), max(left * share, search.least_s))
-        result.tried.append(tried)
-        search.tell(table.row(tried))
+    result = search.result
+    reasons = {
+        name: changes.ALL[name].missing_because(search.facts) for name in changes.ALL if name in (only or changes.ALL)
+    }
+    applying = [name for name, reason in reasons.items() if not reason]
+    trials = [search.trial([name], *_promise(search, name, applying)) for name in applying]
+    trials.sort(key=lambda trial: -trial.promise)
+    while trial := _next(search, trials):
+        waiting = sum(each.patience for each in trials if not each.seconds and each.promise >= NEGLIGIBLE)
+        share = 0.0 if trial.seconds else trial.patience / (waiting + BEST)
+        trial.start(search, max(max(share, LEAST_SHARE) * search.left, search.least_s))
+        result.tried = [_row(search, each) for each in trials if each.seconds]
+        search.tell(str(_row(search, trial)))
+    for trial in trials:
+        if not trial.seconds:
+            little = f"could bring {trial.most:.1%} at most, by the profile" if trial.most < LEAST else ""
+            reasons[trial.after.names[0]] = little or f"the {search.seconds:.0f} s were spent"
+    applying = [trial.after.names[0] for trial in trials if trial.most]
+    rows = [{"change": name, "reason": reason, "applies": name in applying} for name, reason in reasons.items()]
+    result.not_tried = [row for row in rows if row["reason"]]
 
 
-def _other_seed(search: Search) -> Seen:
-    """The script with another seed."""
-    try:
-        with search.running(Side(search.command, seed=1)) as [(twin, report)]:
-            until = time.monotonic() + 0.05 * search.seconds
-            while len(read(report).losses) < LEAST_STEPS and time.monotonic() < until:
-                twin.take(search.turn)
-            return read(report)
-    except ProgramError as error:
-        search.result.notes.append(f"the script with another seed: {error}")
-        return Seen()
+def _next(search: Search, trials: Sequence[Trial]) -> Trial | None:
+    """The trial whose next start is worth most; None when the seconds are spent or nothing is open.
+
+    First what promises much, then the two best until they are narrow, then what promises little, then all undecided.
+    """
+    for_total = search.least_s if len(search.result.of("helped")) > 1 else 0.0
+    left = search.left - for_total if any(trial.seconds for trial in trials) else math.inf  # one is tried in any case
+    fitting = [trial for trial in trials if trial.patience * search.least_s <= left]
+    waiting = [trial for trial in fitting if not trial.seconds and trial.most >= LEAST]
+    if waiting and waiting[0].promise >= NEGLIGIBLE:
+        return waiting[0]
+    known = sorted((trial for trial in fitting if trial.estimate), key=lambda trial: trial.estimate.ratio)
+    best = [trial for trial in known[:BEST] if trial.open and trial.estimate.low < 1 - LEAST]
+    return next(iter([*best, *waiting, *(trial for trial in known if trial.open)]), None)
 
 
-def _try(search: Search, side: Side, seconds: float) -> Tried:
-    """Changes, or a script edited by hand, beside the script as it is for so long, start included."""
-    began, names = time.monotonic(), side.names
-    parts = [changes.ALL[name] for name in names]
-    edits = [edit for part in parts for edit in part.edits(search.facts)]
-    row: dict[str, Any] = {"change": " + ".join(names) or side.command[0], "edit": "; ".join(map(str, edits))}
-    row["kind"] = parts[0].kind if parts else "change"
-    of_pages = changes.KeptPages.name in names
-    try:
-        before = Side(search.command, kept=not of_pages)
-        took, base, seen = search.compare(before, side, seconds, STARTS if of_pages else 2)
-    except ProgramError as error:
-        return Tried(**row, verdict="failed", same=False, seconds=time.monotonic() - began, reason=str(error))
-    row |= {"seconds": time.monotonic() - began, "peak_gib": seen.peak / GIB}
+def _row(search: Search, trial: Trial) -> Tried:
+    """What a trial told of changes, or of a script that was edited by hand or runs elsewhere."""
+    names, after = trial.after.names, trial.after
+    elsewhere = after.python if after.python != sys.executable else after.command[0]
+    row: dict[str, Any] = {"change": " + ".join(names) or elsewhere, "seconds": trial.seconds}
+    row["kind"] = changes.ALL[names[0]].kind if names else "edited"
+    if trial.error:
+        return Tried(**row, verdict="failed", same=False, reason=trial.error)
+    base, seen = trial.seen
     search.result.redirected = sorted({*search.result.redirected, *base.redirected})
-    if took is None:
-        return Tried(**row, verdict="undecided", reason=f"too few turns in {seconds:.0f} s")
-    row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low}
-    row["verdict"] = took.verdict
-    if row["kind"] == "probe":
-        return Tried(**row, losses="another training")
+    row["peak_gib"] = seen.peak / GIB
+    if (took := trial.estimate) is None:
+        return Tried(**row, verdict="undecided", reason=f"too few turns in {trial.seconds:.0f} s")
+    row |= {"gain_share": 1 - took.ratio, "low": 1 - took.high, "high": 1 - took.low, "verdict": took.verdict}
     judged = losses.compare(base.losses, seen.losses, search.twin.losses)
-    return Tried(**row, losses=str(judged), same=judged.same)
+    judged = "another training" if row["kind"] == "probe" else judged
+    return Tried(**row, losses=judged, same=not judged.startswith(losses.DIFFERENT))
 
 
 def _combine(search: Search) -> None:
-    """Add the useful changes one by one, the best first; each is kept if a pair beside those before says so.
-
-    The allocator comes before all others, which were measured with its pages kept.
-    """
-    result, first = search.result, changes.KeptPages.name
-    useful = [tried for tried in result.tried if tried.useful]
-    useful.sort(key=lambda tried: (tried.change != first, -tried.gain_share))
-    for tried in useful:
-        name = tried.change
-        group = changes.ALL[name].group
-        if group and group in {changes.ALL[other].group for other in result.kept}:
-            continue
-        if not result.kept:
-            result.kept, result.together = [name], tried
-        elif search.left < 2 * search.least_s:
-            result.notes.append(f"{name} wasn't tried on top: the {search.seconds:.0f} s were spent")
+    """Keep the best useful change of each group, all together if a pair of all says that this is more than the best."""
+    result, best = search.result, {}
+    for tried in result.of("helped"):
+        best.setdefault(changes.ALL[tried.change].group or tried.change, tried)
+    names = [tried.change for tried in best.values()]
+    result.kept, result.together = names[:1], next(iter(best.values()), None)
+    if len(names) > 1:
+        trial = search.trial(names)
+        trial.start(search, max(search.left, search.least_s))
+        together = _row(search, trial)
+        if together.useful and together.gain_share > result.together.gain_share:
+            result.kept, result.together = names, together
         else:
-            share = max((search.left - search.least_s) / (2 * len(useful)), search.least_s)
-            beside = _on_top(search, name, share)
-            faster = beside is not None and beside.verdict == FASTER
-            gain = f"{1 - beside.ratio:.0%} of the step" if faster else "left out"
-            search.tell(f"  {name} on top of the others: {gain}")
-            result.kept += [name] if faster else []
-    if len(result.kept) > 1:
-        result.together = _try(search, Side(search.command, result.kept), max(search.left, search.least_s))
+            result.notes.append(f"together they bring no more: {together}")
     edits = [edit for name in result.kept for edit in changes.ALL[name].edits(search.facts)]
-    shell = dict(pair for edit in edits if isinstance(edit, Shell) for pair in edit.variables.items())
-    result.edits = [edit for edit in edits if not isinstance(edit, Shell)] + ([Shell(shell)] if shell else [])
-
-
-def _on_top(search: Search, name: str, seconds: float) -> Estimate | None:
-    """The effect of a change beside a process with those that are kept."""
-    kept = search.result.kept
-    try:
-        return search.compare(Side(search.command, kept), Side(search.command, [*kept, name]), seconds, 1)[0]
-    except ProgramError:
-        return None
+    result.patch = diff(edits, str(Path.cwd()))

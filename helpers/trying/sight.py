@@ -4,23 +4,25 @@ Everything is noted by hooks that cost microseconds. A loss is read where backwa
 summed over the micro-batches of an iteration. On a GPU it stays there until the turn is over.
 """
 
-import builtins
 import functools
-import logging
+import os
+import platform
+import re
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from ..watching.observe import is_library
 
-DRAWING = {  # what of which modules costs time
-    "matplotlib.figure": ("Figure", ("savefig",)),
-    "torch.utils.tensorboard.writer": ("SummaryWriter", ("add_scalar", "add_histogram", "add_image", "add_figure")),
-}
+ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+VARIABLES = re.compile(  # of the environment: what decides how fast torch is
+    r"(OMP|MKL|KMP|GOMP|(PY)?TORCH|CUDA|NVIDIA|CU(BLAS|DNN)|NCCL|ONEDNN|DNNL|MALLOC|GLIBC)_|LD_PRELOAD$"
+)
 LOSSES = 200  # iterations whose losses are told
 FACTS_FROM = 5  # iterations after which the facts are told, and again whenever their number has doubled
 
@@ -33,11 +35,6 @@ class Sight:
         self.facts: dict[str, Any] = {"loaders": {}, "optimizers": {}, "calls": {}, "models": {}}
         self._told_losses = 0
         self._facts_next = FACTS_FROM
-        self._began, self._evaluating = time.perf_counter(), 0.0
-
-    def waited(self, seconds: float) -> None:
-        """So long the process had no turn."""
-        self._began += seconds
 
     def install(self) -> None:
         self._see_losses()
@@ -52,10 +49,6 @@ class Sight:
 
     def iteration_ended(self, tell: Callable[..., None]) -> None:
         self.iterations += 1
-        if self.iterations == 1:  # what came before isn't training
-            self._began = time.perf_counter()
-            for call in self.facts["calls"].values():
-                call["count"], call["seconds"] = 0, 0.0
         if self._told_losses < LOSSES:
             self._waiting.append(self._losses)
             on_gpu = any(loss.device.type != "cpu" for losses in self._waiting for loss in losses)
@@ -68,10 +61,9 @@ class Sight:
             self._facts_next *= 2
             devices = {each["device"] for each in self.facts["optimizers"].values()}
             self.facts |= {
-                "elapsed": time.perf_counter() - self._began,
-                "anomaly": torch.is_anomaly_enabled(),
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-                "draws": [module for module in DRAWING if module in sys.modules],
+                "no-anomaly-mode": torch.is_anomaly_enabled(),
+                "not-deterministic": torch.are_deterministic_algorithms_enabled(),
+                "environment": environment(),
                 "precision": torch.get_float32_matmul_precision(),
                 "threads": torch.get_num_threads(),
                 "script": user_path(getattr(sys.modules["__main__"], "__file__", "")),
@@ -79,19 +71,17 @@ class Sight:
             }
             tell(facts=self.facts)
 
-    def count(self, call: str, seconds: float = 0.0, site: tuple[str, int] | None = None) -> None:
-        entry = self.facts["calls"].setdefault(call, {"count": 0, "seconds": 0.0, "sites": []})
-        entry["count"] += 1
-        entry["seconds"] += seconds
-        if site and list(site) not in entry["sites"] and len(entry["sites"]) < 10:
-            entry["sites"].append(list(site))
+    def place(self, call: str, site: tuple[str, int] | None) -> None:
+        """Note that there is such a call, and where."""
+        sites = self.facts["calls"].setdefault(call, [])
+        if site and list(site) not in sites and len(sites) < 10:
+            sites.append(list(site))
 
     def _see_losses(self) -> None:
         backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
 
         @functools.wraps(backward)
         def seen(tensors: Any, *arguments: Any, **options: Any) -> None:
-            self._evaluation_ended()
             if self._told_losses < LOSSES:
                 for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
                     self._losses.append(getattr(tensor, "unscaled", tensor).detach().clone())
@@ -107,19 +97,16 @@ class Sight:
         torch.autograd.backward, torch.amp.GradScaler.scale = seen, scaled
 
     def _see_loaders(self) -> None:
-        from torch.utils.data import DataLoader
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-        init, following, iterate = DataLoader.__init__, _BaseDataLoaderIter.__next__, DataLoader.__iter__
-        loaders = self.facts["loaders"]
+        init, iterate, loaders = DataLoader.__init__, DataLoader.__iter__, self.facts["loaders"]
 
         @functools.wraps(init)
         def built(loader: DataLoader, *arguments: Any, **options: Any) -> None:
             init(loader, *arguments, **options)
             if site := site_of_caller():
-                known = loaders.setdefault(f"{site[0]}:{site[1]}", {"site": site, "batches": 0, "seconds": 0.0})
-                object.__setattr__(loader, "_known", known)
-                known |= {
+                key = loader._site = f"{site[0]}:{site[1]}"
+                loaders.setdefault(key, {"trains": False})
+                loaders[key] |= {
+                    "site": site,
                     "builder": sys._getframe(1).f_globals.get("__name__", "").partition(".")[0],
                     "workers": loader.num_workers,
                     "persistent": bool(getattr(loader, "persistent_workers", False)),
@@ -128,24 +115,11 @@ class Sight:
 
         @functools.wraps(iterate)
         def iterated(loader: DataLoader) -> Any:
-            began = time.perf_counter()
-            iterator = iterate(loader)
-            iterator._known = getattr(loader, "_known", None)
-            if iterator._known:
-                iterator._known["seconds"] += time.perf_counter() - began
-            return iterator
+            if torch.is_grad_enabled() and hasattr(loader, "_site"):
+                loaders[loader._site]["trains"] = True
+            return iterate(loader)
 
-        @functools.wraps(following)
-        def next_batch(iterator: Any) -> Any:
-            began = time.perf_counter()
-            batch = following(iterator)
-            known = getattr(iterator, "_known", None)
-            if known and torch.is_grad_enabled():
-                known["batches"] += 1
-                known["seconds"] += time.perf_counter() - began
-            return batch
-
-        DataLoader.__init__, DataLoader.__iter__, _BaseDataLoaderIter.__next__ = built, iterated, next_batch
+        DataLoader.__init__, DataLoader.__iter__ = built, iterated
 
     def _see_optimizers(self) -> None:
         init = torch.optim.Optimizer.__init__
@@ -176,49 +150,26 @@ class Sight:
             @functools.wraps(original)
             def zero(holder: Any, set_to_none: bool = True) -> None:
                 if not set_to_none:
-                    self.count("zero_grad", site=site_of_caller())
+                    self.place("zero_grad", site_of_caller())
                 original(holder, set_to_none)
 
             return zero
 
         for holder in (torch.optim.Optimizer, nn.Module):
             holder.zero_grad = zeroed(holder.zero_grad)
-        for name in ("save", "use_deterministic_algorithms"):
-            setattr(torch, name, self._timed(name, getattr(torch, name)))
-        builtins.print = self._timed("print", builtins.print)
-        logging.Logger.handle = self._timed("print", logging.Logger.handle)  # type: ignore[method-assign]
-        torch.autocast.__enter__ = self._timed("autocast", torch.autocast.__enter__)
+        switch = torch.use_deterministic_algorithms
+        torch.use_deterministic_algorithms = self._placed("use_deterministic_algorithms", switch)
+        torch.autocast.__enter__ = self._placed("autocast", torch.autocast.__enter__)
         for mode in (torch.autograd.set_detect_anomaly, torch.autograd.detect_anomaly):
-            mode.__init__ = self._timed(mode.__name__, mode.__init__)
-        train = nn.Module.train
+            mode.__init__ = self._placed(mode.__name__, mode.__init__)
 
-        @functools.wraps(train)
-        def trained(module: nn.Module, mode: bool = True) -> nn.Module:
-            if mode:
-                self._evaluation_ended()
-            elif self.iterations and not self._evaluating:
-                self._evaluating = time.perf_counter()
-            return train(module, mode)
-
-        nn.Module.train = trained
-
-    def _timed(self, name: str, function: Callable) -> Callable:
-        """The function, with its calls counted, timed and placed."""
-
+    def _placed(self, name: str, function: Callable) -> Callable:
         @functools.wraps(function)
         def called(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*arguments, **options)
-            finally:
-                self.count(name, time.perf_counter() - began, site_of_caller())
+            self.place(name, site_of_caller())
+            return function(*arguments, **options)
 
         return called
-
-    def _evaluation_ended(self) -> None:
-        if self._evaluating:
-            self.count("evaluation", time.perf_counter() - self._evaluating)
-            self._evaluating = 0.0
 
 
 user_path: Callable[[str], str] = str  # the user's name of a file in the scratch
@@ -264,17 +215,28 @@ def describe(name: str, model: nn.Module, site: tuple[str, int]) -> dict[str, An
         "convolutions": any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in model.modules()),
         "device": next((param.device.type for param in model.parameters()), "cpu"),
         "dtype": str(next((param.dtype for param in model.parameters()), torch.float32)),
-        "blocks": blocks_of(model),
         "compiled": any(getattr(part, "_compiled_call_impl", None) for part in model.modules())
         or type(model).__name__ == "OptimizedModule",
     }
 
 
-def blocks_of(model: nn.Module) -> str:
-    """The path of the longest list of modules of one type, of at least 2: a model's repeated blocks."""
-    best, length = "", 1
-    for path, part in model.named_modules():
-        alike = isinstance(part, (nn.ModuleList, nn.Sequential)) and len({type(child) for child in part}) == 1
-        if alike and len(part) > length and any(True for _ in part[0].children()):
-            best, length = path, len(part)
-    return best
+def environment() -> dict[str, str]:
+    """What may differ between two environments of one machine: versions, threads, and what torch chooses by default."""
+    backends = torch.backends
+    facts = {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "cuDNN": backends.cudnn.version(),
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+        "BLAS": "".join(re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show())),
+        "instruction sets": backends.cpu.get_cpu_capability(),
+        "fp32 products": torch.get_float32_matmul_precision(),
+        "TF32 in convolutions": backends.cudnn.allow_tf32,
+        "attention": [name for name in ATTENTION if getattr(backends.cuda, f"{name}_sdp_enabled", bool)()],
+        "CUDA allocator": torch.cuda.is_available() and torch.cuda.get_allocator_backend(),
+    }
+    facts |= dict(re.findall(r"  - (.+?),?(?: Version:?| v| )(\d[\w.]*)", torch.__config__.show()))  # of libraries
+    facts |= {name: value for name, value in os.environ.items() if VARIABLES.match(name)}
+    return {name: str(value) for name, value in facts.items()}

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.profiling import account
 from helpers.trying import changes, edits
-from helpers.trying.search import Search, Side, read
+from helpers.trying.sides import Side, Sides, read
 
 SCRIPT = (Path(__file__).parents[2] / "data" / "tried" / "classifier.py").read_text()
-ON_LOSSES = ("autocast-bf16", "optimizer", "channels-last", "loader-workers", "compile-blocks")
+ON_LOSSES = ("autocast-bf16", "optimizer", "channels-last", "loader-workers", "compile")
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +23,9 @@ def run(folder: Path, source: str, names: tuple[str, ...] = (), facts: dict | No
     script = folder / "train.py"
     script.write_text(source)
     with contextlib.chdir(folder):
-        search = Search(script, [], False, 60, str(folder.parent), print)
-        search.facts = facts or {}
-        with search.running(Side(search.command, names), silence_s=60) as [(process, report)]:
+        sides = Sides(script, [], False, str(folder.parent))
+        sides.facts = facts or {}
+        with sides.running(Side(sides.command, names), silence_s=600) as [(process, report)]:
             process.take({"drop": 0, "seconds": 0.0, "steps": 12})
             return read(report)
 
@@ -36,15 +37,7 @@ def base(folder):
 
 def test_what_applies_is_seen_in_the_unchanged_script(base):
     applying = {name for name, change in changes.ALL.items() if not change.missing_because(base.facts)}
-    assert applying >= {
-        *ON_LOSSES,
-        "set-to-none",
-        "no-anomaly-mode",
-        "not-deterministic",
-        "compile",
-        "same-batch",
-        "no-output",
-    }
+    assert applying >= {*ON_LOSSES, "set-to-none", "no-anomaly-mode", "not-deterministic", "same-batch", "no-output"}
     assert "loader-pinned" not in applying
 
 
@@ -61,8 +54,7 @@ def test_the_edit_is_the_same_training_as_the_change(folder, base, names):
     inside = run(folder, patched)
     assert outside.losses[:12] == inside.losses[:12]
     assert (outside.losses[:12] == base.losses[:12]) == ("autocast-bf16" not in names)
-    assert ("print" in outside.facts["calls"]) == ("no-output" not in names)
-    assert any(inside.facts[fact] for fact in ("anomaly", "deterministic")) != ("no-anomaly-mode" in names)
+    assert any(inside.facts[fact] for fact in LOSSLESS[1:3]) != ("no-anomaly-mode" in names)
     assert ("zero_grad" in inside.facts["calls"]) == ("set-to-none" not in names)
     left = {name for name in names if not changes.ALL[name].missing_because(inside.facts)}
     assert left <= {"channels-last", "no-output"}  # the one leaves no fact behind, the other has no edit
@@ -77,3 +69,8 @@ def test_an_optimizer_that_steps_one_tensor_after_another_is_fused_also_where_th
 ):
     made = {"site": ["train.py", 3], "kind": "AdamW", "fused": fused, "foreach": foreach}
     assert (not changes.ALL["optimizer"].missing_because({"optimizers": {"train.py:3": made}})) == applies
+
+
+def test_a_change_acts_on_parts_that_a_profile_has():
+    parts = {value for name, value in vars(account).items() if name.isupper() and isinstance(value, str)}
+    assert {part for change in changes.ALL.values() for part in change.parts} <= parts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.trying.edits import Before, Keywords, Shell, Top, diff
+from helpers.trying.edits import Keywords, Lines, Shell, diff
 
 SOURCE = '''"""A script."""
 from __future__ import annotations
@@ -27,8 +27,8 @@ loader = DataLoader(data, batch_size=8)
             "lr=1e-3,  # peak\n        fused=True,\n    foreach=False)",
         ),
         (Keywords(("train.py", 12), "DataLoader", {"num_workers": "2"}), "batch_size=8, num_workers=2)\n"),
-        (Before(("train.py", 8), ("model.compile()",)), "def build(model):\n    model.compile()\n    return"),
-        (Top("train.py", ("torch.set_num_threads(1)",)), "import torch  # é\ntorch.set_num_threads(1)\n"),
+        (Lines(("train.py", 8), ("model.compile()",)), "def build(model):\n    model.compile()\n    return"),
+        (Lines(("train.py", 0), ("torch.set_num_threads(1)",)), "import torch  # é\ntorch.set_num_threads(1)\n"),
     ],
 )
 def test_an_edit_keeps_comments_and_layout(edit, changed):
@@ -41,7 +41,7 @@ def test_the_diff_holds_all_edits_of_a_file_and_names_the_shells(tmp_path):
     (tmp_path / "train.py").write_text(SOURCE)
     file = str(tmp_path / "train.py")
     edits = [Shell({"OMP_NUM_THREADS": "1"}), Keywords((file, 12), "DataLoader", {"num_workers": "2"})]
-    edits += [Top(file, ("x = 1",)), Before((file, 7), ("model.compile()",))]
+    edits += [Lines((file, 0), ("x = 1",)), Lines((file, 7), ("model.compile()",))]
     text = diff(edits, str(tmp_path))
     assert text.startswith("# shell: OMP_NUM_THREADS=1 python …\n--- a/train.py\n+++ b/train.py\n")
     assert text.count("\n+") == 4 and text.count("\n-") == 2

@@ -21,14 +21,12 @@ BASE, SEED = [2.0, 1.5, 1.0], [2.1, 1.4, 1.1]
     ],
 )
 def test_the_verdict(losses, verdict):
-    judged = compare(BASE, losses, SEED)
-    assert judged.verdict == verdict
-    assert judged.same == (verdict != DIFFERENT)
+    assert compare(BASE, losses, SEED).startswith(verdict)
 
 
 def test_the_distances_stand_beside_each_other():
-    assert str(compare(BASE, [2.0, 1.5, 1.009], SEED)) == "within seeds: 0.2 %, seeds 6.7 %, 3 steps"
+    assert compare(BASE, [2.0, 1.5, 1.009], SEED) == "within seeds: 0.2 %, seeds 6.7 %, 3 steps"
 
 
 def test_without_another_seed_a_difference_is_a_difference():
-    assert compare(BASE, [2.0, 1.5, 1.1], []).verdict == DIFFERENT
+    assert compare(BASE, [2.0, 1.5, 1.1], []).startswith(DIFFERENT)

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.commands import main
+from helpers.lab import estimate
 from helpers.lab.trials import programs
-from helpers.trying import search, try_script
+from helpers.trying import answer, search, sides, try_script
 from helpers.trying.search import CannotTry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +30,12 @@ SECONDS = 600  # that no trial needs: each ends when it has decided, however slo
 
 @pytest.fixture(autouse=True)
 def _short_trials(monkeypatch):
-    monkeypatch.setattr(search, "TURN_S", 0.05)
+    monkeypatch.setattr(sides, "TURN_S", 0.05)
     monkeypatch.setattr(search, "OBSERVED_S", 1.0)
-    monkeypatch.setattr(search, "STARTS", 2)
     monkeypatch.setattr(search, "LEAST_STEPS", 8)
-    monkeypatch.setattr(programs, "PRECISION", 0.5)
+    monkeypatch.setattr(sides, "PRECISION", 0.5)
+    monkeypatch.setattr(sides, "MOST_LOOKS", 1)
+    monkeypatch.setattr(estimate, "PRECISION", 0.5)
     monkeypatch.setattr(programs, "LEAST_PAIRS", 2)
 
 
@@ -77,21 +81,56 @@ def test_a_slow_loader_is_named_with_its_edit_and_the_folder_stays_as_it_was(scr
     assert code == 0
     assert digest(tmp_path) == before
     result = json.loads(capsys.readouterr().out)
-    (row,) = result["tried"]
+    (row,) = result["helped"]
     assert row["change"] == "loader-workers" and row["gain_share"] > 0.2
     assert row["losses"].startswith("within seeds")  # one random number less an epoch
-    assert row["edit"].startswith("train.py:18 DataLoader(…, num_workers=")
     assert {each["change"] for each in result["not_tried"]} == {"channels-last"}
     assert str(tmp_path / "runs") in result["redirected"]
     assert "+loader = DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=" in patch.read_text()
 
 
+def test_what_the_profile_finds_is_tried_first_and_what_no_change_addresses_by_a_probe(script, monkeypatch):
+    """One is tried in any case, however long the profile took."""
+    monkeypatch.setattr(search, "PROFILED_S", (SECONDS, SECONDS))
+    tried: list[str] = []
+    name = script((ROOT / "data" / "loops" / "figure_each_step.py").read_text())
+    result = try_script(name, seconds=40, tell=tried.append)
+    assert result.findings[0].finding == "drawing" and tried[2].startswith(
+        "no-output "
+    )  # after the verdict and the base
+    assert sum(line["share"] for line in result.lines) == pytest.approx(1, abs=0.02)
+    first = result.yours[0]
+    assert (first["finding"], first["by"]) == ("drawing", "no-output") and first["most"] > 0.5
+    assert "savefig" in first["where"] and first["advice"] in answer.text(result)
+
+
 def test_an_edit_made_by_hand_is_timed_and_its_losses_are_judged_also_of_scripts_that_end_soon(script, capsys):
     name, edited = script(SHORT), script(SHORT, "mine/edited.py")
     assert main(["try", "--seconds", f"{SECONDS}", "--json", "--against", f"{edited} 9 0.005", name, "9", "0.05"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["tried"]
+    (row,) = json.loads(capsys.readouterr().out)["beside"]
     assert (row["change"], row["losses"]) == (edited, "bitwise equal, 8 steps")
     assert row["gain_share"] == pytest.approx(0.9, rel=1e-3)
+
+
+def test_two_environments_take_turns_and_what_differs_is_told(script, tmp_path, capsys, monkeypatch):
+    """The other one lacks pandas and sets its threads; our package comes without our own packages."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    venv.create(tmp_path.parent / "other")
+    (packages,) = (tmp_path.parent / "other").glob("lib/*/site-packages")
+    for entry in Path(torch.__file__).parents[1].iterdir():
+        if "pandas" not in entry.name and not (packages / entry.name).exists():
+            (packages / entry.name).symlink_to(entry)
+    (packages / "threads.pth").write_text("import os; os.environ['OMP_NUM_THREADS'] = '1'")
+    alone = (
+        "import importlib.util, os\nassert importlib.util.find_spec('pandas') or os.environ['OMP_NUM_THREADS'] == '1'\n"
+    )
+    python = str(tmp_path.parent / "other" / "bin" / "python")
+    name = script(alone + SHORT)
+    assert main(["try", "--seconds", f"{SECONDS}", "--json", "--python", python, name, "1000000", "0.002"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (row,) = result["beside"]
+    assert row["change"] == python and row["losses"].startswith("bitwise equal")
+    assert result["differs"]["OMP_NUM_THREADS"] == ["2", "1"]
 
 
 def test_a_step_that_takes_longer_as_the_training_goes_on_passes_for_no_effect(script):
@@ -107,7 +146,7 @@ def test_pages_are_kept_on_both_sides_and_what_that_gains_is_measured_beside_sta
     kept, other = sorted(result.tried, key=lambda tried: tried.change)
     assert kept.verdict == "faster" and kept.gain_share == pytest.approx(0.9, rel=1e-3) and result.kept == ["allocator"]
     assert (result.step_ms, other.gain_share) == pytest.approx((2, 0), abs=1e-2)
-    assert "pages kept" in search.table.text(result)
+    assert "pages kept" in answer.text(result)
 
 
 def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reason(script):
@@ -117,10 +156,13 @@ def test_a_change_that_raises_in_a_module_with_arguments_is_a_row_with_its_reaso
     only = ["matmul-precision", "loader-workers"]
     result = try_script("package.task", [10**6, 0.002], module=True, seconds=SECONDS, only=only)
     (row,) = result.tried
-    reason = "matmul-precision ended with code 1: ValueError: not so (task.py:3)"
-    assert (row.verdict, row.reason) == ("failed", reason)
-    assert result.not_tried == [{"change": "loader-workers", "reason": "no DataLoader of the training lacks it"}]
-    assert result.step_ms == pytest.approx(2, rel=1e-3) and reason in search.table.text(result)
+    assert (row.verdict, row.reason) == ("failed", FAILED)
+    reason = "no DataLoader of the training lacks it"
+    assert result.not_tried == [{"change": "loader-workers", "reason": reason, "applies": False}]
+    assert result.step_ms == pytest.approx(2, rel=1e-3) and FAILED in answer.text(result)
+
+
+FAILED = "matmul-precision ended with code 1: ValueError: not so (task.py:3)"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +181,7 @@ def test_a_script_that_fails_as_it_is_is_one_line(script, body, reason):
         (["nowhere.py"], "there is no script nowhere.py"),
         ([], "try what? SCRIPT"),
         (["--against", "absent.py", "train.py"], "there is no script absent.py"),
-        (["--against", "train.py", "--only", "optimizer", "train.py"], "--against compares"),
+        (["--against", "train.py", "--only", "optimizer", "train.py"], "--against and --python compare"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line(script, arguments, said, capsys):

@@ -142,9 +142,11 @@ def test_a_folder_without_init_file_that_the_script_adds_to_its_path_is_imported
 
 SOON = """
 import sys; sys.path.insert(1, {site!r})
+from dlspeed.lab import estimate
 from dlspeed.lab.trials import programs
-from dlspeed.trying import search
-programs.PRECISION, programs.LEAST_PAIRS, search.OBSERVED_S, search.TURN_S, search.LEAST_STEPS = 0.5, 2, 1.0, 0.05, 8
+from dlspeed.trying import search, sides
+estimate.PRECISION, sides.PRECISION, sides.MOST_LOOKS = 0.5, 0.5, 1
+programs.LEAST_PAIRS, search.OBSERVED_S, sides.TURN_S, search.LEAST_STEPS = 2, 1.0, 0.05, 8
 from dlspeed.commands import main; sys.exit(main())
 """
 

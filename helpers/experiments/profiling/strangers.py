@@ -18,7 +18,7 @@ from ...lab.machine import missing_because
 from ...lab.records import Row
 from ...profiling import diagnose
 from ...trying import try_edited, try_script
-from ...trying.table import Tried
+from ...trying.answer import Tried
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOPS = ROOT / "data" / "loops"

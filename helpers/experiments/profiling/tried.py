@@ -14,7 +14,7 @@ from ...faults import entries, planted_by
 from ...lab import Worth, experiment
 from ...lab.records import Row
 from ...trying import try_edited, try_script
-from ...trying.table import Tried, text
+from ...trying.answer import Tried, text
 from .strangers import LOOPS, as_cell, interval
 
 _TRIED = (

@@ -10,17 +10,9 @@ the same notebooks give the same bytes everywhere. Converting a notebook takes w
 takes time is executing it.
 """
 
-import importlib
-from typing import Any
+from ...boot import when_used
 
 __all__ = ["BuildError", "ReportExporter", "build"]
 
 # Figures and notebooks need no nbconvert: what does is loaded when it is used.
-_WHERE = {"BuildError": "convert", "ReportExporter": "exporter", "build": "build"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    return value
+__getattr__ = when_used(__name__, {"build": "build", "convert": "BuildError", "exporter": "ReportExporter"})

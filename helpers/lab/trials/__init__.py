@@ -8,7 +8,8 @@
 Functions that can live in one process are compared there: `lab.compare`.
 """
 
+from ...boot import when_used
 from ..estimate import FASTER, SLOWER, Estimate, estimate
-from .programs import Program, ProgramError, trial
 
 __all__ = ["FASTER", "SLOWER", "Estimate", "Program", "ProgramError", "estimate", "trial"]
+__getattr__ = when_used(__name__, {"programs": "Program ProgramError trial"})

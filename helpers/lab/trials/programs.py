@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .. import ceilings
 from ..cpu import keeps_pages
-from ..estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, PRECISION, STATUS, Row, estimate
+from ..estimate import AT_A_LOOK, LEAST_PAIRS, MOST_LOOKS, PRECISION, STATUS, Estimate, Row, estimate
 from ..machine import OthersLoad
 from . import trees, turns
 from .luck import luck
@@ -133,11 +133,16 @@ def _one_start(sides: Sequence[Program], seconds: float, turn: dict) -> tuple[li
 
 
 def take_pairs(
-    first: "Living", second: "Living", turn: dict, deadline: float, loaded: float = LOADED
+    first: "Living",
+    second: "Living",
+    turn: dict,
+    deadline: float,
+    loaded: float = LOADED,
+    precise: Callable[[Estimate], bool] = lambda alone: alone.half_width <= PRECISION / 2,
 ) -> tuple[list[float], list[float], int]:
     """Let two living programs take turns, A B B A: the seconds of each one's steps, pair by pair, and the lost pairs.
 
-    It ends at the deadline (a monotonic time) or when half the interval is half of `PRECISION`.
+    It ends at the deadline (a monotonic time) or when these pairs alone are precise.
     """
     began = time.monotonic()
     sides: list[tuple[Living, list[float]]] = [(first, []), (second, [])]
@@ -154,7 +159,7 @@ def take_pairs(
             for (_, of_side), step in zip(sides, steps, strict=True):
                 of_side.append(step)
         alone = estimate([log_ratios(ours, theirs)], luck=0.0)
-        if alone and len(ours) >= 2 * LEAST_PAIRS and alone.half_width <= PRECISION / 2:
+        if alone and len(ours) >= 2 * LEAST_PAIRS and precise(alone):
             break
     return ours, theirs, dropped
 

@@ -1,0 +1,195 @@
+"""The processes of a search: a script as it is or under changes, alone or in pairs that take turns at the same step.
+
+All processes keep the pages of freed memory: where these are returned, one start of a training on a CPU can be a tenth
+faster than the next, which would pass for the effect of a change. What keeping them gains is a change, too, and tried
+beside starts of the script that return them.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..lab.cpu import KEPT
+from ..lab.estimate import AT_A_LOOK, EFFECT, MOST_LOOKS, PRECISION, Estimate, estimate, verdict_class
+from ..lab.trials import Program, ProgramError
+from ..lab.trials.luck import luck
+from ..lab.trials.programs import Living, living, log_ratios, take_pairs
+from . import changes, child
+
+TURN_S, TURN_STEPS = 0.25, 4  # a turn's least length; one more step is left out before
+LONG_S = 0.5  # a turn of longer steps has fewer, down to one, of which none is left out
+HOPELESS = 1.5  # a change that takes so many times as long gets the fewest turns
+PATIENCE_S = 10.0  # without an answer, beyond twice the seconds of a start
+PAIRS = 8  # that are waited for
+QUIET = {
+    "WANDB_MODE": "disabled",
+    "WANDB_DISABLED": "true",
+    "MLFLOW_TRACKING_URI": "file:./mlruns",
+    "COMET_MODE": "DISABLED",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
+
+
+@dataclass
+class Seen:
+    """What a process told in its report."""
+
+    losses: list[float | None] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    peak: float = math.nan  # bytes
+    redirected: list[str] = field(default_factory=list)
+    missing: str = ""  # why there is no profile
+
+
+def read(report: Path) -> Seen:
+    seen = Seen()
+    for line in report.read_text().splitlines():
+        told = json.loads(line)
+        seen.losses += told.pop("losses", [])
+        vars(seen).update(told)
+    return seen
+
+
+@dataclass(frozen=True)
+class Side:
+    """A process: the script's command, under these changes, with this seed, freed pages kept or not.
+
+    `python` is another environment's; one that is watched for `profile_s` takes no turns.
+    """
+
+    command: Sequence[str]
+    names: Sequence[str] = ()
+    seed: int = 0
+    kept: bool = True
+    python: str = sys.executable
+    profile_s: float = 0.0
+
+
+class Sides:
+    """Starts the processes of one script, and knows what a start and a turn take."""
+
+    def __init__(self, script: str | Path, arguments: Sequence[str], module: bool, workspace: str) -> None:
+        self.command, self.module, self.workspace = [str(script), *map(str, arguments)], module, workspace
+        chosen = any(name in os.environ for name in (*KEPT, "LD_PRELOAD"))
+        self.kept = {} if chosen else KEPT
+        self.facts: dict[str, Any] = {}
+        self.turn: dict[str, float] = {}
+        self.turn_s = TURN_S
+        self.start_s = 0.0
+
+    @property
+    def pairs_s(self) -> float:
+        """The seconds that the fewest pairs take."""
+        return PAIRS * 2 * self.turn_s
+
+    @property
+    def least_s(self) -> float:
+        """The seconds that one trial takes at least."""
+        return self.start_s + self.pairs_s
+
+    @contextmanager
+    def running(self, *sides: Side, silence_s: float) -> Iterator[list[tuple[Living, Path]]]:
+        """Processes that run the script, started at once, and the files of their reports."""
+        homes = [tempfile.mkdtemp(dir=self.workspace) for _ in sides]
+        programs = [self._program(side, home) for side, home in zip(sides, homes, strict=True)]
+        try:
+            with living(programs, silence_s) as processes:
+                yield [(process, Path(home, "report")) for process, home in zip(processes, homes, strict=True)]
+        finally:
+            for home in homes:
+                shutil.rmtree(home, ignore_errors=True)
+
+    def _program(self, side: Side, home: str) -> Program:
+        script, folders = side.command[0], [os.getcwd()]
+        if not self.module:
+            script = os.path.realpath(script)
+            folders.append(os.path.dirname(script))
+        order = asdict(side) | {"command": [script, *side.command[1:]], "module": self.module, "facts": self.facts}
+        order |= {"root": home, "folders": folders}
+        environment = QUIET | {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self.workspace, "inductor")}
+        environment |= self.kept if side.kept else {}
+        for name in side.names:
+            environment |= changes.ALL[name].environment
+        command = [side.python, "-c", child.BOOT, json.dumps(order)]
+        return Program(" + ".join(side.names) or side.command[0], command, environment=environment)
+
+    def fit_turn(self, process: Living, seconds: float) -> float:
+        """Let a process step for so long; the seconds of a step, from which a turn gets its length."""
+        times, until = [process.take({"drop": 1, "seconds": 0.0, "steps": 2})], time.monotonic() + seconds
+        while len(times) < 4 or time.monotonic() < until:
+            steps = max(1, min(max(TURN_STEPS, math.ceil(TURN_S / times[-1])), round(LONG_S / times[-1])))
+            self.turn = {"drop": int(steps > 1), "seconds": 0.0, "steps": steps}
+            times.append(process.take(self.turn))
+        step_s = sorted(times)[len(times) // 2]
+        self.turn_s = max(TURN_S, (steps + self.turn["drop"]) * step_s)
+        return step_s
+
+
+@dataclass
+class Trial:
+    """Two sides beside each other, start by start, and what both told in the last."""
+
+    before: Side
+    after: Side
+    promise: float = 1.0  # the share of a step that the change is likely to take away
+    most: float = 1.0  # at most
+    patience: float = 1.0  # how much longer than others it may take
+    starts: list[list[float]] = field(default_factory=list)  # the log ratios of each one's pairs
+    seen: list[Seen] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def luck(self) -> float:
+        return luck(self.before.kept and self.after.kept)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        return estimate(self.starts, self.luck, AT_A_LOOK)
+
+    @property
+    def open(self) -> bool:
+        """Whether another start could tell more."""
+        known = self.estimate
+        decided = known and verdict_class(known.verdict) == EFFECT and (known.high - known.low) / 2 <= PRECISION
+        return not (self.error or len(self.starts) > MOST_LOOKS or decided or (known and known.enough))
+
+    def start(self, sides: Sides, seconds: float) -> None:
+        """Start both and let them take turns for so long, the start included."""
+        began = time.monotonic()
+        try:
+            silence_s = max(seconds, 2 * sides.start_s + PATIENCE_S)
+            with sides.running(self.before, self.after, silence_s=silence_s) as running:
+                (first, _), (second, _) = running
+                until = max(began + seconds, time.monotonic() + sides.pairs_s)
+                self.starts.append(self._pairs(first, second, sides.turn, until))
+                self.seen = [read(report) for _, report in running]
+        except ProgramError as error:
+            self.error = str(error)
+        self.seconds += time.monotonic() - began
+
+    def _pairs(self, first: Living, second: Living, turn: dict[str, float], until: float) -> list[float]:
+        for side in (first, second):
+            side.take(turn)
+        if second.take(turn) > HOPELESS * first.take(turn):
+            until = 0.0
+        ours, theirs, _ = take_pairs(first, second, turn, until, loaded=math.inf, precise=self._precise)
+        return log_ratios(ours, theirs)
+
+    def _precise(self, alone: Estimate) -> bool:
+        """Whether more pairs tell nothing: what is left is the luck of this start, or a twentieth of the effect."""
+        half_width = alone.half_width * min(alone.ratio, 1)  # of the time as it was
+        return half_width <= max(PRECISION, self.luck, abs(alone.ratio - 1) / 10) / 2
