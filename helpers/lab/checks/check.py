@@ -47,7 +47,7 @@ class Check:
             try:
                 result = line.judge(value)
             except Exception as error:
-                kind, value = RAISES, _told(error)
+                kind, value = RAISES, told(error)
         if kind == RAISES:
             result = False, value
         passed, figure = result if isinstance(result, tuple) else (result, "")
@@ -95,16 +95,20 @@ def answers(lines: Iterable[Line]) -> Iterator[tuple[str, Any]]:
             return
         except (Exception, SystemExit) as error:
             failed.append(line.compute)
-            yield RAISES, _told(error)
+            yield RAISES, told(error)
 
 
 def judged(name: str, lines: Iterable[Line], given: Iterable[tuple[str, Any]]) -> Check:
-    """The check of an implementation from its answers, which may end early; an error that repeats is told once."""
-    check = Check(name)
-    for line, (kind, value) in zip(lines, given, strict=False):
-        check.attempted = check.attempted and kind != MISSING
+    """The check of an implementation from its answers. An error that repeats is told once, and one that is missing fails."""
+    check, given = Check(name), iter(given)
+    for line in lines:
+        kind, value = next(given, (REPEATED, ""))
+        if kind == MISSING:
+            return Check(name, attempted=False)
         if kind in (GIVES, RAISES):
             check.add(line, kind, value)
+        elif check.passed:  # nothing has failed so far
+            check.add(line, RAISES, "no answer")
     return check
 
 
@@ -158,6 +162,7 @@ def name_of(implementation: Any) -> str:
     return getattr(implementation, "__name__", type(implementation).__name__)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """An error in one short line."""
     reason = str(error).strip().partition("\n")[0][:120]
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

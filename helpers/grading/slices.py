@@ -1,0 +1,134 @@
+"""What of a notebook or a script an exercise needs: its definition, and what that uses.
+
+Cells that measure or draw don't run, so that grading takes seconds. A name stands for its last definition above the
+exercise's, with what changes it afterwards: `A |= …`, `A.x = …`, `A.append(…)`.
+"""
+
+import ast
+import json
+import symtable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+
+class Unreadable(ValueError):
+    """A file that is no notebook and no Python."""
+
+
+@dataclass
+class Slices:
+    """The statements of a file in order, and the cells that aren't Python, told as they are."""
+
+    statements: list[ast.stmt]
+    faults: list[str]
+
+    @classmethod
+    def of(cls, path: Path) -> "Slices":
+        statements: list[ast.stmt] = []
+        faults = []
+        for number, source in enumerate(_sources(path), 1):
+            try:
+                statements += _parsed(source)
+            except (SyntaxError, ValueError) as error:
+                line = getattr(error, "lineno", None)
+                where = f"cell {number}, line {line}" if path.suffix == ".ipynb" else f"line {line}"
+                faults.append(f"{where}: {getattr(error, 'msg', error)}")
+        return cls(statements, faults)
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in names for names in self._bound)
+
+    def source(self, name: str) -> str:
+        """The statements that define `name`, as a script of their own."""
+        above = max(place for place, names in enumerate(self._bound) if name in names)
+        chosen: set[int] = set()
+        todo = [name]
+        known = {name}
+        while todo:
+            for place in self._definition(todo.pop(), above):
+                if place not in chosen:
+                    chosen.add(place)
+                    more = _used(self.statements[place]) - known
+                    known |= more
+                    todo += more
+        body = [self.statements[place] for place in sorted(chosen)]
+        return ast.unparse(ast.Module(body, type_ignores=[]))
+
+    @cached_property
+    def _bound(self) -> list[set[str]]:
+        return [_bound(statement) for statement in self.statements]
+
+    def _definition(self, name: str, above: int) -> list[int]:
+        places = [at for at, names in enumerate(self._bound) if name in names or "*" in names]
+        places = [at for at in places if at <= above] or places
+        new = [at for at in places if name in self._bound[at] and not _changes(self.statements[at])]
+        imported = bool(new) and isinstance(self.statements[new[-1]], (ast.Import, ast.ImportFrom))
+        return [
+            at
+            for at in places
+            if "*" in self._bound[at] or (at >= new[-1] if new else True)
+            if not (imported and _changes(self.statements[at]))
+        ]
+
+
+def _sources(path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix != ".ipynb":
+        yield text
+        return
+    try:
+        for cell in json.loads(text)["cells"]:
+            if cell["cell_type"] == "code":
+                yield "".join(cell["source"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"{path} is no notebook: {error}") from None
+
+
+def _parsed(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except SyntaxError:  # without IPython's own lines, such as %time and !pip
+        lines = [line if line.lstrip()[:1] not in ("%", "!") else "pass" for line in source.splitlines()]
+        return ast.parse("\n".join(lines)).body
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement defines or changes."""
+    if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+        return {"*"}
+    if changed := _changes(statement):
+        return changed
+    table = symtable.symtable(ast.unparse(statement), "solution", "exec")
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+
+
+def _changes(statement: ast.stmt) -> set[str]:
+    """The names that a statement changes without a new definition."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.AugAssign):
+        targets = [statement.target]
+    elif isinstance(statement, ast.Assign):
+        targets = [target for target in statement.targets if isinstance(target, (ast.Attribute, ast.Subscript))]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        targets = [statement.value.func] if isinstance(statement.value.func, ast.Attribute) else []
+    names = set()
+    for target in targets:
+        while isinstance(target, (ast.Attribute, ast.Subscript)):
+            target = target.value
+        if isinstance(target, ast.Name):
+            names.add(target.id)
+    return names
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """The global names that a statement reads, in its functions too."""
+    tables = [symtable.symtable(ast.unparse(statement), "solution", "exec")]
+    names: set[str] = set()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        whole = table.get_type() == "module"
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (whole or s.is_global())}
+    return names
