@@ -1,5 +1,6 @@
 """Submissions graded: their solutions run side by side in processes of their own, and judged here."""
 
+import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from ..lab.checks.check import RAISES, judged
 from ..lab.process import end_with_parent
 from .apart import Limits, run_apart
 from .exercises import EXERCISES, Exercise
-from .slices import Slices, Unreadable
+from .slices import Slices
 
 Answers = tuple[list[bytes], str]
 
@@ -68,8 +69,8 @@ class Submission:
         return sum(each.exercise.points for each in self.graded)
 
     def row(self) -> dict[str, Any]:
-        rows = [each.row() for each in self.graded]
-        return {"file": self.path.name, "points": self.points, "of": self.most, "faults": self.faults, "exercises": rows}
+        totals = {"file": self.path.name, "points": self.points, "of": self.most}
+        return totals | {"faults": self.faults, "exercises": [each.row() for each in self.graded]}
 
     def text(self) -> str:
         lines = []
@@ -85,41 +86,52 @@ def table(submissions: Sequence[Submission]) -> str:
     """A line a submission: its points by chapter, and what failed."""
     chapters = sorted({each.exercise.chapter for one in submissions for each in one.graded})
     width = max(len(one.path.name) for one in submissions) + 2
-    lines = [f"{'file':<{width}}" + "".join(f"{chapter:>5}" for chapter in chapters) + "  points  failed"]
+    lines = [f"{'file':<{width}}{''.join(f'{chapter:>5}' for chapter in chapters)}  points  failed"]
     for one in submissions:
-        by_chapter = [sum(each.points for each in one.graded if each.exercise.chapter == c) for c in chapters]
+        points = [sum(each.points for each in one.graded if each.exercise.chapter == chapter) for chapter in chapters]
         failed = ", ".join([each.exercise.name for each in one.graded if each.failures] + one.faults)
-        lines.append(f"{one.path.name:<{width}}" + "".join(f"{n:>5}" for n in by_chapter) + f"{one.points:>8}  {failed}")
+        lines.append(f"{one.path.name:<{width}}{''.join(f'{n:>5}' for n in points)}{one.points:>8}  {failed}")
     return "\n".join(lines)
 
 
 def grade(
     paths: Iterable[Path],
     chapter: int | None = None,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: Limits | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Submission]:
     """Grade files: the exercises of a chapter, or of all chapters of which a file has one."""
+    limits = limits or Limits()
     files = [(path, *_chosen(path, chapter)) for path in paths]
-    workers = max(1, min(len(os.sched_getaffinity(0)), sum(len(chosen) for *_, chosen in files)))
-    pool, graded = _pool(workers), []
+    pool, submissions = _pool(os.cpu_count() or 1), []
     try:
-        running = [
-            [pool.submit(run_apart, each.name, slices.source(each.name), limits) if each.name in slices else None for each in chosen]
-            for _, slices, chosen in files
-        ]
-        for (path, slices, chosen), futures in zip(files, running, strict=True):
-            checks = [
-                None if future is None else _check(each, _answers(future.result, each, slices, limits))
-                for each, future in zip(chosen, futures, strict=True)
-            ]
-            graded.append(Submission(path, [Graded(*pair) for pair in zip(chosen, checks, strict=True)], slices.faults))
-            tell(f"{path.name}: {graded[-1].points} of {graded[-1].most} points")
+        tasks = [[_task(pool, each, slices, limits) for each in chosen] for _, slices, chosen in files]
+        for (path, slices, chosen), running in zip(files, tasks, strict=True):
+            graded = [Graded(each, task and task()) for each, task in zip(chosen, running, strict=True)]
+            submissions.append(Submission(path, graded, slices.faults))
+            tell(f"{path.name}: {submissions[-1].points} of {submissions[-1].most} points")
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()  # idle, or not to be waited for
         pool.shutdown(cancel_futures=True)
-    return graded
+    return submissions
+
+
+def _task(pool: ProcessPoolExecutor, exercise: Exercise, slices: Slices, limits: Limits) -> Callable[[], Check] | None:
+    """Start a solution; what is returned waits for it. None if it wasn't handed in."""
+    if exercise.name not in slices:
+        return None
+    work = run_apart, exercise.name, slices.source(exercise.name), limits
+    try:
+        result = pool.submit(*work).result
+    except BrokenProcessPool:
+        result = None
+
+    def check() -> Check:
+        given, ended = _answers(result, work)
+        return judged(exercise.name, exercise.lines(), [*map(_read, given), *([(RAISES, ended)] if ended else [])])
+
+    return check
 
 
 def _chosen(path: Path, chapter: int | None) -> tuple[Slices, list[Exercise]]:
@@ -132,20 +144,14 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
 
 
-def _answers(result: Callable[[], Answers], exercise: Exercise, slices: Slices, limits: Limits) -> Answers:
+def _answers(result: Callable[[], Answers] | None, work: tuple) -> Answers:
     """A task's result; where its pool's process was ended, by this or another solution, it runs again alone."""
-    for _ in range(2):
-        try:
+    with contextlib.suppress(BrokenProcessPool):
+        if result:
             return result()
-        except BrokenProcessPool:
-            with _pool(1) as alone:
-                result = alone.submit(run_apart, exercise.name, slices.source(exercise.name), limits).result
+    with _pool(1) as alone, contextlib.suppress(BrokenProcessPool):
+        return alone.submit(*work).result()
     return [], "the process that started it was ended"
-
-
-def _check(exercise: Exercise, answers: Answers) -> Check:
-    given, ended = answers
-    return judged(exercise.name, exercise.lines(), [*map(_read, given), *([(RAISES, ended)] if ended else [])])
 
 
 def _read(data: bytes) -> tuple[str, Any]:

@@ -99,7 +99,7 @@ def answers(lines: Iterable[Line]) -> Iterator[tuple[str, Any]]:
 
 
 def judged(name: str, lines: Iterable[Line], given: Iterable[tuple[str, Any]]) -> Check:
-    """The check of an implementation from its answers. An error that repeats is told once, and one that is missing fails."""
+    """The check of an implementation from its answers; a missing one fails, an error is told once."""
     check, given = Check(name), iter(given)
     for line in lines:
         kind, value = next(given, (REPEATED, ""))
@@ -133,6 +133,7 @@ def close(tensors: Iterable[Tensor], expected: Iterable[Tensor], tolerance: floa
     for ours, right in zip(tensors, expected, strict=True):
         if not isinstance(ours, Tensor):
             return False, f"{ours} instead of a tensor"
+        ours, right = ours.detach(), right.detach()
         if ours.shape != right.shape:
             return False, f"shape {tuple(ours.shape)} instead of {tuple(right.shape)}"
         error = relative_error(ours, right)
@@ -151,11 +152,13 @@ def equals(right: Any) -> Callable[[Any], tuple[bool, str]]:
 
 
 def at_most(limit: float, unit: str) -> Callable[[float], tuple[bool, str]]:
-    """A judge of counts."""
-    return lambda given: (
-        given <= limit,
-        f"{given:,.3g} {unit}" + ("" if given <= limit else f", at most {limit:,.3g}"),
-    )
+    """A judge of counts and shares."""
+
+    def judge(given: float) -> tuple[bool, str]:
+        number = f"{given:,}" if isinstance(given, int) else f"{given:.3g}"
+        return given <= limit, f"{number} {unit}" if given <= limit else f"{number} {unit}, at most {limit:,}"
+
+    return judge
 
 
 def name_of(implementation: Any) -> str:

@@ -180,7 +180,8 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
     The loss is the mean squared error; gradients are clipped to a norm of 1. It is judged with torch's scaler.
     """
     generator = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    long = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    short = [(inputs / 8, targets / 99) for inputs, targets in long]
     start = nn.Linear(8, 4).requires_grad_(False)
     start.weight.uniform_(-0.3, 0.3, generator=generator)
     start.bias.zero_()
@@ -193,24 +194,24 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
             run(model, optimizer)
         return model.weight.detach()
 
-    def at_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def at_once(model: nn.Module, optimizer: torch.optim.Optimizer, pairs: list) -> None:
         optimizer.zero_grad()
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         F.mse_loss(model(inputs), targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    def stepped(steps: int) -> Tensor:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    def stepped(steps: int, pairs: list, scale: float = 1024.0) -> Tensor:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         return weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
 
     def with_inf() -> tuple[Tensor, float]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        bad = [(inputs * float("inf"), targets) for inputs, targets in pairs[:1]] + pairs[1:]
+        bad = [(inputs * float("inf"), targets) for inputs, targets in long[:1]] + long[1:]
         return weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad)), scaler.get_scale()
 
-    def right(steps: int, weight: Tensor) -> tuple[bool, str]:
-        return close([weight], [weights(steps, at_once)], 1e-5)
+    def right(steps: int, pairs: list, weight: Tensor) -> tuple[bool, str]:
+        return close([weight], [weights(steps, lambda *parts: at_once(*parts, pairs))], 1e-5)
 
     def skipped(given: list) -> tuple[bool, str]:
         moved = "" if torch.equal(given[0], start.weight) else ", and the weights have moved"
@@ -218,8 +219,11 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
 
     about = "a step on 4 micro-batches is the clipped step on all of their samples"
     hint = "The gradients must be the mean of all, and unscaled, when their norm is computed."
-    yield Line(about, partial(stepped, 1), partial(right, 1), hint)
+    yield Line(about, partial(stepped, 1, long), partial(right, 1, long), hint)
+    hint = "The loss is a mean over all micro-batches: which factor does each one's take?"
+    about = "where the norm is below 1, nothing is clipped"
+    yield Line(about, partial(stepped, 1, short), partial(right, 1, short), hint)
     hint = "What is left in the gradients when the next step begins?"
-    yield Line("so are 3 steps", partial(stepped, 3), partial(right, 3), hint)
+    yield Line("so are 3 steps, under a scale of 8", partial(stepped, 3, short, 8.0), partial(right, 3, short), hint)
     about = "a step with inf in one micro-batch is skipped, and the scale halves"
     yield Line(about, with_inf, skipped, "The scaler decides whether the optimizer steps, and is updated once a step.")
