@@ -4,9 +4,10 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ import torch
 
 from ..lab.checks import Check
 from ..lab.checks.check import RAISES, judged
-from ..lab.process import end_with_parent
-from .apart import Limits, run_apart
+from .apart import Limits, get_ready, run_apart
 from .exercises import EXERCISES, Exercise
 from .slices import Slices
 
@@ -121,14 +121,13 @@ def _task(pool: ProcessPoolExecutor, exercise: Exercise, slices: Slices, limits:
     """Start a solution; what is returned waits for it. None if it wasn't handed in."""
     if exercise.name not in slices:
         return None
-    work = run_apart, exercise.name, slices.source(exercise.name), limits
-    try:
-        result = pool.submit(*work).result
-    except BrokenProcessPool:
-        result = None
+    work = partial(run_apart, exercise.name, slices.source(exercise.name), limits)
+    running = None
+    with contextlib.suppress(BrokenProcessPool):
+        running = pool.submit(work)
 
     def check() -> Check:
-        given, ended = _answers(result, work)
+        given, ended = _answers(running, work)
         return judged(exercise.name, exercise.lines(), [*map(_read, given), *([(RAISES, ended)] if ended else [])])
 
     return check
@@ -141,22 +140,22 @@ def _chosen(path: Path, chapter: int | None) -> tuple[Slices, list[Exercise]]:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
+    return ProcessPoolExecutor(workers, get_context("spawn"), get_ready)
 
 
-def _answers(result: Callable[[], Answers] | None, work: tuple) -> Answers:
+def _answers(running: Future[Answers] | None, work: Callable[[], Answers]) -> Answers:
     """A task's result; where its pool's process was ended, by this or another solution, it runs again alone."""
     with contextlib.suppress(BrokenProcessPool):
-        if result:
-            return result()
+        if running:
+            return running.result()
     with _pool(1) as alone, contextlib.suppress(BrokenProcessPool):
-        return alone.submit(*work).result()
+        return alone.submit(work).result()
     return [], "the process that started it was ended"
 
 
 def _read(data: bytes) -> tuple[str, Any]:
-    try:
-        kind, value = torch.load(io.BytesIO(data), weights_only=True)
-        return str(kind), value
-    except Exception:
-        return RAISES, "an answer that can't be read"
+    with contextlib.suppress(Exception):
+        if data.startswith(b"PK"):  # as torch.save writes it
+            kind, value = torch.load(io.BytesIO(data), weights_only=True)
+            return str(kind), value
+    return RAISES, "an answer that can't be read"

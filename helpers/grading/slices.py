@@ -5,37 +5,35 @@ exercise's, with what changes it afterwards: `A |= …`, `A.x = …`, `A.append(
 """
 
 import ast
+import contextlib
 import json
 import symtable
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 
-class Unreadable(ValueError):
-    """A file that is no notebook and no Python."""
-
-
 @dataclass
 class Slices:
-    """The statements of a file in order, and the cells that aren't Python, told as they are."""
+    """The statements of a file in order, and what of it can't be read."""
 
     statements: list[ast.stmt]
     faults: list[str]
 
     @classmethod
     def of(cls, path: Path) -> "Slices":
-        statements: list[ast.stmt] = []
-        faults = []
-        for number, source in enumerate(_sources(path), 1):
+        read = cls([], [])
+        try:
+            sources = _sources(path)
+        except (ValueError, KeyError, TypeError) as error:
+            read.faults.append(f"no notebook: {error}")
+            return read
+        for number, source in enumerate(sources, 1):
             try:
-                statements += _parsed(source)
-            except (SyntaxError, ValueError) as error:
-                line = getattr(error, "lineno", None)
-                where = f"cell {number}, line {line}" if path.suffix == ".ipynb" else f"line {line}"
-                faults.append(f"{where}: {getattr(error, 'msg', error)}")
-        return cls(statements, faults)
+                read.statements += _parsed(source)
+            except (SyntaxError, ValueError, RecursionError) as error:
+                read.faults.append(f"cell {number}: {error}" if path.suffix == ".ipynb" else str(error))
+        return read
 
     def __contains__(self, name: str) -> bool:
         return any(name in names for names in self._bound)
@@ -73,25 +71,21 @@ class Slices:
         ]
 
 
-def _sources(path: Path) -> Iterator[str]:
+def _sources(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix != ".ipynb":
-        yield text
-        return
-    try:
-        for cell in json.loads(text)["cells"]:
-            if cell["cell_type"] == "code":
-                yield "".join(cell["source"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{path} is no notebook: {error}") from None
+        return [text]
+    return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
 
 
 def _parsed(source: str) -> list[ast.stmt]:
-    try:
+    """The statements of a source; IPython's own lines, such as %time and !pip, are left out."""
+    with contextlib.suppress(SyntaxError):
+        symtable.symtable(source, "solution", "exec")  # sees what the parser doesn't, such as a return outside
         return ast.parse(source).body
-    except SyntaxError:  # without IPython's own lines, such as %time and !pip
-        lines = [line if line.lstrip()[:1] not in ("%", "!") else "pass" for line in source.splitlines()]
-        return ast.parse("\n".join(lines)).body
+    source = "\n".join("" if line.lstrip()[:1] in ("%", "!") else line for line in source.splitlines())
+    symtable.symtable(source, "solution", "exec")
+    return ast.parse(source).body
 
 
 def _bound(statement: ast.stmt) -> set[str]:

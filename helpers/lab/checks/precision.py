@@ -211,7 +211,7 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
         return weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad)), scaler.get_scale()
 
     def right(steps: int, pairs: list, weight: Tensor) -> tuple[bool, str]:
-        return close([weight], [weights(steps, lambda *parts: at_once(*parts, pairs))], 1e-5)
+        return close([weight], [weights(steps, lambda model, optimizer: at_once(model, optimizer, pairs))], 1e-5)
 
     def skipped(given: list) -> tuple[bool, str]:
         moved = "" if torch.equal(given[0], start.weight) else ", and the weights have moved"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers.grading import EXERCISES, Graded, grade
 
-ROOT = Path(__file__).parents[2] / "data" / "solutions"
+ROOT = Path(__file__).parents[1] / "data" / "solutions"
 CHAPTERS = {"amp": 1, "batching": 2, "profiling": 3, "swiglu": 4, "rush": 5, "pipelines": 6, "compilers": 7}
 
 
