@@ -123,4 +123,4 @@ def _confine(folder: str, limits: Limits) -> None:
     bounds = {"CPU": math.ceil(limits.seconds), "DATA": memory, "FSIZE": MOST_BYTES, "CORE": 0}
     for bound, most in bounds.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{bound}"), (most, most + 2))
-    landlock.restrict([folder, os.devnull, "/dev/shm"], signals=False)
+    landlock.restrict([folder, os.devnull, "/dev/shm"], alone=True)

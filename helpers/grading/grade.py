@@ -77,7 +77,7 @@ class Submission:
         for each in self.graded:
             exercise = each.exercise
             lines.append(f"{exercise.name:<20}{each.verdict:<16}{each.points} of {exercise.points}")
-            lines += [f"  {failure}" for failure in each.failures]
+            lines += [f"  {failure}" for failure in each.failures[:3]]  # the others often follow from these
             lines += [f"  hint: {each.check.hint}"] if each.failures and each.check.hint else []
         return "\n".join([*lines, *self.faults, f"{self.path.name}: {self.points} of {self.most} points"])
 

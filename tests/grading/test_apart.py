@@ -23,6 +23,7 @@ DOES = {
     "import os, signal; os.killpg(0, signal.SIGKILL)": "its process was ended by SIGKILL",
     "import os, signal; os.kill(os.getppid(), signal.SIGKILL)": "",
     "import os; os.remove({theirs!r})": "PermissionError",
+    "import socket; socket.create_connection(('127.0.0.1', 9))": "Error",
     "open({theirs!r}, 'w').write('changed')": "PermissionError",
 }
 # What it does when it is defined: answers are left out or made up, or are no answers.
