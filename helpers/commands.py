@@ -262,6 +262,8 @@ def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int
 def fit(options: argparse.Namespace) -> int:
     import json
 
+    import torch
+
     from . import fit as fits
 
     plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []
@@ -271,7 +273,8 @@ def fit(options: argparse.Namespace) -> int:
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
     memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
-    parts = [lambda: fits.fit(plan, memory)]
+    forks = 0 if torch.cuda.is_available() else min(os.cpu_count() or 1, 4)
+    parts = [lambda: fits.fit(plan, memory, forks)]
     parts += [lambda: {"speed": fits.estimate(fits.plan_run(plan), gpu, options.price)}] if gpu else []
     for part in parts:
         try:
