@@ -316,8 +316,7 @@ def grade(options: argparse.Namespace) -> int:
     if many:
         paths = sorted(path for path in options.submission.iterdir() if path.suffix in (".ipynb", ".py"))
     limits = grading.Limits(options.seconds, options.memory, 3 * options.seconds)
-    tell = functools.partial(print, file=sys.stderr, flush=True) if many else lambda line: None
-    submissions = grading.grade(paths, options.chapter, limits, tell)
+    submissions = grading.grade(paths, options.chapter, limits)
     if not any(each.graded for each in submissions):
         faults = [fault for each in submissions for fault in each.faults]
         return _fail(f"no exercise is in {options.submission}{': ' if faults else ''}{'; '.join(faults)}", 2)

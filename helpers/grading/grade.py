@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..lab.checks import Check
 from ..lab.checks.check import RAISES, judged
@@ -48,8 +49,8 @@ class Graded:
 
     def row(self) -> dict[str, Any]:
         facts = {"chapter": self.exercise.chapter, "exercise": self.exercise.name, "verdict": self.verdict}
-        hint = self.check.hint if self.failures else ""
-        return facts | {"points": self.points, "of": self.exercise.points, "failures": self.failures, "hint": hint}
+        facts |= {"points": self.points, "of": self.exercise.points, "failures": self.failures}
+        return facts | {"hint": self.check.hint if self.failures else ""}
 
 
 @dataclass(frozen=True)
@@ -94,22 +95,16 @@ def table(submissions: Sequence[Submission]) -> str:
     return "\n".join(lines)
 
 
-def grade(
-    paths: Iterable[Path],
-    chapter: int | None = None,
-    limits: Limits | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> list[Submission]:
+def grade(paths: Iterable[Path], chapter: int | None = None, limits: Limits | None = None) -> list[Submission]:
     """Grade files: the exercises of a chapter, or of all chapters of which a file has one."""
     limits = limits or Limits()
     files = [(path, *_chosen(path, chapter)) for path in paths]
     pool, submissions = _pool(os.cpu_count() or 1), []
     try:
         tasks = [[_task(pool, each, slices, limits) for each in chosen] for _, slices, chosen in files]
-        for (path, slices, chosen), running in zip(files, tasks, strict=True):
+        for (path, slices, chosen), running in zip(tqdm(files, unit="file", disable=None), tasks, strict=True):
             graded = [Graded(each, task and task()) for each, task in zip(chosen, running, strict=True)]
             submissions.append(Submission(path, graded, slices.faults))
-            tell(f"{path.name}: {submissions[-1].points} of {submissions[-1].most} points")
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()  # idle, or not to be waited for

@@ -59,16 +59,12 @@ class Slices:
         return [_bound(statement) for statement in self.statements]
 
     def _definition(self, name: str, above: int) -> list[int]:
-        places = [at for at, names in enumerate(self._bound) if name in names or "*" in names]
+        places = [at for at, names in enumerate(self._bound) if name in names]
         places = [at for at in places if at <= above] or places
-        new = [at for at in places if name in self._bound[at] and not _changes(self.statements[at])]
-        imported = bool(new) and isinstance(self.statements[new[-1]], (ast.Import, ast.ImportFrom))
-        return [
-            at
-            for at in places
-            if "*" in self._bound[at] or (at >= new[-1] if new else True)
-            if not (imported and _changes(self.statements[at]))
-        ]
+        new = max((at for at in places if not _changes(self.statements[at])), default=-1)
+        if new >= 0 and isinstance(self.statements[new], (ast.Import, ast.ImportFrom)):
+            places = [new]  # what is called in a module doesn't change it
+        return [at for at in places if at >= new] + [at for at, names in enumerate(self._bound) if "*" in names]
 
 
 def _sources(path: Path) -> list[str]:
