@@ -4,14 +4,16 @@ GOALS[0].verdict                  # of the records: holds, does not hold, undeci
 """
 
 import importlib
+from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 
 import pandas as pd
 
 from .. import experiments
+from ..lab.estimate import UNDECIDED
 from ..lab.records.results import recorded
-from ..lab.records.values import Verdict, lacking
+from ..lab.records.values import FAILS, HOLDS, NOT_MEASURED, Number, Verdict, derived, lacking
 
 CHAPTERS = {"summary": "0 summary", "amp": "1 mixed precision", "batching": "2 batching", "profiling": "3 profiling"}
 CHAPTERS |= {"swiglu": "4 SwiGLU", "rush": "5 rush", "pipelines": "6 pipelines", "compilers": "7 compilers"}
@@ -46,6 +48,12 @@ class Goal:
         named = first.named(claims, *needed, beside=beside)
         value = attrgetter(self.name)(named) if named.measured else lacking(self.table)
         return value.at_most(self.at_most) if self.at_least is None else value.at_least(self.at_least)
+
+
+def counted() -> dict[str, Number]:
+    """How many of the goals hold, how many do not, …, by outcome."""
+    outcomes = Counter(goal.verdict.outcome for goal in GOALS)
+    return {name: derived(outcomes[name], "counted", "", 0) for name in (HOLDS, FAILS, UNDECIDED, NOT_MEASURED)}
 
 
 def table() -> pd.DataFrame:

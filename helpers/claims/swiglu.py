@@ -151,10 +151,14 @@ def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
     """Variants below each other, types beside each other; the width only if there are several."""
     parts = []
     for dtype, of_dtype in rows.groupby("dtype"):
-        spread = [f"{number(low)}–{number(high)}" for low, high in of_dtype[["p20_ms", "p80_ms"]].to_numpy()]
-        part = of_dtype.assign(spread=spread).set_index(["hidden_dim", "variant"])
-        part = part[["median_ms", "spread", "bound_ms"]]
-        parts.append(part.set_axis([f"{NAMES[dtype]} {of}" for of in ("median, ms", "p20–p80", "bound, ms")], axis=1))
+        spread = [
+            f"{number(middle)} ({number(low)}–{number(high)})"
+            for low, middle, high in of_dtype[["p20_ms", "median_ms", "p80_ms"]].to_numpy()
+        ]
+        numbers = {"ms (p20–p80)": spread, "bound, ms": of_dtype["bound_ms"]}
+        numbers |= {"saved, %": 100 * of_dtype["saved_ratio"], "peak, MiB": of_dtype["peak_added_mib"]}
+        part = pd.DataFrame(numbers).assign(**{name: of_dtype[name] for name in ("hidden_dim", "variant")})
+        parts.append(part.set_index(["hidden_dim", "variant"]).add_prefix(f"{NAMES[dtype]} "))
     table = pd.concat(parts, axis=1).reset_index().rename(columns={"hidden_dim": "d"})
     return table if table["d"].nunique() > 1 else table.drop(columns="d")
 
@@ -175,6 +179,7 @@ def _levels(rows: pd.DataFrame, dtype: str) -> SimpleNamespace:
         level2_to_plain=ratio(two, "plain"),
         level3=ratio(three, "compiled"),
         budget=ratio(BUDGET, "compiled"),
+        budget_to_level3=over(ratio(BUDGET, "compiled"), ratio(three, "compiled")),
         stored2=stored(variant=two),
         stored3=stored(variant=three),
         stored_budget=stored(variant=BUDGET),

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ EAGER, CHANNELS_LAST = "eager", "eager, channels last"
 TRACE, SCRIPT = "TorchScript, trace", "TorchScript, script"
 COMPILE, OVERHEAD, AUTOTUNE = "compile", "compile, reduce-overhead", "compile, max-autotune"
 AOT, ONNX, OPENVINO, TENSORRT = "export + AOTInductor", "ONNX Runtime", "OpenVINO", "TensorRT"
+# What of ONNX Runtime's speedup is fusion, and what threads: the rest is its own products.
+ONE_THREAD, ONNX_UNFUSED, ONNX_ONE_THREAD = "eager, one thread", f"{ONNX}, unfused", f"{ONNX}, one thread"
 
 # backend -> mode of torch.compile
 COMPILE_MODES = {COMPILE: "default", OVERHEAD: "reduce-overhead", AUTOTUNE: "max-autotune"}
@@ -71,6 +74,11 @@ def _inductor(prepare: Callable[[nn.Module, Example, Path], Run], *needs: str) -
     return Backend(prepare, SAME_SUMS, (*needs, "C++ compiler", "Python.h"), ("triton",), by_inductor=True)
 
 
+def _onnx(**options: Any) -> Backend:
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    return Backend(partial(runtimes.onnx_session, **options), FOLDED, needs=("CPU",), packages=packages)
+
+
 BACKENDS: dict[str, Backend] = {
     EAGER: Backend(lambda model, example, folder: model, SAME_SUMS),
     CHANNELS_LAST: Backend(lambda model, example, folder: _channels_last(model), SAME_SUMS),
@@ -81,7 +89,10 @@ BACKENDS: dict[str, Backend] = {
     OVERHEAD: _inductor(lambda model, example, folder: runtimes.compiled(model, "reduce-overhead"), "CUDA"),
     AUTOTUNE: _inductor(lambda model, example, folder: runtimes.compiled(model, "max-autotune")),
     AOT: _inductor(runtimes.ahead_of_time),
-    ONNX: Backend(runtimes.onnx_session, FOLDED, needs=("CPU",), packages=("onnx", "onnxscript", "onnxruntime")),
+    ONE_THREAD: Backend(lambda model, example, folder: runtimes.one_thread(model), SAME_SUMS, needs=("CPU",)),
+    ONNX: _onnx(),
+    ONNX_UNFUSED: _onnx(fused=False),
+    ONNX_ONE_THREAD: _onnx(threads=1),
     OPENVINO: Backend(runtimes.openvino_request, FOLDED, needs=("CPU",), packages=("onnx", "onnxscript", "openvino")),
     TENSORRT: Backend(runtimes.tensorrt_engine, TACTICS, needs=("CUDA",), packages=("torch_tensorrt",)),
 }

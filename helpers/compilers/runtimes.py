@@ -117,16 +117,34 @@ def to_onnx(model: nn.Module, example: Example, folder: Path) -> Path:
 # ONNX Runtime
 
 
-def onnx_session(model: nn.Module, example: Example, folder: Path) -> Callable[..., Outputs]:
+def one_thread(model: nn.Module) -> Callable[..., Outputs]:
+    """The model, computed by one thread whatever torch's number is."""
+
+    def run(*inputs: Tensor) -> Outputs:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return model(*inputs)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
+def onnx_session(
+    model: nn.Module, example: Example, folder: Path, *, threads: int = 0, fused: bool = True
+) -> Callable[..., Outputs]:
     """A session of ONNX Runtime for this processor; tensors are passed as NumPy views, without a copy.
 
-    It has torch's number of threads, which don't spin after a run on cores that the next backend needs.
+    It has torch's number of threads unless given, which don't spin after a run on cores that the next backend needs.
     """
     import onnxruntime
 
     file = to_onnx(model, example, folder)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    if not fused:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3  # errors only

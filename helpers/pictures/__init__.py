@@ -6,7 +6,7 @@ datasets           photos as batches, a broken one left out; cars with their mas
 transforms         a part is cut out, made square, perhaps mirrored, normalised
 """
 
-from .clothing import PictureError, cores, photo_files, read_photo
+from .clothing import PictureError, cores, local_photos, photo_files, read_photo
 from .datasets import Carvana, DrawnCars, Photos, decode_photos, preload, segmentation
 from .drawing import draw_garment
 from .shapes import GARMENTS
@@ -20,6 +20,7 @@ __all__ = [
     "cores",
     "decode_photos",
     "draw_garment",
+    "local_photos",
     "photo_files",
     "preload",
     "read_photo",

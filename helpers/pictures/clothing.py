@@ -8,7 +8,7 @@ A listed file may turn out to be no image; `read_photo` says so.
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,19 @@ class PhotoFiles:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def some(self, count: int) -> "PhotoFiles":
+        """At most so many of them, of all classes; the same ones each time."""
+        if count >= len(self):
+            return self
+        chosen = np.sort(np.random.default_rng(0).permutation(len(self))[:count])
+        return replace(self, files=[self.files[at] for at in chosen], labels=self.labels[chosen])
+
+
+def local_photos() -> Path | None:
+    """The folder of photos that `$HELPERS_PHOTOS` names, for measurements; None if it isn't set."""
+    folder = os.environ.get("HELPERS_PHOTOS")
+    return Path(folder) if folder else None
 
 
 def photo_files(

@@ -64,11 +64,12 @@ def switched_clothes_task(
 ) -> Task:
     """The ViT and its photos, with the `faults` of `switches.CLOTHES`.
 
-    `path` is the folder of the clothing dataset; without it the photos are generated. Unless they are decoded again in
-    each epoch, all photos are decoded here.
+    `path` is the folder of the clothing dataset, of which as many photos are taken; without it they are generated.
+    Unless they are decoded again in each epoch, all photos are decoded here.
     """
     counts = {name: sizes[name] for name in ("classes", "samples", "validation_samples")}
-    splits = photo_files(path, **counts, size=sizes["photo_size"], seed=seed)
+    train, validation_photos = photo_files(path, **counts, size=sizes["photo_size"], seed=seed)
+    splits = train.some(sizes["samples"]), validation_photos.some(sizes["validation_samples"])
     photos = PhotoBatches(sizes, splits, device, seed, faults)
     batches, validation = photos.loaded() if faults.photos_copied else photos.preloaded()
     classes, metric = len(splits[0].classes), CollectedMetrics if faults.metrics_collected else StreamingMetrics

@@ -85,6 +85,8 @@ def test_the_fastest_of_several_variants_is_quoted():
         "9.0× (unpaired)",
     )
     assert not throughput.balanced.measured
+    paired = trained.assign(us_per_token=["1 1 1 1", "10.1 10 10 9.9", "2 2.02 2 2.02", "1.1 1.1 1.1 1.1"])
+    assert f"{batching.throughput(paired).dense}" == "5.0× (4.9 to 5.1, 4 pairs)"
 
 
 def test_samplers_are_tabled_by_size():

@@ -47,7 +47,7 @@ def test_a_trial_of_two_rungs_goes_before_their_rows_and_says_which_are_undecide
     named = rush.ladder(rungs(), trials)
     assert f"{named.gains[ONEDNN]}" == f"{named.total}" == "2.00× (1.43 to 2.50, 9 pairs)"
     assert f"{named.rung.mixed}" == "1.25× (unpaired)"
-    assert named.without.undecided.startswith("fused AdamW (")
+    assert named.without.undecided.startswith("fused AdamW ≤ ")
     assert rush.ladder(rungs({**RATES, "batch 2": 900.0}), trials).best.rung == "fused AdamW"
 
 

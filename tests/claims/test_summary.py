@@ -1,5 +1,7 @@
 """What each change is worth, over all settings."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 
 from helpers.claims import summary
@@ -11,9 +13,25 @@ def test_changes_are_ordered_by_gain_and_the_other_two_classes_are_named_with_wh
     llama["small"] = Number(1.03, TIMES, 1.01, 1.05, 9)  # whose interval leaves 1 out
     vit = {"compile": Number(2.0, TIMES), "set_to_none": Number(1.05, TIMES), "flash": lacking("flash", TIMES)}
     worth = summary.worth({"Llama": llama, "ViT": vit})
-    assert list(worth.gains) == ["compile (ViT)", "compile (Llama)", "small (Llama)"]
-    assert (worth.none, worth.undecided) == ("Llama: fused adamw (4.8 %)", "ViT: set to none")
-    assert worth.largest == "compile (ViT)" and worth.count == 5
+    effects, others = (
+        ["compile (ViT)", "compile (Llama)", "small (Llama)"],
+        ["fused adamw (Llama)", "set to none (ViT)"],
+    )
+    assert list(worth.gains) == effects + others
+    assert (worth.none, worth.undecided) == ("Llama: fused adamw ≤ 4.8 %", "ViT: set to none")
+    assert worth.largest == "compile (ViT)" and (worth.effects, worth.nones, worth.undecideds) == (3, 1, 1)
+
+
+def test_of_gains_only_the_proven_are_told_each_with_its_device():
+    class Recorded:
+        def __init__(self, machine, **numbers):
+            self.sources, self.measured = [SimpleNamespace(machine=machine)], True
+            vars(self).update(numbers)
+
+    cpu = Recorded("cpu-a", rung=SimpleNamespace(flash=Number(1.01, TIMES, 0.9, 1.2, 9)))
+    gpu = Recorded("h200", rung=SimpleNamespace(flash=Number(1.6, TIMES, 1.5, 1.7, 9)), on_cpu=cpu)
+    assert summary.gains(gpu, {"rung.flash": "in speed"}) == "GPU: 1.60× (1.50 to 1.70) in speed."
+    assert "not measured" in summary.gains(Recorded("cpu-a", rung=cpu.rung, on_cpu=cpu), {"rung.flash": "in speed"})
 
 
 def test_stages_are_compared_seed_by_seed():

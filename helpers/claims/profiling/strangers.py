@@ -36,6 +36,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
     alarms = rows.dropna(subset=["alarm"])
     alarms = alarms[(alarms["alarm"] >= MARGIN) & ~(alarms["alarm_tried"] >= MARGIN)]
     errors = (rows["promised"] - rows["gained"]).abs().dropna()
+    measured = rows.dropna(subset=["gained"]).reindex(columns=["loop", "gained", "gained_low", "gained_high"])
     return SimpleNamespace(
         table=shown[list(heads)].rename(columns=heads),
         promises=rows.dropna(subset=["promised"]),
@@ -51,7 +52,7 @@ def loops(rows: pd.DataFrame) -> SimpleNamespace:
         fp32=counted((rows["alarm_tried"] >= MARGIN).sum()),
         twins=counted(rows["alarm"].notna().sum()),
         told=_told(rows, "loop"),
-        told_fixed=_told(rows, "loop", "told_fixed"),
+        gained=dict(zip(measured["loop"], _shares(measured, "gained"), strict=True)),
     )
 
 

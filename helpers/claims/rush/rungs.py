@@ -9,7 +9,6 @@ import pandas as pd
 from ...experiments.rush.steps import BEFORE_BATCHES, BEST
 from ...lab.estimate import LUCK, NONE, UNDECIDED
 from ...lab.records.values import PERCENT, TIMES, Number, derived, in_unit, lacking, of_class, over, pick, speedup
-from ...rush import Setup, climb
 from ...rush.measurement import LOSS_STEPS, ON_CPU_LOSS_STEPS
 from ...rush.rates import flops_per_token, parameters
 from ...rush.setup import LADDERS, START, stands_on
@@ -38,13 +37,11 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
     kept = {name: gains[name] for name in rungs["rung"] if gains[name].measured}
     ranked = sorted(kept.items(), key=lambda item: -item[1].value)
     most = [*ranked, *[("", lacking("more rungs of the ladder", TIMES))] * 3][:3]
-    setups = climb(Setup(model=first["model"], sequence=int(first["sequence"])), kind)
     total = _speedup(rows, trials, best["rung"], START)
     rung = _by_name(gains, rungs, kind)
     return SimpleNamespace(
         job=f"{first['model']}, sequences of {int(first['sequence'])} tokens, {first['text']}",
         model=first["model"],
-        changes=derived(len(setups[best["rung"]].differs(setups[START])), "counted", "", 0),
         rungs=rungs[KEPT].rename(columns=HEADS),
         left=others[LEFT].rename(columns={"rung": "change"} | HEADS).assign(note=others["rung"].map(left)),
         gains=gains,
@@ -61,13 +58,15 @@ def ladder(rows: pd.DataFrame, trials: pd.DataFrame | None = None, *timed: pd.Da
 
 
 def _by_name(gains: dict[str, Number], rungs: pd.DataFrame, kind: str) -> SimpleNamespace:
-    """The gains of single rungs; of FlashAttention that in memory."""
-    names = {"fp32": ONEDNN, "mixed": MIXED, "compiled": "compile", "adamw": "fused AdamW"}
+    """The gains of single rungs; `attention` is that of FlashAttention in memory."""
     flash = "FlashAttention"
+    names = {"fp32": ONEDNN, "tf32": "TF32", "mixed": MIXED, "flash": flash, "compiled": "compile"}
+    names |= {"adamw": "fused AdamW"}
     before, after = (pick(rungs, "peak_gib", rung=name) for name in (stands_on(flash, kind), flash))
     return SimpleNamespace(
         **{name: gains.get(rung, lacking(rung, TIMES)) for name, rung in names.items()},
         attention=replace(over(before, after), derivation="allocated bytes"),
+        compile_s=pick(rungs, "compile_s", "s", 0, rung="compile"),
     )
 
 
@@ -98,6 +97,7 @@ def _losses(measured: pd.DataFrame, best: pd.Series, kind: str) -> SimpleNamespa
     return SimpleNamespace(
         start=start,
         best=Number(best["loss"], decimals=3),
+        mixed=pick(measured, "loss", decimals=3, rung=MIXED),
         apart=Number(apart.max(), decimals=3) if start.measured else start,
         rung=measured.loc[apart.idxmax(), "rung"],
         steps=derived(ON_CPU_LOSS_STEPS if kind == "cpu" else LOSS_STEPS, "counted", "", 0),

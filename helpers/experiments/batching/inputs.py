@@ -1,6 +1,7 @@
 """What chapter 2 measures on: WikiText's lengths, a text, and a model of it."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,12 +28,17 @@ def dtype_name() -> str:
     return str(compute_dtype()).removeprefix("torch.")
 
 
+def wikitext_of(samples: int) -> Path | None:
+    """WikiText's folder, where it is on the machine and its validation split has so many samples."""
+    return local_wikitext() if samples <= WIKITEXT_SAMPLES else None
+
+
 @functools.lru_cache(maxsize=1)
 def text(samples: int, width: int) -> Samples:
     """The text that is batched, the last one kept: WikiText's validation split where that is on the machine and has so
     many samples, else text with its lengths. A small model gets a small vocabulary, 8 words for each of its width."""
     words = min(8 * width, SIZE)
-    if (path := local_wikitext()) and samples <= WIKITEXT_SAMPLES:
+    if path := wikitext_of(samples):
         return WikiText("validation", path, max_size=words, max_samples=samples)
     return SyntheticText(samples, seed=0, vocab_size=words)
 

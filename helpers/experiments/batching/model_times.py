@@ -14,12 +14,11 @@ from ...lab.records import STATUS, Row
 from ...lab.records.experiment import OUT_OF_MEMORY
 from ...metrics import LMCrossEntropyLoss
 from ...models import GPT2LikeModel
-from ...text import SyntheticText
-from ...training.language import guess_scores, text_task
+from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
 from ...training.text_batches import balanced_batches, full_batch, packed_batches, random_batches
 from ...training.trainer import Precision, Trainer, mixed_precision
-from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text
+from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text, wikitext_of
 from .samplers_and_packers import SPREADS
 from .step_times import epoch, fits, rates, training_step
 
@@ -33,7 +32,7 @@ FEEDS = {
 }
 PERCENTILES = {"min_ms": 0, "p25_ms": 25, "median_ms": 50, "p75_ms": 75, "max_ms": 100}
 NO_PADDING = "equally long, no padding"
-BATCHES = 20  # that each variant's training steps go through, round and round; 10 on a CPU
+BATCHES = 20  # that each variant's training steps go through in a round; 10 on a CPU
 DENSE_BATCHES = 5  # of them by dense attention, whose masks are T² numbers each, and whose steps take equally long
 DATA = dict(zip(STEPS, ("base", "standard", "balanced", "sequenced"), strict=True)) | {BY_TOKENS: "balanced"}
 TRAINING = "width layers words samples max_length batch_size epochs learning_rate"
@@ -41,12 +40,12 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
 
 @experiment(
     small=[{"width": 32, "batch_size": 4, "samples": 24}],
-    cpu=[{"width": 512, "batch_size": size, "samples": 1200} for size in (32, 128)],
+    cpu=[{"width": 1024, "batch_size": 32, "samples": 1200}],
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
     version=3,
     columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s dtype source",
-    worth=Worth(40, "time of a forward pass by batching", cpu=41.3, gpu=15, big_gpu=20),
+    worth=Worth(40, "time of a forward pass by batching", cpu=110, gpu=15, big_gpu=20),
 )
 @without_cudnn_attention()
 def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
@@ -76,12 +75,12 @@ def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_s
 
 @experiment(
     small=[{"width": 32, "layers": 1, "batch_size": 4, "samples": 96, "rounds": 20}],
-    cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 10}],
-    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 20}],
-    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 20_000, "rounds": 20} for size in (64, 256)],
-    version=3,
-    same_work=False,  # each step takes another batch
-    columns="variant median_ms p20_ms p80_ms n real_tokens_per_s ratio_to_no_padding dtype source baseline",
+    cpu=[{"width": 512, "layers": 2, "batch_size": 16, "samples": WIKITEXT_SAMPLES, "rounds": 6}],
+    gpu=[{"width": 512, "layers": 4, "batch_size": 32, "samples": 20_000, "rounds": 6}],
+    big_gpu=[{"width": 1024, "layers": 8, "batch_size": size, "samples": 20_000, "rounds": 6} for size in (64, 256)],
+    version=4,
+    columns="variant median_ms p20_ms p80_ms n real_tokens_per_s us_per_token? ratio_to_no_padding dtype source"
+    " baseline",
     worth=Worth(50, "tokens/s of a model by batching", cpu=39.2, gpu=8, big_gpu=30),
 )
 @without_cudnn_attention()
@@ -89,9 +88,10 @@ def throughput(width: int, layers: int, batch_size: int, samples: int, rounds: i
     """Real tokens a second of training steps, forward, backward and AdamW, from one interleaved run.
 
     The limit is a batch of samples all as long as the mean one: the same model with nothing to pad. The others take
-    batches of WikiText's lengths; each step of theirs is another batch, so the rate is over all of them. Batches, and
-    the masks or tables that attention needs, are made before: `attention` has what those cost. First each variant goes
-    through its batches, to warm up; one that runs out of memory is a row that says so, and the others go on without it.
+    batches of WikiText's lengths, the same ones in each round; any two variants are a pair in each of `us_per_token`.
+    Batches, and the masks or tables that attention needs, are made before: `attention` has what those cost. First
+    each variant goes through its batches, to warm up; one that runs out of memory is a row that says so, and the
+    others go on without it.
     """
     torch._dynamo.reset()  # `flex` is compiled for this length alone, as in a process of its own
     samples = text(samples, width)
@@ -154,12 +154,13 @@ def training(
 ) -> Row:
     """A whole training of the language model on each kind of batches: time, memory, and what it learned.
 
-    On generated text, whose next tokens a small model learns to guess within an epoch of seconds. All see the same
+    On WikiText where it is on the machine, with its most frequent words alone, else on generated text. All see the same
     samples; so at the end of an epoch all have seen as many real tokens. `guess_accuracy` is that of always guessing
     the most frequent token, `guess_loss` that of the tokens' frequencies. On a CPU `peak_gib` is that of a step on the
     widest batch.
     """
-    trained, validation = SyntheticText(samples, 0, words), SyntheticText(max(samples // 8, 1), 1, words)
+    texts = open_texts(path := wikitext_of(samples), samples, max(samples // 8, 1), words)
+    trained, validation = frequent_words(texts, words) if path else texts
     shape = {"d_model": width, "num_heads": max(width // 64, 1)}
     sizes = {"shape": (shape, shape), "layers": layers, "max_length": max_length, "dropout": 0.0, "tied": True}
     sizes |= {"batch_size": batch_size, "learning_rate": learning_rate}

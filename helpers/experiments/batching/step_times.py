@@ -12,7 +12,7 @@ from torch import Tensor
 from ...lab import compare, device, each
 from ...lab.records import Row
 from ...lab.records.experiment import free_memory, is_out_of_memory
-from ...lab.timing import queue_ahead, synchronize
+from ...lab.timing import Timing, queue_ahead, synchronize
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
@@ -69,15 +69,20 @@ def fits(step: Callable[[Any], Any], batches: list) -> bool:
 def rates(
     step: Callable[[Any], Any], batches: dict[str, list], real_tokens: dict[str, float], rounds: int
 ) -> dict[str, Row]:
-    """For each variant, timed interleaved: median and spread of a step, real tokens a second over all steps.
+    """For each variant, timed interleaved: median and spread of a step, real tokens a second, and each round's passes.
 
-    Each step takes the next of the variant's batches, round and round; `real_tokens` are those of a batch, on the mean.
+    A turn is a pass through all of a variant's batches, so that each round computes the same tokens and two variants'
+    passes are a pair; `real_tokens` are those of a batch, on the mean.
     """
-    endless = {name: itertools.cycle(of) for name, of in batches.items()}
-    steps = {name: lambda of=of: step(next(of)) for name, of in endless.items()}
-    timed = compare(steps, check=False, rounds=rounds, warmup=1)
-    per_s = {name: real_tokens[name] * 1e3 / float(np.mean(timed.samples_ms[name])) for name in steps}
-    return {name: timed.timing(name).row() | {"real_tokens_per_s": per_s[name]} for name in steps}
+    passes = {name: lambda of=of: [step(batch) for batch in of] and None for name, of in batches.items()}
+    timed = compare(passes, check=False, rounds=rounds, warmup=1)
+    rows = {}
+    for name, of in batches.items():
+        of_step = Timing.of([ms / len(of) for ms in timed.samples_ms[name]])
+        us = [1e3 * ms / len(of) / real_tokens[name] for ms in timed.samples_ms[name]]
+        in_order = " ".join(f"{each:.6g}" for each in us)
+        rows[name] = of_step.row() | {"real_tokens_per_s": 1e6 / float(np.median(us)), "us_per_token": in_order}
+    return rows
 
 
 def training_step(parameters: Iterable[Tensor], loss: Callable[[Any], Tensor]) -> Callable[[Any], None]:

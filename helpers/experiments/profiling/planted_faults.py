@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from ...faults import planted_by
 from ...lab import device
 from ...lab.timing import between_ms, moment, synchronize
-from ...pictures import cores
+from ...pictures import cores, local_photos
 from ...profiling.read_trace import read_trace
 from ...profiling.trace import Trace
 from ...text import local_wikitext
@@ -158,12 +158,12 @@ def trace_of(pipeline: Switched, fixes: frozenset[str], size: str, detailed: boo
 
 
 def options(pipeline: Switched, size: str, steps: int = 0) -> dict[str, Any]:
-    """The preset, and the text: WikiText where `$HELPERS_WIKITEXT` names it.
+    """The preset, and the data: WikiText where `$HELPERS_WIKITEXT` names it, photos where `$HELPERS_PHOTOS` does.
 
     With `steps` also what makes an epoch have so many, as workers start anew in the next.
     """
-    text = pipeline is LANGUAGE and size != "small"
-    taken: dict[str, Any] = {"preset": size, "path": local_wikitext() if text else None}
+    local = local_wikitext if pipeline is LANGUAGE else local_photos
+    taken: dict[str, Any] = {"preset": size, "path": local() if size != "small" else None}
     if not steps:
         return taken
     preset = pipeline.sizes[size]

@@ -42,10 +42,11 @@ SECONDS = {"loop": 8.0, "pipeline": 150.0, "by hand": 24.0}
 # Chapter 3's loops as a user has them: the package that holds them lies beside the script.
 SLOW_LOOP = """
 import sys
+from ...pictures import local_photos
 from ...text import local_wikitext
 from pipelines.switched import CLOTHES, LANGUAGE
 pipeline, *fixes = sys.argv[1:]
-switched, path = {"vit": (CLOTHES, None), "gpt": (LANGUAGE, local_wikitext())}[pipeline]
+switched, path = {"vit": (CLOTHES, local_photos()), "gpt": (LANGUAGE, local_wikitext())}[pipeline]
 switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
 """
 

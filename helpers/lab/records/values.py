@@ -66,7 +66,10 @@ class Number:
         return format(self)
 
     def __format__(self, form: str) -> str:
-        """In full, with its interval; `brief` leaves the interval out; a number of decimals, `1`, goes with both."""
+        """In full, with its interval and pairs. `bare` leaves out the pairs, `brief` the interval, too.
+
+        A number of decimals, `1`, goes with each.
+        """
         words = form.split()
         decimals = next((int(word) for word in words if word.isdigit()), self.decimals)
         if not self.measured:
@@ -76,10 +79,12 @@ class Number:
             quoted.add(text)
         text += NOISY if self.noisy else ""
         if self.low is None or self.high is None:
-            return f"{text} (unpaired)" if self.unit == TIMES and not self.derivation else text
+            bare = "bare" in words or self.unit != TIMES or self.derivation
+            return text if bare else f"{text} (unpaired)"
         if "brief" in words:
             return text
         pairs = f", {self.n} pairs" if self.n else ", unpaired" if self.unit == TIMES and not self.derivation else ""
+        pairs = "" if "bare" in words else pairs
         return f"{text} ({self._text(self.low, decimals)} to {self._text(self.high, decimals)}{pairs})"
 
     def _unit(self) -> str:
@@ -237,10 +242,10 @@ def judged(gain: Number, drift: float = 0.1) -> tuple[str, float]:
 
 
 def of_class(gains: Mapping[str, Number], kind: str, drift: float = 0.1) -> str:
-    """The names of one class, each with the largest effect that isn't excluded: `workers (4.1 %), packed (30 %)`."""
+    """The names of one class, each with the largest effect that isn't excluded: `workers ≤ 4.1 %, packed ≤ 30 %`."""
     known = {name: judged(gain, drift) for name, gain in gains.items() if gain.measured}
     texts = [
-        name if most != most else f"{name} ({float(f'{100 * most:.2g}'):g} %)"
+        name if most != most else f"{name} ≤ {float(f'{100 * most:.2g}'):g} %"
         for name, (of, most) in known.items()
         if of == kind
     ]

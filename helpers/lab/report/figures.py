@@ -43,16 +43,18 @@ def new(rows: int = 1, columns: int = 1, height: float = 3.2, **options) -> tupl
 
 def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure, Axes]:
     """Ratios with their intervals, one below the other: a blue dot is an effect, a ring none above 5 %, and a cross is
-    undecided.
+    undecided. An interval that is much wider than the numbers lie apart is cut off.
     """
     drawn, axis = new(height=0.5 + height * len(numbers))
+    measured = [float(ratio) for ratio in numbers.values() if ratio.measured] or [1.0]
+    least, most = min(1.0, *measured) / 1.4, max(1.0, *measured) * 1.4
     for place, ratio in enumerate(numbers.values()):
         value, low, high = (float("nan") if x is None else float(x) for x in (ratio, ratio.low, ratio.high))
         kind = judged(ratio)[0] if ratio.measured else UNDECIDED
         colour, marker = BLUE if kind == EFFECT else GREY, "x" if kind == UNDECIDED else "o"
         axis.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
         axis.plot(value, place, marker, color=colour, markersize=4, fillstyle="full" if kind == EFFECT else "none")
-        reach = value if ratio.high is None else high
+        reach = value if ratio.high is None else min(high, most)
         offset = {"xytext": (4, 1), "textcoords": "offset points", "va": "center", "size": 7}
         axis.annotate(f"{value:.2f}×", (reach, place), **offset)
     axis.axvline(1, color=GREY, linewidth=0.8)
@@ -60,6 +62,8 @@ def forest(numbers: Mapping[str, Number], height: float = 0.19) -> tuple[Figure,
     axis.invert_yaxis()
     axis.set(xscale="log", xlabel="speedup with its 95 % interval (log scale)")
     first, last = axis.get_xlim()
+    first, last = max(first, least), min(last, most * 1.15)
+    axis.set_xlim(first, last)
     axis.set_xticks([tick for tick in (0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if first < tick < last])
     axis.set_xticks([], minor=True)
     axis.xaxis.set_major_formatter("{x:g}×")

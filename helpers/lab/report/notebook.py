@@ -125,10 +125,10 @@ def figure(drawn: Figure, name: str, caption: str) -> None:
     display(Markdown(f"*{as_markdown(caption.strip())}*"), metadata=LEFT_OUT)
 
 
-def show_list(sentences: Iterable[str]) -> None:
+def show_list(sentences: Iterable[str], ordered: bool = False) -> None:
     """Show sentences as a list; each is checked as `say` does."""
     if complete := _complete(sentences):
-        display(Markdown("\n".join(f"- {sentence}" for sentence in complete)))
+        display(Markdown("\n".join(f"{'1.' if ordered else '-'} {sentence}" for sentence in complete)))
 
 
 def say(*sentences: str) -> None:
@@ -164,7 +164,7 @@ def claim(statement: str, verdict: Verdict) -> None:
 def readme(sentences: Iterable[str]) -> None:
     """A list that the report copies into README.md, at the project's root; links name notebooks of this folder."""
     text = re.sub(
-        r"\]\((\w+\.ipynb)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in _complete(sentences))
+        r"\]\((\w+\.ipynb[^)]*)\)", r"](notebooks/\1)", "\n".join(f"- {sentence}" for sentence in _complete(sentences))
     )
     if text:
         display(Markdown(text), metadata={"helpers": {"readme": True, "report": False}})

@@ -193,7 +193,7 @@ def separate_projections(scene: Scene) -> Iterator[Finding]:
     if rows:
         linears = [op for r in rows for op in r]
         work, saved = scene.products(trace.with_backward(linears)), _saved_share(rows[0])
-        evidence = f"{scene.each(len(linears), 'product')}; reading the input again is the share that is saved"
+        evidence = f"{scene.each(len(linears), 'product')}; one product would read the input once"
         yield scene.finding("separate projections of one input", work, scene.where(linears), evidence, ESTIMATE, saved)
 
 

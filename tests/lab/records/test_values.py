@@ -219,4 +219,4 @@ def test_an_effect_leaves_1_out_of_its_99_percent_interval_and_a_null_has_all_of
     assert kind == NONE and 0.02 < most <= 0.05
     assert [judged(Number(value, TIMES))[0] for value in (1.2, 1.05)] == [EFFECT, UNDECIDED]
     gains = {"a": Number(1.0, TIMES, 0.98, 1 / 0.98, 40), "b": Number(1.0, TIMES, 0.9, 1 / 0.9, 40)}
-    assert (of_class(gains, NONE), of_class(gains, UNDECIDED)) == ("a (2.7 %)", "b (15 %)")
+    assert (of_class(gains, NONE), of_class(gains, UNDECIDED)) == ("a ≤ 2.7 %", "b ≤ 15 %")

@@ -16,9 +16,10 @@ end
 
 local function link(element)
   if element.target:match('^%a[%w+.-]*:') then return nil end
-  local notebook = element.target:match('^([%w_.-]+)%.ipynb$')
+  local notebook, section = element.target:match('^([%w_.-]+)%.ipynb#?(.*)$')
   if not notebook then return element.content end -- another relative link leads nowhere from a PDF
-  local parts = pandoc.Inlines {raw('#chapter-link(' .. quoted(notebook) .. ')[')}
+  local target = quoted(notebook) .. (section == '' and '' or ', section: ' .. quoted(section))
+  local parts = pandoc.Inlines {raw('#chapter-link(' .. target .. ')[')}
   parts:extend(element.content)
   parts:insert(raw('];'))
   return parts
