@@ -99,7 +99,8 @@ def grade(paths: Iterable[Path], chapter: int | None = None, limits: Limits | No
     """Grade files: the exercises of a chapter, or of all chapters of which a file has one."""
     limits = limits or Limits()
     files = [(path, *_chosen(path, chapter)) for path in paths]
-    pool, submissions = _pool(os.cpu_count() or 1), []
+    handed_in = sum(each.name in slices for _, slices, chosen in files for each in chosen)
+    pool, submissions = _pool(max(1, min(os.cpu_count() or 1, handed_in // 4))), []  # a process takes seconds to start
     try:
         tasks = [[_task(pool, each, slices, limits) for each in chosen] for _, slices, chosen in files]
         for (path, slices, chosen), running in zip(tqdm(files, unit="file", disable=None), tasks, strict=True):

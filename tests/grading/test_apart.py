@@ -1,8 +1,5 @@
 """What a solution does to itself, to others and to the machine."""
 
-import textwrap
-from pathlib import Path
-
 import nbformat.v4
 import pytest
 
@@ -35,10 +32,18 @@ DEFINES = {
 }
 
 
-def script(folder: Path, name: str, source: str) -> Path:
-    path = folder / f"{name}.py"
-    path.write_text(textwrap.dedent(source))
-    return path
+NEEDED = """
+raise RuntimeError("a cell that measures")
+LOW = {1}
+LOW |= {2}
+LOW.add(57)
+unused = 1 / 0
+def total(): return sum(LOW)
+copied_bytes = total()
+missed_products, clipped_norm, pixels = "two", lambda: 2**-10, float("nan")
+LOW = set()
+"""
+CELLS = ["%matplotlib inline\ncopied_bytes = 60", "def my_step(:", "!pip list"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def submissions(tmp_path_factory) -> dict[str, Submission]:
     """All of them in one go, each with a right number beside."""
     folder = tmp_path_factory.mktemp("handed-in")
     (folder / "theirs").write_text("kept")
-    sources = {}
+    sources = {"needed": NEEDED}
     for does in DOES:
         line = does.replace("{theirs!r}", repr(str(folder / "theirs")))
         sources[does] = f"def my_step(*_):\n    {line}\ncopied_bytes = 60\n"
@@ -54,8 +59,12 @@ def submissions(tmp_path_factory) -> dict[str, Submission]:
         runs = f"class Runs:\n    def __reduce__(self):\n        return open, ({str(folder / 'ran')!r}, 'w')\n"
         forge = f"def forge():\n    global apart\n    {does}\n"
         sources[does] = f"{runs}{forge}def my_step(*_, forged=forge()): ...\ncopied_bytes = 60\n"
-    paths = [script(folder, f"{number:02d}", source) for number, source in enumerate(sources.values())]
-    return dict(zip(sources, grade(paths, limits=BUSY), strict=True))
+    paths = [folder / f"{number:02d}.py" for number in range(len(sources))] + [folder / "cells.ipynb"]
+    for path, source in zip(paths, sources.values(), strict=False):
+        path.write_text(source)
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    paths[-1].write_text(nbformat.v4.writes(nbformat.v4.new_notebook(cells=cells)))
+    return dict(zip([*sources, "cells"], grade(paths, limits=BUSY), strict=True))
 
 
 def graded(submission: Submission) -> dict[str, Graded]:
@@ -77,38 +86,17 @@ def test_files_of_others_are_as_before(submissions):
 
 
 def test_a_solution_that_waits_for_ever_is_ended(tmp_path):
-    path = script(tmp_path, "waits", "def my_step(*_):\n    import time\n    time.sleep(1e6)\n")
-    (submission,) = grade([path], limits=Limits(wall=2))
+    (tmp_path / "waits.py").write_text("def my_step(*_):\n    import time\n    time.sleep(1e6)\n")
+    (submission,) = grade([tmp_path / "waits.py"], limits=Limits(wall=2))
     assert graded(submission)["my_step"].failures[0].endswith("no answer within 2 s")
 
 
-def test_only_what_an_exercise_needs_runs_and_a_number_is_a_number(tmp_path):
-    needed = script(
-        tmp_path,
-        "needed",
-        """
-        raise RuntimeError("a cell that measures")
-        LOW = {1}
-        LOW |= {2}
-        LOW.add(57)
-        unused = 1 / 0
-        def total(): return sum(LOW)
-        copied_bytes = total()
-        missed_products, clipped_norm, pixels = "two", lambda: 2**-10, float("nan")
-        LOW = set()
-    """,
-    )
-    (submission,) = grade([needed])
-    found = graded(submission)
+def test_only_what_an_exercise_needs_runs_and_a_number_is_a_number(submissions):
+    found = graded(submissions["needed"])
     assert found["copied_bytes"].verdict == "passed"
     assert {found[name].verdict for name in ("missed_products", "clipped_norm", "pixels")} == {"failed"}
 
 
-def test_a_cell_that_is_no_python_is_told_and_the_others_count(tmp_path):
-    sources = ["%matplotlib inline\ncopied_bytes = 60", "def my_step(:", "!pip list"]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    path = tmp_path / "solution.ipynb"
-    path.write_text(nbformat.v4.writes(nbformat.v4.new_notebook(cells=cells)))
-    (submission,) = grade([path])
-    assert submission.points == 1
-    assert len(submission.faults) == 1 and submission.faults[0].startswith("cell 2: ")
+def test_a_cell_that_is_no_python_is_told_and_the_others_count(submissions):
+    assert submissions["cells"].points == 1
+    assert len(submissions["cells"].faults) == 1 and submissions["cells"].faults[0].startswith("cell 2: ")
