@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: report test notebooks measure doctor clean
+.PHONY: report test test-all notebooks measure doctor clean
 
 report: $(VENV)/installed
 	$(RUN) -m helpers report
@@ -19,6 +19,10 @@ test: $(VENV)/installed-tests
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+
+# With all solutions of the exercises, right and wrong: ten minutes more.
+test-all: test
+	$(RUN) -m pytest -n 2 -m long
 
 # Executes the notebooks and keeps their outputs in them, too.
 notebooks: $(VENV)/installed

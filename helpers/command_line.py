@@ -40,13 +40,13 @@ def parser() -> argparse.ArgumentParser:
     from .lab.records.experiment import PRESETS  # torch, which takes a second
 
     whole = Parser(prog="dlspeed", description="Measure, train, profile, diagnose, build the report.")
-    commands = whole.add_subparsers(
-        required=True, metavar="doctor | measure | carry | train | profile | try | diagnose | fit | report"
-    )
+    commands, lines = whole.add_subparsers(title="commands", metavar="COMMAND"), []
+    whole.set_defaults(command="", commands=lines)
 
     def command(name: str, about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about)
         added.set_defaults(command=name)
+        lines.append(f"{name:<10}{about}")
         if name in ("doctor", "measure", "report"):
             added.add_argument("--results", type=Path, help="the folder of the records (default: data/results)")
         return added
@@ -138,6 +138,21 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="of such a GPU's memory")
     added.add_argument("--price", type=_positive, metavar="P", help="of a GPU and hour: the cost of 10⁹ tokens")
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    added = command("grade", "Run a student's solutions against the checks of their chapters, each on its own.")
+    added.add_argument("submission", type=Path, metavar="FILE|FOLDER", help="a notebook or a script, or many of them")
+    added.add_argument(
+        "--chapter", type=int, choices=range(1, 8), help="all of its exercises (default: of all that are in it)"
+    )
+    added.add_argument(
+        "--seconds",
+        type=_positive,
+        default=20.0,
+        metavar="S",
+        help="of CPU time for a solution, and thrice that in all (default: 20)",
+    )
+    added.add_argument("--memory", type=_positive, default=2.0, metavar="GIB", help="for a solution (default: 2)")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("report", "Execute the notebooks, write figures/ and the PDF.")

@@ -1,4 +1,4 @@
-"""`dlspeed doctor | measure | carry | train | profile | try | diagnose | fit | report`: a thin skin over functions.
+"""`dlspeed COMMAND …`: a thin skin over functions. Alone it prints its commands.
 
 What the user got wrong ends in one line on stderr and a non-zero exit: 2 for a wrong command, 1 for a fault.
 """
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ""
     try:
         options = parser().parse_args(arguments)  # takes a second, as torch is imported for its choices
-        command = options.command
+        if not (command := options.command):
+            print(*options.commands, "dlspeed COMMAND --help tells more", sep="\n")
+            return 0
         # While notebooks run, signals are the report's to handle.
         with contextlib.nullcontext() if command == "report" else terminable():
             return _run(options)
@@ -262,6 +264,8 @@ def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int
 def fit(options: argparse.Namespace) -> int:
     import json
 
+    import torch
+
     from . import fit as fits
 
     plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []
@@ -271,7 +275,8 @@ def fit(options: argparse.Namespace) -> int:
     except ValueError as error:  # what the user chose
         return _fail(error, 2)
     memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
-    parts = [lambda: fits.fit(plan, memory)]
+    forks = 0 if torch.cuda.is_available() else min(os.cpu_count() or 1, 4)
+    parts = [lambda: fits.fit(plan, memory, forks)]
     parts += [lambda: {"speed": fits.estimate(fits.plan_run(plan), gpu, options.price)}] if gpu else []
     for part in parts:
         try:
@@ -300,6 +305,29 @@ def _card(options: argparse.Namespace) -> "Card | None":
         raise ValueError("which GPU? give --gpu, or both --peak-tflops and --bandwidth")
     rates = {"bf16_tflops": options.peak_tflops, "gb_per_s": options.bandwidth}
     return Card(gpu="your GPU", memory_gib=options.memory or 0.0, **rates)
+
+
+def grade(options: argparse.Namespace) -> int:
+    import json
+
+    from . import grading
+    from .grading.grade import table
+
+    many = options.submission.is_dir()
+    paths = [options.submission]
+    if many:
+        paths = sorted(path for path in options.submission.iterdir() if path.suffix in (".ipynb", ".py"))
+    limits = grading.Limits(options.seconds, options.memory, 3 * options.seconds)
+    submissions = grading.grade(paths, options.chapter, limits)
+    if not any(each.graded for each in submissions):
+        faults = [fault for each in submissions for fault in each.faults]
+        return _fail(f"no exercise is in {options.submission}{': ' if faults else ''}{'; '.join(faults)}", 2)
+    if options.json:
+        rows = [each.row() for each in submissions]
+        print(json.dumps(rows if many else rows[0], indent=1))
+    else:
+        print(table(submissions) if many else submissions[0].text())
+    return 0 if many or submissions[0].points == submissions[0].most else 1
 
 
 def carry(options: argparse.Namespace) -> int:
@@ -334,6 +362,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "profile": profile,
     "try": try_,
     "fit": fit,
+    "grade": grade,
     "report": report,
 }
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from helpers.commands import main
+from helpers.commands import COMMANDS, main
 from helpers.experiments import chapters, select, tables_of
 from helpers.lab import records
 from helpers.lab.machine import device_name, slug
@@ -27,7 +27,6 @@ from helpers.lab.records.experiment import PRESETS
         (["measure", "--hurry"], "unrecognized arguments: --hurry"),
         (["report", "--no-execute", "--save-notebooks"], "not allowed with argument --no-execute"),
         (["dance"], "invalid choice: 'dance' (choose from"),
-        ([], "the following arguments are required: doctor | measure | carry | train | profile"),
     ],
 )
 def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, message, capsys):
@@ -40,6 +39,13 @@ def test_a_wrong_command_is_one_line_that_lists_what_is_valid(arguments, message
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_alone_it_prints_its_commands_a_line_each(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines[:-1]} == set(COMMANDS)
+    assert all(len(line) <= 120 and len(line.split()) > 3 for line in lines)
 
 
 def test_measure_records_goes_on_and_begins_nothing_beside_a_damaged_table(tmp_path, capsys):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -131,6 +132,8 @@ class Ledger(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two calls of three ask for it, and FakeTensorMode takes long to tell
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # let DTensor dispatch; its operations on local tensors come back here
         if function is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():

@@ -4,7 +4,7 @@
     row["fits"], row["parts_gib"], row["largest_batch"], row["switches"]
     print(text(row))
 
-Nothing is allocated or computed: it takes 5 to 20 s on any machine. The training code runs on fake tensors with two
+Nothing is allocated or computed: it takes some seconds on any machine. The training code runs on fake tensors with two
 layers and with three; the peak of all layers follows from the difference. These peaks are those measured on the
 uncompiled steps of the ladder. Kernels' workspaces, fragmentation and the driver's memory (about 1 GiB on a GPU) aren't
 counted. A compiler saves fewer activations: compiled setups need less.
@@ -12,7 +12,9 @@ counted. A compiler saves fewer activations: compiled setups need less.
 
 import contextlib
 import functools
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -96,18 +98,28 @@ def peak(plan: Plan) -> Peak:
     return count(plan.setup) if plan.strategy == "single" else rank_peak(plan.job, plan.ranks)
 
 
-def fit(plan: Plan, memory_gib: float | None = None) -> dict[str, Any]:
+def fit(plan: Plan, memory_gib: float | None = None, forks: int = 0) -> dict[str, Any]:
     """Parts, peak, whether it fits in `memory_gib` (by default this machine's device), the largest batch that does, and
-    switches with their peaks."""
+    switches with their peaks.
+
+    Forks of this process count switches beside it. It must not have used a GPU, nor have threads that hold locks.
+    """
     memory_gib = this_memory_gib() if memory_gib is None else memory_gib
     if not 0 < memory_gib <= 2**20:
         raise ValueError(f"memory is {memory_gib}; it must be above 0 and at most {2**20} GiB")
-    needed, limit = peak(plan), memory_gib * GIB
-    largest, switches = largest_batch(plan, limit), []
-    for change in changes(plan, largest):
-        with contextlib.suppress(ValueError):  # not all of other people's models can checkpoint
-            size = peak(replace(plan, **change)).bytes
-            switches.append({"change": change, "peak_gib": size / GIB, "fits": size <= limit})
+    needed, limit = peak(plan), memory_gib * GIB  # before the forks, which find imports and caches done
+    switches: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        ahead: dict[Plan, Future[Peak]] = {}
+        if forks:
+            pool = stack.enter_context(ProcessPoolExecutor(forks, get_context("fork")))
+            ahead = {other: pool.submit(peak, other) for other in (replace(plan, **c) for c in changes(plan, 0))}
+        largest = largest_batch(plan, limit)
+        for change in changes(plan, largest):
+            changed = replace(plan, **change)
+            with contextlib.suppress(ValueError):  # not all of other people's models can checkpoint
+                size = (ahead[changed].result() if changed in ahead else peak(changed)).bytes
+                switches.append({"change": change, "peak_gib": size / GIB, "fits": size <= limit})
     return asdict(plan) | {
         "memory_gib": memory_gib,
         "parts_gib": {part: size / GIB for part, size in needed.parts.items()},

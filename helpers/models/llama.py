@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +264,7 @@ class Llama(nn.Module):
         """Initialise weights and tables of positions. Needs memory for a second copy of one weight at a time."""
         self.positions.reset_parameters()
         for name, weight in self.weights().items():
-            if weight.is_meta:
+            if weight.is_meta or isinstance(weight, FakeTensor):  # which have no numbers
                 continue
             if weight.dim() == 1:
                 weight.fill_(1)

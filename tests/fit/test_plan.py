@@ -47,6 +47,10 @@ def test_a_switch_that_is_said_to_make_a_step_fit_does():
         assert trained_gib(switched) <= 1.01 * limit
 
 
+def test_forks_count_what_one_process_counts():
+    assert fit(MANY, 0.01, forks=2) == fit(MANY, 0.01)
+
+
 def added(setup: Setup) -> int:
     """What a step allocates on top of what stays between steps: a CPU's measured peak."""
     counted = count(setup)

@@ -2,7 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -10,43 +12,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .check import Check, close, name_of
+from .check import Checker, Line, close
+
+# Documents of which first fit, worst fit and the order in which they come make other packs than best fit.
+SMALL, SMALL_CAPACITY = (2, 14, 9, 8, 12, 8, 2, 9), 20
 
 
-def batch_sampler(make: Callable[..., Iterable[Sequence[int]]], batch_size: int = 32, k: int = 10) -> Check:
-    """A sampler `make(lengths, batch_size, k)` of batches of indices whose lengths differ by at most k."""
-    check = Check(name_of(make))
+@Checker
+def batch_sampler(
+    make: Callable[..., Iterable[Sequence[int]]], batch_size: int = 32, k: int = 10, full: float = 0.5
+) -> Iterator[Line]:
+    """A sampler `make(lengths, batch_size, k)` of batches of indices whose lengths differ by at most k.
+
+    On the mean, its batches must be `full` to that share.
+    """
     lengths = np.random.default_rng(0).integers(1, 641, 20_000)
-    epoch: list[list[int]] = []
 
-    def once() -> tuple[bool, str]:
-        epoch.extend([int(i) for i in batch] for batch in make(lengths, batch_size, k))
-        return _each_once(epoch, len(lengths))
+    @cache
+    def epoch() -> list[list[int]]:
+        return [[int(i) for i in batch] for batch in make(lengths, batch_size, k)]
 
-    def spread() -> tuple[bool, str]:
+    def spread(epoch: list[list[int]]) -> tuple[bool, str]:
         widest = max(int(np.ptp(lengths[batch])) for batch in epoch)
         return widest <= k, f"at most {widest}"
 
-    def sizes() -> tuple[bool, str]:
-        full = float(np.mean([len(batch) for batch in epoch])) / batch_size
-        return max(map(len, epoch)) <= batch_size and full >= 0.5, f"{full:.0%} full on the mean"
+    def sizes(epoch: list[list[int]]) -> tuple[bool, str]:
+        largest, mean = max(map(len, epoch)), float(np.mean([len(batch) for batch in epoch])) / batch_size
+        return largest <= batch_size and mean >= full, f"at most {largest}; {mean:.1%} full on the mean"
 
-    def shuffled() -> tuple[bool, str]:
+    def shuffled(epoch: list[list[int]]) -> tuple[bool, str]:
         means = np.array([lengths[batch].mean() for batch in epoch])
         trend = abs(np.corrcoef(means, np.arange(len(means)))[0, 1])
         return trend < 0.2, f"correlation of length and position {trend:.2f}"
 
-    def flat() -> tuple[bool, str]:
-        few, many = (_batch_us(make, n, batch_size, k) for n in (10_000, 300_000))
+    def flat(times: list[float]) -> tuple[bool, str]:
+        few, many = times
         return many <= 3 * few + 5, f"{few:.0f} µs of 10,000 samples, {many:.0f} µs of 300,000"
 
-    check.holds("every index comes once", once)
-    if epoch:
-        check.holds(f"lengths in a batch differ by at most k = {k}", spread)
-        check.holds(f"batches have at most {batch_size} indices, and are mostly full", sizes)
-        check.holds("short and long batches come in random order", shuffled)
-        check.holds("a batch takes as long from many samples as from few", flat)
-    return check
+    hint = "Which samples are left when a window or an epoch ends?"
+    yield Line("every index comes once", epoch, lambda epoch: _each_once(epoch, len(lengths)), hint)
+    hint = "A window of width k holds the lengths from l to l + k."
+    yield Line(f"lengths in a batch differ by at most k = {k}", epoch, spread, hint)
+    about = f"batches have at most {batch_size} indices, and are mostly full"
+    hint = "A window that is fixed for the epoch is left with one small batch."
+    yield Line(about if full <= 0.5 else f"{about}: to {full:.1%}", epoch, sizes, hint)
+    hint = "The order in which windows come must not be that of their lengths."
+    yield Line("short and long batches come in random order", epoch, shuffled, hint)
+    hint = "A batch must not search or copy what is left; sort once, before the first."
+    times = partial(lambda: [_batch_us(make, n, batch_size, k) for n in (10_000, 300_000)])
+    yield Line("a batch takes as long from many samples as from few", times, flat, hint)
 
 
 def _batch_us(make: Callable, samples: int, batch_size: int, k: int) -> float:
@@ -62,33 +76,58 @@ def _batch_us(make: Callable, samples: int, batch_size: int, k: int) -> float:
     return best
 
 
-def packing(pack: Callable[[np.ndarray, int], Iterable[Sequence[int]]], capacity: int = 640) -> Check:
-    """A function of (lengths, capacity) that gives packs of indices, none longer together than the capacity."""
-    check = Check(name_of(pack))
+@Checker
+def packing(
+    pack: Callable[[np.ndarray, int], Iterable[Sequence[int]]], capacity: int = 640, best_fit: bool = False
+) -> Iterator[Line]:
+    """A function of (lengths, capacity) that gives packs of indices, none longer together than the capacity.
+
+    Best fit puts the longest document first, each into the pack with the least room that is enough.
+    """
     lengths = np.random.default_rng(0).integers(1, capacity + 1, 2000)
-    packs: list[list[int]] = []
 
-    def once() -> tuple[bool, str]:
-        packs.extend([int(i) for i in indices] for indices in pack(lengths, capacity))
-        return _each_once(packs, len(lengths))
+    def packed(lengths: np.ndarray, capacity: int) -> list[list[int]]:
+        return [[int(i) for i in indices] for indices in pack(lengths, capacity)]
 
-    def few() -> tuple[bool, str]:
+    packs = cache(partial(packed, lengths, capacity))
+
+    def fits(packs: list[list[int]]) -> tuple[bool, str]:
+        fullest = max(int(lengths[indices].sum()) for indices in packs)
+        return fullest <= capacity, f"{fullest} in {capacity}"
+
+    def few(packs: list[list[int]]) -> tuple[bool, str]:
         least, most = -(-int(lengths.sum()) // capacity), _next_fit(lengths, capacity)
         return len(packs) < most, f"{len(packs)} packs; the lower bound is {least}, next fit takes {most}"
 
-    check.holds("every sample is packed once", once)
-    if packs:
-        check.holds("no pack overflows", lambda: max(int(lengths[indices].sum()) for indices in packs) <= capacity)
-        check.holds("fewer packs than by next fit", few)
-    return check
+    hint = "Does every path through the loop put the document somewhere, and once?"
+    yield Line("every sample is packed once", packs, lambda packs: _each_once(packs, len(lengths)), hint)
+    yield Line("no pack overflows", packs, fits, "A document fits where the room is at least its length.")
+    yield Line("fewer packs than by next fit", packs, few, "Look at all packs that have room, not at the last alone.")
+    if best_fit:
+        small, room = np.array(SMALL), SMALL_CAPACITY
+        about = f"{list(SMALL)} in packs of {room} as best fit packs them"
+        hint = "Longest first; of the packs with room enough, which one has the least left?"
+        yield Line(about, partial(packed, small, room), partial(_as_best_fit, small, room), hint)
 
 
-def packed_attention(attend: Callable[..., Tensor], device: str = "cpu") -> Check:
+def _as_best_fit(lengths: np.ndarray, capacity: int, packs: list[list[int]]) -> tuple[bool, str]:
+    expected: list[list[int]] = []
+    for length in sorted(map(int, lengths), reverse=True):
+        fitting = [pack for pack in expected if sum(pack) + length <= capacity]
+        if not fitting:
+            expected.append([])
+        max(fitting, key=sum, default=expected[-1]).append(length)
+    given = sorted(sorted((int(lengths[i]) for i in pack), reverse=True) for pack in packs)
+    return Counter(map(tuple, given)) == Counter(map(tuple, expected)), f"{given}"
+
+
+@Checker
+def packed_attention(attend: Callable[..., Tensor], device: str = "cpu", apart: bool = False) -> Iterator[Line]:
     """Attention `attend(q, k, v, offsets)` over documents packed in one sequence, causal within each.
 
-    q, k and v are (1, heads, T, head_dim); document i lies at `offsets[i]` to `offsets[i + 1]`.
+    q, k and v are (1, heads, T, head_dim); document i lies at `offsets[i]` to `offsets[i + 1]`. Documents that are
+    computed `apart` don't even get a NaN from one another, which a masked score multiplies by zero.
     """
-    check = Check(name_of(attend))
     lengths = [5, 1, 30, 12]
     offsets = np.cumsum([0, *lengths])
 
@@ -101,41 +140,58 @@ def packed_attention(attend: Callable[..., Tensor], device: str = "cpu") -> Chec
         parts = zip(*(tensor.split(lengths, dim=2) for tensor in tensors), strict=True)
         return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts], dim=2)
 
-    def output() -> tuple[bool, str]:
-        return close([attend(*inputs(), offsets)], [alone(*inputs())], 1e-4)
-
     def gradients(attention: Callable[..., Tensor], *more: Any) -> tuple[Tensor, ...]:
         tensors = inputs()
         out = attention(*tensors, *more)
         return torch.autograd.grad(out, tensors, torch.sin(torch.arange(out.numel(), device=device)).view(out.shape))
 
-    def changed(at: int) -> Tensor:
+    def changed(at: int, by: float = 1.0) -> Tensor:
         """By how much each position's output changes with the token at a place, (T,)."""
         q, k, v = (part.detach() for part in inputs())
         before = attend(q, k, v, offsets)
         for part in (q, k, v):
-            part[:, :, at] += 1.0
+            part[:, :, at] += by
         return (attend(q, k, v, offsets) - before).abs().amax(dim=(0, 1, 3))
 
-    def contained() -> tuple[bool, str]:
-        outside = torch.cat(
-            [changed(at)[np.r_[0:begin, end : offsets[-1]]] for at, begin, end in ((8, 6, 36), (5, 5, 6))]
+    def contained(changes: list[Tensor]) -> tuple[bool, str]:
+        largest = max(
+            float(change[np.r_[0:begin, end : offsets[-1]]].max())
+            for change, (begin, end) in zip(changes, ((6, 36), (5, 6)), strict=False)
         )
-        return float(outside.max()) == 0.0, f"largest change {float(outside.max()):.1e}"
+        return largest == 0.0, f"largest change {largest:.1e}"
 
-    check.holds("the output is that of each document alone", output)
-    check.holds("a changed token changes no other document", contained)
-    check.holds("a changed token changes no position before it", lambda: float(changed(20)[:20].max()) == 0.0)
-    check.holds(
+    def earlier(change: Tensor) -> tuple[bool, str]:
+        wrong = torch.nonzero(change[:20])[:, 0].tolist()
+        return not wrong, f"token 20 changes {wrong}" if wrong else ""
+
+    def right(output: Tensor) -> tuple[bool, str]:
+        return close([output], [alone(*(tensor.cpu() for tensor in inputs()))], 1e-4)
+
+    hint = "Compare with one document alone: which keys does its first token see, and which its last?"
+    about = "the output is that of each document alone"
+    yield Line(about, lambda: attend(*inputs(), offsets), right, hint)
+    hint = "Who may see a token: what do its offsets say of the next document's?"
+    yield Line("a changed token changes no other document", lambda: [changed(8), changed(5)], contained, hint)
+    hint = "Causal within each document, too: a query sees keys up to itself."
+    yield Line("a changed token changes no position before it", lambda: changed(20), earlier, hint)
+    yield Line(
         "the gradients are those of each document alone",
-        lambda: close(gradients(attend, offsets), gradients(alone), 1e-4),
+        lambda: gradients(attend, offsets),
+        lambda given: close(given, [grad.cpu() for grad in gradients(alone)], 1e-4),
+        "Does autograd see all that happens between q, k, v and the output?",
     )
-    return check
+    if apart:
+        hint = "A mask still computes the scores between documents: split first."
+        about = "a NaN in one document reaches no other"
+        yield Line(about, lambda: [changed(8, float("nan"))], contained, hint)
 
 
 def _each_once(groups: list[list[int]], count: int) -> tuple[bool, str]:
-    wrong = int((np.bincount(np.concatenate(groups), minlength=count) != 1).sum())
-    return wrong == 0, f"{wrong:,} of {count:,} not exactly once" if wrong else ""
+    times = np.bincount([index for group in groups for index in group], minlength=count)
+    wrong = np.flatnonzero(times != 1)
+    if not len(wrong):
+        return True, ""
+    return False, f"{len(wrong):,} of {count:,} not exactly once, index {wrong[0]} {times[wrong[0]]} times"
 
 
 def _next_fit(lengths: Iterable[int], capacity: int) -> int:

@@ -1,139 +1,190 @@
 """Checks of mixed precision: loss scalers, autocast, steps with accumulated gradients."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from .check import Check, close, name_of
+from .check import Checker, Line, at_most, close, equals
+
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 
 
-def grad_scaler(make: Callable[..., Any], dynamic: bool = True) -> Check:
+@Checker
+def grad_scaler(make: Callable[..., Any], dynamic: bool = True, reads: bool = True) -> Iterator[Line]:
     """A loss scaler with `scale(loss)`, `step(optimizer)`, `update()`, against plain training and torch's scaler.
 
     A static one is built by `make(scale)`; a dynamic one by `make(init_scale=…, growth_factor=…, backoff_factor=…,
-    growth_interval=…)`, and it says its scale by `get_scale()`.
+    growth_interval=…)`, and it says its scale by `get_scale()`. One that `reads` nothing has no `if` on a tensor.
     """
-    check = Check(name_of(make))
 
     def built(scale: float) -> Any:
         return make(init_scale=scale) if dynamic else make(scale)
 
-    def problem() -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
-        generator = torch.Generator().manual_seed(0)
-        model = nn.Linear(8, 4)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        return model, optimizer, [torch.randn(16, 8, generator=generator) for _ in range(40)]
+    def scaled() -> float:
+        return float(built(64.0).scale(torch.tensor(1.5, requires_grad=True)).detach())
 
-    def train(scaler: Any, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
-        """Train with inf in the gradients of the steps in `bad`; the weights at the end, and the scale by step."""
-        model, optimizer, batches = problem()
-        scales = []
-        for number, batch in enumerate(batches):
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if number in bad:
-                model.weight.grad[0, 0] = float("inf")
-            if scaler is None:
-                if number not in bad:
-                    optimizer.step()
-                continue
-            scaler.step(optimizer)
-            scaler.update()
-            if hasattr(scaler, "get_scale"):
-                scales.append(float(scaler.get_scale()))
-        return [p.detach().clone() for p in model.parameters()], scales
+    def same_weights(bad: Iterable[int], weights: list[Tensor]) -> tuple[bool, str]:
+        return close(weights, _train(None, bad)[0], 1e-5)
 
-    def scaled() -> tuple[bool, str]:
-        loss = torch.tensor(1.5, requires_grad=True)
-        value = float(built(64.0).scale(loss).detach())
-        return value == 96.0, f"1.5 · 64 = {value:g}"
-
-    check.holds("scale(loss) is loss · scale", scaled)
-    check.holds(
-        "40 steps give the weights of unscaled training", lambda: close(train(built(1024.0))[0], train(None)[0], 1e-5)
-    )
+    about, hint = "scale(loss) is loss · scale", "The scale is a number that the loss is multiplied by."
+    yield Line(f"{about}, 1.5 · 64", scaled, equals(96.0), hint)
+    hint = "Before the optimizer's step each gradient is divided by the scale once. Who divides it here, and how often?"
+    about = "40 steps give the weights of unscaled training"
+    yield Line(about, lambda: _train(built(1024.0))[0], partial(same_weights, ()), hint)
     if not dynamic:
-        return check
-    check.holds(
-        "a step with inf in a gradient is skipped",
-        lambda: close(train(built(8.0), {5, 6})[0], train(None, {5, 6})[0], 1e-5),
-    )
+        return
+    hint = "After a skipped step everything that the optimizer changes is as before, its momentum too."
+    about = "a step with inf in a gradient is skipped"
+    yield Line(about, lambda: _train(built(8.0), {5, 6})[0], partial(same_weights, {5, 6}), hint)
     options: dict[str, Any] = {"init_scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7}
 
-    def same_scales(bad: tuple[int, ...]) -> tuple[bool, str]:
-        ours = train(make(**options), bad)[1]
-        theirs = train(torch.amp.GradScaler("cpu", **options), bad)[1]
+    def scales(bad: tuple[int, ...]) -> list[float]:
+        return _train(make(**options), bad)[1]
+
+    def same_scales(bad: tuple[int, ...], ours: list[float]) -> tuple[bool, str]:
+        theirs = _train(torch.amp.GradScaler("cpu", **options), bad)[1]
         wrong = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
         if wrong is None:
             return True, f"40 scales equal torch's, the last {ours[-1]:g}"
         return False, f"after step {wrong} the scale is {ours[wrong]:g}, torch's {theirs[wrong]:g}"
 
-    check.holds("the scale grows after 7 good steps", partial(same_scales, ()))
-    check.holds("the scale falls after inf, and counts anew", partial(same_scales, (3, 12, 13, 30)))
-    return check
+    hint = "When does the count of good steps begin anew: after growing, after an overflow?"
+    for about, bad in (("the scale grows after 7 good steps", ()), ("the scale falls after inf", (3, 12, 13, 30))):
+        about += ", and counts anew" if bad else ""
+        yield Line(about, partial(scales, bad), partial(same_scales, bad), hint)
+    if not reads:
+        hint = "`if`, `bool`, `float` and `.item()` read a number of a tensor; `torch.where` chooses without."
+        yield Line(
+            "step and update read no number of a tensor",
+            partial(_reads, make, options),
+            at_most(0, "in 40 steps"),
+            hint,
+        )
 
 
-def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> Check:
+def _problem() -> tuple[nn.Linear, torch.optim.Optimizer, list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(8, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, optimizer, [torch.randn(16, 8, generator=generator) for _ in range(40)]
+
+
+def _train(scaler: Any, bad: Iterable[int] = ()) -> tuple[list[Tensor], list[float]]:
+    """Train with inf in the gradients of the steps in `bad`; the weights at the end, and the scale by step."""
+    model, optimizer, batches = _problem()
+    scales = []
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if number in bad:
+            model.weight.grad[0, 0] = float("inf")
+        if scaler is None:
+            if number not in bad:
+                optimizer.step()
+            continue
+        scaler.step(optimizer)
+        scaler.update()
+        if hasattr(scaler, "get_scale"):
+            scales.append(float(scaler.get_scale()))
+    return [p.detach().clone() for p in model.parameters()], scales
+
+
+class _Reads(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation in READS
+        return operation(*args, **(kwargs or {}))
+
+
+def _reads(make: Callable[..., Any], options: dict[str, Any]) -> int:
+    """How often 40 steps of a scaler read a tensor's number into Python."""
+    model, optimizer, batches = _problem()
+    scaler, reads = make(**options), _Reads()
+    for batch in batches:
+        optimizer.zero_grad()
+        scaler.scale(model(batch).square().mean()).backward()
+        with reads:
+            scaler.step(optimizer)
+            scaler.update()
+    return reads.count
+
+
+@Checker
+def autocast(make: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> Iterator[Line]:
     """A context manager `make(dtype=…)` in which linear layers compute in `dtype` and norms in fp32."""
-    check = Check(name_of(make))
-    torch.manual_seed(0)
-    linear, norm = nn.Linear(16, 16), nn.LayerNorm(16)
-    x = torch.randn(4, 16)
 
-    def run(fn: Callable[[], Tensor]) -> Tensor:
+    @cache
+    def parts() -> tuple[nn.Linear, nn.LayerNorm, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        linear = nn.Linear(16, 16)
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                parameter.uniform_(-0.25, 0.25, generator=generator)
+        return linear, nn.LayerNorm(16), torch.randn(4, 16, generator=generator)
+
+    def run(fn: Callable[[Any, Any, Tensor], Tensor]) -> Tensor:
         with make(dtype=dtype):
-            return fn()
+            return fn(*parts())
 
-    def is_of(fn: Callable[[], Tensor], wanted: torch.dtype) -> tuple[bool, str]:
-        actual = run(fn).dtype
-        return actual == wanted, str(actual)[6:]
+    def dtype_of(fn: Callable[[Any, Any, Tensor], Tensor]) -> str:
+        return str(run(fn).dtype)[6:]
 
-    check.holds(f"a linear layer gives {str(dtype)[6:]}", lambda: is_of(lambda: linear(x), dtype))
-    check.holds("a norm of fp32 numbers stays fp32", lambda: is_of(lambda: norm(x), torch.float32))
-
-    def values() -> tuple[bool, str]:
+    def right(given: Tensor) -> tuple[bool, str]:
+        linear, norm, x = parts()
         with torch.autocast("cpu", dtype=dtype):
-            expected = norm(linear(x))
-        return close([run(lambda: norm(linear(x)))], [expected], 1e-2)
+            return close([given], [norm(linear(x))], 1e-2)
 
-    check.holds("the result is torch.autocast's", values)
-
-    def gradients() -> tuple[bool, str]:
+    def gradients() -> str:
+        linear = parts()[0]
         linear.zero_grad()
-        run(lambda: norm(linear(x))).square().sum().backward()
-        grad = linear.weight.grad
-        return grad is not None and grad.dtype == torch.float32, "" if grad is None else str(grad.dtype)[6:]
+        run(lambda linear, norm, x: norm(linear(x))).square().sum().backward()
+        return "none" if linear.weight.grad is None else str(linear.weight.grad.dtype)[6:]
 
-    check.holds("the weights' gradients are fp32", gradients)
-
-    def restored() -> bool:
+    def after() -> list[str]:
+        linear, _, x = parts()
+        functions = F.linear, F.layer_norm, F.relu
         try:
-            with make(dtype=dtype):
+            with make(dtype=dtype), make(dtype=dtype):
                 raise KeyError
         except KeyError:
-            return linear(x).dtype == torch.float32
+            put_back = (F.linear, F.layer_norm, F.relu) == functions
+            return [str(linear(x).dtype)[6:], "torch's functions" if put_back else "other functions"]
 
-    check.holds("outside, also after an error inside, all is as before", restored)
-    return check
+    low, hint = str(dtype)[6:], "Which of the arguments of F.linear have to be in 16 bits?"
+    yield Line(f"a linear layer gives {low}", lambda: dtype_of(lambda linear, norm, x: linear(x)), equals(low), hint)
+    about, hint = "a norm of fp32 numbers stays fp32", "A norm sums many numbers: in which type?"
+    yield Line(about, lambda: dtype_of(lambda linear, norm, x: norm(x)), equals("float32"), hint)
+    hint = "The norm gets what the linear layer gave; which type has its weight?"
+    yield Line("the result is torch.autocast's", lambda: run(lambda linear, norm, x: norm(linear(x))), right, hint)
+    hint = "A cast that autograd sees is differentiated; one on `.data` or under `no_grad` is not."
+    yield Line("the weights' gradients are fp32", gradients, equals("float32"), hint)
+    about = "outside, also after an error inside, all is as before"
+    hint = "What is put back on leaving: also where the region raises, and where it lies in another?"
+    yield Line(about, after, equals(["float32", "torch's functions"]), hint)
 
 
-def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list], Any]) -> Check:
+@Checker
+def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list], Any]) -> Iterator[Line]:
     """A function of (model, optimizer, scaler, micro-batches): one step on pairs of inputs and targets under a scale.
 
     The loss is the mean squared error; gradients are clipped to a norm of 1. It is judged with torch's scaler.
     """
-    check = Check(name_of(step))
     generator = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    long = [(torch.randn(6, 8, generator=generator), 9 * torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    short = [(inputs / 8, targets / 99) for inputs, targets in long]
     start = nn.Linear(8, 4).requires_grad_(False)
+    start.weight.uniform_(-0.3, 0.3, generator=generator)
+    start.bias.zero_()
 
     def weights(steps: int, run: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> Tensor:
         model = nn.Linear(8, 4)
@@ -143,25 +194,36 @@ def accumulated_step(step: Callable[[nn.Module, torch.optim.Optimizer, Any, list
             run(model, optimizer)
         return model.weight.detach()
 
-    def at_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def at_once(model: nn.Module, optimizer: torch.optim.Optimizer, pairs: list) -> None:
         optimizer.zero_grad()
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         F.mse_loss(model(inputs), targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    def same(steps: int) -> tuple[bool, str]:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        weight = weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
-        return close([weight], [weights(steps, at_once)], 1e-5)
+    def stepped(steps: int, pairs: list, scale: float = 1024.0) -> Tensor:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        return weights(steps, lambda model, optimizer: step(model, optimizer, scaler, pairs))
 
-    def skipped() -> tuple[bool, str]:
+    def with_inf() -> tuple[Tensor, float]:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        bad = [(inputs * float("inf"), targets) for inputs, targets in pairs[:1]] + pairs[1:]
-        weight = weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad))
-        return torch.equal(weight, start.weight) and scaler.get_scale() == 512, f"the scale is {scaler.get_scale():g}"
+        bad = [(inputs * float("inf"), targets) for inputs, targets in long[:1]] + long[1:]
+        return weights(1, lambda model, optimizer: step(model, optimizer, scaler, bad)), scaler.get_scale()
 
-    check.holds("a step on 4 micro-batches is the clipped step on all of their samples", lambda: same(1))
-    check.holds("so are 3 steps", lambda: same(3))
-    check.holds("a step with inf in one micro-batch is skipped, and the scale halves", skipped)
-    return check
+    def right(steps: int, pairs: list, weight: Tensor) -> tuple[bool, str]:
+        return close([weight], [weights(steps, lambda model, optimizer: at_once(model, optimizer, pairs))], 1e-5)
+
+    def skipped(given: list) -> tuple[bool, str]:
+        moved = "" if torch.equal(given[0], start.weight) else ", and the weights have moved"
+        return not moved and given[1] == 512, f"the scale is {given[1]:g}, after 1024{moved}"
+
+    about = "a step on 4 micro-batches is the clipped step on all of their samples"
+    hint = "The gradients must be the mean of all, and unscaled, when their norm is computed."
+    yield Line(about, partial(stepped, 1, long), partial(right, 1, long), hint)
+    hint = "The loss is a mean over all micro-batches: which factor does each one's take?"
+    about = "where the norm is below 1, nothing is clipped"
+    yield Line(about, partial(stepped, 1, short), partial(right, 1, short), hint)
+    hint = "What is left in the gradients when the next step begins?"
+    yield Line("so are 3 steps, under a scale of 8", partial(stepped, 3, short, 8.0), partial(right, 3, short), hint)
+    about = "a step with inf in one micro-batch is skipped, and the scale halves"
+    yield Line(about, with_inf, skipped, "The scaler decides whether the optimizer steps, and is updated once a step.")

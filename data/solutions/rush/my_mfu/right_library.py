@@ -1,0 +1,5 @@
+from helpers.rush.rates import flops_per_token
+
+
+def my_mfu(model, sequence, tokens_per_s, peak):
+    return flops_per_token(model, sequence) * tokens_per_s / peak

@@ -1,0 +1,22 @@
+import torch
+import torch.nn.functional as F
+
+
+class MySwigluFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, W, V, U, checkpoint_level):
+        g, u = x @ W, x @ V
+        ctx.save_for_backward(x, W, V, U, g, u)
+        return (F.silu(g) * u) @ U
+
+    @staticmethod
+    def backward(ctx, l):
+        x, W, V, U, g, u = ctx.saved_tensors
+        sigma = torch.sigmoid(g)
+        s = g * sigma
+        dz = l @ U.t()
+        dg = dz * u * sigma * (1 + g * (1 - sigma))
+        du = dz * s
+        rows = x.flatten(0, -2).t()
+        dU = (s * u).flatten(0, -2).t() @ l.flatten(0, -2)
+        return dg @ W.t() + du @ V.t(), rows @ dg.flatten(0, -2), rows @ du.flatten(0, -2), dU, None

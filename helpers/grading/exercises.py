@@ -1,0 +1,49 @@
+"""The exercises: what is handed in by which name, its check, and its points."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..lab import checks
+from ..lab.checks.check import Checker, Line
+from ..lab.checks.numbers import questions
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """`name` is what a notebook's cell defines, and `check(solution, **options)` judges it there as here."""
+
+    chapter: int
+    name: str
+    check: Checker
+    options: Mapping[str, Any] = field(default_factory=dict)
+    points: int = 4
+
+    def lines(self, solution: Any = object) -> list[Line]:
+        """The check's lines; those without a solution can only judge."""
+        return list(self.check.lines(solution, **self.options))
+
+
+WRITTEN = [
+    Exercise(1, "MyScaler", checks.grad_scaler, {"reads": False}),
+    Exercise(1, "MyAutocast", checks.autocast),
+    Exercise(1, "my_step", checks.accumulated_step),
+    Exercise(2, "MySampler", checks.batch_sampler, {"full": 0.94}),
+    Exercise(2, "best_fit", checks.packing, {"best_fit": True}),
+    Exercise(2, "my_attention", checks.packed_attention, {"apart": True}),
+    Exercise(3, "MyScores", checks.class_scores),
+    Exercise(4, "MySwigluFunction", checks.swiglu, {"levels": [2]}),
+    Exercise(5, "my_mfu", checks.mfu),
+    Exercise(5, "my_chunked_loss", checks.chunked_loss, {"recomputes": True}),
+    Exercise(6, "MyTarShard", checks.tar_read),
+    Exercise(6, "MyCounter", checks.forgetting),
+    Exercise(7, "guarded_trace", checks.guarded_trace),
+    Exercise(7, "fused_with_norm", checks.fused_norm),
+    Exercise(7, "three_graphs", checks.graphs),
+]
+ON_PAPER = [
+    Exercise(chapter, name, checks.number, {"name": name}, points=1)
+    for chapter, asked in questions().items()
+    for name in asked
+]
+EXERCISES = {exercise.name: exercise for exercise in sorted(WRITTEN + ON_PAPER, key=lambda each: each.chapter)}
