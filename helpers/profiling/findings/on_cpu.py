@@ -4,24 +4,31 @@ A CPU runs one op after another, so an op's time is what the step takes for it. 
 little to write and read again; larger ones cost a pass through memory for each op.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
+from statistics import median
 
 import numpy as np
 
 from ...watching.rates import ATTENTION, CONVOLUTION, FP64
-from ..account import OPERATORS
-from ..diagnosis import ESTIMATE, Finding
-from ..intervals import intersect, of, union
-from ..places import user_frame
-from ..scene import Scene
-from ..trace import Event, aten
+from ...watching.settings import DETERMINISTIC, ONE_THREAD
+from ..account import OPERATORS, PYTHON_CODE
+from ..diagnosis import BOUND, ESTIMATE, Finding
+from ..intervals import intersect, of, subtract, union
+from ..places import setting, user_frame
+from ..scene import SEVERAL, Scene
+from ..trace import OP, Event, aten
 from . import products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
+SMALL_US, SHARED_US = 50.0, 100.0  # of an op: below, its call takes the time; above, several threads share it
+_DETERMINISTIC = aten(
+    "index_put_ _index_put_impl_ scatter_add_ scatter_reduce_ index_add_ put_ embedding_dense_backward"
+)
 
 _CONVOLUTIONS = aten("convolution convolution_backward")
 _ELEMENTWISE = aten(
@@ -100,6 +107,56 @@ def _is_fp32_product(op: Event) -> bool:
         return "float" in op.types[:3]
     product = products.product(op) if op.name in products.MATRICES else None
     return product is not None and product.dtype == "float" and min(product.m, product.k, product.n) > products.SMALL
+
+
+def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]:
+    """Operators so short that calling them takes the time, and the gaps between; but for what others explain.
+
+    Short are those whose name's median is, as some wait for a core. Nothing where they are less than half of the time
+    of all.
+    """
+    if scene.account is not None:
+        return
+    trace = scene.trace
+    ops = [e for e in trace.ops if e.track == trace.thread and not any(outer.kind == OP for outer in e.outer())]
+    times: dict[str, list[float]] = defaultdict(list)
+    for op in ops:
+        times[op.name].append(op.us)
+    medians = {name: median(of_name) for name, of_name in times.items()}
+    small = [op for op in ops if medians[op.name] < SMALL_US]
+    if 2 * sum(op.us for op in small) < sum(op.us for op in ops):
+        return
+    known = union([span for finding in explained for span in finding.spans])
+    gaps = [span for span in scene.parts[PYTHON_CODE] if span[1] - span[0] < SMALL_US]
+    spans = subtract(union(of(small) + gaps), known)
+    evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US:.0f} µs, a median of "
+    evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
+    yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
+
+
+def one_thread(scene: Scene) -> Iterator[Finding]:
+    """Operators long enough to be shared among cores, of which one computes."""
+    settings = scene.trace.about.get("settings", {})
+    if scene.account is None and (by := settings.get(ONE_THREAD)):
+        ops = [op for op in scene.trace.ops if op.us > SHARED_US and not any(e.kind == OP for e in op.children)]
+        evidence = (
+            f"torch uses 1 of {settings['cores']} cores; {scene.each(len(ops), 'operator')} of over {SHARED_US} µs"
+        )
+        work, factor = (OPERATORS, of(ops)), 1 - 1 / settings["cores"]
+        yield scene.finding("one thread", work, setting(by), evidence, BOUND, factor)
+
+
+def deterministic_algorithms(scene: Scene) -> Iterator[Finding]:
+    """Sums at indices one after another, and new tensors that are filled."""
+    if scene.account is None and (by := scene.trace.about.get("settings", {}).get(DETERMINISTIC)):
+        ops = [op for op in scene.trace.ops if op.name in _DETERMINISTIC or _fills_empty(op)]
+        if ops:
+            evidence = f"{scene.each(len(ops), 'operator')} with another algorithm then, {scene.time(of(ops))}"
+            yield scene.finding("deterministic algorithms", scene.work(ops), setting(by), evidence, BOUND)
+
+
+def _fills_empty(op: Event) -> bool:
+    return op.name == "aten::fill_" and op.parent is not None and op.parent.name.startswith("aten::empty")
 
 
 def unfused_chains(scene: Scene) -> Iterator[Finding]:
