@@ -1,4 +1,4 @@
-"""An embedding of 400,000 rows, of which a batch reads 512, with gradients for all of them."""
+"""An embedding of 400,000 rows, of which a batch reads 4,096, with gradients for all of them."""
 
 import argparse
 
@@ -10,14 +10,14 @@ parser.add_argument("--fixed", action="store_true")
 parser.add_argument("--steps", type=int, default=10**9)
 args = parser.parse_args()
 torch.manual_seed(0)
-ROWS, WIDTH, BATCH = 400_000, 16, 512
+ROWS, WIDTH, BATCH = 400_000, 16, 4096
 
 
 class Ratings(nn.Module):
     def __init__(self):
         super().__init__()
         self.items = nn.Embedding(ROWS, WIDTH, sparse=args.fixed)
-        self.head = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.head = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def forward(self, ids):
         return self.head(self.items(ids)).squeeze(-1)

@@ -59,7 +59,6 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
     on_cpu.fp32_products,
     on_cpu.fp64_products,
     on_cpu.one_thread,
-    on_cpu.deterministic_algorithms,
     on_cpu.unfused_chains,
     needless.constant_work,
     needless.separate_projections,

@@ -1,11 +1,9 @@
 """The source line of an event: the user's line that it comes from, or else the module, or the op and its shapes."""
 
-import linecache
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..watching.call_sites import CALLED_FROM
@@ -134,21 +132,3 @@ def _is_users(path: str) -> bool:
 def _is_own(path: str) -> bool:
     """Whether a path isn't an installed library's either."""
     return _is_users(path) and not _INSTALLED.search(path)
-
-
-def place(file: str, line: int) -> str:
-    return f"{Path(file).name}:{line}"
-
-
-def source(file: str, line: int) -> str:
-    return " ".join(linecache.getline(file, line).split())
-
-
-def quoted(file: str, line: int) -> str:
-    """A line's place and its source."""
-    return "  ".join(filter(None, [place(file, line), source(file, line)]))
-
-
-def setting(by: Any) -> str:
-    """What set a switch: a line of the script's, or in words what else."""
-    return by if isinstance(by, str) else quoted(*by)

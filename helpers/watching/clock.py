@@ -32,6 +32,22 @@ class State(NamedTuple):
     pending: bool = False  # the device had work to do
 
 
+class Span(NamedTuple):
+    """A measurement: from one reading to another."""
+
+    seconds: float
+    away_s: float
+    iterations: int
+    with_first: bool
+    evaluated: bool
+    pending: bool
+
+    @property
+    def each_ms(self) -> float:
+        """For an iteration, without those that were slowed; of what ends within one, all of it."""
+        return (self.seconds - self.away_s) / max(self.iterations, 1) * 1e3
+
+
 class Reading(float):
     """What a clock told a script; copied and saved as the float that it is."""
 
@@ -54,10 +70,10 @@ class Clock:
 
     def __init__(self, state: Callable[[], State]) -> None:
         self.state = state
-        self.spans: dict[tuple[Line, Line], list[tuple]] = defaultdict(list)
+        self.spans: dict[tuple[Line, Line], list[Span]] = defaultdict(list)
 
     def data(self) -> list[Any]:
-        """[from line, to line, [[seconds, seconds away, iterations, …], …], …] for JSON."""
+        """[from line, to line, spans] for JSON."""
         return [[*lines, spans] for lines, spans in self.spans.items()]
 
     def measured(self, first: Reading, last: Reading, seconds: float) -> None:
@@ -65,7 +81,8 @@ class Clock:
         with_first = begin.ended == 0 < end.ended
         iterations, evaluated = end.counted - begin.counted + with_first, end.evaluations > begin.evaluations
         if len(spans) < MOST and (iterations or begin.ended == end.ended):
-            spans.append((seconds, end.away_s - begin.away_s, iterations, with_first, evaluated, end.pending))
+            away_s = end.away_s - begin.away_s
+            spans.append(Span(seconds, away_s, iterations, with_first, evaluated, end.pending))
 
     def reading(self, seconds: float, frame: Any) -> Reading:
         reading = Reading(seconds)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from .stacks import Line, user_line
+from .stacks import quoted, user_line
 
 ONE_THREAD, DETERMINISTIC, ANOMALY = "one thread", "deterministic algorithms", "anomaly detection"
 _SETTERS: tuple[tuple[Any, str, str], ...] = (
@@ -34,14 +34,14 @@ class Settings:
     """The lines that set a switch, the last of each."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, str] = {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         def noting(setter: Any, name: str) -> Any:
             @functools.wraps(setter)
             def set_(*arguments: Any, **options: Any) -> Any:
-                self.lines[name] = user_line(sys._getframe(1))
+                self.lines[name] = quoted(*user_line(sys._getframe(1)))
                 return setter(*arguments, **options)
 
             return set_
@@ -52,7 +52,7 @@ class Settings:
             yield
 
     def data(self) -> dict[str, Any]:
-        """What is set now: a line of the script, or in words what else did it."""
+        """What is set now, and by what: a line of the script, or in words what else."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
         on = {
@@ -61,8 +61,7 @@ class Settings:
             ANOMALY: ANOMALY in self.lines,
         }
         variable = next((f"{name}=1 in the environment" for name in THREADS if os.environ.get(name) == "1"), "")
-        otherwise = {ONE_THREAD: variable or "before the script began"}
-        return {name: self.lines.get(name) or otherwise.get(name, "") for name in on if on[name]} | {"cores": cores}
+        return {name: self.lines.get(name, variable) for name in on if on[name]} | {"cores": cores}
 
 
 def variables() -> list[str]:

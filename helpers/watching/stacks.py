@@ -1,6 +1,7 @@
 """What a thread is doing, read from its stack: the user's innermost line, and what a library does for it there."""
 
 import functools
+import linecache
 import re
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
     """What the thread is doing, and the user's function and line that has it done.
 
     In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
-    What the user's code does inside of a library's call, such as a generator in tqdm's, is the user's.
+    What the user's code does inside of a library's call, such as a generator in tqdm's, is the user's; and what starts
+    processes, such as a loader, isn't logging, though that is told of each fork.
     Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates.
     """
     activity, user, outer = "", None, frame
@@ -54,7 +56,7 @@ def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
             activity = kind if kind == EVALUATING else activity
         elif kind == LOADING and user is not None and not activity:
             activity = DATASET
-        elif kind and not activity and (user is None or kind in _THROUGH):
+        elif kind and activity in ("", LOGGING) and (user is None or kind in _THROUGH):
             activity = kind
         current = current.f_back
     return activity or COMPUTING, *(user or (outer.f_code, line_of(outer)))
@@ -93,3 +95,16 @@ def user_line(frame: FrameType | None) -> Line:
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return (frame.f_code.co_filename, line_of(frame)) if frame is not None else ("", 0)
+
+
+def place(file: str, line: int) -> str:
+    return f"{Path(file).name}:{line}"
+
+
+def source(file: str, line: int) -> str:
+    return " ".join(linecache.getline(file, line).split())
+
+
+def quoted(file: str, line: int) -> str:
+    """A line's place and its source."""
+    return "  ".join(filter(None, [place(file, line), source(file, line)]))

@@ -2,29 +2,14 @@
 
 import statistics
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from ...watching.clock import Span
+from ...watching.stacks import place
 from ..diagnosis import milliseconds
-from ..places import place
 from ..trace import Note
 
 OFF = 0.15  # of a step: a clock that reads so much more or less is told of
-
-
-class Span(NamedTuple):
-    """A measurement, as `watching.clock` noted it."""
-
-    seconds: float
-    away_s: float
-    iterations: int
-    with_first: bool
-    evaluated: bool
-    pending: bool
-
-    @property
-    def each_ms(self) -> float:
-        """For an iteration, without the time that ours slowed; of what ends within one, all of it."""
-        return (self.seconds - self.away_s) / max(self.iterations, 1) * 1e3
 
 
 def own_clock(data: dict[str, Any], step_ms: float) -> Iterator[Note]:

@@ -11,8 +11,8 @@ import pandas as pd
 
 from ...faults import remedy
 from ...watching import settings, stacks
+from ...watching.stacks import place, quoted, source
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, Line, milliseconds
-from ..places import place, quoted, setting, source
 from ..trace import Note
 from .clock import own_clock
 
@@ -86,7 +86,7 @@ class Observed:
         """
         lines = self.seen[self.seen["activity"] == stacks.COMPUTING] if self.enough else self.seen[:0]
         share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
-        lines = lines[[share < MULTIPLIES for share in share_of]]
+        lines = lines.loc[[share < MULTIPLIES for share in share_of]]
         whole = lines["function"].where(~lines["function"].isin(["<module>", "forward"]), lines["line"])
         for _, group in sorted(lines.groupby(["file", whole]), key=lambda each: -each[1]["share"].sum())[:1]:
             dearest, share = _by_line(group).index[0], group["share"].sum()
@@ -117,10 +117,6 @@ class Observed:
         self, name: str, share: float, where: str, evidence: str, sure: str = MEASURED, case: str = ""
     ) -> Finding:
         return Finding(name, "observed", share * self.step_ms, share, where, evidence, remedy(name, case), sure)
-
-    def _setting(self, name: str) -> str:
-        """The line that set a switch."""
-        return setting(self.data.get("settings", {}).get(name, "before the script began"))
 
     def _dearest(self, activity: str) -> str:
         """The dearest line of an activity."""
@@ -228,7 +224,7 @@ class Observed:
         if self.data["anomaly"]:
             share = self.activities[stacks.NOTING] + self.activities[stacks.BACKWARD]
             evidence = f"{self.activities[stacks.NOTING]:.0%} of the time notes tracebacks; each gradient is checked"
-            where = self._setting(settings.ANOMALY)
+            where = self.data["settings"].get(settings.ANOMALY, "")
             yield self._finding("anomaly detection", share, where, evidence, BOUND)
 
     def warnings(self) -> list[Note]:
@@ -237,6 +233,8 @@ class Observed:
         if (others := self.data.get("others") or 0.0) >= BUSY:
             text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
             warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))
+        if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
+            warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
         return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
 
     def notes(self) -> list[Note]:

@@ -12,11 +12,11 @@ from statistics import median
 import numpy as np
 
 from ...watching.rates import ATTENTION, CONVOLUTION, FP64
-from ...watching.settings import DETERMINISTIC, ONE_THREAD
+from ...watching.settings import ONE_THREAD
 from ..account import OPERATORS, PYTHON_CODE
 from ..diagnosis import BOUND, ESTIMATE, Finding
 from ..intervals import intersect, of, subtract, union
-from ..places import setting, user_frame
+from ..places import user_frame
 from ..scene import SEVERAL, Scene
 from ..trace import OP, Event, aten
 from . import products
@@ -25,7 +25,7 @@ from .needless import VIEWS, outermost
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
-SMALL_US, SHARED_US = 50.0, 100.0  # of an op: below, its call takes the time; above, several threads share it
+SMALL_US, SHARED_US = 50, 100  # of an op: below, its call takes the time; above, several threads share it
 _DETERMINISTIC = aten(
     "index_put_ _index_put_impl_ scatter_add_ scatter_reduce_ index_add_ put_ embedding_dense_backward"
 )
@@ -129,7 +129,7 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     known = union([span for finding in explained for span in finding.spans])
     gaps = [span for span in scene.parts[PYTHON_CODE] if span[1] - span[0] < SMALL_US]
     spans = subtract(union(of(small) + gaps), known)
-    evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US:.0f} µs, a median of "
+    evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "
     evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
     yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
 
@@ -137,26 +137,13 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
 def one_thread(scene: Scene) -> Iterator[Finding]:
     """Operators long enough to be shared among cores, of which one computes."""
     settings = scene.trace.about.get("settings", {})
-    if scene.account is None and (by := settings.get(ONE_THREAD)):
-        ops = [op for op in scene.trace.ops if op.us > SHARED_US and not any(e.kind == OP for e in op.children)]
+    if scene.account is None and ONE_THREAD in settings:
+        ops = [op for op in scene.trace.ops if op.us > SHARED_US and op.name.startswith("aten::")]
         evidence = (
-            f"torch uses 1 of {settings['cores']} cores; {scene.each(len(ops), 'operator')} of over {SHARED_US} µs"
+            f"torch uses 1 of {settings['cores']} cores; {scene.time(of(ops))} in operators of over {SHARED_US} µs"
         )
-        work, factor = (OPERATORS, of(ops)), 1 - 1 / settings["cores"]
-        yield scene.finding("one thread", work, setting(by), evidence, BOUND, factor)
-
-
-def deterministic_algorithms(scene: Scene) -> Iterator[Finding]:
-    """Sums at indices one after another, and new tensors that are filled."""
-    if scene.account is None and (by := scene.trace.about.get("settings", {}).get(DETERMINISTIC)):
-        ops = [op for op in scene.trace.ops if op.name in _DETERMINISTIC or _fills_empty(op)]
-        if ops:
-            evidence = f"{scene.each(len(ops), 'operator')} with another algorithm then, {scene.time(of(ops))}"
-            yield scene.finding("deterministic algorithms", scene.work(ops), setting(by), evidence, BOUND)
-
-
-def _fills_empty(op: Event) -> bool:
-    return op.name == "aten::fill_" and op.parent is not None and op.parent.name.startswith("aten::empty")
+        work, saved = (SEVERAL, of(ops)), 1 - 1 / settings["cores"]
+        yield scene.finding("one thread", work, settings[ONE_THREAD], evidence, BOUND, saved)
 
 
 def unfused_chains(scene: Scene) -> Iterator[Finding]:
