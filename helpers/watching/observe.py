@@ -187,7 +187,7 @@ class Observer:
         @functools.wraps(backward)
         def gone_back(*arguments: Any, **options: Any) -> None:
             if not self.away:
-                self.anomaly = torch.is_anomaly_enabled()
+                self.anomaly |= torch.is_anomaly_enabled()
                 self.backwards += 1
                 self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
             backward(*arguments, **options)
@@ -211,9 +211,7 @@ class Observer:
         for mode in (torch.no_grad, torch.inference_mode):
             replaced += [(mode, name, deepening(getattr(mode, name), by)) for name, by in DEEPER.items()]
         with contextlib.ExitStack() as undo:
-            undo.enter_context(self.settings.watching())
-            undo.enter_context(self.clock.watching())
-            for holder, name, function in replaced:
+            for holder, name, function in (*replaced, *self.settings.replaced(), *self.clock.replaced()):
                 undo.enter_context(mock.patch.object(holder, name, function))
             gc.callbacks.append(collected)
             undo.callback(gc.callbacks.remove, collected)

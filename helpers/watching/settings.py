@@ -1,12 +1,10 @@
 """Switches that slow a training and that no line of its loop shows: which are set, and the line that set them."""
 
-import contextlib
 import functools
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -36,8 +34,9 @@ class Settings:
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def replaced(self) -> Iterator[tuple[Any, str, Any]]:
+        """What is patched: holder, name, function."""
+
         def noting(setter: Any, name: str) -> Any:
             @functools.wraps(setter)
             def set_(*arguments: Any, **options: Any) -> Any:
@@ -46,10 +45,8 @@ class Settings:
 
             return set_
 
-        with contextlib.ExitStack() as undo:
-            for holder, attribute, name in _SETTERS:
-                undo.enter_context(mock.patch.object(holder, attribute, noting(getattr(holder, attribute), name)))
-            yield
+        for holder, attribute, name in _SETTERS:
+            yield holder, attribute, noting(getattr(holder, attribute), name)
 
     def data(self) -> dict[str, Any]:
         """What is set now, and by what: a line of the script, or in words what else."""

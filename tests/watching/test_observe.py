@@ -369,6 +369,21 @@ def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):
     assert first.finding == "new loader each batch" and "train.py:14  batch = next(iter(" in first.where
 
 
+def test_a_clock_of_the_scripts_that_holds_the_first_iteration_is_told_of(watched):
+    diagnosis = watched(
+        """
+        began, count = time.time(), 0
+        time.sleep(4)  # as compiling does
+        while True:
+            train()
+            count += 1
+            rate = count / (time.time() - began)
+        """
+    )
+    (told,) = (note.text for note in diagnosis.notes if note.kind == "clock")
+    assert "(train.py:12 to train.py:17)" in told and "contains the first iteration" in told
+
+
 def test_small_operators_lead_where_each_call_costs_more_than_its_work(watched):
     first = watched("while True: train()").findings[0]
     assert first.finding == "small operators" and first.gain_share > 0.3
