@@ -179,7 +179,7 @@ class Observer:
         @functools.wraps(embed)
         def embedded(module: nn.Embedding, input: Tensor) -> Tensor:
             plain = self.count and not self.away and not torch.compiler.is_compiling()
-            if plain and len(self.padding) < BATCHES and self.looks < LOOKS:
+            if plain and not torch.autograd._profiler_enabled() and len(self.padding) < BATCHES and self.looks < LOOKS:
                 self.looks += 1
                 self.padding += filter(None, [padded_positions(input)])
             return embed(module, input)

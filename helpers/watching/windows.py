@@ -177,7 +177,8 @@ class Windows:
 
     def _record(self) -> Waiting:
         if self.warm > FIRST + 1:
-            yield from self._window(self.first, FIRST, 0, record_shapes=True)
+            settings = self.observer.settings.data()  # observed, too: long steps may have no others
+            yield from self.first.record(self.iterations + 1, FIRST, 0, self._plain, settings, record_shapes=True)
         if not self._given and self.ranks == 1:  # saving took time, in which workers got ahead; they lose it slowly
             self.warm = max(self.warm, self.iterations + 2 * _prefetched() + 1)
         began, patience = time.perf_counter(), math.inf if self._given or self.ranks > 1 else WARM_S

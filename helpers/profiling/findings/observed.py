@@ -103,8 +103,7 @@ class Observed:
         median = milliseconds(statistics.median(self.iterations) * 1e3)
         lines = [f"{len(self.iterations)} iterations were seen, median {median}"]
         lines += [f"  {line.share:4.0%}  {line.where}  {line.source}  ({line.activity})" for line in self.lines()]
-        found = sorted(self.findings(0.01), key=lambda finding: -finding.gain_share)
-        return lines + [f"{f.finding}: {f.gain}; {f.where}; {f.advice}" for f in found]
+        return lines + [f"{f.finding}: {f.gain}; {f.where}; {f.advice}" for f in ranked(self.findings(0.01))]
 
     def findings(self, least: float) -> list[Finding]:
         if not self.enough:

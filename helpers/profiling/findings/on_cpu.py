@@ -119,10 +119,7 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
         return
     trace = scene.trace
     ops = [e for e in trace.ops if e.track == trace.thread and not any(outer.kind == OP for outer in e.outer())]
-    times: dict[str, list[float]] = defaultdict(list)
-    for op in ops:
-        times[op.name].append(op.us)
-    medians = {name: median(of_name) for name, of_name in times.items()}
+    medians = _medians(ops)
     small = [op for op in ops if medians[op.name] < SMALL_US]
     if 2 * sum(op.us for op in small) < sum(op.us for op in ops):
         return
@@ -134,11 +131,20 @@ def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]
     yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
 
 
+def _medians(ops: list[Event]) -> dict[str, float]:
+    """An operator's usual time, by its name."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for op in ops:
+        times[op.name].append(op.us)
+    return {name: median(of_name) for name, of_name in times.items()}
+
+
 def one_thread(scene: Scene) -> Iterator[Finding]:
     """Operators long enough to be shared among cores, of which one computes."""
     settings = scene.trace.about.get("settings", {})
     if scene.account is None and ONE_THREAD in settings:
-        ops = [op for op in scene.trace.ops if op.us > SHARED_US and op.name.startswith("aten::")]
+        medians = _medians(scene.trace.ops)
+        ops = [op for op in scene.trace.ops if medians[op.name] > SHARED_US and op.name.startswith("aten::")]
         evidence = (
             f"torch uses 1 of {settings['cores']} cores; {scene.time(of(ops))} in operators of over {SHARED_US} µs"
         )
