@@ -29,7 +29,7 @@ BUSY = 0.2  # cores that others use
 GROWS = 16 * 2**20  # bytes that a process may grow by
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
 ENDS_S = 3600.0  # memory that is full so soon ends the training
-LONG_S = 20.0  # seconds in which fewer iterations show enough, each long
+LONG_S = 20.0  # seconds in which a single iteration shows enough
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY = "costly line"
 # Findings whose cause is another one's, where that brings half as much
@@ -59,7 +59,7 @@ class Observed:
         self.data, self.gone_back = data, gone_back or {}
         self.iterations: list[float] = data["iterations"]
         self.total = max(data["seconds"], 1e-9)
-        self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 2)
+        self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
         self.step_ms = statistics.fmean(self.iterations) * 1e3 if self.iterations else 0.0
         self.seen = pd.DataFrame(data["lines"], columns=["file", "line", "function", "activity", "seconds", "calls"])
         self.seen["share"] = self.seen["seconds"].astype(float) / self.total
