@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..watching.stacks import OPTIMIZER
 from . import account, hygiene, ranks
 from .diagnosis import LEAST, Diagnosis, Finding, change_first
 from .findings import host_work, needless, on_cpu, products, traffic, waiting
@@ -132,23 +133,27 @@ def _with_observed(
     """What the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
     if not loop.enough:
         return diagnosis, findings
-    new = [_at_most_idle(finding, diagnosis) for finding in loop.findings(least)]
+    idle = diagnosis.account[account.IDLE] if diagnosis.account else 1.0
+    new = [_at_most(f, idle if f.finding in seen.OF_HOST else 1.0) for f in loop.findings(least)]
     new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
-    names = {finding.finding for finding in new}
+    names, updating = {finding.finding for finding in new}, loop.activities[OPTIMIZER]
     inside = 1 - loop.outside
     scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
+    scaled = [_at_most(f, updating if f.part == account.UPDATING else 1.0) for f in scaled]
     warnings = (*loop.warnings(), *diagnosis.warnings)
     notes = (*loop.notes(), *diagnosis.notes)
     diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
-    return diagnosis, new + scaled
+    return diagnosis, new + [finding for finding in scaled if finding.gain_share >= least]
 
 
-def _at_most_idle(finding: Finding, diagnosis: Diagnosis) -> Finding:
-    """Of the host's own work on a GPU's loop no more can be gained than the time in which the device idles."""
-    if diagnosis.account is None or finding.finding not in seen.OF_HOST:
-        return finding
-    share = min(finding.gain_share, diagnosis.account[account.IDLE])
-    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / finding.gain_share)
+def _at_most(finding: Finding, share: float) -> Finding:
+    """The finding with a gain of at most this share.
+
+    Of the host's work on a GPU's loop no more can be gained than the device idles; of an optimizer's steps no more than
+    they take in all the iterations that were seen, of which few are recorded.
+    """
+    share = min(finding.gain_share, share)
+    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / max(finding.gain_share, 1e-9))
 
 
 def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:

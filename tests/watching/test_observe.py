@@ -384,11 +384,6 @@ def test_a_clock_of_the_scripts_that_holds_the_first_iteration_is_told_of(watche
     assert "(train.py:12 to train.py:17)" in told and "contains the first iteration" in told
 
 
-def test_small_operators_lead_where_each_call_costs_more_than_its_work(watched):
-    first = watched("while True: train()").findings[0]
-    assert first.finding == "small operators" and first.gain_share > 0.3
-
-
 def test_a_model_trains_the_same_while_it_is_watched():
     embed, mode = nn.Embedding.forward, nn.Module.train
     with windows.Observer().watching():
