@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ..watching.stacks import OPTIMIZER
 from . import account, hygiene, ranks
 from .diagnosis import LEAST, Diagnosis, Finding, change_first
 from .findings import host_work, needless, on_cpu, products, traffic, waiting
@@ -136,10 +135,10 @@ def _with_observed(
     idle = diagnosis.account[account.IDLE] if diagnosis.account else 1.0
     new = [_at_most(f, idle if f.finding in seen.OF_HOST else 1.0) for f in loop.findings(least)]
     new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
-    names, updating = {finding.finding for finding in new}, loop.activities[OPTIMIZER]
+    names = {finding.finding for finding in new}
     inside = 1 - loop.outside
     scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
-    scaled = [_at_most(f, updating if f.part == account.UPDATING else 1.0) for f in scaled]
+    scaled = [_at_most(f, loop.updating if f.part == account.UPDATING else 1.0) for f in scaled]
     warnings = (*loop.warnings(), *diagnosis.warnings)
     notes = (*loop.notes(), *diagnosis.notes)
     diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)

@@ -384,6 +384,22 @@ def test_a_clock_of_the_scripts_that_holds_the_first_iteration_is_told_of(watche
     assert "(train.py:12 to train.py:17)" in told and "contains the first iteration" in told
 
 
+def test_an_optimizer_gains_at_most_what_its_steps_take_in_the_watched_loop(tmp_path):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(50)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    profile.export_chrome_trace(str(tmp_path / "costs.json.gz"))
+    gain = {f.finding: f.gain_share for f in diagnose(tmp_path).findings}["unfused optimizer"]
+    for lines, most in (([line("optimizer", 0.1)], 0.01), ([line("optimizer", 9.0)], gain)):
+        loop = seen(*lines, line(COMPUTING, 9.9 - lines[0][4], 2))
+        (tmp_path / "observed.json").write_text(json.dumps(loop))
+        capped = {f.finding: f.gain_share for f in diagnose(tmp_path).findings}.get("unfused optimizer", 0.0)
+        assert capped <= most + 1e-3
+
+
 def test_a_model_trains_the_same_while_it_is_watched():
     embed, mode = nn.Embedding.forward, nn.Module.train
     with windows.Observer().watching():

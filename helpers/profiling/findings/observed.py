@@ -70,6 +70,12 @@ class Observed:
         """The share of the wall time that no recorded window holds: windows are of single iterations."""
         return sum(self.activities[name] for name in (stacks.EVALUATING, stacks.SAVING, stacks.DRAWING))
 
+    @property
+    def updating(self) -> float:
+        """The share of optimizers' steps, the user's own among them."""
+        own = (self.seen["activity"] == stacks.COMPUTING) & (self.seen["function"] == "step")
+        return self.activities[stacks.OPTIMIZER] + self.seen.loc[own, "share"].sum()
+
     def lines(self, most: int = 3) -> list[Line]:
         """The user's dearest lines."""
         by_line = self.seen.groupby(["file", "line"]).agg({"activity": "first", "share": "sum"})  # first: its dearest
