@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 fixed = "--fixed" in sys.argv
 steps = int(sys.argv[sys.argv.index("--steps") + 1]) if "--steps" in sys.argv else 10**9
 torch.manual_seed(0)
-pairs = TensorDataset(torch.randn(1_000_000, 8), torch.randint(4, (1_000_000,)))
+pairs = TensorDataset(torch.randn(400_000, 8), torch.randint(4, (400_000,)))
 loader = DataLoader(pairs, batch_size=128, shuffle=True)
 
 

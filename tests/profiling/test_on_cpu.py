@@ -141,6 +141,15 @@ def test_gradients_of_a_whole_table_are_named_unless_a_batch_reads_much_of_it():
     table, ids = nn.Embedding(100_000, 8), torch.randint(100_000, (64,))
     found = gains(lambda: table(ids).square().mean().backward())["dense embedding gradients"]
     assert "100,000 rows, of which a batch reads 64" in found.evidence and "test_on_cpu.py" in found.where
+    sparse = nn.Embedding(1000, 8, sparse=True)
+    sgd = torch.optim.SGD(sparse.parameters(), lr=0.1)
+
+    def step():
+        sgd.zero_grad()
+        sparse(ids % 1000).square().mean().backward()
+        sgd.step()
+
+    assert not {"dense embedding gradients", "unfused optimizer"} & gains(step).keys()
     few = nn.Embedding(100, 8)
     assert "dense embedding gradients" not in gains(lambda: few(ids % 100).square().mean().backward())
 
