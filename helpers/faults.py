@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FIRST = ("growing memory", "late rank", "anomaly detection")  # warnings that come before any finding
-
 
 @dataclass(frozen=True)
 class Fault:

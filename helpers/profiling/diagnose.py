@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from ..faults import FIRST
 from . import account, hygiene, ranks
-from .diagnosis import LEAST, MOST_FINDINGS, Diagnosis, Finding
+from .diagnosis import LEAST, Diagnosis, Finding, change_first
 from .findings import host_work, needless, on_cpu, products, traffic, waiting
 from .findings import observed as seen
 from .intervals import union
@@ -59,10 +58,12 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
     on_cpu.handmade_attention,
     on_cpu.fp32_products,
     on_cpu.fp64_products,
+    on_cpu.one_thread,
     on_cpu.unfused_chains,
     needless.constant_work,
     needless.separate_projections,
     needless.sparse_products,
+    needless.dense_gradients,
 )
 
 
@@ -89,10 +90,10 @@ def read_and_diagnose(
     trace = read_trace(profile)
     diagnosis, findings = _diagnosed(trace, least)
     gone_back: dict[tuple[str, str], float] = {}
-    dear, share = "", 0.0  # a line that takes long and doesn't multiply matrices
+    by_line: dict[str, float] = {}
     if places is not None:
         stacks = read_trace(places)
-        gone_back = backward_shares(stacks) if observed else {}
+        gone_back, by_line = (backward_shares(stacks), needless.products_by_line(stacks)) if observed else ({}, {})
         detailed, located = _diagnosed(stacks, 0.0)  # stacks slow the host: a share may be below `least`
         findings = _located(findings, located, diagnosis, detailed, least)
         # On a CPU most findings need shapes, so only the second profile knows what no finding explains.
@@ -103,22 +104,14 @@ def read_and_diagnose(
     if observed:
         rank = re.fullmatch(r"rank(\d+)\.json\.gz", source.name) if source else None
         loop = seen.Observed(observed.get(int(rank[1]) if rank else 0) or next(iter(observed.values())), gone_back)
-        about_ranks = [*seen.late_rank(observed), *about_ranks]
         diagnosis, findings = _with_observed(diagnosis, findings, loop, least)
         if places is not None and not diagnosis.account:
-            dear, share = loop.dear_line(needless.products_by_line(stacks))
-    if findings or dear:
-        gain, where = (findings[0].gain_share, findings[0].where) if findings else (0.0, "")
-        first = f" Look first at {dear}, {share:.0%} of the time, hardly any of it in matrix products."
-        if share <= gain or f"{dear} " in where:
-            first = f" Change first: {findings[0].finding}, up to {gain:.0%} of the time."
-        if before := [note.text for note in (*about_ranks, *diagnosis.warnings) if note.kind in FIRST]:
-            first = f" Look first: {before[0]}."
-        diagnosis = replace(diagnosis, verdict=diagnosis.verdict + first)
+            findings += loop.costly_line(by_line, findings)
+        findings = seen.ranked([*findings, *seen.late_rank(observed)])
     return replace(
         diagnosis,
-        findings=tuple(findings[:MOST_FINDINGS]),
-        further=tuple(findings[MOST_FINDINGS:]),
+        verdict=diagnosis.verdict + change_first(findings),
+        findings=tuple(findings),
         warnings=(*about_ranks, *diagnosis.warnings),
         source=source,
     ), trace
@@ -136,26 +129,30 @@ def _observed(folder: Path) -> dict[int, dict[str, Any]]:
 def _with_observed(
     diagnosis: Diagnosis, findings: list[Finding], loop: seen.Observed, least: float
 ) -> tuple[Diagnosis, list[Finding]]:
-    """One ranking of what the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
+    """What the profile shows and what the unprofiled loop showed, as shares of the latter's time."""
     if not loop.enough:
         return diagnosis, findings
-    new = [_at_most_idle(finding, diagnosis) for finding in loop.findings(least)]
-    new = [finding for finding in new if finding.gain_share >= least]
+    idle = diagnosis.account[account.IDLE] if diagnosis.account else 1.0
+    new = [_at_most(f, idle if f.finding in seen.OF_HOST else 1.0) for f in loop.findings(least)]
+    new = [finding for finding in new if finding.gain_share >= least or finding.urgent]
     names = {finding.finding for finding in new}
     inside = 1 - loop.outside
     scaled = [replace(f, gain_share=f.gain_share * inside) for f in findings if f.finding not in names]
+    scaled = [_at_most(f, loop.updating if f.part == account.UPDATING else 1.0) for f in scaled]
     warnings = (*loop.warnings(), *diagnosis.warnings)
     notes = (*loop.notes(), *diagnosis.notes)
     diagnosis = replace(diagnosis, lines=tuple(loop.lines()), warnings=warnings, notes=notes)
-    return diagnosis, sorted(new + scaled, key=lambda f: -f.gain_share)
+    return diagnosis, new + [finding for finding in scaled if finding.gain_share >= least]
 
 
-def _at_most_idle(finding: Finding, diagnosis: Diagnosis) -> Finding:
-    """Of the host's own work on a GPU's loop no more can be gained than the time in which the device idles."""
-    if diagnosis.account is None or finding.finding not in seen.OF_HOST:
-        return finding
-    share = min(finding.gain_share, diagnosis.account[account.IDLE])
-    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / finding.gain_share)
+def _at_most(finding: Finding, share: float) -> Finding:
+    """The finding with a gain of at most this share.
+
+    Of the host's work on a GPU's loop no more can be gained than the device idles; of an optimizer's steps no more than
+    they take in all the iterations that were seen, of which few are recorded.
+    """
+    share = min(finding.gain_share, share)
+    return replace(finding, gain_share=share, gain_ms=finding.gain_ms * share / max(finding.gain_share, 1e-9))
 
 
 def _diagnosed(trace: Trace, least: float) -> tuple[Diagnosis, list[Finding]]:
@@ -198,8 +195,8 @@ def _located(
         placed.append(finding)
     names = {finding.finding for finding in findings}
     for other in (f for f in located if f.finding not in names and f.detailed):
-        of_part = other.gain_share / max(detailed.parts.get(other.part, 0.0), 1e-9)
-        share = of_part * costs.parts.get(other.part, 0.0)
+        part = other.part
+        share = other.gain_share * (costs.parts.get(part, 1.0) / max(detailed.parts.get(part, 1.0), 1e-9))
         if share >= least:
             placed.append(replace(other, gain_share=share, gain_ms=share * costs.step_ms, spans=[]))
     first = {finding.part for finding in findings[:1]}
@@ -226,6 +223,7 @@ def _findings(scene: Scene, least: float) -> list[Finding]:
     findings += [replace(finding, detailed=True) for rule in DETAILED_RULES for finding in rule(scene)]
     explained = union([span for f in findings if f.part == account.IDLE for span in f.spans])
     findings += host_work.slow_launches(scene, explained)
+    findings += on_cpu.small_operators(scene, [f for f in findings if f.part == account.UPDATING])
     findings = [finding for finding in findings if finding.gain_share >= least]
     return sorted(findings, key=lambda f: (scene.host_bound and f.part != account.IDLE, -f.gain_share))
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Finding:
     sure: str  # MEASURED, BOUND or ESTIMATE
     spans: Spans = field(default_factory=list, repr=False, compare=False)  # when it happened
     detailed: bool = field(default=False, compare=False)  # whether only shapes or stacks show it
+    urgent: bool = field(default=False, compare=False)  # it ends the training, so it comes first whatever it gains
 
     @property
     def gain(self) -> str:
@@ -52,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Where the time of a step goes, and what to change first.
+    """Where the time of a step goes, and what to change first: the first of the `findings`, as the `verdict` says.
 
     `account` holds shares of the time from the first to the last device event: compute, and communication, copies and
     idle time while nothing computes; None on a CPU. `idle` divides the idle share by what the host did meanwhile.
@@ -69,7 +70,6 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
     warnings: tuple[Note, ...] = ()  # why the profile may mislead, and what to record again
-    further: tuple[Finding, ...] = ()  # beyond the first five
     source: Path | None = None
     lines: tuple[Line, ...] = ()  # the user's dearest, of the loop before it was recorded
 
@@ -81,12 +81,13 @@ class Diagnosis:
     @property
     def table(self) -> pd.DataFrame:
         """All findings, the largest gain first."""
-        return pd.DataFrame([_row(finding) for finding in self.findings + self.further], columns=COLUMNS)
+        return pd.DataFrame([_row(finding) for finding in self.findings], columns=COLUMNS)
 
     @property
     def remarks(self) -> list[str]:
         """The notes, and a line for each further finding."""
-        further = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in self.further]
+        rest = self.findings[MOST_FINDINGS:]
+        further = [f"further: {f.finding} at {f.where}, {f.gain}: {f.advice}" for f in rest]
         return [*(note.text for note in self.notes), *further]
 
     def data(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class Diagnosis:
         warnings = [[warning.kind, warning.text] for warning in self.warnings]
         some = {"host": self.host, "lines": [asdict(line) for line in self.lines], "warnings": warnings}
         data |= {name: value for name, value in some.items() if value}
-        notes = [*(warning.text for warning in self.warnings), *self.remarks]
+        notes = [note.text for note in self.notes]
         return data | {"findings": [_row(finding) for finding in self.findings], "notes": notes}
 
     def json(self) -> str:
@@ -103,6 +104,15 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return "\n\n".join("\n".join(block) for block in _blocks(self) if block)
+
+
+def change_first(findings: Sequence[Finding]) -> str:
+    """The verdict's last sentence, made from the first finding."""
+    if not findings:
+        return ""
+    first, where = findings[0], textwrap.shorten(findings[0].where, WIDTH - 40, placeholder=" …")
+    promise = "which ends the training" if first.urgent else f"up to {first.gain_share:.0%} of the time"
+    return f" Change first: {first.finding}, {promise} ({where})."
 
 
 COLUMNS = ["finding", "part", "gain_ms", "gain_share", "where", "evidence", "advice", "sure"]

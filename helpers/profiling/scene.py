@@ -26,6 +26,7 @@ from .intervals import Spans, intersect, length, of, subtract, union
 from .places import by_source_line, others, source_lines
 from .trace import KERNEL, OP, Event, Trace
 
+SEVERAL = "several"  # parts of the account: a finding's spans count wherever they lie
 OUTLIER = 2.0  # times the median step
 HOST_BOUND_REASONS = (*HOST_REASONS, IN_LOADER)
 HOST_BOUND_SHARE = 0.2  # of the time idle for the host and the loader: from then on the host may bound the step
@@ -133,7 +134,7 @@ class Scene:
         idle time. `case` and `values` are the remedy's.
         """
         part, spans = work
-        gained = factor * length(subtract(intersect(spans, self.parts.get(part, [])), self.outliers))
+        gained = factor * length(subtract(intersect(spans, self.parts.get(part, spans)), self.outliers))
         if self.account and self.host_bound and part == IDLE and of_host:
             idle = self.account.idle_for(*HOST_BOUND_REASONS)
             gained = min(length(subtract(spans, self.outliers)), length(idle))

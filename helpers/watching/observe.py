@@ -3,7 +3,8 @@
 A thread looks at the stack of the thread that trains, a hundred times a second, and charges the time since its last
 look to the innermost line of the user's code, and to what a library does for it there: waiting for the loader, saving,
 drawing. A library's own time goes to the line that called it. Beside that are counted: the time of each iteration, the
-memory of the process and the device, padded positions of what embeddings are given, garbage collections, compilations.
+memory of the process and the device, padded positions of what embeddings are given, garbage collections, compilations,
+lists that grow, loaders that begin, measurements of the script's own clock, and switches that it sets.
 
 A look costs some 20 µs. What is patched (`nn.Module.train`, `torch.no_grad`, embeddings) costs less than a microsecond.
 """
@@ -13,13 +14,11 @@ import ctypes
 import functools
 import gc
 import random
-import re
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
@@ -28,37 +27,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ..lab.memory import RESIDENT, system_bytes
-from . import run_script
+from ..lab.memory import AVAILABLE, RESIDENT, system_bytes
+from .clock import Clock, State
+from .settings import Settings, variables
+from .stacks import EVALUATING, OURS, Line, read_stack, user_line
+from .stacks import is_library as is_library
+from .tensors import Growing, padded_positions
 
 PERIOD_S = 0.01
 # A thread that waits for the interpreter's lock gets it at the next operator, which gives it up, or after this time. By
 # Python's default, 5 ms, most looks would fall on operators, however long the Python before them took.
 SWITCH_S = 1e-5
-COMPUTING, DATASET, LOADING, EVALUATING = "computing", "in the dataset", "waiting for the loader", "evaluating"
-SAVING, DRAWING, LOGGING, COMPILING = "saving", "drawing", "logging", "compiling"
-COMMUNICATING, BACKWARD, OPTIMIZER, RECOMPUTING = "communicating", "backward", "optimizer", "recomputing activations"
-# Of the innermost frame that one of these matches: what a library does.
-_ACTIVITIES = (
-    (r"/torch/utils/data/", ".*", LOADING),
-    (r"/torch/serialization\.py|/safetensors/", "_?(legacy_)?save.*|serialize.*", SAVING),
-    (r"/(matplotlib|plotly|seaborn|imageio)/", ".*", DRAWING),
-    (r"/(logging|tqdm|rich|wandb|mlflow|loguru|tensorboardX?|torch/utils/tensorboard)/", ".*", LOGGING),
-    (r"/torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py", ".*", COMPILING),
-    (r"/torch/distributed/distributed_c10d\.py", ".*", COMMUNICATING),
-    (r"/torch/utils/checkpoint\.py", "recompute_fn|unpack_hook|backward", RECOMPUTING),
-    (r"/torch/autograd/graph\.py", "_engine_run_backward", BACKWARD),
-    (r"/torch/optim/", ".*", OPTIMIZER),
-)
-_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
-_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/c[a-z2-7]{51}\.py$")  # the last is what Inductor has written
-_STANDARD = f"{sys.base_prefix}/lib/python"
-_OURS = str(Path(__file__).resolve().parents[1]) + "/"
-_SCRIPT_RUNNER = run_script.run_script.__code__.co_filename  # what is outside of it isn't the script's
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
-USER = "user"
 COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed")
+
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
 
@@ -94,6 +77,10 @@ class Observer:
         self.calls: Counter[CodeType] = Counter()  # of each function of the user's, in an iteration
         self.away = 1  # until it starts, and as often as `looking_away` is entered
         self.count = 0
+        self.settings, self.clock = Settings(), Clock(self.state)
+        self.growing = Growing()
+        self.loaders: Counter[Line] = Counter()  # that began while a graph is recorded, by the line that began them
+        self._all = 0  # iterations that have ended, those too in which it looked away
         self._last = 0.0  # when the iteration began
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
         self._evaluating = False
@@ -134,7 +121,16 @@ class Observer:
         """Seconds looked away until now, those too that no look fell into."""
         return self._away_s + (now - self._turned if self.away else 0.0)
 
+    def state(self) -> State:
+        """For a clock of the script's."""
+        away_s = self._away_until(time.perf_counter()) if self._looking else 0.0
+        used = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+        pending = used and not torch.cuda.current_stream().query()
+        return State(self._all, self.count, away_s, self.evaluations, pending)
+
     def iteration_ended(self) -> None:
+        self._all += 1
+        self.growing.iteration_ended()
         if self._looking is None:
             self.start()
             return
@@ -144,7 +140,6 @@ class Observer:
         now = time.perf_counter()
         self.count += 1
         self.observed_s += now - self._last
-        self.anomaly = torch.is_anomaly_enabled()
         self.iterations.append(now - self._last)
         self._last = now
         if self.count % max(1, self.count // 100) == 0:
@@ -158,7 +153,7 @@ class Observer:
             if not self.away:
                 activity, code, line = read_stack(frame)
                 activity = EVALUATING if self._evaluating and self._no_grad else activity
-                if code.co_filename.startswith(_OURS):  # the script has ended
+                if code.co_filename.startswith(OURS):  # the script has ended
                     continue
                 self.seconds[code, line, activity] += max(now - began - (away - before), 0.0)
 
@@ -177,13 +172,15 @@ class Observer:
 
         @functools.wraps(iterate)
         def iterated(loader: DataLoader) -> Any:
-            self.epochs += bool(self.count) and torch.is_grad_enabled()
+            if self._all and torch.is_grad_enabled():
+                self.epochs += bool(self.count)
+                self.loaders[user_line(sys._getframe(1))] += 1
             return iterate(loader)
 
         @functools.wraps(embed)
         def embedded(module: nn.Embedding, input: Tensor) -> Tensor:
             plain = self.count and not self.away and not torch.compiler.is_compiling()
-            if plain and len(self.padding) < BATCHES and self.looks < LOOKS:
+            if plain and not torch.autograd._profiler_enabled() and len(self.padding) < BATCHES and self.looks < LOOKS:
                 self.looks += 1
                 self.padding += filter(None, [padded_positions(input)])
             return embed(module, input)
@@ -191,6 +188,7 @@ class Observer:
         @functools.wraps(backward)
         def gone_back(*arguments: Any, **options: Any) -> None:
             if not self.away:
+                self.anomaly |= torch.is_anomaly_enabled()
                 self.backwards += 1
                 self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
             backward(*arguments, **options)
@@ -214,7 +212,7 @@ class Observer:
         for mode in (torch.no_grad, torch.inference_mode):
             replaced += [(mode, name, deepening(getattr(mode, name), by)) for name, by in DEEPER.items()]
         with contextlib.ExitStack() as undo:
-            for holder, name, function in replaced:
+            for holder, name, function in (*replaced, *self.settings.replaced(), *self.clock.replaced()):
                 undo.enter_context(mock.patch.object(holder, name, function))
             gc.callbacks.append(collected)
             undo.callback(gc.callbacks.remove, collected)
@@ -235,110 +233,14 @@ class Observer:
             "lines": lines,
             "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
+            "available": system_bytes(AVAILABLE),
             "recompiles": recompiles(),
+            "loaders": [[*line, count / max(self._all, 1)] for line, count in self.loaders.most_common(1)],
+            "growing": self.growing.data(),
+            "clock": self.clock.data(),
+            "settings": self.settings.data(),
+            "variables": variables(),
         } | {name: getattr(self, name) for name in COUNTED}
-
-
-def read_stack(frame: FrameType) -> tuple[str, CodeType, int]:
-    """What the thread is doing, and the user's function and line that has it done.
-
-    In a loader's iterator the user's code is the dataset's; a library's frames inside the user's call are the call's.
-    Whatever a function does that is called `evaluate`, `validate_epoch` or `test`, it evaluates.
-    """
-    activity, user, outer = "", None, frame
-    current: FrameType | None = frame
-    while current is not None and current.f_code.co_filename != _SCRIPT_RUNNER:
-        code, kind = current.f_code, _kind(current.f_code)
-        if kind in (USER, EVALUATING):
-            if user is None or is_part(user[0]):
-                user = code, line_of(current)
-            activity = kind if kind == EVALUATING else activity
-        elif kind == LOADING and user is not None and not activity:
-            activity = DATASET
-        elif kind and not activity and not (kind == OPTIMIZER and user is not None):
-            activity = kind
-        current = current.f_back
-    return activity or COMPUTING, *(user or (outer.f_code, line_of(outer)))
-
-
-def line_of(frame: FrameType) -> int:
-    """The line that runs; the function's first where the interpreter is between two."""
-    return frame.f_lineno or frame.f_code.co_firstlineno
-
-
-def is_part(code: CodeType) -> bool:
-    """Whether it is a comprehension or the like, which is part of the function around it."""
-    return code.co_name.startswith("<") and code.co_name != "<module>"
-
-
-@functools.cache
-def _kind(code: CodeType) -> str:
-    """USER or EVALUATING for the user's, what a library's function does, or "" for one of no interest."""
-    name = code.co_filename
-    if not is_library(name):
-        return EVALUATING if _EVALUATES.search(code.co_name) else USER
-    for path, function, activity in _ACTIVITIES:
-        if re.search(path, name) and re.fullmatch(function, code.co_name):
-            return activity
-    return ""
-
-
-@functools.cache
-def is_library(name: str) -> bool:
-    """Whether a file is not the user's: installed, of Python's own, made up, or ours."""
-    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, _OURS, torch.__path__[0]))
-
-
-def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
-    """Positions of a batch of token ids (B, T), those in constant ends of rows, and those that all rows have there.
-
-    None if the ids are no such batch, or all rows are constant, such as types of tokens.
-    """
-    if ids.dim() != 2 or ids.is_floating_point() or min(ids.shape) < 2 or not torch.is_grad_enabled():
-        return None
-    ids = ids.detach().cpu()
-    most, shared = 0, 0
-    for flipped in (ids.flip(1), ids):  # padded behind, and before
-        runs = flipped.eq(flipped[:, :1]).long().cumprod(1).sum(1)
-        if bool((runs == ids.shape[1]).all()):
-            return None
-        padding = flipped[:, 0].mode().values
-        runs = runs.where(flipped[:, 0].eq(padding) & (runs > 1), 0)
-        if int(runs.sum()) > most:
-            most, shared = int(runs.sum()), int(runs.min()) * ids.shape[0]
-    return ids.numel(), most, shared
-
-
-def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
-    """Of the weights that get gradients in the next iteration, those that no optimizer has: a module, number, share.
-
-    The share is of all numbers that get gradients; the last tells whether the module holds weights that an optimizer
-    has, such as adapters, so that gradients pass through it all the same. Embeddings don't count, whose gradients cost
-    little for their size.
-    """
-    objects = gc.get_objects()
-    optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
-    taken = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
-    modules = [each for each in objects if issubclass(type(each), nn.Module) and "_parameters" in vars(each)]
-    inner = [module._parameters.values() for module in modules if not isinstance(module, nn.Embedding)]
-    weights = {weight for each in inner for weight in each if weight is not None}
-    trained = [weight for weight in weights if weight.requires_grad and weight.is_leaf]
-    del objects  # which would keep all of this iteration's tensors
-    reached: dict[Tensor, int] = {}
-    hooks = [w.register_post_accumulate_grad_hook(lambda w: reached.update({w: w.numel()})) for w in trained]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    gone = {weight: size for weight, size in reached.items() if id(weight) not in taken}
-    if not gone or not taken:
-        return None
-    sizes = [sum(gone.get(weight, 0) for weight in module.parameters()) for module in modules]
-    most = [module for module, size in zip(modules, sizes, strict=True) if size == max(sizes)]
-    module = min(most, key=lambda module: len(list(module.parameters())))
-    passed = any(id(weight) in taken for weight in module.parameters())
-    return type(module).__name__, len(gone), sum(gone.values()) / sum(reached.values()), passed
 
 
 def recompiles() -> list[str]:

@@ -35,6 +35,7 @@ from ..lab import files
 from ..lab.machine import OthersLoad
 from . import workers
 from .run_script import Stop, compiled, run_script
+from .stacks import user_line
 from .windows import OwnProfiler, Windows
 
 OWN_PROFILER = (
@@ -184,8 +185,9 @@ def _ended_after(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def stop(_number: int, _frame: Any) -> None:
-        raise Stop
+    def stop(_number: int, frame: Any) -> None:
+        if user_line(frame)[1]:  # else it has ended
+            raise Stop
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)

@@ -32,8 +32,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lab import files
 from .call_sites import CALLED_FROM, call_sites, runners
-from .observe import Observer, is_part, unclaimed
+from .observe import Observer
 from .rates import speedups
+from .stacks import is_part
+from .tensors import unclaimed
 
 FIRST, WITH_STACKS = 3, 3  # iterations
 EVENTS = 300_000  # in a profile at most: some 100 MB of JSON, which take 5 s to read
@@ -61,7 +63,9 @@ class Window:
     iterations: int = 0  # recorded whole
     events: float = 0.0  # in an iteration
 
-    def record(self, number: int, active: int, warm: int, plain: list[float], **options: Any) -> Waiting:
+    def record(
+        self, number: int, active: int, warm: int, plain: list[float], settings: dict[str, Any], **options: Any
+    ) -> Waiting:
         """Record the `active` iterations after those from `number` on in which the profiler only prepares itself.
 
         Closed before its end, it saves those that are complete.
@@ -90,6 +94,7 @@ class Window:
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
             if on_cpu:
                 profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedup))
+            profiler.add_metadata_json("settings", json.dumps(settings))
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)
@@ -172,7 +177,8 @@ class Windows:
 
     def _record(self) -> Waiting:
         if self.warm > FIRST + 1:
-            yield from self._window(self.first, FIRST, 0, record_shapes=True)
+            settings = self.observer.settings.data()  # observed, too: long steps may have no others
+            yield from self.first.record(self.iterations + 1, FIRST, 0, self._plain, settings, record_shapes=True)
         if not self._given and self.ranks == 1:  # saving took time, in which workers got ahead; they lose it slowly
             self.warm = max(self.warm, self.iterations + 2 * _prefetched() + 1)
         began, patience = time.perf_counter(), math.inf if self._given or self.ranks > 1 else WARM_S
@@ -206,10 +212,12 @@ class Windows:
         """
         before, calls, made = sys.getprofile(), 0, self.observer.calls
 
-        def count(frame: Any, event: str, _argument: Any) -> None:
+        def count(frame: Any, event: str, function: Any) -> None:
             nonlocal calls
             if event not in ("call", "c_call"):
                 return
+            if event == "c_call":
+                self.observer.growing.called(frame, function)
             calls += 1
             caller = frame if event == "c_call" else frame.f_back
             while caller is not None and is_part(caller.f_code):
@@ -227,7 +235,8 @@ class Windows:
 
     def _window(self, window: Window, active: int, warm: int, **options: bool) -> Waiting:
         with self.observer.looking_away():
-            yield from window.record(self.iterations + 1, active, warm, self._plain, **options)
+            settings = self.observer.settings.data()
+            yield from window.record(self.iterations + 1, active, warm, self._plain, settings, **options)
 
     def _fitting(self, most: int, events: float) -> int:
         """So many iterations, or fewer by the limits of events, of which one has so many, and of time."""

@@ -21,7 +21,8 @@ from unittest import mock
 
 from torch.utils.data._utils import fetch, worker
 
-from .observe import SWITCH_S, is_library, is_part, line_of, looks
+from .observe import SWITCH_S, looks
+from .stacks import is_library, is_part, line_of
 
 WRITE_S = 0.1
 Seen = Any  # a Counter of seconds by file and line

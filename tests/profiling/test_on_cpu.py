@@ -128,3 +128,36 @@ def test_attention_whose_weights_stay_in_the_cache_gains_nothing(tokens, gains_s
     q = torch.randn(2, tokens, 16, requires_grad=True)
     gained = gains(lambda: torch.bmm(torch.softmax(torch.bmm(q, q.mT), -1), q).sum().backward())
     assert (gained["attention from matmul and softmax"].gain_ms > 0) == gains_some
+
+
+def test_small_operators_are_named_where_calls_take_the_time_and_large_ones_never():
+    small, large = nn.Linear(8, 8), nn.Linear(1024, 1024)
+    found = gains(lambda: small(torch.randn(4, 8)).square().mean().backward())
+    assert found["small operators"].gain_share > 0 and "test_on_cpu.py" in found["small operators"].where
+    assert "small operators" not in gains(lambda: large(torch.randn(2048, 1024)).square().mean().backward())
+
+
+def test_gradients_of_a_whole_table_are_named_unless_a_batch_reads_much_of_it():
+    table, ids = nn.Embedding(100_000, 8), torch.randint(100_000, (64,))
+    found = gains(lambda: table(ids).square().mean().backward())["dense embedding gradients"]
+    assert "100,000 rows, of which a batch reads 64" in found.evidence and "test_on_cpu.py" in found.where
+    sparse = nn.Embedding(1000, 8, sparse=True)
+    sgd = torch.optim.SGD(sparse.parameters(), lr=0.1)
+
+    def step():
+        sgd.zero_grad()
+        sparse(ids % 1000).square().mean().backward()
+        sgd.step()
+
+    assert not {"dense embedding gradients", "unfused optimizer"} & gains(step).keys()
+    few = nn.Embedding(100, 8)
+    assert "dense embedding gradients" not in gains(lambda: few(ids % 100).square().mean().backward())
+
+
+def test_one_thread_is_named_where_long_operators_run_and_with_what_set_it():
+    large = nn.Linear(1024, 1024)
+    trace = read_trace(record(lambda: large(torch.randn(2048, 1024)).square().mean().backward()))
+    assert "one thread" not in {f.finding for f in diagnose(trace, least=0.0).findings}
+    trace.about["settings"] = {"one thread": "train.py:3  torch.set_num_threads(1)", "cores": 4}
+    [found] = [f for f in diagnose(trace, least=0.0).findings if f.finding == "one thread"]
+    assert 0.3 < found.gain_share <= 0.75 and "train.py:3" in found.where

@@ -5,6 +5,7 @@ import json
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -16,9 +17,12 @@ from torch import nn
 
 from helpers.lab.machine import OthersLoad
 from helpers.profiling import diagnose
-from helpers.profiling.findings.observed import Observed, growth, late_rank
+from helpers.profiling.diagnosis import BOUND, Finding
+from helpers.profiling.findings.observed import Observed, growth, late_rank, ranked
 from helpers.watching import windows
-from helpers.watching.observe import BACKWARD, COMPUTING, EVALUATING, Observer, is_library, line_of, padded_positions
+from helpers.watching.observe import Observer
+from helpers.watching.stacks import BACKWARD, COMPUTING, EVALUATING, is_library, line_of
+from helpers.watching.tensors import padded_positions
 from helpers.watching.watch import watch
 
 HEAD = """
@@ -76,7 +80,7 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypa
         """
     )
     assert all("train.py:" in line.where for line in diagnosis.lines)
-    where = {finding.finding: finding.where for finding in diagnosis.findings + diagnosis.further}
+    where = {finding.finding: finding.where for finding in diagnosis.findings}
     assert "train.py:" in where["checkpoints"] and "torch.save" in where["checkpoints"]
     assert "model(torch.randn(64, 64))" in where["evaluation"]
     assert "round(i * 0.1, 1)" in where["Python loop"]
@@ -227,13 +231,18 @@ def test_backward_passes_of_one_graph_and_of_micro_batches_are_told_apart():
     assert many.finding == "small batches" and "16 micro-batches" in many.evidence
 
 
-def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices():
-    loop = Observed(
-        seen(line(COMPUTING, 5.0, 1), line(COMPUTING, 3.0, 2), line(COMPUTING, 1.0, 3), line("backward", 1.0))
-    )
-    assert loop.dear_line({"train.py:1": 0.1}) == ("train.py:1", 0.5)
-    assert loop.dear_line({"train.py:1": 0.6}) == ("train.py:2", 0.3)
-    assert loop.dear_line({"train.py:1": 0.6, "train.py:2": 0.6}) == ("", 0.0)
+def test_a_line_that_computes_long_is_named_unless_it_multiplies_matrices_or_a_finding_explains_it():
+    lines = line(COMPUTING, 5.0, 1), line(COMPUTING, 3.0, 2), line(COMPUTING, 1.0, 3), line("backward", 1.0)
+    loop = Observed(seen(*lines))
+
+    def costly(products, findings=()):
+        return [(found.where, found.gain_share) for found in loop.costly_line(products, list(findings))]
+
+    assert costly({"train.py:1": 0.1}) == [("train.py:1", pytest.approx(0.9))]
+    assert costly({"train.py:1": 0.6}) == [("train.py:2", pytest.approx(0.4))]
+    assert costly({"train.py:1": 0.6, "train.py:2": 0.6}) == []
+    explains = Finding("one-hot product", "operators", 1.0, 0.4, "train.py:1 in train", "", "", BOUND)
+    assert costly({}, [replace(explains, gain_share=0.5)]) == [] != costly({}, [explains])
 
 
 def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
@@ -243,9 +252,11 @@ def test_a_line_of_no_known_kind_comes_first_and_a_models_own_doesnt(watched):
             {line}
             train()
         """
-    verdict = watched(body.format(line="values.quantile(0.9)")).verdict
-    assert "Look first at train.py:14, " in verdict and "Change first" not in verdict
-    assert "Look first" not in watched(body.format(line="large(torch.ones(512, 2048))")).verdict
+    diagnosis = watched(body.format(line="values.quantile(0.9)"))
+    assert diagnosis.findings[0].finding == "costly line" and "train.py:14 " in diagnosis.findings[0].where
+    assert "Change first: costly line, up to" in diagnosis.verdict and "train.py:14 " in diagnosis.verdict
+    model = watched(body.format(line="large(torch.ones(512, 2048))"))
+    assert "costly line" not in {finding.finding for finding in model.findings}
 
 
 def test_weights_that_get_gradients_and_have_no_optimizer_are_named(watched):
@@ -283,28 +294,110 @@ def test_others_at_work_are_a_warning():
     assert Observed(seen(line(COMPUTING, 1.0), others=0.1)).warnings() == []
 
 
-def test_anomaly_detection_is_a_warning():
-    (warning,) = Observed(seen(line(COMPUTING, 1.0), anomaly=True)).warnings()
-    assert warning.kind == "anomaly detection"
+def test_switches_are_named_by_the_line_that_set_them(watched, monkeypatch):
+    monkeypatch.setenv("PYTORCH_JIT", "0")
+    body = """
+        torch.use_deterministic_algorithms(True)
+        while True:
+            {context}: train()
+        """
+    try:
+        plain = watched(body.format(context="if True"))
+        checked = watched(body.format(context="with torch.autograd.detect_anomaly(check_nan=True)"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    where = {finding.finding: finding.where for finding in checked.findings}
+    assert "train.py:14  with torch.autograd.detect_anomaly" in where["anomaly detection"]
+    assert "anomaly detection" not in {finding.finding for finding in plain.findings}
+    warned = {warning.kind: warning.text for warning in plain.warnings}
+    assert "train.py:12  torch.use_deterministic_algorithms(True)" in warned["deterministic algorithms"]
+    assert "PYTORCH_JIT=0: scripted functions run in Python" in warned["environment"]
 
 
 def test_fewer_iterations_than_that_prove_nothing():
     assert Observed(seen(line(COMPUTING, 5.0, calls=5000), iterations=2)).findings(0.0) == []
 
 
-def test_memory_that_each_iteration_adds_to_is_a_warning():
+def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soon_full():
     grows = [[n, 10**9 + n * 10 * 2**20, 0] for n in range(20)]
-    assert "10.0 MiB an iteration" in growth(grows, 0)
-    assert growth([[n, 10**9 + (n % 3) * 10**8, 0] for n in range(20)], 0) == ""
-    assert Observed(seen(line(COMPUTING, 1.0), memory=grows)).warnings()[0].kind == "growing memory"
+    assert "10.0 MiB an iteration" in growth(grows, 0)[0]
+    assert growth([[n, 10**9 + (n % 3) * 10**8, 0] for n in range(20)], 0) == ("", 0.0, 0.0)
+    loop = seen(line(COMPUTING, 1.0), line(EVALUATING, 0.1), memory=grows, available=10**10)
+    assert [warning.kind for warning in Observed(loop).warnings()] == ["growing memory"]
+    assert Observed(loop).findings(0.5) == []
+    kept = Observed(loop | {"growing": [["/home/me/train.py", 4, 300, True]]})
+    (found,) = kept.findings(0.5)
+    assert found.finding == "growing memory" and found.urgent and found.where == "train.py:4"
+    assert "300 items" in found.evidence and "detach" in found.advice and kept.warnings() == []
+    other = Finding("padding", "observed", 1.0, 0.9, "", "", "", BOUND)
+    assert ranked([other, found])[0] is found and ranked([other, replace(found, urgent=False)])[0] is other
+
+
+def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched):
+    body = """
+        history, started = [], time.perf_counter()
+        class Meter:
+            def update(self, value): history.append(value)
+        while True:
+            train()
+            for _ in range(3): [].append(torch.zeros(2))
+            Meter().update(model(torch.randn(20_000, 64)))
+        """
+    first = watched(body).findings[0]
+    assert first.finding == "growing memory" and "train.py:14  def update(self, value): history" in first.where
+    assert "keep loss.detach()" in first.advice
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
     quick = seen(line(COMPUTING, 0.5), line("backward", 1.5, 2))
-    late = seen(line(COMPUTING, 1.9, 7), line("backward", 0.1, 2))
-    (note,) = late_rank({0: quick, 1: late})
-    assert "rank 1 is late" in note.text and "train.py:7" in note.text
+    late = seen(line(COMPUTING, 0.9, 7), line("backward", 1.1, 2))
+    (found,) = late_rank({0: quick, 1: late})
+    assert "rank 1 is late" in found.evidence and found.where == "train.py:7"
+    assert found.gain_share == pytest.approx(0.2)
     assert late_rank({0: quick, 1: quick}) == late_rank({0: quick}) == []
+
+
+def test_a_loader_that_begins_anew_for_each_batch_is_named_by_its_line(watched):
+    first = watched(
+        """
+        data = torch.utils.data.TensorDataset(torch.randn(30_000, 64))
+        while True:
+            batch = next(iter(torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)))
+            train()
+        """
+    ).findings[0]
+    assert first.finding == "new loader each batch" and "train.py:14  batch = next(iter(" in first.where
+
+
+def test_a_clock_of_the_scripts_that_holds_the_first_iteration_is_told_of(watched):
+    diagnosis = watched(
+        """
+        began, count = time.time(), 0
+        time.sleep(4)  # as compiling does
+        while True:
+            train()
+            count += 1
+            rate = count / (time.time() - began)
+        """
+    )
+    (told,) = (note.text for note in diagnosis.notes if note.kind == "clock")
+    assert "(train.py:12 to train.py:17)" in told and "contains the first iteration" in told
+
+
+def test_an_optimizer_gains_at_most_what_its_steps_take_in_the_watched_loop(tmp_path):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(50)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    profile.export_chrome_trace(str(tmp_path / "costs.json.gz"))
+    gain = {f.finding: f.gain_share for f in diagnose(tmp_path).findings}["unfused optimizer"]
+    for lines, most in (([line("optimizer", 0.1)], 0.01), ([line("optimizer", 9.0)], gain)):
+        loop = seen(*lines, line(COMPUTING, 9.9 - lines[0][4], 2))
+        (tmp_path / "observed.json").write_text(json.dumps(loop))
+        capped = {f.finding: f.gain_share for f in diagnose(tmp_path).findings}.get("unfused optimizer", 0.0)
+        assert capped <= most + 1e-3
 
 
 def test_a_model_trains_the_same_while_it_is_watched():

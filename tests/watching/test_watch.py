@@ -360,7 +360,7 @@ def test_an_earlier_runs_profiles_make_way(script, tmp_path):
     for name in ("rank0.json.gz", "places.json.gz", "observed3.json", "mine.json.gz"):
         (folder / name).touch()
     watch(script(PLAIN.replace("41", "8")), steps=1, after=6)
-    assert sorted(file.name for file in folder.iterdir()) == ["costs.json.gz", "mine.json.gz"]
+    assert sorted(file.name for file in folder.iterdir()) == ["costs.json.gz", "mine.json.gz", "observed.json"]
 
 
 def test_many_events_or_python_calls_shorten_the_windows(script, monkeypatch):

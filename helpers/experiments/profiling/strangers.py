@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ...faults import FIRST, entries, planted_by
+from ...faults import entries, planted_by
 from ...lab import Worth, experiment
 from ...lab.machine import missing_because
 from ...lab.records import Row
@@ -115,8 +115,7 @@ def gpu_gains(loop: str, by: str) -> Row:
 
 def _answered(case: dict, answer: dict) -> Row:
     """The first answer, whether it is the cause, the cause's place among the answers, and the promise for it."""
-    answers = [f"{kind} {text}" for kind, text in answer["warnings"] if kind in FIRST]  # which stand first in the text
-    answers += [f"{finding['finding']} {finding['where']}" for finding in answer["findings"]]
+    answers = [f"{finding['finding']} {finding['where']}" for finding in answer["findings"]]
     right = [place for place, text in enumerate(answers, 1) if _is_cause(case, text)]
     return {
         "first": (answers or ["nothing"])[0],
@@ -184,7 +183,7 @@ def _profiled(case: dict, folder: str, *extra: str, limit: int = LIMIT_S) -> dic
     answer = json.loads(done.stdout[done.stdout.index("{") :])
     (observed, *_) = sorted(output.glob("observed*.json"))
     answer["observed"] = json.loads(observed.read_text())
-    return {"lines": [], "warnings": []} | answer | {"seconds": seconds, "output": output}
+    return {"lines": []} | answer | {"seconds": seconds, "output": output}
 
 
 def _iteration_s(answer: dict) -> float:

@@ -158,6 +158,7 @@ def take_pairs(
         else:
             for (_, of_side), step in zip(sides, steps, strict=True):
                 of_side.append(step)
+        sides.reverse()
         alone = estimate([log_ratios(ours, theirs)], luck=0.0)
         if alone and len(ours) >= 2 * LEAST_PAIRS and precise(alone):
             break

@@ -5,6 +5,8 @@
     host_work   work of the host that the device waits for: optimizers and gradients in many ops, memory, launches
     products    matrix products and convolutions: sizes, types, settings, attention from separate ops, unfused chains
     on_cpu      products in fp32 and chains too large for the cache on a CPU, and what other fixes bring there
+    observed    from the watched loop: evaluation, checkpoints, loops of small calls, padding, memory that grows, …
+    clock       what the script's own clock reads beside a step
     needless    graphs that no backward uses, unused results, constants built in each step, one-hot, Q, K, V apart
 
 A rule reports only what the trace proves. A finding's gain is the time in which its part of the account would shrink:

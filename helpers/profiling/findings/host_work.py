@@ -33,7 +33,7 @@ def unfused_optimizer(scene: Scene) -> Iterator[Finding]:
         spans = union([scene.trace.update(step) for step in group])
         inner = [e for step in group for e in step.inner() if e.begin >= scene.trace.update(step)[0]]
         ops = [e for e in inner if e.kind == OP and e.name.startswith("aten::")]
-        if not ops or any(op.name.startswith("aten::_fused_") for op in ops):
+        if not ops or any(op.name.startswith(("aten::_fused_", "aten::_nnz")) for op in ops):  # sparse can't be fused
             continue
         kind = name.removeprefix(OPTIMIZER).split(".")[0]
         foreach = any(op.name.startswith("aten::_foreach_") for op in ops)

@@ -20,10 +20,10 @@ from pathlib import PurePath
 from typing import Any
 
 from ...faults import remedy
-from ..diagnosis import ESTIMATE, MEASURED, Finding
+from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding
 from ..intervals import length, of
 from ..places import by_source_line, others, source_line, source_lines, user_frame
-from ..scene import Scene
+from ..scene import SEVERAL, Scene
 from ..trace import ANNOTATION, BACKWARD, OP, OPTIMIZER, Event, Note, Trace, aten
 
 _HEAVY = tuple(aten("addmm mm bmm baddbmm convolution _scaled_dot_product mkldnn_rnn"))
@@ -31,6 +31,7 @@ _MULTIPLIES = aten("matmul mm bmm linear einsum")
 _ONE_HOT, _DIAGONAL = "one-hot product", "product with a diagonal matrix"
 _SPARSE = dict.fromkeys(aten("one_hot"), _ONE_HOT) | dict.fromkeys(aten("diag diag_embed diagflat"), _DIAGONAL)
 _FACTORS = {_ONE_HOT: "one-hot vectors of {:,} numbers", _DIAGONAL: "a diagonal matrix of {:,} rows"}
+MOST_UNUSED = 8  # rows of a table for each id of a batch
 _CONSTRUCTORS = aten("ones zeros full arange eye linspace tril_indices triu_indices")
 _SHAPING = aten("triu tril triu_ tril_ sin cos exp pow")
 _PURE = _SHAPING | aten(
@@ -224,6 +225,22 @@ def sparse_products(scene: Scene) -> Iterator[Finding]:
         where = scene.where([row[0] for row in rows])  # a call, whose line is known
         evidence = f"{scene.each(len(rows), 'product')} with {_FACTORS[kind].format(rows[0][-1].shape[-1])}"
         yield scene.finding(kind, work, where, evidence, ESTIMATE, factor=0.95)
+
+
+def dense_gradients(scene: Scene) -> Iterator[Finding]:
+    """Gradients of embeddings as large as the table, of which a batch's few rows aren't zero, and their update."""
+    trace, looked_up = scene.trace, {}
+    for op in (op for op in trace.ops if op.name == "aten::embedding_dense_backward"):
+        if len(op.dims) > 1 and len(op.values) > 2 and int(op.values[2]) >= MOST_UNUSED * _elements(op.dims[1]):
+            looked_up[op] = int(op.values[2]), _elements(op.dims[1])
+    if looked_up:
+        rows, used = (sum(counts) / len(looked_up) for counts in zip(*looked_up.values(), strict=True))
+        tables = [[table] for table, _ in looked_up.values()]
+        updates = [op for op in trace.ops if op.shape[:1] in tables and trace.in_update(op)]
+        evidence = f"{scene.each(len(looked_up), 'gradient')} of {rows:,.0f} rows, of which a batch reads {used:,.0f}"
+        work = scene.work([*looked_up]) if scene.account else (SEVERAL, of([*looked_up, *updates]))
+        where, saved = scene.where([*looked_up]), 1 - used / rows
+        yield scene.finding("dense embedding gradients", work, where, evidence, BOUND, saved)
 
 
 def _saved_share(row: list[Event]) -> float:

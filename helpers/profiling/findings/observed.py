@@ -1,19 +1,20 @@
 """Findings from the observation of the unprofiled loop (`observe`): shares of its wall time, by line and activity."""
 
 import itertools
-import linecache
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from ...faults import remedy
-from ...watching import observe
-from ..diagnosis import BOUND, MEASURED, Finding, Line, milliseconds
+from ...watching import settings, stacks
+from ...watching.stacks import place, quoted, source
+from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, Line, milliseconds
 from ..trace import Note
+from .clock import own_clock
 
 # Seen by the host's clock, on which a wait for the device counts, too
 OF_HOST = {"Python loop", "garbage collection"}
@@ -26,13 +27,25 @@ LEAST_BACKWARD = 0.01
 DEAR, MULTIPLIES = 0.2, 0.2  # shares: of a line in the time, and of products in a line that is a model's
 BUSY = 0.2  # cores that others use
 GROWS = 16 * 2**20  # bytes that a process may grow by
+PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
+ENDS_S = 3600.0  # memory that is full so soon ends the training
+LONG_S = 20.0  # seconds in which a single iteration shows enough
+ANEW = 0.5  # of iterations in which a loader begins anew
+COSTLY = "costly line"
+# Findings whose cause is another one's, where that brings half as much
+EXPLAINED = {
+    "small operators": {"Python loop", "small batches"},
+    COSTLY: {"small operators"},
+    "waiting for the loader": {"new loader each batch"},
+    "unfused optimizer": {"dense embedding gradients"},
+}
 _ACTIVITIES = {
-    observe.EVALUATING: "evaluation",
-    observe.SAVING: "checkpoints",
-    observe.DRAWING: "drawing",
-    observe.LOGGING: "logging",
-    observe.RECOMPUTING: "recomputed activations",
-    observe.COMPILING: "compiling",
+    stacks.EVALUATING: "evaluation",
+    stacks.SAVING: "checkpoints",
+    stacks.DRAWING: "drawing",
+    stacks.LOGGING: "logging",
+    stacks.RECOMPUTING: "recomputed activations",
+    stacks.COMPILING: "compiling",
 }
 
 
@@ -46,7 +59,7 @@ class Observed:
         self.data, self.gone_back = data, gone_back or {}
         self.iterations: list[float] = data["iterations"]
         self.total = max(data["seconds"], 1e-9)
-        self.enough = len(self.iterations) >= LEAST_ITERATIONS
+        self.enough = len(self.iterations) >= (LEAST_ITERATIONS if self.total < LONG_S else 1)
         self.step_ms = statistics.fmean(self.iterations) * 1e3 if self.iterations else 0.0
         self.seen = pd.DataFrame(data["lines"], columns=["file", "line", "function", "activity", "seconds", "calls"])
         self.seen["share"] = self.seen["seconds"].astype(float) / self.total
@@ -55,7 +68,13 @@ class Observed:
     @property
     def outside(self) -> float:
         """The share of the wall time that no recorded window holds: windows are of single iterations."""
-        return sum(self.activities[name] for name in (observe.EVALUATING, observe.SAVING, observe.DRAWING))
+        return sum(self.activities[name] for name in (stacks.EVALUATING, stacks.SAVING, stacks.DRAWING))
+
+    @property
+    def updating(self) -> float:
+        """The share of optimizers' steps, the user's own among them."""
+        own = (self.seen["activity"] == stacks.COMPUTING) & (self.seen["function"] == "step")
+        return self.activities[stacks.OPTIMIZER] + self.seen.loc[own, "share"].sum()
 
     def lines(self, most: int = 3) -> list[Line]:
         """The user's dearest lines."""
@@ -65,11 +84,23 @@ class Observed:
             for at, line in by_line.nlargest(most, "share").iterrows()
         ]
 
-    def dear_line(self, products: Mapping[str, float]) -> tuple[str, float]:
-        """The line that computes longest of those that hardly multiply matrices, by the products in each; its share."""
-        lines = _by_line(self.seen[self.seen["activity"] == observe.COMPUTING]) if self.enough else {}
-        dear = ((place(*at), share) for at, share in lines.items() if share >= DEAR)
-        return next(((at, share) for at, share in dear if products.get(at, 0.0) < MULTIPLIES), ("", 0.0))
+    def costly_line(self, products: Mapping[str, float], findings: list[Finding]) -> Iterator[Finding]:
+        """The line that computes longest of those that hardly multiply matrices, by the products in each.
+
+        What is no model's `forward` counts with all of its lines. None where a finding that explains half of the time
+        names it already.
+        """
+        lines = self.seen[self.seen["activity"] == stacks.COMPUTING] if self.enough else self.seen[:0]
+        share_of = [products.get(place(row.file, row.line), 0.0) for row in lines.itertuples()]
+        lines = lines.loc[[share < MULTIPLIES for share in share_of]]
+        whole = lines["function"].where(~lines["function"].isin(["<module>", "forward"]), lines["line"])
+        for _, group in sorted(lines.groupby(["file", whole]), key=lambda each: -each[1]["share"].sum())[:1]:
+            dearest, share = _by_line(group).index[0], group["share"].sum()
+            named = (f.gain_share for f in findings if f"{place(*dearest)} " in f"{f.where} ")
+            if share >= DEAR and max(named, default=0.0) < share / 2:
+                function = group["function"].iloc[0]
+                evidence = f"{share:.0%} of the time in {function}, hardly any of it in matrix products"
+                yield self._finding(COSTLY, share, quoted(*dearest), evidence, BOUND)
 
     def text(self) -> list[str]:
         """What was seen, in lines, where there is no profile to go with it."""
@@ -78,14 +109,14 @@ class Observed:
         median = milliseconds(statistics.median(self.iterations) * 1e3)
         lines = [f"{len(self.iterations)} iterations were seen, median {median}"]
         lines += [f"  {line.share:4.0%}  {line.where}  {line.source}  ({line.activity})" for line in self.lines()]
-        found = sorted(self.findings(0.01), key=lambda finding: -finding.gain_share)
-        return lines + [f"{f.finding}: {f.gain}; {f.where}; {f.advice}" for f in found]
+        return lines + [f"{f.finding}: {f.gain}; {f.where}; {f.advice}" for f in ranked(self.findings(0.01))]
 
     def findings(self, least: float) -> list[Finding]:
         if not self.enough:
             return []
-        rules = (self._doing, self._loader, self._loops, self._padding, self._garbage, self._backwards, self._unclaimed)
-        return [finding for rule in rules for finding in rule() if finding.gain_share >= least]
+        rules = [self._doing, self._loader, self._loops, self._padding, self._garbage, self._backwards, self._unclaimed]
+        rules += [self._memory, self._anomaly]
+        return [finding for rule in rules for finding in rule() if finding.gain_share >= least or finding.urgent]
 
     def _finding(
         self, name: str, share: float, where: str, evidence: str, sure: str = MEASURED, case: str = ""
@@ -94,55 +125,59 @@ class Observed:
 
     def _dearest(self, activity: str) -> str:
         """The dearest line of an activity."""
-        return _at(*_by_line(self.seen[self.seen["activity"] == activity]).index[0])
+        return quoted(*_by_line(self.seen[self.seen["activity"] == activity]).index[0])
 
     def _doing(self) -> Iterator[Finding]:
         for activity, fault in _ACTIVITIES.items():
             if share := self.activities[activity]:
                 evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
-                if activity == observe.COMPILING and self.data["recompiles"]:
+                if activity == stacks.COMPILING and self.data["recompiles"]:
                     evidence += f"; compiled again because {self.data['recompiles'][-1]}"
-                sure = BOUND if activity == observe.EVALUATING and self.data["evaluations"] < 2 else MEASURED
+                sure = BOUND if activity == stacks.EVALUATING and self.data["evaluations"] < 2 else MEASURED
                 yield self._finding(fault, share, self._dearest(activity), evidence, sure)
 
     def _loader(self) -> Iterator[Finding]:
-        waits, inside = self.activities[observe.LOADING], self.activities[observe.DATASET]
+        waits, inside = self.activities[stacks.LOADING], self.activities[stacks.DATASET]
         if waits + inside < LEAST_PADDING:
             return
         evidence = f"{waits + inside:.0%} of the time until a batch is there"
+        for file, line, often in self.data.get("loaders", []):
+            if often >= ANEW:
+                evidence = f"{often:.2g} times an iteration a loader begins anew; {evidence}"
+                yield self._finding("new loader each batch", waits + inside, quoted(file, line), evidence, BOUND)
         workers = self.data.get("workers", [])
         if inside:
-            where = self._dearest(observe.DATASET)
+            where = self._dearest(stacks.DATASET)
             evidence += f", {inside:.0%} of it in the dataset's own lines, in the process that trains"
             case = "in the dataset"
         else:
-            where, case = self._dearest(observe.LOADING), "observed"
+            where, case = self._dearest(stacks.LOADING), "observed"
             if workers:
                 file, line, seconds = workers[0]
-                where = _at(file, line)
+                where = quoted(file, line)
                 evidence += f"; that line has {seconds / sum(each for *_, each in workers):.0%} of the workers' time"
         yield self._finding("waiting for the loader", waits + inside, where, evidence, case=case)
 
     def _loops(self) -> Iterator[Finding]:
         """Functions of the user's that make many small calls: a loop that could be one call on a batch."""
-        looping = self.seen[(self.seen["activity"] == observe.COMPUTING) & (self.seen["calls"] >= LOOP_CALLS)]
+        looping = self.seen[(self.seen["activity"] == stacks.COMPUTING) & (self.seen["calls"] >= LOOP_CALLS)]
         for (file, name), lines in looping.groupby(["file", "function"]):
             share = lines["share"].sum()
             if share < LOOP_SHARE:
                 continue
             evidence = f"{lines['calls'].max():,} calls an iteration from {name}, {share:.0%} of the time"
             back = sum(part for (path, of), part in self.gone_back.items() if of == name and file.endswith(path))
-            back *= self.activities[observe.BACKWARD]
+            back *= self.activities[stacks.BACKWARD]
             if back >= LEAST_BACKWARD:
                 evidence += f", and {back:.0%} for their backward pass"
                 share += back
-            yield self._finding("Python loop", share, _at(*_by_line(lines).index[0]), evidence, BOUND)
+            yield self._finding("Python loop", share, quoted(*_by_line(lines).index[0]), evidence, BOUND)
 
     def _padding(self) -> Iterator[Finding]:
         positions, padded, shared = self.data["padding"] or (1, 0, 0)
         if padded / positions < LEAST_PADDING:
             return
-        share = padded / positions * (self.activities[observe.COMPUTING] + self.activities[observe.BACKWARD])
+        share = padded / positions * (self.activities[stacks.COMPUTING] + self.activities[stacks.BACKWARD])
         evidence = f"{padded / positions:.0%} of the positions that embeddings get are constant ends of rows"
         case = ""
         if shared >= LEAST_PADDING * positions:
@@ -154,22 +189,22 @@ class Observed:
     def _garbage(self) -> Iterator[Finding]:
         share = self.data["garbage_s"] / self.total
         evidence = f"{share:.0%} of the time in Python's collector of cycles"
-        asked = next((at for at in map(_at, self.seen["file"], self.seen["line"]) if "gc.collect" in at), None)
+        asked = next((at for at in map(quoted, self.seen["file"], self.seen["line"]) if "gc.collect" in at), None)
         case = "asked for" if asked else ""
         yield self._finding("garbage collection", share, asked or "wherever objects are made", evidence, case=case)
 
     def _backwards(self) -> Iterator[Finding]:
         """Several backward passes in an iteration: through one graph, or of micro-batches."""
-        each, backward = self.data["backwards"] / len(self.iterations), self.activities[observe.BACKWARD]
+        each, backward = self.data["backwards"] / len(self.iterations), self.activities[stacks.BACKWARD]
         if backward and each >= 1.5 and self.data["retained"] >= 0.5 * len(self.iterations):
             evidence = f"{each:.3g} backward passes an iteration, and the graph is kept for the next"
             fault, repeated = "repeated backward", backward
         elif backward and each >= MICRO_BATCHES:
             evidence = f"{each:.3g} micro-batches an iteration"
-            fault, repeated = "small batches", backward + self.activities[observe.COMPUTING]
+            fault, repeated = "small batches", backward + self.activities[stacks.COMPUTING]
         else:
             return
-        yield self._finding(fault, repeated * (1 - 1 / each), self._dearest(observe.BACKWARD), evidence, BOUND)
+        yield self._finding(fault, repeated * (1 - 1 / each), self._dearest(stacks.BACKWARD), evidence, BOUND)
 
     def _unclaimed(self) -> Iterator[Finding]:
         """Backward passes through what nothing trains."""
@@ -177,74 +212,91 @@ class Observed:
             return
         name, count, numbers, passed = self.data["unclaimed"]
         evidence = f"{count} weights get gradients, {numbers:.0%} of all numbers that do, and no optimizer has them"
-        share = numbers * self.activities[observe.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
+        share = numbers * self.activities[stacks.BACKWARD] * (0.5 if passed else 1)  # what passes on remains
         yield self._finding("gradients without an optimizer", share, f"weights of {name}", evidence, BOUND)
 
+    def _memory(self) -> Iterator[Finding]:
+        """Memory that a list of the script's keeps, which costs new pages, and ends the training when it is full."""
+        grown, slope, left = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
+        for file, line, count, graphs in self.data.get("growing", []) if grown else []:
+            share = slope / PAGE * FAULT_S * 1e3 / self.step_ms
+            evidence = f"{grown}; a list of {count:,} items gets more here in each iteration"
+            finding = self._finding("growing memory", share, quoted(file, line), evidence, ESTIMATE, "graphs" * graphs)
+            yield replace(finding, urgent=left * self.step_ms / 1e3 < ENDS_S)
+
+    def _anomaly(self) -> Iterator[Finding]:
+        """It notes a traceback for each operation, and looks for NaN in each gradient."""
+        if self.data["anomaly"]:
+            share = self.activities[stacks.NOTING] + self.activities[stacks.BACKWARD]
+            evidence = f"{self.activities[stacks.NOTING]:.0%} of the time notes tracebacks; each gradient is checked"
+            where = self.data["settings"].get(settings.ANOMALY, "")
+            yield self._finding("anomaly detection", share, where, evidence, BOUND)
+
     def warnings(self) -> list[Note]:
-        grown = growth(self.data["memory"], self.data["device_bytes"])
-        warnings = [Note("growing memory", grown)] if grown else []
+        grown, _, _ = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
+        warnings = [Note("growing memory", grown)] if grown and not any(self._memory()) else []
         if (others := self.data.get("others") or 0.0) >= BUSY:
             text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
             warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))
-        if self.data["anomaly"]:
-            text = "anomaly detection is on, which notes a traceback for each operation and checks each gradient"
-            warnings.append(Note("anomaly detection", f"{text}: {remedy('anomaly detection')}"))
-        return warnings
+        if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
+            warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
+        return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
 
     def notes(self) -> list[Note]:
-        if not self.enough or self.data["epochs"] or self.data["evaluations"]:
+        if not self.enough:
             return []
+        clock = list(own_clock(self.data, self.step_ms * (1 - self.activities[stacks.EVALUATING])))
+        if self.data["epochs"] or self.data["evaluations"]:
+            return clock
         text = "no epoch ended while the loop was observed, so what follows one isn't in these shares"
-        return [Note("epoch", f"{text}; --until-epoch waits for it")]
+        return [*clock, Note("epoch", f"{text}; --until-epoch waits for it")]
 
 
-def growth(memory: list[list[int]], device_bytes: int) -> str:
-    """In words: the memory that every iteration adds, of the second half of what was observed; "" if it stays."""
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """In order: what ends the training, then by gain; without what another one explains."""
+    gains = {finding.finding: finding.gain_share for finding in findings}
+    causes = {f.finding: [gains.get(cause, 0.0) for cause in EXPLAINED.get(f.finding, ())] for f in findings}
+    left = [f for f in findings if max(causes[f.finding], default=0.0) < f.gain_share / 2 or not f.gain_share]
+    return sorted(left, key=lambda finding: (not finding.urgent, -finding.gain_share))
+
+
+def growth(memory: list[list[int]], device_bytes: int, available: int = 0) -> tuple[str, float, float]:
+    """The memory that every iteration adds, of the second half of what was observed: in words, bytes, iterations left.
+
+    ("", 0, 0) if it stays.
+    """
     later = memory[len(memory) // 2 :]
     if len(later) < 4:
-        return ""
+        return "", 0.0, 0.0
     for column, name in ((2, "the device"), (1, "the process")):
         counts, sizes = [row[0] for row in later], [row[column] for row in later]
         slope, _ = statistics.linear_regression(counts, sizes)
         rising = sum(after > before for before, after in itertools.pairwise(sizes))
         if sizes[-1] - sizes[0] > GROWS and rising >= 0.7 * (len(sizes) - 1):
+            free = max(device_bytes - sizes[-1], 0) if column == 2 else available
             text = f"memory of {name} grows by {slope / 2**20:.1f} MiB an iteration"
-            if column == 2 and device_bytes:
-                text += f", and is full after {max(device_bytes - sizes[-1], 0) / slope:,.0f} more"
-            return f"{text}: {remedy('growing memory')}"
-    return ""
+            return f"{text}, and is full after {free / slope:,.0f} more" if free else text, slope, free / slope
+    return "", 0.0, 0.0
 
 
-def late_rank(ranks: dict[int, dict[str, Any]]) -> list[Note]:
+def late_rank(ranks: dict[int, dict[str, Any]]) -> list[Finding]:
     """The rank whose own work, outside of backward and collectives, takes longest: the others wait for it."""
-    if len(ranks) < 2:
+    loops = {rank: Observed(data) for rank, data in ranks.items() if data["iterations"]}
+    if len(loops) < 2:
         return []
-    loops = {rank: Observed(data) for rank, data in ranks.items()}
-    own = {}
-    for rank, loop in loops.items():
-        share = 1 - loop.activities[observe.BACKWARD] - loop.activities[observe.COMMUNICATING]
-        own[rank] = share * loop.total / len(loop.iterations) * 1e3
+    together = (stacks.BACKWARD, stacks.COMMUNICATING)
+    own = {rank: (1 - sum(loop.activities[name] for name in together)) * loop.step_ms for rank, loop in loops.items()}
     last = max(own, key=own.__getitem__)
-    others = statistics.median(ms for rank, ms in own.items() if rank != last)
-    if own[last] - others < 0.1 * loops[last].step_ms:
+    loop, others = loops[last], statistics.median(ms for rank, ms in own.items() if rank != last)
+    share = (own[last] - others) / loop.step_ms
+    if share < 0.1:
         return []
-    where = "".join(f", most at {line.where}" for line in loops[last].lines(1))
-    text = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work{where}"
-    return [Note("late rank", f"{text}; the others' take {milliseconds(others)} and wait for it")]
+    where = quoted(*_by_line(loop.seen[~loop.seen["activity"].isin(together)]).index[0])
+    evidence = f"rank {last} is late: {milliseconds(own[last])} an iteration of its own work"
+    evidence += f"; the others' take {milliseconds(others)} and wait for it"
+    return [loop._finding("late rank", share, where, evidence)]
 
 
 def _by_line(seen: pd.DataFrame) -> pd.Series:
     """Shares by file and line, the largest first."""
     return seen.groupby(["file", "line"])["share"].sum().sort_values(ascending=False, kind="stable")
-
-
-def place(file: str, line: int) -> str:
-    return f"{Path(file).name}:{line}"
-
-
-def source(file: str, line: int) -> str:
-    return " ".join(linecache.getline(file, line).split())
-
-
-def _at(file: str, line: int) -> str:
-    return "  ".join(filter(None, [place(file, line), source(file, line)]))

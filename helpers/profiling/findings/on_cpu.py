@@ -4,24 +4,31 @@ A CPU runs one op after another, so an op's time is what the step takes for it. 
 little to write and read again; larger ones cost a pass through memory for each op.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
+from statistics import median
 
 import numpy as np
 
 from ...watching.rates import ATTENTION, CONVOLUTION, FP64
-from ..account import OPERATORS
-from ..diagnosis import ESTIMATE, Finding
-from ..intervals import intersect, of, union
+from ...watching.settings import ONE_THREAD
+from ..account import OPERATORS, PYTHON_CODE
+from ..diagnosis import BOUND, ESTIMATE, Finding
+from ..intervals import intersect, of, subtract, union
 from ..places import user_frame
-from ..scene import Scene
-from ..trace import Event, aten
+from ..scene import SEVERAL, Scene
+from ..trace import OP, Event, aten
 from . import products
 from .needless import VIEWS, outermost
 
 CACHE = 2**20  # bytes: a core's second-level cache holds about as much
 ITEMSIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 LEAST_CHAIN = 3  # ops in a row
+SMALL_US, SHARED_US = 50, 100  # of an op: below, its call takes the time; above, several threads share it
+_DETERMINISTIC = aten(
+    "index_put_ _index_put_impl_ scatter_add_ scatter_reduce_ index_add_ put_ embedding_dense_backward"
+)
 
 _CONVOLUTIONS = aten("convolution convolution_backward")
 _ELEMENTWISE = aten(
@@ -100,6 +107,49 @@ def _is_fp32_product(op: Event) -> bool:
         return "float" in op.types[:3]
     product = products.product(op) if op.name in products.MATRICES else None
     return product is not None and product.dtype == "float" and min(product.m, product.k, product.n) > products.SMALL
+
+
+def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]:
+    """Operators so short that calling them takes the time, and the gaps between; but for what others explain.
+
+    Short are those whose name's median is, as some wait for a core. Nothing where they are less than half of the time
+    of all.
+    """
+    if scene.account is not None:
+        return
+    trace = scene.trace
+    ops = [e for e in trace.ops if e.track == trace.thread and not any(outer.kind == OP for outer in e.outer())]
+    medians = _medians(ops)
+    small = [op for op in ops if medians[op.name] < SMALL_US]
+    if 2 * sum(op.us for op in small) < sum(op.us for op in ops):
+        return
+    known = union([span for finding in explained for span in finding.spans])
+    gaps = [span for span in scene.parts[PYTHON_CODE] if span[1] - span[0] < SMALL_US]
+    spans = subtract(union(of(small) + gaps), known)
+    evidence = f"{scene.each(len(small), 'operator')} of under {SMALL_US} µs, a median of "
+    evidence += f"{median(op.us for op in small):.0f} µs; with the Python between them {scene.time(spans)}"
+    yield scene.finding("small operators", (SEVERAL, spans), scene.where(small), evidence, BOUND)
+
+
+def _medians(ops: list[Event]) -> dict[str, float]:
+    """An operator's usual time, by its name."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for op in ops:
+        times[op.name].append(op.us)
+    return {name: median(of_name) for name, of_name in times.items()}
+
+
+def one_thread(scene: Scene) -> Iterator[Finding]:
+    """Operators long enough to be shared among cores, of which one computes."""
+    settings = scene.trace.about.get("settings", {})
+    if scene.account is None and ONE_THREAD in settings:
+        medians = _medians(scene.trace.ops)
+        ops = [op for op in scene.trace.ops if medians[op.name] > SHARED_US and op.name.startswith("aten::")]
+        evidence = (
+            f"torch uses 1 of {settings['cores']} cores; {scene.time(of(ops))} in operators of over {SHARED_US} µs"
+        )
+        work, saved = (SEVERAL, of(ops)), 1 - 1 / settings["cores"]
+        yield scene.finding("one thread", work, settings[ONE_THREAD], evidence, BOUND, saved)
 
 
 def unfused_chains(scene: Scene) -> Iterator[Finding]:

@@ -1,0 +1,96 @@
+"""What objects show of a training: padding of a batch, weights that no optimizer has, lists that grow on and on."""
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .stacks import Line, user_line
+
+_ADD = {"append", "appendleft", "extend", "add"}
+MOST = 1000  # lists of an iteration
+
+
+def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:
+    """Positions of a batch of token ids (B, T), those in constant ends of rows, and those that all rows have there.
+
+    None if the ids are no such batch, or all rows are constant, such as types of tokens.
+    """
+    if ids.dim() != 2 or ids.is_floating_point() or min(ids.shape) < 2 or not torch.is_grad_enabled():
+        return None
+    ids = ids.detach().cpu()
+    most, shared = 0, 0
+    for flipped in (ids.flip(1), ids):  # padded behind, and before
+        runs = flipped.eq(flipped[:, :1]).long().cumprod(1).sum(1)
+        if bool((runs == ids.shape[1]).all()):
+            return None
+        padding = flipped[:, 0].mode().values
+        runs = runs.where(flipped[:, 0].eq(padding) & (runs > 1), 0)
+        if int(runs.sum()) > most:
+            most, shared = int(runs.sum()), int(runs.min()) * ids.shape[0]
+    return ids.numel(), most, shared
+
+
+def unclaimed() -> Generator[None, None, tuple[str, int, float, bool] | None]:
+    """Of the weights that get gradients in the next iteration, those that no optimizer has: a module, number, share.
+
+    The share is of all numbers that get gradients; the last tells whether the module holds weights that an optimizer
+    has, such as adapters, so that gradients pass through it all the same. Embeddings don't count, whose gradients cost
+    little for their size.
+    """
+    objects = gc.get_objects()
+    optimizers = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
+    taken = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
+    modules = [each for each in objects if issubclass(type(each), nn.Module) and "_parameters" in vars(each)]
+    inner = [module._parameters.values() for module in modules if not isinstance(module, nn.Embedding)]
+    weights = {weight for each in inner for weight in each if weight is not None}
+    trained = [weight for weight in weights if weight.requires_grad and weight.is_leaf]
+    del objects  # which would keep all of this iteration's tensors
+    reached: dict[Tensor, int] = {}
+    hooks = [w.register_post_accumulate_grad_hook(lambda w: reached.update({w: w.numel()})) for w in trained]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gone = {weight: size for weight, size in reached.items() if id(weight) not in taken}
+    if not gone or not taken:
+        return None
+    sizes = [sum(gone.get(weight, 0) for weight in module.parameters()) for module in modules]
+    most = [module for module, size in zip(modules, sizes, strict=True) if size == max(sizes)]
+    module = min(most, key=lambda module: len(list(module.parameters())))
+    passed = any(id(weight) in taken for weight in module.parameters())
+    return type(module).__name__, len(gone), sum(gone.values()) / sum(reached.values()), passed
+
+
+class Growing:
+    """The lists that one iteration adds to, and how long they are later."""
+
+    def __init__(self) -> None:
+        self._lists: dict[int, tuple[Any, int, Line]] = {}
+        self._iterations = 0  # since then
+
+    def called(self, frame: FrameType, function: Any) -> None:
+        """Told of each call of a builtin function in that iteration."""
+        holder, self._iterations = getattr(function, "__self__", None), 0
+        if type(holder) in (list, deque, set) and function.__name__ in _ADD and len(self._lists) < MOST:
+            self._lists.setdefault(id(holder), (holder, len(holder), user_line(frame)))
+
+    def iteration_ended(self) -> None:
+        self._iterations += 1
+        if self._iterations == 2:  # lists that only this still knows would keep an iteration's tensors
+            self._lists = {key: each for key, each in self._lists.items() if sys.getrefcount(each[0]) > 2}
+
+    def data(self) -> list[Any]:
+        """Of the longest that got an item or more in each iteration: file, line, items, whether these hold graphs."""
+        grown = [
+            (len(items), *line, any(isinstance(each, Tensor) and each.requires_grad for each in items))
+            for items, before, line in self._lists.values()
+            if line[1] and len(items) - before >= max(self._iterations - 1, 2)
+        ]
+        return [[file, line, count, graphs] for count, file, line, graphs in sorted(grown, reverse=True)[:1]]
