@@ -286,7 +286,13 @@ def _kind(code: CodeType) -> str:
 @functools.cache
 def is_library(name: str) -> bool:
     """Whether a file is not the user's: installed, of Python's own, made up, or ours."""
-    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, _OURS, torch.__path__[0]))
+    return is_installed(name) or name.startswith(_OURS)
+
+
+@functools.cache
+def is_installed(name: str) -> bool:
+    """Whether a file is installed, of Python's own, or made up."""
+    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, torch.__path__[0]))
 
 
 def padded_positions(ids: Tensor) -> tuple[int, int, int] | None:

@@ -1,0 +1,139 @@
+"""`speed_guard.json`: the counts of each step that is guarded, and what is more than they say.
+
+It lies beside a test or a script and is meant to be committed: by torch's minor version and class of machine, then by
+the step's name. A line of the user's is known by its text, so that it may move.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..lab import files
+from ..lab.machine import device_class
+from .counting import CALLS, COUNTERS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK, STORED, Counts
+from .places import growth, inclusive, source
+
+FILE = "speed_guard.json"
+LINES, NAMES = "lines", "operators by name"
+BYTES = 0.01  # as a share
+POINTS = 0.05  # of padding, as other samples of one width have more or less
+CALLS_MORE, CALLS_LEAST = 0.5, 50  # a function may be split, which does no more
+NAMED = 4  # operators
+_BYTES, _FLOPS = (" bytes", " KiB", " MiB", " GiB"), ("", " thousand", " million", " billion")
+
+
+class MoreWork(AssertionError):
+    """A step has more to do than is written down."""
+
+
+class WrongRecord(Exception):
+    """A record that can't be read or written."""
+
+
+def key() -> str:
+    return f"{'.'.join(torch.__version__.split('.')[:2])} {device_class()}"
+
+
+def read(file: Path) -> dict[str, Any]:
+    """All that is written down; nothing where there is no file."""
+    try:
+        record = json.loads(Path(files.regular(file)).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise WrongRecord(f"{file} can't be read ({error}): restore it, or delete it to have it written anew") from None
+    entries = [entry for steps in record.values() for entry in steps.values()] if _are_maps([record]) else [None]
+    if not _are_maps(entries) or not _are_maps(entry.get(LINES) for entry in entries):
+        raise WrongRecord(f"{file} isn't a record of steps: restore it, or delete it to have it written anew")
+    return record
+
+
+def write(file: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Replace a step's entry. Processes side by side take turns, and leave each other's entries as they are."""
+    try:
+        with files.locked(file.parent):
+            record = read(file)
+            record.setdefault(key(), {})[name] = entry
+            files.write(file, _dumped(record) + "\n")
+    except OSError as error:
+        raise WrongRecord(f"{file} can't be written: {error.strerror}") from None
+
+
+def _dumped(value: Any, depth: int = 0) -> str:
+    """JSON, sorted, with a line for each number and for each line of source."""
+    if not isinstance(value, dict) or depth == 4 or not value:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    indent = " " * (depth + 1)
+    rows = [f"{indent}{json.dumps(k, ensure_ascii=False)}: {_dumped(value[k], depth + 1)}" for k in sorted(value)]
+    return "{\n" + ",\n".join(rows) + "\n" + " " * depth + "}"
+
+
+def _are_maps(values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def entry(counts: Counts) -> dict[str, Any]:
+    """What is written down of a step."""
+    lines: dict[str, dict[str, float]] = defaultdict(dict)
+    for counter in COUNTERS:
+        for text, number in inclusive(counts.of(counter)).items():
+            if number:
+                lines[text][counter] = _rounded(number)
+    names = {name: _rounded(number / counts.steps) for name, number in counts.operators.items()}
+    return {name: _rounded(number) for name, number in counts.a_step().items()} | {LINES: dict(lines), NAMES: names}
+
+
+def _rounded(number: float) -> float:
+    return int(number) if number == int(number) else round(number, 4)
+
+
+def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """What is more than is written down, with the lines that have it done, and what is less: a text for each counter.
+
+    `allow` names shares of a counter by which it may grow, where it was 0 that much. A counter that isn't written down
+    can't be more.
+    """
+    new, more, less = entry(counts), [], []
+    for counter in COUNTERS:
+        was, now = old.get(counter), new[counter]
+        if was is None or was == now:
+            continue
+        text = f"{counter} {_change(counter, was, now)}"
+        if counter == OPERATORS:
+            differ = {name: new[NAMES].get(name, 0) - old[NAMES].get(name, 0) for name in old[NAMES] | new[NAMES]}
+            names = sorted((name for name in differ if differ[name]), key=lambda name: -abs(differ[name]))
+            text += f" ({', '.join(f'{name} {differ[name]:+,}' for name in names[:NAMED])})"
+        if now > _most(counter, was, allow):
+            chains = counts.of(OPERATORS if counter == LAUNCHES else counter)
+            places = {source(place): place for chain in chains for place in chain}
+            grown = growth(chains, {text: numbers.get(counter, 0) for text, numbers in old[LINES].items()})
+            named = [f"{Path(places[line][0]).name}:{places[line][1]} {line.partition(': ')[2]}" for line in grown]
+            more.append(": ".join(filter(None, [text, ", ".join(named)])))
+        elif now < was:
+            less.append(text)
+    return more, less
+
+
+def _most(counter: str, was: float, allow: Mapping[str, float]) -> float:
+    """The most that isn't too much."""
+    if counter == PADDING:
+        return was + allow.get(counter, POINTS)
+    if counter in allow:
+        return was + allow[counter] * max(was, 1)
+    if counter == CALLS:
+        return was * (1 + CALLS_MORE) + CALLS_LEAST
+    return was * (1 + BYTES * (counter in (STORED, PEAK, MOVED)))
+
+
+def _change(counter: str, was: float, now: float) -> str:
+    if counter == PADDING:
+        return f"{was:.0%} → {now:.0%}"
+    base, units = (1024, _BYTES) if counter in (STORED, PEAK, MOVED) else (1000, _FLOPS if "FLOPs" in counter else [""])
+    power = min(int(math.log(max(was, now, 1), base)), len(units) - 1)
+    was, now = (round(number / base**power, 2 if number < 100 * base**power else None) for number in (was, now))
+    return f"{was:,g} → {now:,g}{units[power]}{'' if counter == PEAK else ' a step'}"
