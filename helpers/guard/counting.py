@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import os
 import sys
 import warnings
 import weakref
@@ -47,7 +46,6 @@ _FORMULAS = flop_registry | {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
 _READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
-_READS = {f"aten::{name}" for name in _READS}
 _READ_BY = {"tolist", "numpy", "cpu"}  # methods of a tensor that call no operator on a CPU
 _SYNCHRONIZE = {"synchronize", "_cuda_synchronize"}
 _PYTHON = {  # functions of libraries
@@ -79,56 +77,52 @@ class Counts:
         """Where a batch has real tokens (1 or True): its padding is what is left, not what ends rows of token ids."""
         self.masks.append((Lines().of(sys._getframe(1)), real.detach()))
 
-    def of(self, counter: str) -> dict[Chain, float]:
-        """A counter's number in a step by lines; of the peak, the bytes that were there."""
-        return {chain: number / (1 if counter == PEAK else self.steps) for chain, number in self.lines[counter].items()}
-
     def a_step(self) -> dict[str, float]:
         """The number of each counter in a step."""
         if self.masks:
             self.positions, self.lines[PADDING] = sum(mask.numel() for _, mask in self.masks), Counter()
             for chain, mask in self.masks:
                 self.lines[PADDING][chain] += mask.numel() - int(mask.count_nonzero())
+        padding = self.lines[PADDING].total() / max(self.positions, 1)
         numbers = {counter: self.lines[counter].total() / self.steps for counter in COUNTERS}
-        numbers |= {PEAK: self.peak, LAUNCHES: self.launches / self.steps}
-        return numbers | {PADDING: self.lines[PADDING].total() / max(self.positions, 1)}
+        return numbers | {PEAK: self.peak, LAUNCHES: self.launches / self.steps, PADDING: padding}
 
 
 class Memory:
     """The bytes of the tensors that have been seen, until they are freed, by the line that made them."""
 
-    def __init__(self, counts: Counts) -> None:
-        self.live: Counter[Chain] = Counter()
-        self._counts = counts
+    def __init__(self, counts: Counts, where: Lines) -> None:
+        self._counts, self._where, self._total, self._rising = counts, where, 0, False
+        self._live: Counter[Chain] = Counter()
         self._known: dict[int, tuple[Any, int, Chain]] = {}
-        self._total = 0
-        self._rising = False
-        self._older: set[int] = set()  # what the step has found
+        self._older: set[int] = set()  # what the step has found, and what it has stored
         self._stored: set[int] = set()
 
     def begin(self) -> None:
-        self._older, self._stored = set(self._known), set()
         self._see_peak()
+        self._older, self._stored = set(self._known), set()
 
-    def see(self, tensor: Tensor, chain: Chain) -> int:
-        """The number of its storage, whose bytes count from now on; 0 if it has none."""
+    def see(self, tensor: Tensor, chain: Chain) -> tuple[int, Chain]:
+        """The number of its storage, whose bytes count from now on, and the line that made it; 0 if it has none."""
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse
-            return 0
+            return 0, chain
         number, size = storage._cdata, storage.nbytes()
         freed, before, chain = self._known.get(number) or (weakref.ref(storage, lambda _: self._free(number)), 0, chain)
         if size != before:
             self._known[number] = freed, size, chain
             self._add(size - before, chain)
-        return number
+        return number, chain
 
-    def store(self, tensor: Tensor, chain: Chain) -> None:
+    def store(self, tensor: Tensor) -> Tensor:
         """Count a tensor that is saved for the backward pass, unless it has been there before the step."""
-        number = self.see(tensor, chain)
-        if number not in self._older and number not in self._stored and number:
+        chain = self._where.of(sys._getframe(1))
+        number, _ = self.see(tensor, chain)
+        if number in self._known and number not in self._older and number not in self._stored:
             self._stored.add(number)
             self._counts.lines[STORED][chain] += self._known[number][1]
+        return tensor
 
     def _free(self, number: int) -> None:
         _, size, chain = self._known.pop(number)
@@ -140,25 +134,23 @@ class Memory:
         if size < 0 and self._rising:
             self._see_peak()
         self._total += size
-        self.live[chain] += size
+        self._live[chain] += size
         self._rising = size > 0
 
     def _see_peak(self) -> None:
-        self._rising = False
         if self._counts.steps and self._total > self._counts.peak:
-            self._counts.peak = self._total
-            self._counts.lines[PEAK] = Counter(self.live)
+            self._counts.peak, self._counts.lines[PEAK] = self._total, Counter(self._live)
 
 
-class Operators(TorchDispatchMode):
-    """Counts what torch computes, also in compiled code's calls of a library."""
+class Counting(TorchDispatchMode):
+    """Counts the operators that torch runs, also in compiled code's calls of a library, and calls of Python."""
 
-    def __init__(self, counts: Counts, memory: Memory, lines: Lines, warned: list[Any]) -> None:
+    def __init__(self, counts: Counts, memory: Memory, where: Lines, warned: list[Any]) -> None:
         super().__init__()
-        self.away = False  # while something is counted, or compiled
-        self._counts, self._memory, self._lines, self._warned = counts, memory, lines, warned
-        self._process = os.getpid()
+        self._counts, self._memory, self._where, self._warned = counts, memory, where, warned
         self._on_gpu = torch.cuda.is_available()
+        self._away = False  # while something is counted, or compiled
+        self._compiling: FrameType | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -166,60 +158,88 @@ class Operators(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(map(_is_made_of_others, types)):  # whose operators are counted
-            return NotImplemented
-        kwargs, warned = kwargs or {}, len(self._warned)
-        result = func(*args, **kwargs)
-        counted = not (self.away or func.namespace == "profiler" or os.getpid() != self._process)
-        if counted:
-            self.away = True
-            try:
-                self._count(func, args, kwargs, result, warned)
-            finally:
-                self.away = False
+        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+            return NotImplemented  # a tensor made of others, whose operators are counted
+        before = len(self._warned)
+        result = func(*args, **(kwargs or {}))
+        if not self._away and func.namespace != "profiler":
+            self._away, waits = True, sum("synchronizing" in str(each.message) for each in self._warned[before:])
+            self._count(func, args, kwargs or {}, result, waits)
+            self._away = False
+            del self._warned[before:]
         return result
 
-    def _count(self, func: Any, args: tuple, kwargs: dict, result: Any, warned: int) -> None:
-        chain, on_host = self._lines.of_operator(sys._getframe(2))
-        name, lines = func._schema.name, self._counts.lines
-        if self._on_gpu:
-            lines[WAITS][chain] += sum("synchronizing" in str(each.message) for each in self._warned[warned:])
-        else:
-            lines[WAITS][chain] += not on_host and _reads(name, args)
-        for tensor in _tensors((*args, *kwargs.values(), result)):
+    def _count(self, func: Any, args: tuple, kwargs: dict, result: Any, waits: int) -> None:
+        chain, on_host = self._where.of_operator(sys._getframe(2))
+        space, _, name = func._schema.name.partition("::")
+        lines, tensors = self._counts.lines, list(_tensors((*args, *kwargs.values(), result)))
+        lines[WAITS][chain] += waits if self._on_gpu else not on_host and _reads(name, args)
+        for tensor in tensors:
             self._memory.see(tensor, chain)
-        if works(name) and writes(func._schema):
-            self._counts.operator(name, chain)
-        if name in ("aten::copy_", "aten::_to_copy", "aten::clone"):
-            self._copied(*((args[1], args[0]) if name == "aten::copy_" else (args[0], result)), chain)
-        if name == "aten::embedding" and (seen := padded_positions(args[1])):
+        if works(func._schema.name) and writes(func._schema):
+            self._counts.operator(name if space == "aten" else f"{space}::{name}", chain)
+        if name in ("copy_", "_to_copy", "clone"):
+            source, target = (args[1], args[0]) if name == "copy_" else (args[0], result)
+            moved = source.device.type != target.device.type
+            lines[MOVED][chain] += moved * target.numel() * target.element_size()
+            lines[COPIES if source.dtype == target.dtype else CASTS][chain] += not moved
+        if name == "embedding" and (seen := padded_positions(args[1])):
             self._counts.positions += seen[0]
-            lines[PADDING][chain] += seen[1]
+            lines[PADDING][self._memory.see(args[1], chain)[1]] += seen[1]
         if formula := _FORMULAS.get(func._overloadpacket):
-            self._multiplied(formula(*args, **kwargs, out_val=result), args, chain)
-        del self._warned[warned:]
+            flops = formula(*args, **kwargs, out_val=result)
+            width = max(tensor.element_size() for tensor in tensors if tensor.is_floating_point())
+            for counter, least in ((FLOPS, 0), (WIDE, 4), (WIDEST, 8)):
+                lines[counter][chain] += flops * (width >= least)
 
-    def _copied(self, source: Tensor, target: Tensor, chain: Chain) -> None:
-        if source.device.type != target.device.type:
-            self._counts.lines[MOVED][chain] += target.numel() * target.element_size()
-        else:
-            self._counts.lines[COPIES if source.dtype == target.dtype else CASTS][chain] += 1
+    def called(self, frame: FrameType, event: str, function: Any) -> None:
+        """What `sys.setprofile` asks for."""
+        if self._away:
+            if frame is self._compiling and event == "return":
+                self._away, self._compiling = False, None
+        elif event == "call":
+            self._called_python(frame)
+        elif event == "c_call":
+            self._called_builtin(frame, function)
 
-    def _multiplied(self, flops: int, args: tuple, chain: Chain) -> None:
-        width = max(tensor.element_size() for tensor in _tensors(args) if tensor.is_floating_point())
-        for counter, least in ((FLOPS, 0), (WIDE, 4), (WIDEST, 8)):
-            self._counts.lines[counter][chain] += flops * (width >= least)
+    def _called_python(self, frame: FrameType) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if counter := _counter(code):
+            self._counts.lines[counter][self._where.of(frame)] += 1
+            if counter == RECOMPILED:
+                self._away, self._compiling = True, frame
+        if broken := resumed_at(code):
+            self._counts.lines[BREAKS][broken,] += 1
+        elif kind(caller.f_code) == USER and not is_part(code):
+            self._counts.lines[CALLS][(caller.f_code.co_filename, line_of(caller)),] += 1
+        elif kind(code) == USER and not is_part(code):
+            self._counts.lines[CALLS][(code.co_filename, code.co_firstlineno),] += 1
+
+    def _called_builtin(self, frame: FrameType, function: Any) -> None:
+        what, name = kind(frame.f_code), function.__name__
+        if what == USER:
+            self._counts.lines[CALLS][(frame.f_code.co_filename, line_of(frame)),] += 1
+        if what == GENERATED and name == "kernel":
+            self._counts.operator("Inductor's kernel", self._where.of_operator(frame)[0])
+        elif name == "open" and function.__module__ in ("_io", "io", "posix", "nt"):
+            self._counts.lines[FILES][self._where.of(frame)] += 1
+        elif name in _SYNCHRONIZE if self._on_gpu else name in _READ_BY and isinstance(function.__self__, Tensor):
+            chain, on_host = self._where.of_operator(frame)
+            self._counts.lines[WAITS][chain] += self._on_gpu or not on_host
 
 
-def _is_made_of_others(kind: Any) -> bool:
-    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+@functools.cache
+def _counter(code: CodeType) -> str:
+    """What a function of a library's is counted as, if it is."""
+    names = (c for (file, name), c in _PYTHON.items() if code.co_qualname == name and code.co_filename.endswith(file))
+    return next(names, "")
 
 
 def _reads(name: str, args: tuple) -> bool:
     """Whether the host waits for an operator's result, on a GPU."""
-    if name in ("aten::index", "aten::index_put_"):  # a number under a mask is filled in without a wait
+    if name in ("index", "index_put_"):  # a number under a mask is filled in without a wait
         masks = any(mask is not None and mask.dtype in (torch.bool, torch.uint8) for mask in args[1])
-        return masks and not (name == "aten::index_put_" and args[2].numel() == 1)
+        return masks and not (name == "index_put_" and args[2].numel() == 1)
     return name in _READS
 
 
@@ -231,71 +251,14 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-class Calls:
-    """Told of every call of Python by `sys.setprofile`."""
-
-    def __init__(self, counts: Counts, operators: Operators, lines: Lines) -> None:
-        self._counts, self._operators, self._lines = counts, operators, lines
-        self._on_gpu, self._process = torch.cuda.is_available(), os.getpid()
-        self._compiling: FrameType | None = None
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if self._operators.away:
-            if frame is self._compiling and event == "return":
-                self._operators.away, self._compiling = False, None
-        elif event == "call":
-            self._called(frame)
-        elif event == "c_call":
-            self._called_builtin(frame, argument)
-
-    def _called(self, frame: FrameType) -> None:
-        code, caller = frame.f_code, frame.f_back
-        if counter := _counter(code):
-            if os.getpid() != self._process:  # a fork's
-                sys.setprofile(None)
-                return
-            self._counts.lines[counter][self._lines.of(frame)] += 1
-            if counter == RECOMPILED:
-                self._operators.away, self._compiling = True, frame
-        if broken := resumed_at(code):
-            self._counts.lines[BREAKS][broken,] += 1
-        elif caller is not None and kind(caller.f_code) == USER:
-            if not is_part(code):
-                self._call(caller.f_code, line_of(caller))
-        elif kind(code) == USER:
-            self._call(code, code.co_firstlineno)
-
-    def _call(self, code: CodeType, line: int) -> None:
-        self._counts.lines[CALLS][(code.co_filename, line),] += 1
-
-    def _called_builtin(self, frame: FrameType, function: Any) -> None:
-        what, name = kind(frame.f_code), function.__name__
-        if what == USER:
-            self._call(frame.f_code, line_of(frame))
-        if what == GENERATED and name == "kernel":
-            self._counts.operator("Inductor's kernel", self._lines.of_operator(frame)[0])
-        elif name == "open" and function.__module__ in ("_io", "io", "posix", "nt"):
-            self._counts.lines[FILES][self._lines.of(frame)] += 1
-        elif name in _SYNCHRONIZE if self._on_gpu else name in _READ_BY and isinstance(function.__self__, Tensor):
-            chain, on_host = self._lines.of_operator(frame)
-            self._counts.lines[WAITS][chain] += self._on_gpu or not on_host
-
-
-@functools.cache
-def _counter(code: CodeType) -> str:
-    """What a function of a library's is counted as, if it is."""
-    names = (c for (file, name), c in _PYTHON.items() if code.co_qualname == name and code.co_filename.endswith(file))
-    return next(names, "")
-
-
 @contextlib.contextmanager
 def counting() -> Iterator[tuple[Counts, Callable[[], None]]]:
     """Count what this thread does; the function begins a step. What comes before the first step settles memory.
 
     No garbage is collected meanwhile, as it would be by chance in one step or another.
     """
-    counts, lines, warned = Counts(), Lines(), []
-    memory = Memory(counts)
+    counts, where, warned = Counts(), Lines(), []
+    memory = Memory(counts, where)
     with contextlib.ExitStack() as undo:
         if torch.cuda.is_available():
             warned = undo.enter_context(warnings.catch_warnings(record=True))
@@ -303,21 +266,19 @@ def counting() -> Iterator[tuple[Counts, Callable[[], None]]]:
             undo.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
             torch.cuda.set_sync_debug_mode("warn")
         gc.collect()
-        if gc.isenabled():
-            gc.disable()
-            undo.callback(gc.enable)
-        operators = undo.enter_context(Operators(counts, memory, lines, warned))
-        store = functools.partial(_store, memory, lines)
-        undo.enter_context(saved_tensors_hooks(store, lambda tensor: tensor))
+        undo.callback(gc.enable if gc.isenabled() else gc.disable)
+        gc.disable()
+        mode = undo.enter_context(Counting(counts, memory, where, warned))
+        undo.enter_context(saved_tensors_hooks(memory.store, lambda tensor: tensor))
         undo.callback(sys.setprofile, sys.getprofile())
-        sys.setprofile(Calls(counts, operators, lines))
+        sys.setprofile(mode.called)
 
         def begin() -> None:
             if not counts.steps:
                 counts.clear()
                 undo.enter_context(_launches(counts))
-            counts.steps += 1
             memory.begin()
+            counts.steps += 1
 
         yield counts, begin
     memory.begin()
@@ -336,10 +297,5 @@ def _launches(counts: Counts) -> Iterator[None]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             yield
             torch.cuda.synchronize()
-        on_device = [e for e in profile.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-        counts.launches = sum(not event.name.startswith(("Memcpy ", "Memset ")) for event in on_device)
-
-
-def _store(memory: Memory, lines: Lines, tensor: Tensor) -> Tensor:
-    memory.store(tensor, lines.of(sys._getframe(1)))
-    return tensor
+        kernels = [e.name for e in profile.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+        counts.launches = sum(not name.startswith(("Memcpy ", "Memset ")) for name in kernels)

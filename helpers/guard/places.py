@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..watching.observe import is_installed, line_of
-from ..watching.run_script import OWN_FILES
+from ..watching.run_script import run_script
 
 Place = tuple[str, int]  # a file and a line
 Chain = tuple[Place, ...]  # the user's lines on the stack, the innermost last
@@ -26,8 +26,8 @@ _KINDS = (
     (r"/torch/(optim|utils/data)/", ".*", ON_HOST),
     (r"/c[a-z2-7]{51}\.py$", ".*", GENERATED),
 )
-_OWN = str(Path(__file__).parent) + "/"
-_OUTSIDE = {*OWN_FILES, _OWN + "blocks.py"}  # what runs the user's code
+_OWN = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("guard", "watching"))
+_OUTSIDE = {_OWN[0] + "blocks.py", run_script.__code__.co_filename}  # what runs the user's code
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")  # the rest of a function after a graph break
 LONGEST = 80
 MOST, ALL, ALIKE, NAMED = 0.8, 0.99, 1.01, 2  # shares; lines that are named
@@ -58,7 +58,7 @@ def source(place: Place) -> str:
 
 
 class Lines:
-    """The user's lines that have something done: of an operator in a backward pass, those that it is the gradient of.
+    """The user's lines that have something done; in a backward pass, those whose gradient it is after its own.
 
     What `torch.utils.checkpoint` computes again belongs to the line that calls it.
     """
@@ -78,7 +78,8 @@ class Lines:
             # The node of an operator that needs a backward pass has been numbered just before.
             self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (chain, outside))
         elif (recomputed or not inside) and node._sequence_nr() in self._forward:
-            chain = self._forward[node._sequence_nr()][recomputed]
+            before = self._forward[node._sequence_nr()][recomputed]
+            chain = outside + tuple(place for place in before if place not in outside)
         elif not chain:  # a thread of autograd's, while this one waits for it
             chain = self.of(sys._current_frames().get(self._thread))
         return chain, on_host
@@ -104,23 +105,26 @@ def _walk(frame: FrameType | None) -> tuple[Chain, Chain, bool, bool, bool]:
     return tuple(lines[::-1]), tuple(lines[outside:][::-1]), inside, recomputed, on_host
 
 
-def growth(chains: Mapping[Chain, float], before: Mapping[str, float]) -> list[str]:
-    """The lines that make a number larger than before, when lines, each with all that it calls, had those numbers.
+def growth(chains: Mapping[Chain, float], before: Mapping[str, float], more: float) -> list[str]:
+    """The lines that make a number larger by so much, when lines, each with all that it calls, had those numbers.
 
     Down from the outermost, the line that most of the growth is under, until it is a new one, or calls several that
-    grew. Of a line under which everything happens, those are named.
+    grew. Of these, new ones are named, or all where everything happens under the line.
     """
     now, everything = inclusive(chains), sum(chains.values())
-    was = _renamed(now, before)
+    was, line, depth = _renamed(now, before), "", 0
     grown = {text: number - was.get(text, 0.0) for text, number in now.items()}
-    line, depth = "", 0
-    while not line or line in was:
-        called = sorted({source(chain[depth]) for chain in chains if len(chain) > depth}, key=lambda text: -grown[text])
-        called = [text for text in called if grown[text] > 0]
-        if not called or grown[called[0]] < MOST * (grown[line] if line else sum(map(grown.get, called))):
-            return called[:NAMED] if called and (not line or now[line] >= ALL * everything) else [line] * bool(line)
-        line, depth = called[0], depth + 1
-        chains = {chain: n for chain, n in chains.items() if len(chain) >= depth and source(chain[depth - 1]) == line}
+    while not line or line in was or now[line] >= ALL * everything:
+        below = {source(chain[depth]) for chain in chains if len(chain) > depth}
+        called = sorted((text for text in below if grown[text] > 0), key=lambda text: (-grown[text], text))
+        new = [text for text in called if text not in was]
+        if called and grown[called[0]] >= MOST * more:
+            line, depth, more = called[0], depth + 1, grown[called[0]]
+            chains = {c: number for c, number in chains.items() if len(c) >= depth and source(c[depth - 1]) == line}
+        elif sum(grown[text] for text in new) >= MOST * more:
+            return new[:NAMED]
+        else:
+            return [line] if line and (now[line] < ALL * everything or not called) else called[:NAMED]
     return [line]
 
 

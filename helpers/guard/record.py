@@ -16,7 +16,7 @@ import torch
 from ..lab import files
 from ..lab.machine import device_class
 from .counting import CALLS, COUNTERS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK, STORED, Counts
-from .places import growth, inclusive, source
+from .places import Chain, growth, inclusive, source
 
 FILE = "speed_guard.json"
 LINES, NAMES = "lines", "operators by name"
@@ -81,7 +81,7 @@ def entry(counts: Counts) -> dict[str, Any]:
     """What is written down of a step."""
     lines: dict[str, dict[str, float]] = defaultdict(dict)
     for counter in COUNTERS:
-        for text, number in inclusive(counts.of(counter)).items():
+        for text, number in inclusive(_of(counts, counter)).items():
             if number:
                 lines[text][counter] = _rounded(number)
     names = {name: _rounded(number / counts.steps) for name, number in counts.operators.items()}
@@ -109,14 +109,26 @@ def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[l
             names = sorted((name for name in differ if differ[name]), key=lambda name: -abs(differ[name]))
             text += f" ({', '.join(f'{name} {differ[name]:+,}' for name in names[:NAMED])})"
         if now > _most(counter, was, allow):
-            chains = counts.of(OPERATORS if counter == LAUNCHES else counter)
-            places = {source(place): place for chain in chains for place in chain}
-            grown = growth(chains, {text: numbers.get(counter, 0) for text, numbers in old[LINES].items()})
-            named = [f"{Path(places[line][0]).name}:{places[line][1]} {line.partition(': ')[2]}" for line in grown]
-            more.append(": ".join(filter(None, [text, ", ".join(named)])))
+            more.append(": ".join([text, *filter(None, [_lines(old, counts, counter, 1 - was / now)])]))
         elif now < was:
             less.append(text)
     return more, less
+
+
+def _of(counts: Counts, counter: str) -> dict[Chain, float]:
+    """A counter's number in a step by lines."""
+    steps = 1 if counter == PEAK else counts.steps
+    return {chain: number / steps for chain, number in counts.lines[counter].items()}
+
+
+def _lines(old: Mapping, counts: Counts, counter: str, share: float) -> str:
+    """The lines by which a counter has grown, of whose number this share is new."""
+    counter = OPERATORS if counter == LAUNCHES else counter
+    chains = _of(counts, counter)
+    before = {text: numbers.get(counter, 0) for text, numbers in old[LINES].items()}
+    places = {source(place): place for chain in chains for place in chain}
+    named = growth(chains, before, share * sum(chains.values()))
+    return ", ".join(f"{Path(places[t][0]).name}:{places[t][1]} {t.partition(': ')[2]}" for t in named)
 
 
 def _most(counter: str, was: float, allow: Mapping[str, float]) -> float:
