@@ -243,8 +243,8 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def guard(options: argparse.Namespace) -> int:
-    from .guard.blocks import Guard, TooShort, guard_script
-    from .guard.record import FILE, MoreWork, WrongRecord
+    from .guard.blocks import Guard, guard_script
+    from .guard.record import FILE, CannotGuard, MoreWork
 
     script, *arguments = _script(options)
     folder = Path.cwd() if options.module else Path(script).resolve().parent
@@ -255,7 +255,7 @@ def guard(options: argparse.Namespace) -> int:
     except MoreWork as more:
         print(more)
         return 1
-    except (TooShort, WrongRecord) as error:
+    except CannotGuard as error:
         return _fail(error, 1)
     except Exception as error:  # the script's own
         return _script_failed(error, options)

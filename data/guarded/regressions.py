@@ -154,10 +154,9 @@ def compile_lost(planted):
     def step():
         optimizer.zero_grad()
         if planted:
-            loss = F.cross_entropy(net(smooth(X)), Y)  # planted
+            F.cross_entropy(net(smooth(X)), Y).backward()  # planted
         else:
-            loss = F.cross_entropy(net(compiled(X)), Y)
-        loss.backward()
+            F.cross_entropy(net(compiled(X)), Y).backward()
         optimizer.step()
 
     return step

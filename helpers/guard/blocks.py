@@ -11,11 +11,12 @@ import ast
 import contextlib
 import itertools
 import linecache
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -27,7 +28,6 @@ from ..watching.windows import end_of_iteration
 from . import record
 from .counting import COUNTERS, Counts, counting
 
-STEPS, WARM_UP = 3, 2
 BLOCK = "guarded_block"
 
 
@@ -37,29 +37,41 @@ class Guard:
     `tell` gets lines about what is less, new, or written anew. `where` goes before the blocks' names.
     """
 
-    _running = False
+    _running = ""
 
-    def __init__(
-        self, file: Path, where: str = "", *, update: bool = False, tell: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, file: Path, where: str = "", update: bool = False, tell: Callable[[str], None] = print) -> None:
         self.file, self.where, self.update, self.tell = file, where, update, tell
 
+    @contextlib.contextmanager
     def __call__(
-        self, name: str, *, steps: int = STEPS, warm_up: int = WARM_UP, allow: Mapping[str, float] | None = None
-    ) -> "Block":
-        """A block to guard. `allow` maps counters to the share by which they may grow: `{"host waits": 1}`."""
+        self, name: str, *, steps: int = 3, warm_up: int = 2, allow: Mapping[str, float] = MappingProxyType({})
+    ) -> Iterator[Counts]:
+        """Guard the block. `allow` maps counters to the share by which they may grow: `{"host waits": 1}`."""
         check_at_least(1, steps=steps)
-        check_at_least(0, warm_up=warm_up)
-        for counter, share in (allow or {}).items():
-            check_choice(COUNTERS, allow=counter)
-            if not share >= 0:
-                raise ValueError(f"allow[{counter!r}] is {share!r}; it must be a share of at least 0")
-        return Block(self, name, steps, warm_up, allow or {})
+        check_at_least(0, warm_up=warm_up, **{f"allow[{counter!r}]": math.ceil(allow[counter]) for counter in allow})
+        check_choice(COUNTERS, **{f"allow[{counter!r}]": counter for counter in allow})
+        if Guard._running:
+            raise RuntimeError(f"the block {name!r} is inside of {Guard._running!r}: only one of them can be guarded")
+        counts, Guard._running = Counts(), name
+        try:
+            run = _block(sys._getframe(2), counts)
+            for _ in range(warm_up):
+                run()
+            with counting(counts) as begin:
+                run()
+                for _ in range(steps):
+                    begin()
+                    run()
+            yield counts
+        finally:
+            Guard._running = ""
+        self.check(name, counts, allow)
 
     def check(self, name: str, counts: Counts, allow: Mapping[str, float]) -> None:
         """Raise `MoreWork` where a step does more than is written down; write it where nothing is."""
         __tracebackhide__ = True
-        name = f"{self.where}{name}{_rank()}"
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        name = f"{self.where}{name}" + (f", rank {os.environ['RANK']} of {ranks}" if ranks > 1 else "")
         old = record.read(self.file).get(record.key(), {}).get(name)
         more, less = ([], []) if old is None else record.compare(old, counts, allow)
         if more and not self.update:
@@ -69,51 +81,10 @@ class Guard:
         if old is None or self.update:
             record.write(self.file, name, record.entry(counts))
             self.tell(f"{name}: written to {self.file}" + (", which is to be committed" if old is None else ""))
-        elif less:
-            self.tell(f"{name}: less to do than {self.file.name} says; --speed-guard-update writes it down")
 
 
-class Block:
-    """A with statement's block, run as often as it takes."""
-
-    def __init__(self, guard: Guard, name: str, steps: int, warm_up: int, allow: Mapping[str, float]) -> None:
-        self._guard, self._name, self._steps, self._warm_up, self._allow = guard, name, steps, warm_up, allow
-
-    def __enter__(self) -> Counts:
-        __tracebackhide__ = True
-        if Guard._running:
-            raise RuntimeError(f"{self._name!r} begins inside of another guarded block: only one can count")
-        Guard._running = True
-        try:
-            self._counts = self._count(sys._getframe(1))
-        except BaseException:
-            Guard._running = False
-            raise
-        return Counts()  # of the last run, which isn't counted
-
-    def _count(self, frame: FrameType) -> Counts:
-        __tracebackhide__ = True
-        counts: list[Counts] = [Counts()]
-        run = _block(frame, lambda: counts[-1])
-        for _ in range(self._warm_up):
-            run()
-        with counting() as (counted, begin):
-            counts.append(counted)
-            run()
-            for _ in range(self._steps):
-                begin()
-                run()
-        return counted
-
-    def __exit__(self, kind: Any, *_error: Any) -> None:
-        __tracebackhide__ = True
-        Guard._running = False
-        if kind is None:
-            self._guard.check(self._name, self._counts, self._allow)
-
-
-def _block(frame: FrameType, counts: Callable[[], Counts]) -> Callable[[], Any]:
-    """The block of the with statement that a frame enters, as a function. `counts()` is what its `as` names."""
+def _block(frame: FrameType, counts: Counts) -> Callable[[], Any]:
+    """The block of the with statement that a frame enters, as a function. `counts` is what its `as` names."""
     file, instruction = frame.f_code.co_filename, frame.f_lasti // 2
     position = next(itertools.islice(frame.f_code.co_positions(), instruction, None))
     tree = ast.parse("".join(linecache.getlines(file)))
@@ -125,66 +96,51 @@ def _block(frame: FrameType, counts: Callable[[], Counts]) -> Callable[[], Any]:
     if any(isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await)) for node in ast.walk(block)):
         raise RuntimeError("a guarded block can't yield or await: call a function there that runs the step")
     names = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
-    given = {variable.id} if isinstance(variable := block.items[-1].optional_vars, ast.Name) else set()
-    function = ast.parse(f"def {BLOCK}({', '.join(names.keys() | given)}): pass")
+    if isinstance(variable := block.items[-1].optional_vars, ast.Name):
+        names[variable.id] = counts
+    function = ast.parse(f"def {BLOCK}({', '.join(names)}): pass")
     vars(function.body[0])["body"] = block.body
     space: dict[str, Any] = {}
     try:
         exec(compile(function, file, "exec", dont_inherit=True), frame.f_globals, space)
     except SyntaxError as error:
         raise RuntimeError(f"a guarded block can't be run several times: {error.msg} in line {error.lineno}") from None
-    return lambda: space[BLOCK](**names | {name: counts() for name in given})
+    return lambda: space[BLOCK](**names)
 
 
 def _position(node: Any) -> tuple[int | None, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-class TooShort(Exception):
-    """A script ended before enough iterations were counted."""
-
-
 def guard_script(
-    guard: Guard,
-    script: str,
-    arguments: Sequence[str] = (),
-    *,
-    module: bool = False,
-    steps: int = STEPS,
-    warm_up: int = WARM_UP,
+    guard: Guard, script: str, arguments: Sequence[str] = (), *, module: bool = False, steps: int, warm_up: int
 ) -> Any:
     """Run a script until `steps` iterations are counted, and compare them; its sys.exit's code, if it ends before.
 
     An iteration ends when the step of an optimizer returns, as in `dlspeed profile`.
     """
     program, ends = script if module else compiled(script), end_of_iteration()
-    done, counted = 0, Counts()
-    begin: Callable[[], None]
+    counts, done, begin = Counts(), 0, lambda: None
     with contextlib.ExitStack() as instruments:
 
         def stepped(optimizer: Optimizer | None) -> None:
-            nonlocal done, counted, begin
-            if optimizer is not None and not ends(optimizer):
+            nonlocal done, begin
+            if optimizer is not None and not ends(optimizer) and done:  # the very first step ends one, too
                 return
             done += 1
             if done == warm_up:
-                counted, begin = instruments.enter_context(counting())
-            elif done == warm_up + 1 + steps:
+                begin = instruments.enter_context(counting(counts))
+            elif done > warm_up + steps:
                 instruments.close()
                 raise Stop
-            elif done > warm_up:
+            else:
                 begin()
 
         with counted_steps(stepped):
             code = run_script(program, [script, *arguments])
-    if done <= warm_up + steps:
-        if code:
-            return code
-        raise TooShort(f"{script} ended after {done} iterations: {warm_up + 1 + steps} are needed (--after, --steps)")
-    guard.check(" ".join([Path(script).name, *arguments]), counted, {})
-    return 0
-
-
-def _rank() -> str:
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    return f", rank {os.environ.get('RANK', 0)} of {ranks}" if ranks > 1 else ""
+    if done > warm_up + steps:
+        guard.check(" ".join([Path(script).name, *arguments]), counts, {})
+    elif not code:
+        wanted = f"{warm_up + 1 + steps} are needed (--after, --steps)"
+        raise record.CannotGuard(f"{script} ended after {done} iterations: {wanted}")
+    return code or 0

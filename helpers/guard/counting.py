@@ -30,7 +30,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flo
 
 from ..compilers.kernels import works, writes
 from ..watching.observe import is_part, line_of, padded_positions
-from .places import GENERATED, USER, Chain, Lines, kind, resumed_at
+from .places import GENERATED, USER, Chain, Lines, kind, resumed_at, walk
 
 FLOPS, WIDE, WIDEST = "FLOPs", "FLOPs in 32 bits or more", "FLOPs in 64 bits"
 OPERATORS, LAUNCHES, WAITS, CASTS, COPIES = "operators", "kernel launches", "host waits", "casts", "copies"
@@ -63,11 +63,10 @@ class Counts:
         self.clear()
 
     def clear(self) -> None:
-        self.steps = 0
+        self.steps = self.positions = self.peak = self.launches = 0
         self.lines: dict[str, Counter[Chain]] = defaultdict(Counter)
         self.operators: Counter[str] = Counter()
-        self.masks: list[tuple[Chain, Tensor]] = []
-        self.positions = self.peak = self.launches = 0
+        self.masked = self.over = False
 
     def operator(self, name: str, chain: Chain) -> None:
         self.operators[name] += 1
@@ -75,14 +74,15 @@ class Counts:
 
     def mask(self, real: Tensor) -> None:
         """Where a batch has real tokens (1 or True): its padding is what is left, not what ends rows of token ids."""
-        self.masks.append((Lines().of(sys._getframe(1)), real.detach()))
+        if not self.masked:
+            self.masked, self.positions, self.lines[PADDING] = True, 0, Counter()
+        if not self.over:
+            with torch._C._DisableTorchDispatch():  # it is no part of the step
+                self.lines[PADDING][walk(sys._getframe(1))[0]] += real.numel() - int(real.count_nonzero())
+            self.positions += real.numel()
 
     def a_step(self) -> dict[str, float]:
         """The number of each counter in a step."""
-        if self.masks:
-            self.positions, self.lines[PADDING] = sum(mask.numel() for _, mask in self.masks), Counter()
-            for chain, mask in self.masks:
-                self.lines[PADDING][chain] += mask.numel() - int(mask.count_nonzero())
         padding = self.lines[PADDING].total() / max(self.positions, 1)
         numbers = {counter: self.lines[counter].total() / self.steps for counter in COUNTERS}
         return numbers | {PEAK: self.peak, LAUNCHES: self.launches / self.steps, PADDING: padding}
@@ -183,7 +183,7 @@ class Counting(TorchDispatchMode):
             moved = source.device.type != target.device.type
             lines[MOVED][chain] += moved * target.numel() * target.element_size()
             lines[COPIES if source.dtype == target.dtype else CASTS][chain] += not moved
-        if name == "embedding" and (seen := padded_positions(args[1])):
+        if name == "embedding" and not self._counts.masked and (seen := padded_positions(args[1])):
             self._counts.positions += seen[0]
             lines[PADDING][self._memory.see(args[1], chain)[1]] += seen[1]
         if formula := _FORMULAS.get(func._overloadpacket):
@@ -252,12 +252,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[tuple[Counts, Callable[[], None]]]:
+def counting(counts: Counts) -> Iterator[Callable[[], None]]:
     """Count what this thread does; the function begins a step. What comes before the first step settles memory.
 
     No garbage is collected meanwhile, as it would be by chance in one step or another.
     """
-    counts, where, warned = Counts(), Lines(), []
+    where, warned = Lines(), []
     memory = Memory(counts, where)
     with contextlib.ExitStack() as undo:
         if torch.cuda.is_available():
@@ -280,8 +280,9 @@ def counting() -> Iterator[tuple[Counts, Callable[[], None]]]:
             memory.begin()
             counts.steps += 1
 
-        yield counts, begin
+        yield begin
     memory.begin()
+    counts.over = True
 
 
 @contextlib.contextmanager

@@ -64,15 +64,17 @@ class Lines:
     """
 
     def __init__(self) -> None:
+        linecache.checkcache()  # files may have been edited since the last block
+        source.cache_clear()
         self._thread = threading.get_ident()
         self._forward: dict[int, tuple[Chain, Chain]] = {}  # by an operator's number in the autograd graph
 
     def of(self, frame: FrameType | None) -> Chain:
-        return _walk(frame)[0]
+        return walk(frame)[0]
 
     def of_operator(self, frame: FrameType | None) -> tuple[Chain, bool]:
         """Of an operator that is called in this frame; and whether its tensors are the host's own."""
-        chain, outside, inside, recomputed, on_host = _walk(frame)
+        chain, outside, inside, recomputed, on_host = walk(frame)
         node = torch._C._current_autograd_node()
         if node is None:
             # The node of an operator that needs a backward pass has been numbered just before.
@@ -85,7 +87,7 @@ class Lines:
         return chain, on_host
 
 
-def _walk(frame: FrameType | None) -> tuple[Chain, Chain, bool, bool, bool]:
+def walk(frame: FrameType | None) -> tuple[Chain, Chain, bool, bool, bool]:
     """The user's lines, and of them those outside of checkpoints and of a backward pass.
 
     Whether the innermost is inside of a backward pass, whether a checkpoint is among the callers, and whether a library

@@ -6,7 +6,7 @@ the step's name. A line of the user's is known by its text, so that it may move.
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from .counting import CALLS, COUNTERS, LAUNCHES, MOVED, OPERATORS, PADDING, PEAK
 from .places import Chain, growth, inclusive, source
 
 FILE = "speed_guard.json"
-LINES, NAMES = "lines", "operators by name"
-BYTES = 0.01  # as a share
-POINTS = 0.05  # of padding, as other samples of one width have more or less
-CALLS_MORE, CALLS_LEAST = 0.5, 50  # a function may be split, which does no more
+PARTS = LINES, NAMES = "lines", "operators by name"
+# What may be more: a share, and a number. A function may be split, and other samples of one width have other padding.
+SHARES = {STORED: 0.01, PEAK: 0.01, MOVED: 0.01, CALLS: 0.5}
+LEAST = {CALLS: 50, PADDING: 0.05}
 NAMED = 4  # operators
 _BYTES, _FLOPS = (" bytes", " KiB", " MiB", " GiB"), ("", " thousand", " million", " billion")
 
@@ -31,8 +31,8 @@ class MoreWork(AssertionError):
     """A step has more to do than is written down."""
 
 
-class WrongRecord(Exception):
-    """A record that can't be read or written."""
+class CannotGuard(Exception):
+    """A record that can't be read or written, or a script that is too short."""
 
 
 def key() -> str:
@@ -43,14 +43,14 @@ def read(file: Path) -> dict[str, Any]:
     """All that is written down; nothing where there is no file."""
     try:
         record = json.loads(Path(files.regular(file)).read_text(encoding="utf-8"))
+        if all(isinstance(step[part], dict) for steps in record.values() for step in steps.values() for part in PARTS):
+            return record
+        error: object = "it isn't a record of steps"
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise WrongRecord(f"{file} can't be read ({error}): restore it, or delete it to have it written anew") from None
-    entries = [entry for steps in record.values() for entry in steps.values()] if _are_maps([record]) else [None]
-    if not _are_maps(entries) or not _are_maps(entry.get(LINES) for entry in entries):
-        raise WrongRecord(f"{file} isn't a record of steps: restore it, or delete it to have it written anew")
-    return record
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as fault:
+        error = repr(fault)
+    raise CannotGuard(f"{file} can't be read ({error}): restore it, or delete it to have it written anew")
 
 
 def write(file: Path, name: str, entry: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def write(file: Path, name: str, entry: Mapping[str, Any]) -> None:
             record.setdefault(key(), {})[name] = entry
             files.write(file, _dumped(record) + "\n")
     except OSError as error:
-        raise WrongRecord(f"{file} can't be written: {error.strerror}") from None
+        raise CannotGuard(f"{file} can't be written: {error.strerror}") from None
 
 
 def _dumped(value: Any, depth: int = 0) -> str:
@@ -71,10 +71,6 @@ def _dumped(value: Any, depth: int = 0) -> str:
     indent = " " * (depth + 1)
     rows = [f"{indent}{json.dumps(k, ensure_ascii=False)}: {_dumped(value[k], depth + 1)}" for k in sorted(value)]
     return "{\n" + ",\n".join(rows) + "\n" + " " * depth + "}"
-
-
-def _are_maps(values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def entry(counts: Counts) -> dict[str, Any]:
@@ -105,12 +101,13 @@ def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[l
             continue
         text = f"{counter} {_change(counter, was, now)}"
         if counter == OPERATORS:
-            differ = {name: new[NAMES].get(name, 0) - old[NAMES].get(name, 0) for name in old[NAMES] | new[NAMES]}
-            names = sorted((name for name in differ if differ[name]), key=lambda name: -abs(differ[name]))
-            text += f" ({', '.join(f'{name} {differ[name]:+,}' for name in names[:NAMED])})"
+            differ = Counter(new[NAMES])
+            differ.subtract(old[NAMES])
+            most = sorted(filter(differ.get, differ), key=lambda name: -abs(differ[name]))[:NAMED]
+            text += f" ({', '.join(f'{name} {differ[name]:+,.10g}' for name in most)})"
         if now > _most(counter, was, allow):
             more.append(": ".join([text, *filter(None, [_lines(old, counts, counter, 1 - was / now)])]))
-        elif now < was:
+        elif was > _most(counter, now, allow):
             less.append(text)
     return more, less
 
@@ -133,13 +130,9 @@ def _lines(old: Mapping, counts: Counts, counter: str, share: float) -> str:
 
 def _most(counter: str, was: float, allow: Mapping[str, float]) -> float:
     """The most that isn't too much."""
-    if counter == PADDING:
-        return was + allow.get(counter, POINTS)
     if counter in allow:
         return was + allow[counter] * max(was, 1)
-    if counter == CALLS:
-        return was * (1 + CALLS_MORE) + CALLS_LEAST
-    return was * (1 + BYTES * (counter in (STORED, PEAK, MOVED)))
+    return was * (1 + SHARES.get(counter, 0)) + LEAST.get(counter, 0)
 
 
 def _change(counter: str, was: float, now: float) -> str:
@@ -148,4 +141,4 @@ def _change(counter: str, was: float, now: float) -> str:
     base, units = (1024, _BYTES) if counter in (STORED, PEAK, MOVED) else (1000, _FLOPS if "FLOPs" in counter else [""])
     power = min(int(math.log(max(was, now, 1), base)), len(units) - 1)
     was, now = (round(number / base**power, 2 if number < 100 * base**power else None) for number in (was, now))
-    return f"{was:,g} → {now:,g}{units[power]}{'' if counter == PEAK else ' a step'}"
+    return f"{was:,.10g} → {now:,.10g}{units[power]}{'' if counter == PEAK else ' a step'}"
