@@ -149,7 +149,6 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self._counts, self._memory, self._where, self._warned = counts, memory, where, warned
         self._on_gpu = torch.cuda.is_available()
-        self._away = False  # while something is counted, or compiled
         self._compiling: FrameType | None = None
 
     @classmethod
@@ -162,11 +161,13 @@ class Counting(TorchDispatchMode):
             return NotImplemented  # a tensor made of others, whose operators are counted
         before = len(self._warned)
         result = func(*args, **(kwargs or {}))
-        if not self._away and func.namespace != "profiler":
-            self._away, waits = True, sum("synchronizing" in str(each.message) for each in self._warned[before:])
+        if self._compiling is None and func.namespace != "profiler":
+            profile = sys.getprofile()
+            sys.setprofile(None)  # of what is counted here
+            waits = sum("synchronizing" in str(each.message) for each in self._warned[before:])
             self._count(func, args, kwargs or {}, result, waits)
-            self._away = False
             del self._warned[before:]
+            sys.setprofile(profile)
         return result
 
     def _count(self, func: Any, args: tuple, kwargs: dict, result: Any, waits: int) -> None:
@@ -194,9 +195,9 @@ class Counting(TorchDispatchMode):
 
     def called(self, frame: FrameType, event: str, function: Any) -> None:
         """What `sys.setprofile` asks for."""
-        if self._away:
+        if self._compiling is not None:
             if frame is self._compiling and event == "return":
-                self._away, self._compiling = False, None
+                self._compiling = None
         elif event == "call":
             self._called_python(frame)
         elif event == "c_call":
@@ -206,8 +207,7 @@ class Counting(TorchDispatchMode):
         code, caller = frame.f_code, frame.f_back
         if counter := _counter(code):
             self._counts.lines[counter][self._where.of(frame)] += 1
-            if counter == RECOMPILED:
-                self._away, self._compiling = True, frame
+            self._compiling = frame if counter == RECOMPILED else None
         if broken := resumed_at(code):
             self._counts.lines[BREAKS][broken,] += 1
         elif kind(caller.f_code) == USER and not is_part(code):

@@ -20,10 +20,11 @@ from .places import Chain, growth, inclusive, source
 
 FILE = "speed_guard.json"
 PARTS = LINES, NAMES = "lines", "operators by name"
-# What may be more: a share, and a number. A function may be split, and other samples of one width have other padding.
+# What may be more: a share, and a number. A function may be split, which does no more.
 SHARES = {STORED: 0.01, PEAK: 0.01, MOVED: 0.01, CALLS: 0.5}
 LEAST = {CALLS: 50, PADDING: 0.05}
-NAMED = 4  # operators
+NAMED, SMALL = 4, 0.05  # operators that are named; the share of a number below which a line isn't written down
+POSITIONS = "positions of ids"
 _BYTES, _FLOPS = (" bytes", " KiB", " MiB", " GiB"), ("", " thousand", " million", " billion")
 
 
@@ -77,11 +78,13 @@ def entry(counts: Counts) -> dict[str, Any]:
     """What is written down of a step."""
     lines: dict[str, dict[str, float]] = defaultdict(dict)
     for counter in COUNTERS:
-        for text, number in inclusive(_of(counts, counter)).items():
-            if number:
+        chains = _of(counts, counter)
+        for text, number in inclusive(chains).items():
+            if number and number >= SMALL * sum(chains.values()):
                 lines[text][counter] = _rounded(number)
     names = {name: _rounded(number / counts.steps) for name, number in counts.operators.items()}
-    return {name: _rounded(number) for name, number in counts.a_step().items()} | {LINES: dict(lines), NAMES: names}
+    numbers = counts.a_step() | {POSITIONS: counts.positions / counts.steps}
+    return {name: _rounded(number) for name, number in numbers.items()} | {LINES: dict(lines), NAMES: names}
 
 
 def _rounded(number: float) -> float:
@@ -97,7 +100,8 @@ def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[l
     new, more, less = entry(counts), [], []
     for counter in COUNTERS:
         was, now = old.get(counter), new[counter]
-        if was is None or was == now:
+        # As long as a batch has no more positions, other samples fill them otherwise.
+        if was is None or was == now or (counter == PADDING and not counts.masked and new[POSITIONS] <= old.get(POSITIONS, 0)):
             continue
         text = f"{counter} {_change(counter, was, now)}"
         if counter == OPERATORS:
