@@ -6,7 +6,7 @@
     memory      bytes of the tensors that a step makes: saved for its backward pass, and alive at its peak
     calls       Python calls of the user's code, files opened, processes started, graph breaks, recompilations
 
-An operator costs some 30 µs more, a Python call 0.3 µs. Nothing stays behind where a step has been counted.
+An operator costs some 100 µs more, a Python call less than one. Nothing stays behind where a step has been counted.
 """
 
 import contextlib

@@ -100,8 +100,9 @@ def compare(old: Mapping, counts: Counts, allow: Mapping[str, float]) -> tuple[l
     new, more, less = entry(counts), [], []
     for counter in COUNTERS:
         was, now = old.get(counter), new[counter]
-        # As long as a batch has no more positions, other samples fill them otherwise.
-        if was is None or was == now or (counter == PADDING and not counts.masked and new[POSITIONS] <= old.get(POSITIONS, 0)):
+        # Where a batch has no more positions than before, its ids are other samples, which is no work.
+        other_samples = counter == PADDING and not counts.masked and new[POSITIONS] <= old.get(POSITIONS, 0)
+        if was is None or was == now or other_samples:
             continue
         text = f"{counter} {_change(counter, was, now)}"
         if counter == OPERATORS:
