@@ -34,6 +34,17 @@ def guard(tmp_path):
     return guard
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays():
+    """A case may have begun a process group, and what it compiled is no other test's."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.clear_compilation_metrics()
+
+
 def step_of(guard, name, step, **options):
     with guard(name, **options):
         step()
