@@ -117,6 +117,12 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--write", type=Path, metavar="PATCH", help="write the changes that helped as a unified diff")
     of_script(added)
 
+    added = command("guard", "Fail where an iteration of a script has more to do than was written down beside it.")
+    added.add_argument("--steps", type=_count, default=3, metavar="N", help="iterations to count (default: 3)")
+    added.add_argument("--after", dest="warm_up", type=_count, default=3, metavar="N", help="not counted (default: 3)")
+    added.add_argument("--update", action="store_true", help="write down anew what it does, and print the difference")
+    of_script(added)
+
     added = command("fit", "Where a training step's memory goes, whether it fits, and what would make it fit.")
     added.add_argument(
         "--model",

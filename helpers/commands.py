@@ -221,7 +221,6 @@ def try_(options: argparse.Namespace) -> int:
 
 def profile(options: argparse.Namespace) -> int:
     from .profiling.findings.observed import Observed
-    from .watching.run_script import script_frames
     from .watching.watch import NothingRecorded, watch
 
     script, *arguments = _script(options)
@@ -243,12 +242,37 @@ def profile(options: argparse.Namespace) -> int:
         print(*seen, sep="\n", end="\n" if seen else "")
         return _fail(error, 1)
     except Exception as error:  # the script's own
-        frames = script_frames(error.__traceback__)
-        if options.module and frames is None and isinstance(error, ImportError):
-            return _fail(error, 2)
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        return 1
+        return _script_failed(error, options)
     return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
+
+
+def guard(options: argparse.Namespace) -> int:
+    from .guard.blocks import Guard, guard_script
+    from .guard.record import FILE, CannotGuard, MoreWork
+
+    script, *arguments = _script(options)
+    folder = Path.cwd() if options.module else Path(script).resolve().parent
+    guarding = Guard(folder / FILE, update=options.update)
+    counted = {"module": bool(options.module), "steps": options.steps, "warm_up": options.warm_up}
+    try:
+        return guard_script(guarding, script, arguments, **counted)
+    except MoreWork as more:
+        print(more)
+        return 1
+    except CannotGuard as error:
+        return _fail(error, 1)
+    except Exception as error:  # the script's own
+        return _script_failed(error, options)
+
+
+def _script_failed(error: Exception, options: argparse.Namespace) -> int:
+    from .watching.run_script import script_frames
+
+    frames = script_frames(error.__traceback__)
+    if options.module and frames is None and isinstance(error, ImportError):
+        return _fail(error, 2)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    return 1
 
 
 def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
@@ -361,6 +385,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diagnose": diagnose,
     "profile": profile,
     "try": try_,
+    "guard": guard,
     "fit": fit,
     "grade": grade,
     "report": report,

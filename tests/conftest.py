@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+pytest_plugins = ["helpers.guard.plugin"]
 torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings,
 os.environ["OMP_NUM_THREADS"] = "1"  # in kernels and commands that tests start, too
 os.environ["KINETO_LOG_LEVEL"] = "6"  # some builds of torch print a line whenever a profiler starts or stops

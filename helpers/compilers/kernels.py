@@ -59,13 +59,13 @@ def kernel_names(fn: Callable[[], Any]) -> list[str]:
 def _passes(event: FunctionEvent) -> list[str]:
     """The kernels of a CPU event: those inside of it, or itself."""
     inside = [name for child in event.cpu_children for name in _passes(child)]
-    if not (GENERATED in event.name or _works(event.name)):
+    if not (GENERATED in event.name or works(event.name)):
         return inside
     return [name for name in inside if name not in _PREPARE] or [event.name]
 
 
 @functools.cache
-def _works(name: str) -> bool:
+def works(name: str) -> bool:
     """Whether an operation (e.g. `aten::add`) does work, according to the schemas of its overloads."""
     space, _, operation = name.partition("::")
     if not operation or operation.startswith(_FREE):
@@ -75,10 +75,10 @@ def _works(name: str) -> bool:
     except (AttributeError, RuntimeError):  # an annotation
         return False
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    return any(_writes(op._schema) for op in overloads if torch.Tag.inplace_view not in op.tags)
+    return any(writes(op._schema) for op in overloads if torch.Tag.inplace_view not in op.tags)
 
 
-def _writes(schema: Any) -> bool:
+def writes(schema: Any) -> bool:
     into = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
     new = any(result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns)
     return into or new
@@ -94,7 +94,7 @@ class _Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         schema = func._schema
-        if not _works(schema.name) or not _writes(schema):  # `_works` is true if any overload writes; check this one
+        if not works(schema.name) or not writes(schema):  # `works` is true if any overload writes; check this one
             return result
         operation = schema.name.partition("::")[2]
         read, written = [], []

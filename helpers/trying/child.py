@@ -25,7 +25,7 @@ from .. import boot
 from ..lab.memory import PEAK, system_bytes
 from ..lab.trials.turns import Turns
 from ..watching import NothingRecorded, run_script, watch
-from ..watching.watch import UNSEEN, _counted_steps
+from ..watching.watch import UNSEEN, counted_steps
 from ..watching.windows import end_of_iteration
 from . import changes, scratch, sight
 
@@ -99,7 +99,7 @@ def main(order_text: str) -> None:
             for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `_fix_seeds` adds the order's seed
                 set_seed(0)
             before = iterations
-            with _counted_steps(stepped):
+            with counted_steps(stepped):
                 code = run_script.run_script(program, order.command)
             if iterations == before:
                 _end(f"{script} ended with code {code}" if code else f"ended without a step: {UNSEEN}")

@@ -87,7 +87,13 @@ def _kind(code: CodeType) -> str:
 @functools.cache
 def is_library(name: str) -> bool:
     """Whether a file is not the user's: installed, of Python's own, made up, or ours."""
-    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, OURS, torch.__path__[0]))
+    return is_installed(name) or name.startswith(OURS)
+
+
+@functools.cache
+def is_installed(name: str) -> bool:
+    """Whether a file is installed, of Python's own, or made up."""
+    return bool(_LIBRARY.search(name)) or name.startswith((_STANDARD, torch.__path__[0]))
 
 
 def user_line(frame: FrameType | None) -> Line:

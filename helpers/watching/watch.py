@@ -128,7 +128,7 @@ def watch(
     tell(f"running {script}: it is watched, a few iterations are recorded, and it {then}")
     try:
         with (
-            _counted_steps(stepped),
+            counted_steps(stepped),
             _alone(windows, go_on),
             windows.observer.watching(),
             load,
@@ -199,7 +199,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
+def counted_steps(ended: Callable[[Any], None]) -> Iterator[None]:
     """Call `ended(optimizer)` when a step of any optimizer has returned; a step inside a step is part of it.
 
     Where `BACKWARDS` backward passes were not followed by any step, each is taken for the end of an iteration (`None`).

@@ -91,6 +91,20 @@ def test_the_wheel_owns_one_name_and_all_its_folders(site):
     assert {file.parent.relative_to(site / "dlspeed") for file in (site / "dlspeed").rglob("*.py")} == ours
 
 
+def test_pytest_has_the_guards_fixture_and_starts_without_torch(site, tmp_path):
+    (tmp_path / "test_start.py").write_text(
+        f"""
+import sys
+def test_before_it_is_used():
+    assert sys.modules["dlspeed.guard.plugin"].__file__.startswith({str(site)!r}) and "torch" not in sys.modules
+def test_when_it_is_used(speed_guard):
+    assert "torch" in sys.modules
+"""
+    )
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path, PYTHONPATH=str(site))
+    assert "2 passed" in done.stdout
+
+
 @pytest.mark.parametrize("as_module", [False, True], ids=["dlspeed", "python -m helpers"])
 def test_a_script_its_workers_and_its_child_processes_import_its_own_module(command, project, as_module):
     profile = ["profile", "--steps", "2", "--after", "3", "--continue", "train.py", "spawn"]
