@@ -8,22 +8,19 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .command_line import parser, terminable
+from .own_loop import WrongScript, diagnose, fail, guard, profile, try_
 
 if TYPE_CHECKING:
     from .fit import Card
     from .lab import Experiment
-    from .profiling.diagnosis import Diagnosis
     from .train import Setup
-    from .watching.watch import Recording
 
 
 BEGAN = time.perf_counter()
@@ -45,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
         }
-        return _fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
+        return fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -54,13 +51,13 @@ def _run(options: argparse.Namespace) -> int:
     from .lab.records import RecordError
 
     if not __debug__ and options.command in ("measure", "report"):
-        return _fail(NO_ASSERTIONS, 2)
+        return fail(NO_ASSERTIONS, 2)
     try:
         return COMMANDS[options.command](options)
     except (UnknownName, WrongScript) as error:
-        return _fail(error, 2)
+        return fail(error, 2)
     except (DeviceError, RecordError, OSError) as error:
-        return _fail(error, 1)
+        return fail(error, 1)
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -79,7 +76,7 @@ def measure(options: argparse.Namespace) -> int:
     print(f"{done.measured} configurations measured, {done.fresh} were there, {done.left} left", end="")
     print("; the same command goes on there" if done.left else "")
     print(f"rows in {lab.records.folder(options.results) / slug(device_name())}", *plan.missing(done.missing), sep="\n")
-    return _fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
+    return fail(f"{done.failed} configurations failed: the status column says why", 1) if done.failed else 0
 
 
 def _check(chosen: "list[Experiment]") -> int:
@@ -87,7 +84,7 @@ def _check(chosen: "list[Experiment]") -> int:
 
     faults = rehearse(chosen, functools.partial(print, flush=True))
     print(*faults, sep="\n", end="\n" if faults else "")
-    return _fail(f"{len(faults)} faults in {len(chosen)} tables", 1) if faults else 0
+    return fail(f"{len(faults)} faults in {len(chosen)} tables", 1) if faults else 0
 
 
 def _dry_run(chosen: "list[Experiment]", options: argparse.Namespace) -> int:
@@ -106,7 +103,7 @@ def report(options: argparse.Namespace) -> int:
     try:
         from .lab import report as reports
     except ImportError as error:
-        return _fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
+        return fail(f"the report needs {error.name}: pip install -r requirements.txt", 1)
     try:
         path = reports.build(
             execute=options.execute,
@@ -115,7 +112,7 @@ def report(options: argparse.Namespace) -> int:
             save_notebooks=options.save_notebooks,
         )
     except reports.BuildError as error:
-        return _fail(error, 1)
+        return fail(error, 1)
     print(path)
     return 0
 
@@ -129,7 +126,7 @@ def train(options: argparse.Namespace) -> int:
         setup = training.Setup(**_chosen(training.Setup, options))
         row = training.train(setup) if options.stages is None else _train_by_stages(options.stages, setup)
     except ValueError as error:  # what the user chose, or the data that was given
-        return _fail(error, 2)
+        return fail(error, 2)
     print(json.dumps(row))
     return 0
 
@@ -151,140 +148,6 @@ def _train_by_stages(chosen: str, setup: "Setup") -> dict[str, Any]:
     return (run_apart if environment() else run)(stages, **free)
 
 
-def diagnose(options: argparse.Namespace) -> int:
-    if options.html and options.html.resolve() == options.profile.resolve():
-        return _fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
-    try:
-        result = _diagnose(options.profile, options)
-    except ValueError as error:  # what is no profile, or holds nothing
-        return _fail(error, 1)
-    print(result.json() if options.json else result)
-    return 0
-
-
-def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
-    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
-    from .lab import files
-    from .profiling.diagnose import read_and_diagnose
-    from .profiling.page import page
-
-    diagnosis, trace = read_and_diagnose(profile)
-    if options.html:
-        files.write(options.html, page(diagnosis, trace))
-    return diagnosis
-
-
-class WrongScript(Exception):
-    """A script that isn't given or isn't there."""
-
-
-def _script(options: argparse.Namespace) -> list[str]:
-    """The script or module, and its arguments."""
-    if not (command := options.module or options.script):
-        raise WrongScript(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
-    return command if options.module else _existing(command)
-
-
-def _existing(command: list[str]) -> list[str]:
-    if not Path(command[0]).is_file():
-        raise WrongScript(f"there is no script {command[0]}")
-    return command
-
-
-def try_(options: argparse.Namespace) -> int:
-    from .lab import files
-    from .trying import answer, search
-
-    script, *arguments = _script(options)
-    limits = {"module": bool(options.module), "seconds": options.seconds}
-    limits["tell"] = functools.partial(print, file=sys.stderr, flush=True)
-    try:
-        if options.against or options.python:
-            if options.only or options.write or (options.against and options.module):
-                return _fail("--against and --python compare two runs, without --only and --write", 2)
-            edited, *theirs = _existing(shlex.split(options.against)) if options.against else [script, *arguments]
-            python = options.python or sys.executable
-            result = search.try_edited(script, arguments, edited, theirs, python=python, **limits)
-        else:
-            only = [name.strip() for name in options.only.split(",")] if options.only else []
-            result = search.try_script(script, arguments, only=only, **limits)
-    except ValueError as error:  # a change that isn't there
-        return _fail(error, 2)
-    except search.CannotTry as error:
-        return _fail(error, 1)
-    print(result.json() if options.json else answer.text(result))
-    if options.write:
-        files.write(options.write, result.patch)
-        print(f"written to {options.write}", file=sys.stderr)
-    return 0
-
-
-def profile(options: argparse.Namespace) -> int:
-    from .profiling.findings.observed import Observed
-    from .watching.watch import NothingRecorded, watch
-
-    script, *arguments = _script(options)
-    try:
-        recording = watch(
-            script,
-            arguments,
-            module=bool(options.module),
-            steps=options.steps,
-            after=options.warm_up,
-            go_on=options.go_on,
-            until_epoch=options.until_epoch,
-            limit=options.limit,
-            output=options.output,
-            tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
-        )
-    except NothingRecorded as error:
-        seen = Observed(error.observed).text() if error.observed else []
-        print(*seen, sep="\n", end="\n" if seen else "")
-        return _fail(error, 1)
-    except Exception as error:  # the script's own
-        return _script_failed(error, options)
-    return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
-
-
-def guard(options: argparse.Namespace) -> int:
-    from .guard.blocks import Guard, guard_script
-    from .guard.record import FILE, CannotGuard, MoreWork
-
-    script, *arguments = _script(options)
-    folder = Path.cwd() if options.module else Path(script).resolve().parent
-    guarding = Guard(folder / FILE, update=options.update)
-    counted = {"module": bool(options.module), "steps": options.steps, "warm_up": options.warm_up}
-    try:
-        return guard_script(guarding, script, arguments, **counted)
-    except MoreWork as more:
-        print(more)
-        return 1
-    except CannotGuard as error:
-        return _fail(error, 1)
-    except Exception as error:  # the script's own
-        return _script_failed(error, options)
-
-
-def _script_failed(error: Exception, options: argparse.Namespace) -> int:
-    from .watching.run_script import script_frames
-
-    frames = script_frames(error.__traceback__)
-    if options.module and frames is None and isinstance(error, ImportError):
-        return _fail(error, 2)
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
-    return 1
-
-
-def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
-    try:
-        diagnosis = _diagnose(recording.folder, options)
-    except ValueError as error:
-        return _fail(f"{error}; the profiles are in {recording.folder}", 1)
-    print(diagnosis.json() if options.json else diagnosis)
-    print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
-    return 0
-
-
 def fit(options: argparse.Namespace) -> int:
     import json
 
@@ -297,7 +160,7 @@ def fit(options: argparse.Namespace) -> int:
         gpu = _card(options)
         plan.check()
     except ValueError as error:  # what the user chose
-        return _fail(error, 2)
+        return fail(error, 2)
     memory = gpu.memory_gib or None if gpu and options.memory is None else options.memory
     forks = 0 if torch.cuda.is_available() else min(os.cpu_count() or 1, 4)
     parts = [lambda: fits.fit(plan, memory, forks)]
@@ -308,7 +171,7 @@ def fit(options: argparse.Namespace) -> int:
         except ValueError as error:  # of a model of somebody else's only one part may be known
             faults.append(error)
     if not result:
-        return _fail(faults[0], 2)
+        return fail(faults[0], 2)
     print(*(f"dlspeed: {fault}" for fault in faults), sep="\n", end="\n" if faults else "", file=sys.stderr)
     texts = [fits.text(result)] if "fits" in result else []
     texts += [fits.estimate_text(result["speed"])] if "speed" in result else []
@@ -345,7 +208,7 @@ def grade(options: argparse.Namespace) -> int:
     submissions = grading.grade(paths, options.chapter, limits)
     if not any(each.graded for each in submissions):
         faults = [fault for each in submissions for fault in each.faults]
-        return _fail(f"no exercise is in {options.submission}{': ' if faults else ''}{'; '.join(faults)}", 2)
+        return fail(f"no exercise is in {options.submission}{': ' if faults else ''}{'; '.join(faults)}", 2)
     if options.json:
         rows = [each.row() for each in submissions]
         print(json.dumps(rows if many else rows[0], indent=1))
@@ -360,7 +223,7 @@ def carry(options: argparse.Namespace) -> int:
     try:
         print(carrying.carry(options.folder, options.python, options.has, options.wheels))
     except ValueError as error:
-        return _fail(error, 2)
+        return fail(error, 2)
     return 0
 
 
@@ -390,8 +253,3 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "grade": grade,
     "report": report,
 }
-
-
-def _fail(reason: object, code: int) -> int:
-    print("dlspeed:", *str(reason).split(), file=sys.stderr)  # in one line
-    return code

@@ -1,0 +1,151 @@
+"""The commands for a training loop of one's own: `dlspeed profile | try | guard SCRIPT …` and `diagnose TRACE`."""
+
+import argparse
+import functools
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .profiling.diagnosis import Diagnosis
+    from .watching.watch import Recording
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    if options.html and options.html.resolve() == options.profile.resolve():
+        return fail(f"{options.html} is the profile, which would be overwritten: name another file", 2)
+    try:
+        result = _diagnose(options.profile, options)
+    except ValueError as error:  # what is no profile, or holds nothing
+        return fail(error, 1)
+    print(result.json() if options.json else result)
+    return 0
+
+
+def _diagnose(profile: Path, options: argparse.Namespace) -> "Diagnosis":
+    """The diagnosis of a profile or a folder; its page is written, if it is asked for."""
+    from .lab import files
+    from .profiling.diagnose import read_and_diagnose
+    from .profiling.page import page
+
+    diagnosis, trace = read_and_diagnose(profile)
+    if options.html:
+        files.write(options.html, page(diagnosis, trace))
+    return diagnosis
+
+
+class WrongScript(Exception):
+    """A script that isn't given or isn't there."""
+
+
+def _script(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments."""
+    if not (command := options.module or options.script):
+        raise WrongScript(f"{options.command} what? SCRIPT [ARGS …] or -m MODULE [ARGS …]")
+    return command if options.module else _existing(command)
+
+
+def _existing(command: list[str]) -> list[str]:
+    if not Path(command[0]).is_file():
+        raise WrongScript(f"there is no script {command[0]}")
+    return command
+
+
+def try_(options: argparse.Namespace) -> int:
+    from .lab import files
+    from .trying import answer, search
+
+    script, *arguments = _script(options)
+    limits = {"module": bool(options.module), "seconds": options.seconds}
+    limits["tell"] = functools.partial(print, file=sys.stderr, flush=True)
+    try:
+        if options.against or options.python:
+            if options.only or options.write or (options.against and options.module):
+                return fail("--against and --python compare two runs, without --only and --write", 2)
+            edited, *theirs = _existing(shlex.split(options.against)) if options.against else [script, *arguments]
+            python = options.python or sys.executable
+            result = search.try_edited(script, arguments, edited, theirs, python=python, **limits)
+        else:
+            only = [name.strip() for name in options.only.split(",")] if options.only else []
+            result = search.try_script(script, arguments, only=only, **limits)
+    except ValueError as error:  # a change that isn't there
+        return fail(error, 2)
+    except search.CannotTry as error:
+        return fail(error, 1)
+    print(result.json() if options.json else answer.text(result))
+    if options.write:
+        files.write(options.write, result.patch)
+        print(f"written to {options.write}", file=sys.stderr)
+    return 0
+
+
+def profile(options: argparse.Namespace) -> int:
+    from .profiling.findings.observed import Observed
+    from .watching.watch import NothingRecorded, watch
+
+    script, *arguments = _script(options)
+    try:
+        recording = watch(
+            script,
+            arguments,
+            module=bool(options.module),
+            steps=options.steps,
+            after=options.warm_up,
+            go_on=options.go_on,
+            until_epoch=options.until_epoch,
+            limit=options.limit,
+            output=options.output,
+            tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,
+        )
+    except NothingRecorded as error:
+        seen = Observed(error.observed).text() if error.observed else []
+        print(*seen, sep="\n", end="\n" if seen else "")
+        return fail(error, 1)
+    except Exception as error:  # the script's own
+        return _script_failed(error, options)
+    return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
+
+
+def guard(options: argparse.Namespace) -> int:
+    from .guard.blocks import Guard, guard_script
+    from .guard.record import FILE, CannotGuard, MoreWork
+
+    script, *arguments = _script(options)
+    folder = Path.cwd() if options.module else Path(script).resolve().parent
+    guarding = Guard(folder / FILE, update=options.update)
+    counted = {"module": bool(options.module), "steps": options.steps, "warm_up": options.warm_up}
+    try:
+        return guard_script(guarding, script, arguments, **counted)
+    except MoreWork as more:
+        print(more)
+        return 1
+    except CannotGuard as error:
+        return fail(error, 1)
+    except Exception as error:  # the script's own
+        return _script_failed(error, options)
+
+
+def _script_failed(error: Exception, options: argparse.Namespace) -> int:
+    from .watching.run_script import script_frames
+
+    frames = script_frames(error.__traceback__)
+    if options.module and frames is None and isinstance(error, ImportError):
+        return fail(error, 2)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    return 1
+
+
+def _print_diagnosis(options: argparse.Namespace, recording: "Recording") -> int:
+    try:
+        diagnosis = _diagnose(recording.folder, options)
+    except ValueError as error:
+        return fail(f"{error}; the profiles are in {recording.folder}", 1)
+    print(diagnosis.json() if options.json else diagnosis)
+    print(*filter(None, [recording.note, f"saved in {recording.folder}"]), sep="\n", file=sys.stderr)
+    return 0
+
+
+def fail(reason: object, code: int) -> int:
+    print("dlspeed:", *str(reason).split(), file=sys.stderr)  # in one line
+    return code
