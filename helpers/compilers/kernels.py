@@ -101,11 +101,11 @@ class _Traffic(TorchDispatchMode):
         values = list(args) + [None] * (len(schema.arguments) - len(args))
         for argument, value in zip(schema.arguments, values, strict=True):
             value = (kwargs or {}).get(argument.name, value)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
             if argument.name == "grads" and operation.startswith("_fused_"):
-                writes = False  # without a scaler's `grad_scale`, they are only read
-            written += tree_leaves(value) if writes else []
-            read += [] if writes and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
+                is_written = False  # without a scaler's `grad_scale`, they are only read
+            written += tree_leaves(value) if is_written else []
+            read += [] if is_written and (argument.kwarg_only or operation in _WRITE_ONLY) else tree_leaves(value)
         results = (result,) if len(schema.returns) == 1 else tuple(result or ())
         for described, value in zip(schema.returns, results, strict=True):
             written += tree_leaves(value) if described.alias_info is None else []

@@ -49,6 +49,7 @@ def speed_guard(request: pytest.FixtureRequest) -> Any:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [each for kind in terminalreporter.stats.values() for each in kind if getattr(each, "when", "") == "call"]
     lines = [text for report in reports for name, text in report.user_properties if name == TOLD]
-    if lines:
+    told, terminalreporter.config.speed_guard_told = getattr(terminalreporter.config, "speed_guard_told", False), True
+    if lines and not told:  # installed, and loaded from a checkout as well
         terminalreporter.section("speed guard")
         terminalreporter.write("".join(f"{line}\n" for line in lines))

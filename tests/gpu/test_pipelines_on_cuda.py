@@ -6,7 +6,7 @@ import torch
 from helpers.experiments.pipelines.metric_cost import TOLERANCE, VARIANTS, random_batches
 from helpers.lab.machine import missing_because
 
-USABLE = [name for name, variant in VARIANTS.items() if not missing_because(*variant.needs)]
+USABLE = [name for name, (_, needs) in VARIANTS.items() if not missing_because(*needs)]
 
 
 @pytest.mark.parametrize("variant", USABLE)

@@ -343,9 +343,9 @@ def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched
             for _ in range(3): [].append(torch.zeros(2))
             Meter().update(model(torch.randn(20_000, 64)))
         """
-    first = watched(body).findings[0]
-    assert first.finding == "growing memory" and "train.py:14  def update(self, value): history" in first.where
-    assert "keep loss.detach()" in first.advice
+    (growing,) = [each for each in watched(body).findings if each.finding == "growing memory"]
+    assert "train.py:14  def update(self, value): history" in growing.where
+    assert "keep loss.detach()" in growing.advice
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line():
