@@ -14,7 +14,7 @@ from ..lab.process import end_loader_workers
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Whose frames are around a script that runs
-OWN_FILES = {str(PACKAGE / name) for name in ("__main__.py", "boot.py", "commands.py")}
+OWN_FILES = {str(PACKAGE / name) for name in ("__main__.py", "boot.py", "commands.py", "own_loop.py")}
 OWN_FILES |= set(map(str, Path(__file__).parent.glob("*.py")))
 RUNPY = (runpy.__file__, "<frozen runpy>")
 
