@@ -18,6 +18,7 @@ from torch import nn
 from helpers.lab.machine import OthersLoad
 from helpers.profiling import diagnose
 from helpers.profiling.diagnosis import BOUND, Finding
+from helpers.profiling.findings import observed
 from helpers.profiling.findings.observed import Observed, growth, late_rank, ranked
 from helpers.watching import windows
 from helpers.watching.observe import Observer
@@ -333,15 +334,16 @@ def test_memory_that_grows_is_a_warning_unless_it_is_known_what_keeps_it_and_soo
     assert ranked([other, found])[0] is found and ranked([other, replace(found, urgent=False)])[0] is other
 
 
-def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched):
+def test_the_list_that_keeps_memory_is_named_by_the_line_that_adds_to_it(watched, monkeypatch):
+    monkeypatch.setattr(observed, "growth", lambda *_: ("memory grows by 5 MiB an iteration", 5 * 2**20, 100.0))
     body = """
-        history, started = [], time.perf_counter()
+        history = []
         class Meter:
             def update(self, value): history.append(value)
         while True:
             train()
             for _ in range(3): [].append(torch.zeros(2))
-            Meter().update(model(torch.randn(20_000, 64)))
+            Meter().update(model(torch.randn(200, 64)))
         """
     (growing,) = [each for each in watched(body).findings if each.finding == "growing memory"]
     assert "train.py:14  def update(self, value): history" in growing.where
