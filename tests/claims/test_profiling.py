@@ -118,7 +118,7 @@ def test_a_slowdown_is_found_the_oftener_the_larger_it_is_and_the_longer_the_tri
 def test_right_answers_promises_and_alarms_of_the_open_set_are_counted():
     row = {"first": "padding train.py:3", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": 0.01}
     row |= {"alarm_tried": None, "seconds_to_answer": 20.0, "apart": False, "line_right": True}
-    row |= {"told": None, "told_fixed": None}
+    row |= {"told": None}
     wrong = row | {"right": False, "place": 2, "apart": True, "promised": None, "alarm": 0.2}
     confirmed = row | {"loop": "c", "alarm": 0.4, "alarm_tried": 0.3}
     found = profiling.loops(pd.DataFrame([row | {"loop": "a"}, wrong | {"loop": "b"}, confirmed]))
@@ -149,7 +149,6 @@ def test_what_the_command_printed_keeps_its_lines_and_fits_a_page():
     text = "compute\n\n  loader  0.1%\n" + "a word " * 40
     row = {"first": "", "right": True, "place": 1, "promised": 0.5, "gained": 0.4, "alarm": None, "alarm_tried": None}
     row |= {"apart": False, "line_right": True, "seconds_to_answer": 20.0, "loop": "a", "told": json.dumps(text)}
-    row["told_fixed"] = None
     told = profiling.loops(pd.DataFrame([row, row | {"loop": "b", "told": None}])).told
     assert list(told) == ["a"] and told["a"].startswith("compute\n\n  loader  0.1%\na word")
     assert max(map(len, told["a"].splitlines())) <= strangers.PAGE

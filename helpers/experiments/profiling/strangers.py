@@ -44,7 +44,7 @@ DEAREST = sorted(GPU_CASES, key=lambda name: -GPU_CASES[name]["gain"])[:3]
     small=[{"loop": "kept_losses"}],
     cpu=[{"loop": name} for name in CASES],
     columns="apart first right line_right place? promised? gained? gained_low? gained_high? alarm? "
-    "alarm_tried? seconds_to_answer told told_fixed?",
+    "alarm_tried? seconds_to_answer told",
     version=4,
     timed=False,
     worth=Worth(10, "is the fault of a loop named", cpu=34.4, gpu=35, big_gpu=30),
@@ -55,15 +55,14 @@ def loops(loop: str) -> Row:
     What the fix gains is measured in pairs, but for a loop of several ranks, whose mean iterations are compared.
     `alarm` is the largest gain that a finding promises for the loop without its fault; where that is of products in
     fp32, `alarm_tried` tells what less precision gains, in pairs. `line_right` says whether the line that most of
-    the time goes to, which a sampling profiler would show, is the cause's. `told` is what the command prints, also
-    without the fault, as JSON strings.
+    the time goes to, which a sampling profiler would show, is the cause's. `told` is what the command prints, as a
+    JSON string.
     """
     case = CASES[loop]
     with tempfile.TemporaryDirectory() as folder:
         slow = _profiled(case, folder)
         fixed = _profiled(case, folder, "--fixed") if case["twin"] else None
         told = {"told": as_cell(str(diagnose(slow["output"])))}
-        told |= {"told_fixed": as_cell(str(diagnose(fixed["output"])))} if fixed else {}
     dearest = [line["where"] + " " for line in slow["lines"][:1]]
     return {
         "apart": case["apart"],

@@ -23,7 +23,7 @@ from ..machine import slug
 from . import store
 from .experiment import ColumnError, Experiment
 from .store import STATUS
-from .values import Number, lacking
+from .values import lacking
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,6 @@ def main_machine() -> str:
     """The machine that the report names first: of the GPUs, else of the CPUs, the last one with half of the tables."""
     first = _folder(store.devices() or store.devices(cpu=True))
     return next((row["gpu"] for file in _tables(first) for row in store.whole_rows(file)), first) if first else ""
-
-
-def also_on_cpu(number: Number) -> str:
-    """`; on the CPU 1.3×`, to stand behind a GPU's number; nothing where only one of the two is measured."""
-    return f"; on the CPU {number}" if number.measured else ""
 
 
 def with_cpu(frame: pd.DataFrame, cpu: Any, column: str, *on: str) -> pd.DataFrame:

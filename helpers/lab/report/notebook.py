@@ -27,24 +27,12 @@ from ..machine import device_class, device_name, slug
 from ..records import STATUS
 from ..records.experiment import Experiment
 from ..records.plan import minutes, plan
-from ..records.results import Named, Results, also_on_cpu, main_machine, recorded, with_cpu
+from ..records.results import Named, Results, main_machine, recorded, with_cpu
 from ..records.runner import measure
 from ..records.values import NOT_MEASURED, Verdict, number, quoted
 from . import figures
 
-__all__ = [
-    "also_on_cpu",
-    "claim",
-    "figure",
-    "main_machine",
-    "readme",
-    "results",
-    "say",
-    "show_list",
-    "table",
-    "when",
-    "with_cpu",
-]
+__all__ = ["claim", "figure", "main_machine", "readme", "results", "say", "show_list", "table", "when", "with_cpu"]
 
 matplotlib.style.use(figures.STYLE)  # in a notebook, all that is drawn is in the house style
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # some builds of torch print a line whenever a profiler starts or stops

@@ -11,7 +11,7 @@ from helpers.lab.records import runner, store
 from helpers.lab.records.experiment import Experiment
 from helpers.lab.records.values import Number, lacking
 from helpers.lab.report import notebook
-from helpers.lab.report.notebook import also_on_cpu, main_machine, results, table, with_cpu
+from helpers.lab.report.notebook import main_machine, results, table, with_cpu
 
 ORIGIN = {"status": "ok", "driver": "none", "torch": "2.13.0+cpu", "cuda": "none"}
 ORIGIN |= {"date": "2026-01-02", "commit": "0123456789", "method": 1}
@@ -179,8 +179,8 @@ def test_numbers_of_one_name_are_of_one_machine(both):
 
 def test_where_a_gpu_is_shown_the_cpus_number_stands_beside(both):
     sorting, other = map(results, both)
-    assert also_on_cpu(sorting.named(times).on_cpu.sort) == "; on the CPU 8 ms"
-    assert also_on_cpu(other.named(times).on_cpu.sort) == ""  # it is the CPU's itself
+    assert sorting.named(times).on_cpu.sort.value == 8
+    assert not other.named(times).on_cpu.sort.measured  # it is the CPU's already
     frame = pd.DataFrame({"rung": ["a", "b"], "speedup": [2.0, 3.0]})
     assert with_cpu(frame, frame.iloc[1:], "speedup", "rung")["speedup on the CPU"].dropna().to_dict() == {1: 3.0}
     assert with_cpu(frame, lacking("a table"), "speedup", "rung") is frame
