@@ -150,6 +150,7 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self._counts, self._memory, self._where, self._warned = counts, memory, where, warned
         self._on_gpu = torch.cuda.is_available()
+        self._last: Chain = ()  # of the last operator: torch warns of some waits after it has returned
         self._compiling: FrameType | None = None
 
     @classmethod
@@ -160,22 +161,28 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a tensor made of others, whose operators are counted
-        before = len(self._warned)
+        self.waited()
         result = func(*args, **(kwargs or {}))
         if self._compiling is None and func.namespace != "profiler":
             profile = sys.getprofile()
             sys.setprofile(None)  # of what is counted here
-            waits = sum("synchronizing" in str(each.message) for each in self._warned[before:])
-            self._count(func, args, kwargs or {}, result, waits)
-            del self._warned[before:]
+            self._count(func, args, kwargs or {}, result)
+            self.waited()
             sys.setprofile(profile)
         return result
 
-    def _count(self, func: Any, args: tuple, kwargs: dict, result: Any, waits: int) -> None:
+    def waited(self) -> None:
+        """Count what a GPU warned of since the last operator."""
+        if waits := sum("synchronizing" in str(each.message) for each in self._warned):
+            self._counts.lines[WAITS][self._last] += waits
+        self._warned.clear()
+
+    def _count(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         chain, on_host = self._where.of_operator(sys._getframe(2))
         space, _, name = func._schema.name.partition("::")
         lines, tensors = self._counts.lines, list(_tensors((*args, *kwargs.values(), result)))
-        lines[WAITS][chain] += waits if self._on_gpu else not on_host and _reads(name, args)
+        lines[WAITS][chain] += not self._on_gpu and not on_host and _reads(name, args)
+        self._last = chain
         for tensor in tensors:
             self._memory.see(tensor, chain)
         if works(func._schema.name) and writes(func._schema):
@@ -275,6 +282,7 @@ def counting(counts: Counts) -> Iterator[Callable[[], None]]:
         sys.setprofile(mode.called)
 
         def begin() -> None:
+            mode.waited()
             if not counts.steps:
                 counts.clear()
                 undo.enter_context(_launches(counts))
@@ -282,6 +290,7 @@ def counting(counts: Counts) -> Iterator[Callable[[], None]]:
             counts.steps += 1
 
         yield begin
+        mode.waited()
     memory.begin()
     counts.over = True
 
