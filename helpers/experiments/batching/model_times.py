@@ -39,7 +39,7 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
 
 @experiment(
     small=[{"width": 32, "batch_size": 4, "samples": 24}],
-    cpu=[{"width": 1024, "batch_size": 32, "samples": 1200}],
+    cpu=[{"width": 1024, "batch_size": 32, "samples": 600}],
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
     version=4,

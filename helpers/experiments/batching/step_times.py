@@ -17,7 +17,7 @@ from ...lab.timing import Timing, queue_ahead, synchronize
 from ...training.text_batches import Feed
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
-PARTS = 12  # of an epoch, in which epochs take turns
+PARTS = 10  # of an epoch, in which epochs take turns
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
 
 
