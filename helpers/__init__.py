@@ -9,4 +9,4 @@ import warnings
 if not __debug__:
     warnings.warn("python -O removes assert statements: what they would check passes unchecked", stacklevel=2)
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

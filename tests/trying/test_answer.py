@@ -56,11 +56,11 @@ def test_what_several_bring_together_stands_below_them():
     assert "optimizer + allocator faster; 28% (20% to 30%) of the time goes" in text(two)
 
 
-def test_the_readme_names_every_key_of_the_document():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_using_names_every_key_of_the_document():
+    using = (Path(__file__).parents[2] / "USING.md").read_text()
     document = json.loads(result(PROBE, findings=(finding("drawing", 0.9),)).json())
     rows = document["lines"] + document["probes"] + document["yours"]
-    assert all(f"`{name}`" in readme for keys in (document, *rows) for name in keys)
+    assert all(f"`{name}`" in using for keys in (document, *rows) for name in keys)
 
 
 def test_what_no_change_addresses_is_the_authors_with_a_probes_bound_where_there_is_one():
