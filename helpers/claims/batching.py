@@ -68,7 +68,7 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
     shaped = rows.assign(**{"padding, %": (100 * rows["padding_share"]).map("{:.1f}".format)})
     sizes = [int(size) for size in sorted(rows["batch_size"].unique())]
     rates = rows.pivot(index="variant", columns="batch_size", values="real_tokens_per_s")
-    # As uncertain as if the batches of an epoch, which differ in length, had been drawn.
+    # Without turns as uncertain as if the batches of an epoch, which differ in length, had been drawn.
     deviations = (rows["p75_ms"] - rows["p25_ms"]) / QUARTILES / rows["mean_ms"]
     reaches = rows.assign(reach=NORMAL * deviations / rows["batches"] ** 0.5)
     reaches = reaches.pivot(index="variant", columns="batch_size", values="reach")
@@ -78,6 +78,8 @@ def batch_time(rows: pd.DataFrame) -> SimpleNamespace:
         if name not in rates.index or BRAIN not in rates.index:
             return lacking(f"epochs of {name} and {BRAIN}")
         size = against_brain.loc[name].idxmax()
+        if paired := _paired(rows[rows["batch_size"] == size], name, BRAIN):
+            return paired
         rate, brain = (Number(rates.loc[of, size], reach=reaches.loc[of, size]) for of in (name, BRAIN))
         return over(rate, brain)
 
@@ -143,14 +145,19 @@ def throughput(rows: pd.DataFrame) -> SimpleNamespace:
 
 def _rate_ratio(rows: pd.DataFrame, variant: str, baseline: str, size: int) -> Number:
     """How many times as many tokens a second at one batch size: by the rounds of both, where they are recorded."""
-    of_size = rows[rows["batch_size"] == size].set_index("variant", drop=False)
-    two = of_size.reindex([variant, baseline])
-    if "us_per_token" in two and two["us_per_token"].notna().all():
-        ours, theirs = (np.array(of.split(), dtype=float) for of in two["us_per_token"])
-        if paired := estimate([np.log(ours / theirs)], LUCK_HERE):
-            return speedup(paired.row())
+    of_size = rows[rows["batch_size"] == size]
     rate, slower = (pick(of_size, "real_tokens_per_s", variant=name) for name in (variant, baseline))
-    return over(rate, slower)
+    return _paired(of_size, variant, baseline) or over(rate, slower)
+
+
+def _paired(rows: pd.DataFrame, variant: str, baseline: str) -> Number | None:
+    """The ratio of the times of a real token by the turns of two variants; None where too few are recorded."""
+    two = rows.set_index("variant").reindex([variant, baseline])
+    if "us_per_token" not in two or two["us_per_token"].isna().any():
+        return None
+    ours, theirs = (np.array(of.split(), dtype=float) for of in two["us_per_token"])
+    paired = estimate([np.log(ours / theirs)], LUCK_HERE)
+    return speedup(paired.row()) if paired else None
 
 
 def training(rows: pd.DataFrame) -> SimpleNamespace:

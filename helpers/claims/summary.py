@@ -11,7 +11,7 @@ from .. import experiments
 from ..lab.estimate import EFFECT, NONE, UNDECIDED
 from ..lab.records.experiment import Experiment
 from ..lab.records.results import Named, recorded
-from ..lab.records.values import PERCENT, TIMES, Number, derived, judged, lacking, of_class, over_runs
+from ..lab.records.values import PERCENT, TIMES, Number, derived, judged, lacking, of_class, over_runs, speedup
 from ..training.stages import COMPILED, STAGES
 from . import compilers, profiling, rush
 from .rush.rungs import ONEDNN
@@ -21,8 +21,10 @@ UNITS = {"train_s": ("s", 1), "real_tokens_per_s": ("real tokens/s", 0)}
 UNITS |= {"validation_loss": ("", 2), "validation_accuracy": (PERCENT, 1)}
 
 
-def stages(rows: pd.DataFrame) -> SimpleNamespace:
+def stages(rows: pd.DataFrame, steps: pd.DataFrame | None = None) -> SimpleNamespace:
     """The staircase of the stages: means over the seeds, speedups over the row above and over the start.
+
+    `proven` has the stages by their `steps`, which took turns, where there are such.
 
     Compilation is measured with fewer seeds: what is told of it is against the same seeds, and it isn't part of `all`.
     """
@@ -49,6 +51,9 @@ def stages(rows: pd.DataFrame) -> SimpleNamespace:
         all=over_runs(by_run(start, "train_s"), by_run(end, "train_s")),
         all_steady=over_runs(by_run(end, "real_tokens_per_s"), by_run(start, "real_tokens_per_s")),
         gains=gains,
+        proven={row["stage"]: speedup(row) for _, row in steps.iterrows()}
+        if steps is not None and len(steps)
+        else gains,
         largest=ranked[0],
         smallest=ranked[-1],
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
@@ -94,7 +99,8 @@ def _staircase(rows: pd.DataFrame, names: list[str], gains: dict[str, Number]) -
     table = pd.DataFrame({"stage": ["start", *(f"+ {name}" for name in names[1:])]}, index=means.index)
     table["wall time, s"] = means["train_s"]
     table["speedup"] = [gains.get(name, lacking("before the start", TIMES)) for name in names]
-    table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / single]
+    if alone.any():
+        table["alone"] = [Number(gain, TIMES) for gain in means["train_s"].iloc[0] / single]
     table["real tokens/s"], table["peak, GiB"] = means["real_tokens_per_s"], means["peak_gib"]
     for column, name in (("loss", "validation_loss"), ("accuracy", "validation_accuracy")):
         pairs = zip(means[name], deviation[name].fillna(0), strict=True)
@@ -128,7 +134,7 @@ def settings(on_cpu: bool = False, labelled: bool = False) -> dict[str, dict[str
         "ViT": (named(experiments.profiling.vit_fixes, profiling.vit_fixes), "alone"),
         "language model": (named(experiments.profiling.gpt_fixes, profiling.gpt_fixes), "alone"),
         "compile": (named(experiments.compilers.training, compilers.training), "compiled"),
-        "whole training": (named(experiments.summary.stages, stages), "gains"),
+        "stages": (named(experiments.summary.stages, stages, experiments.summary.stage_steps), "proven"),
     }
     kinds = {name: kind_of(of) for name, (of, _) in numbers.items()}
     both = labelled and len(set(kinds.values())) > 1

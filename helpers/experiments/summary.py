@@ -1,4 +1,4 @@
-"""What chapter 0 measures: complete trainings with the stages accumulated, and with each stage alone."""
+"""What chapter 0 measures: complete trainings with the stages accumulated, each stage alone, and steps in turns."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,9 @@ from ..lab import Worth, device, experiment, in_fresh_process
 from ..lab.machine import missing_because
 from ..lab.records import Row
 from ..text import local_wikitext
-from ..training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, environment, run
+from ..training.stages import COMPILED, FUSED, MIXED, PROFILED, STAGES, build_trainer, environment, run
+from .profiling.fixes import COLUMNS, paired
+from .profiling.planted_faults import in_turns
 
 START, ALONE, CUMULATIVE = "start", "alone", "cumulative"
 SAMPLES = 1536  # 32 steps; the slowest variant sets the time: about 31 TFLOP a step in fp32, without tensor cores
@@ -58,8 +60,8 @@ SINGLE = [(ALONE, name) for name in NAMES[1:]]  # the first stage alone equals t
 
 @experiment(
     small=_runs("small", [(START, "none"), (CUMULATIVE, PROFILED), (ALONE, PROFILED)], [0]),
-    # Compilation, which takes longer than all the rest, and the stages alone are measured with one seed.
-    cpu=_runs("reduced", CLIMBED[:-1], SEEDS) + _runs("reduced", [CLIMBED[-1], *SINGLE], [0]),
+    # Compilation, which takes longer than all the rest, is measured with one seed, and no stage alone.
+    cpu=_runs("reduced", CLIMBED[:-1], SEEDS) + _runs("reduced", CLIMBED[-1:], [0]),
     gpu=_runs("gpu", CLIMBED + SINGLE, SEEDS),
     big_gpu=_runs("full", CLIMBED + SINGLE, SEEDS),
     version=3,
@@ -86,3 +88,31 @@ def stages(way: str, stage: str, seed: int, size: str) -> Row:
         _settle()
         _settle_norms(frozenset(names) - {COMPILED}, size)
     return _settled(names, **options)
+
+
+@experiment(
+    small=[{"stage": MIXED, "size": "small"}],
+    cpu=[{"stage": stage, "size": "reduced"} for stage in NAMES if stage != COMPILED],
+    gpu=[],
+    columns=COLUMNS,
+    missing=_missing,
+    worth=Worth(60, "what each stage brings in a step", cpu=15, gpu=0),
+)
+def stage_steps(stage: str, size: str) -> Row:
+    """Steps with a stage and without it in turns, both with the stages before it, until it is decided.
+
+    Compilation isn't here: new shapes of batches are compiled in the midst of an epoch.
+    """
+    before = frozenset(NAMES[: NAMES.index(stage)])
+    if size == "small":
+        return _steps_in_turns(before, stage, size)
+    return in_fresh_process(_steps_in_turns, before, stage, size, environment=environment())
+
+
+def _steps_in_turns(before: frozenset[str], stage: str, size: str) -> Row:
+    named = {" + ".join(sorted(before)) or "start": before, stage: before | {stage}}
+    data = {"preset": size, "path": local_wikitext() if size != "small" else None}
+    trainers = {name: build_trainer(stages, **data) for name, stages in named.items()}
+    workers, rounds_of = dict.fromkeys(named, 0), "small" if size == "small" else "cpu"
+    turns = functools.partial(in_turns, trainers, workers, rounds_of)
+    return paired(next(iter(named)), stage, turns, size == "small")

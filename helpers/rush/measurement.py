@@ -117,9 +117,9 @@ def _beside(
 
 
 def in_turns(
-    baseline: Setup, setup: Setup, seconds: float, step: Callable[[Tensor], Tensor] | None = None
+    baseline: Setup, setup: Setup, seconds: float, step: Callable[[Tensor], Tensor] | None = None, rounds: int = ROUNDS
 ) -> tuple[list[float], dict[str, Any]]:
-    """Training by two setups in this process, in turns of 0.3 s, A B B A, for at most so many seconds.
+    """Training by two setups in this process, in turns of 0.3 s, A B B A, for at most so many seconds or rounds.
 
     Returns the milliseconds of the setup's steps, and the ratio of the times for a token with its interval.
     `baseline_ms` is the baseline's time for as many tokens as a step of the setup has. `step` is the setup's, if there
@@ -127,7 +127,7 @@ def in_turns(
     """
     names = {"baseline": baseline, "setup": setup}
     steps = {"baseline": _warm_step(baseline), "setup": _warm_step(setup, step)}
-    timed = compare(steps, check=False, rounds=ROUNDS, warmup=1, turn_s=TURN_S, seconds=seconds)
+    timed = compare(steps, check=False, rounds=rounds, warmup=1, turn_s=TURN_S, seconds=seconds)
     per = {name: np.array(timed.samples_ms[name]) / of.batch / of.sequence for name, of in names.items()}
     paired = estimate([np.log(per["setup"] / per["baseline"])], LUCK_HERE)
     baseline_ms = float(np.median(per["baseline"])) * setup.batch * setup.sequence

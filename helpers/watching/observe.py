@@ -234,7 +234,7 @@ class Observer:
             "device_bytes": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_initialized() else 0,
             "padding": [sum(counts) for counts in zip(*self.padding, strict=True)],
             "available": system_bytes(AVAILABLE),
-            "recompiles": recompiles(),
+            "compiled": compiled(),
             "loaders": [[*line, count / max(self._all, 1)] for line, count in self.loaders.most_common(1)],
             "growing": self.growing.data(),
             "clock": self.clock.data(),
@@ -243,8 +243,29 @@ class Observer:
         } | {name: getattr(self, name) for name in COUNTED}
 
 
-def recompiles() -> list[str]:
-    """Why torch.compile compiled functions again, each reason once."""
+def compiled() -> dict[str, Any]:
+    """What torch.compile did: seconds, graphs, where and why they break, why it compiled again; each reason once."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    reasons = [each.recompile_reason for each in dynamo.get_compilation_metrics()] if dynamo else []
-    return [" ".join(reason.split())[:200] for reason in reasons if reason]
+    graphs = dynamo.get_compilation_metrics() if dynamo else []
+    if not graphs:
+        return {}
+    breaks: dict[tuple[str, int], str] = {}
+    for reason in dynamo.graph_break_reasons:
+        stack = [each for each in reason.user_stack if not is_library(each.filename)] or reason.user_stack
+        if reason.graph_break and stack:
+            breaks.setdefault((stack[-1].filename, stack[-1].lineno), _short(reason.reason.partition("\n")[0]))
+    for each in graphs:
+        if each.fail_type and each.fail_user_frame_filename:
+            at, why = (each.fail_user_frame_filename, each.fail_user_frame_lineno), each.fail_reason or each.fail_type
+            breaks[at] = f"{_short(why.partition(chr(10))[0])}; all of {each.co_name} runs uncompiled"
+    again = [_short(each.recompile_reason) for each in graphs if each.recompile_reason]
+    return {
+        "seconds": sum(each.entire_frame_compile_time_s or 0.0 for each in graphs),
+        "graphs": len(graphs),
+        "breaks": [[*at, why] for at, why in breaks.items()],
+        "again": list(dict.fromkeys(again)),
+    }
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:200]

@@ -67,6 +67,9 @@ def test_gains_are_those_of_the_better_batch_size_and_the_bound_follows_from_pad
     assert times.largest.at_most(float(times.bound)).outcome == "does not hold"
     assert times.big_brain.at_least(1).outcome == "not measured"
     assert times.against_brain.loc["k = 10"].tolist() == [6, 8]
+    turns = {"BRAIN": "80 80 80 80", "k = 10": "9.9 10 10.1 10"}
+    paired = EPOCHS.assign(us_per_token=[turns.get(name) for name in EPOCHS["variant"]])
+    assert f"{batching.batch_time(paired).balanced}" == "8.0× (7.9 to 8.1, 4 pairs)"
 
 
 def steps(variants, **columns):

@@ -173,3 +173,8 @@ def test_the_command_trains_by_stages(capsys, monkeypatch):
     assert "--stages switches the rest itself" in capsys.readouterr().err
     assert main(["train", "--stages", "faster"]) == 2
     assert COMPILED in capsys.readouterr().err
+
+
+def test_steps_of_a_stage_take_turns_with_those_before_it():
+    [row] = experiments.stage_steps("small").to_dict("records")
+    assert row["baseline"] == "start" and row["us_per_target"] > 0 and row["baseline_us_per_target"] > 0

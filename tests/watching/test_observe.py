@@ -21,7 +21,7 @@ from helpers.profiling.diagnosis import BOUND, Finding
 from helpers.profiling.findings import observed
 from helpers.profiling.findings.observed import Observed, growth, late_rank, ranked
 from helpers.watching import windows
-from helpers.watching.observe import Observer
+from helpers.watching.observe import Observer, compiled
 from helpers.watching.stacks import BACKWARD, COMPUTING, EVALUATING, is_library, line_of
 from helpers.watching.tensors import padded_positions
 from helpers.watching.watch import watch
@@ -214,8 +214,39 @@ def seen(*lines, iterations=10, **others):
         "retained": 0,
         "anomaly": False,
         "padding": [],
-        "recompiles": [],
+        "compiled": {},
     } | others
+
+
+def test_where_a_compiled_graph_breaks_is_told_and_what_compiling_took(tmp_path):
+    script = tmp_path / "model.py"
+    script.write_text("def f(x):\n    y = x.sin()\n    print(end='')\n    return y.cos()\n")
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    torch._dynamo.utils.graph_break_reasons.clear()
+    variables = {}
+    exec(compile(script.read_text(), str(script), "exec"), variables)
+    fn = torch.compile(variables["f"], backend="eager", dynamic=False)
+    fn(torch.ones(2)), fn(torch.ones(3))
+    data = compiled()
+    assert [at[1] for at in data["breaks"] if at[0] == str(script)] == [3] and any(
+        "size mismatch" in why for why in data["again"]
+    )
+    loop = Observed(seen(line(COMPUTING, 5.0), compiled=data))
+    (broken,) = [note.text for note in loop.warnings() if note.kind == "graph breaks"]
+    assert "model.py:3  print(end='')" in broken and "builtin" in broken
+    assert any("torch.compile took" in note.text and "again" in note.text for note in loop.notes())
+
+
+def test_a_function_that_breaks_within_a_loop_is_told_to_run_uncompiled(tmp_path):
+    script = tmp_path / "looping.py"
+    script.write_text("def f(x):\n    for _ in range(2):\n        x = x * x.sum().item()\n    return x\n")
+    torch._dynamo.reset()
+    variables = {}
+    exec(compile(script.read_text(), str(script), "exec"), variables)
+    torch.compile(variables["f"], backend="eager")(torch.ones(2))
+    (where,) = [at for at in compiled()["breaks"] if at[0] == str(script)]
+    assert where[1] == 3 and "all of f runs uncompiled" in where[2]
 
 
 def test_padding_costs_its_share_of_what_computes():

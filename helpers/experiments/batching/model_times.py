@@ -13,14 +13,13 @@ from ...lab import Worth, device, experiment, half_dtype, peak_memory
 from ...lab.records import STATUS, Row
 from ...lab.records.experiment import OUT_OF_MEMORY
 from ...metrics import LMCrossEntropyLoss
-from ...models import GPT2LikeModel
 from ...training.language import frequent_words, guess_scores, open_texts, text_task
 from ...training.loop import fit
 from ...training.text_batches import balanced_batches, full_batch, packed_batches, random_batches
 from ...training.trainer import Precision, Trainer, mixed_precision
 from .inputs import MAX_LENGTH, WIKITEXT_SAMPLES, compute_dtype, dtype_name, language_model, text, wikitext_of
 from .samplers_and_packers import SPREADS
-from .step_times import epoch, fits, rates, training_step
+from .step_times import Epoch, epochs, fits, rates, training_step
 
 BRAIN, BIG_BRAIN, BALANCED, PACKED = STEPS = ("BRAIN", "BIG BRAIN", "k = 10", "packed")
 BY_TOKENS = f"{BALANCED}, loss by tokens"
@@ -40,11 +39,12 @@ TRAINING = "width layers words samples max_length batch_size epochs learning_rat
 
 @experiment(
     small=[{"width": 32, "batch_size": 4, "samples": 24}],
-    cpu=[{"width": 1024, "batch_size": 32, "samples": 1200}],
+    cpu=[{"width": 1024, "batch_size": 32, "samples": 600}],
     gpu=[{"width": 512, "batch_size": size, "samples": 20_000} for size in (32, 128)],
     big_gpu=[{"width": 1024, "batch_size": size, "samples": 20_000} for size in (64, 256)],
-    version=3,
-    columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s dtype source",
+    version=4,
+    columns=f"variant {' '.join(PERCENTILES)} mean_ms batches padding_share epoch_s real_tokens_per_s us_per_token? "
+    "dtype source",
     worth=Worth(40, "time of a forward pass by batching", cpu=110, gpu=15, big_gpu=20),
 )
 @without_cudnn_attention()
@@ -52,25 +52,25 @@ def batch_time(width: int, batch_size: int, samples: int) -> list[Row]:
     """An epoch of forward passes: embedding, positions, one decoder layer of 8 heads; no head, no backward.
 
     The decoder's memory is the embedded batch itself, under the causal mask. `epoch_s` is by the clock, as a loop goes:
-    the host makes a batch, copies it and launches its kernels, and the next. The time of a batch, from the tokens on
-    the device to the output, is device time; on a GPU it is taken in a second pass, see `device_ms`.
+    the host makes a batch, copies it and launches its kernels, and the next. The variants' epochs take turns, a part
+    each, whose times for a real token are `us_per_token`. The time of a batch, from the tokens on the device to the
+    output, is device time; on a GPU it is taken in a second pass, see `device_ms`.
     """
     samples = text(samples, width)
     model = language_model(samples, width, layers=1, head=False).eval()
     dataset = StandardDataset(samples, MAX_LENGTH + 1)
+    feeds = {name: feed(dataset, batch_size, device(), compute_dtype(), 0) for name, feed in FEEDS.items()}
     with torch.inference_mode():
-        rows = [_epoch(variant, model, dataset, batch_size) for variant in FEEDS]
-    return [row | {"dtype": dtype_name(), "source": samples.source} for row in rows]
+        taken = epochs(feeds, lambda batch: model(batch.inputs, **batch.options))
+    origin = {"dtype": dtype_name(), "source": samples.source}
+    return [_epoch(name, each, len(dataset)) | origin for name, each in taken.items()]
 
 
-def _epoch(variant: str, model: GPT2LikeModel, dataset: StandardDataset, batch_size: int) -> Row:
-    batches, _ = FEEDS[variant](dataset, batch_size, device(), compute_dtype(), 0)
-    epoch_s, times_ms, positions = epoch(batches, lambda batch: model(batch.inputs, **batch.options))
-    real = int((dataset.lengths - 1).sum())  # the last token of a sample has nothing to predict
-    tokens = real + (len(dataset) if variant == PACKED else 0)  # only packs keep it
-    row = {"variant": variant, "batches": len(times_ms), "padding_share": 1 - tokens / positions}
-    row |= {"epoch_s": epoch_s, "real_tokens_per_s": real / epoch_s, "mean_ms": float(np.mean(times_ms))}
-    return row | {name: float(np.percentile(times_ms, share)) for name, share in PERCENTILES.items()}
+def _epoch(variant: str, epoch: Epoch, samples: int) -> Row:
+    tokens = sum(epoch.real) + (samples if variant == PACKED else 0)  # the last of a sample, which only packs keep
+    row = {"variant": variant, "batches": len(epoch.times_ms), "padding_share": 1 - tokens / epoch.positions}
+    row |= epoch.row() | {"mean_ms": float(np.mean(epoch.times_ms))}
+    return row | {name: float(np.percentile(epoch.times_ms, share)) for name, share in PERCENTILES.items()}
 
 
 @experiment(

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from ...lab import compare, device, each
 from ...lab.records import Row
 from ...lab.records.experiment import free_memory, is_out_of_memory
 from ...lab.timing import Timing, queue_ahead, synchronize
+from ...training.text_batches import Feed
 
 QUEUED = 20  # batches that wait on the device before the first is timed: fewer kernels than CUDA queues, about 1,000
+PARTS = 10  # of an epoch, in which epochs take turns
 AHEAD = 40_000_000  # clock cycles, 20 to 40 ms: longer than the host takes to queue the work of so many batches
 
 
@@ -32,25 +35,59 @@ def device_ms(batches: Iterable[Any], run: Callable[[Any], Any]) -> list[float]:
     return times_ms
 
 
-def epoch(batches: Callable[[int], Iterable[Any]], run: Callable[[Any], Any]) -> tuple[float, list[float], int]:
-    """Seconds of an epoch by the clock, milliseconds of each batch, and the positions in all; `batches(epoch)`.
+@dataclass
+class Epoch:
+    """An epoch of batches by the clock, part by part: seconds and real tokens; of each batch the device's time."""
 
-    By the clock is as a loop goes: a batch is made, copied and run, and the next. On a GPU the time of each batch is
-    that of the device, from a second pass.
+    seconds: list[float] = field(default_factory=list)
+    real: list[int] = field(default_factory=list)
+    times_ms: list[float] = field(default_factory=list)
+    positions: int = 0
+
+    def go_on(self, batches: Iterable[Any], run: Callable[[Any], Any]) -> None:
+        """The next part: each batch is made, copied and run, and the next."""
+        taken: list[tuple[int, int]] = []
+
+        def counted() -> Iterator[Any]:
+            for batch in batches:
+                taken.append((batch.real, batch.inputs.numel()))
+                yield batch
+
+        synchronize()
+        began = time.perf_counter()
+        self.times_ms += each(counted(), run)
+        self.seconds.append(time.perf_counter() - began)
+        real, positions = map(sum, zip(*taken, strict=True))
+        self.real.append(real)
+        self.positions += positions
+
+    def row(self) -> Row:
+        """Seconds of the whole epoch, real tokens a second, and the microseconds of one in each part."""
+        us = 1e6 * np.divide(self.seconds, self.real)
+        rate = sum(self.real) / sum(self.seconds)
+        in_order = " ".join(f"{each:.6g}" for each in us)
+        return {"epoch_s": sum(self.seconds), "real_tokens_per_s": rate, "us_per_token": in_order}
+
+
+def epochs(feeds: dict[str, Feed], run: Callable[[Any], Any]) -> dict[str, Epoch]:
+    """An epoch of each, `run(batch)`; they take turns, part by part, so that the parts of two are pairs.
+
+    By the clock is as a loop goes. On a GPU the time of each batch is that of the device, from a second pass.
     """
-    on_cuda, sizes = device().type == "cuda", []
-
-    def counted() -> Iterator[Any]:
-        for batch in batches(0):
-            sizes.append(batch.inputs.numel())
-            yield batch
-
-    each(itertools.islice(batches(1), 30 if on_cuda else 2), run)  # warm up
-    synchronize()
-    began = time.perf_counter()
-    times_ms = each(counted(), run)
-    epoch_s = time.perf_counter() - began
-    return epoch_s, device_ms(batches(0), run) if on_cuda else times_ms, sum(sizes)
+    on_cuda, epochs = device().type == "cuda", {name: Epoch() for name in feeds}
+    for batches, _ in feeds.values():
+        each(itertools.islice(batches(1), 30 if on_cuda else 2), run)  # warm up
+    steps = {name: count(0) for name, (_, count) in feeds.items()}
+    made = {name: batches(0) for name, (batches, _) in feeds.items()}
+    parts = min(PARTS, *steps.values())
+    for part in range(parts):
+        for name in list(feeds)[:: -1 if part % 2 else 1]:
+            until, since = (steps[name] * number // parts for number in (part + 1, part))
+            epochs[name].go_on(itertools.islice(made[name], until - since), run)
+    if on_cuda:
+        for name, (batches, _) in feeds.items():
+            epochs[name].times_ms = device_ms(batches(0), run)
+    return epochs
 
 
 def fits(step: Callable[[Any], Any], batches: list) -> bool:

@@ -1,5 +1,6 @@
 """What each fix of the two loops gains."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ...lab import Worth, experiment
 from ...lab.estimate import AT_A_LOOK, LUCK_HERE, Estimate, estimate
 from ...lab.records import Row
-from .planted_faults import FIXED, PIPELINES, SLOW, Block, fixes_of, side_by_side
+from .planted_faults import FIXED, PIPELINES, SLOW, Block, Enough, fixes_of, side_by_side
 from .two_loops import ALL, SIZES
 
 LOOKS = (4, 8, 12, 18, 27, 40)  # rounds after which a comparison may end
@@ -40,24 +41,30 @@ def gpt_fixes(size: str, fix: str) -> Row:
 
 
 def _fixed(pipeline: str, size: str, fix: str) -> Row:
-    """Blocks of steps of the loop with the fix and of the slow one take turns until it is decided, at most 40 rounds.
+    fixes = fixes_of(pipeline, FIXED, size) if fix == ALL else frozenset([fix])
+    loops = {SLOW: frozenset(), fix: fixes}
+    return paired(
+        SLOW, fix, lambda rounds, enough: side_by_side(pipeline, loops, size, rounds, enough), size == "small"
+    )
+
+
+def paired(baseline: str, name: str, turns: Callable[[int, Enough], dict[str, list[Block]]], once: bool = False) -> Row:
+    """Blocks of steps of two loops take turns until it is decided, at most 40 rounds, or `once`.
 
     Times are for a real target, a photo or a token: a packed step has other samples than a padded one, so a step's time
     alone wouldn't compare them.
     """
-    fixes = fixes_of(pipeline, FIXED, size) if fix == ALL else frozenset([fix])
 
     def told(times: dict[str, list[Block]]) -> tuple[dict[str, np.ndarray], Estimate | None]:
         per_target = {name: np.array([each.ms * 1e3 / each.real for each in of]) for name, of in times.items()}
-        return per_target, estimate([np.log(per_target[fix] / per_target[SLOW])], LUCK_HERE, AT_A_LOOK)
+        return per_target, estimate([np.log(per_target[name] / per_target[baseline])], LUCK_HERE, AT_A_LOOK)
 
     def enough(times: dict[str, list[Block]]) -> bool:
-        return len(times[SLOW]) in LOOKS and bool((ratio := told(times)[1]) and ratio.enough)
+        return len(times[baseline]) in LOOKS and bool((ratio := told(times)[1]) and ratio.enough)
 
-    rounds = 1 if size == "small" else LOOKS[-1]
-    per_target, ratio = told(side_by_side(pipeline, {SLOW: frozenset(), fix: fixes}, size, rounds, enough))
+    per_target, ratio = told(turns(1 if once else LOOKS[-1], enough))
     return {
-        "us_per_target": float(np.median(per_target[fix])),
-        "baseline": SLOW,
-        "baseline_us_per_target": float(np.median(per_target[SLOW])),
+        "us_per_target": float(np.median(per_target[name])),
+        "baseline": baseline,
+        "baseline_us_per_target": float(np.median(per_target[baseline])),
     } | (ratio.row() if ratio else {})

@@ -79,12 +79,11 @@ class Block(NamedTuple):
     steps: int
 
 
+Enough = Callable[[dict[str, list[Block]]], bool]
+
+
 def side_by_side(
-    pipeline: str,
-    loops: dict[str, frozenset[str]],
-    size: str,
-    rounds: int = 0,
-    enough: Callable[[dict[str, list[Block]]], bool] = lambda times: False,
+    pipeline: str, loops: dict[str, frozenset[str]], size: str, rounds: int = 0, enough: Enough = lambda times: False
 ) -> dict[str, list[Block]]:
     """The blocks of each loop's steps; the loops take turns, there and back, for `rounds` or until it is `enough`.
 
@@ -95,21 +94,27 @@ def side_by_side(
     rounds = rounds or few
     at_once = {name: workers(switched, fixes, size) for name, fixes in loops.items()}
     count = (rounds + 2) * (most + 2 * max(at_once.values()))
-    prepared: dict[str, tuple[Trainer, Any]] = {}
-    for name, fixes in loops.items():
-        trainer = switched.prepare(fixes, **options(switched, size, count))
-        prepared[name] = trainer, iter(trainer.epoch(0))
-    times: dict[str, list[Block]] = {name: [] for name in loops}
+    trainers = {name: switched.prepare(fixes, **options(switched, size, count)) for name, fixes in loops.items()}
+    return in_turns(trainers, at_once, size, rounds, enough)
+
+
+def in_turns(
+    trainers: dict[str, Trainer], workers: dict[str, int], size: str, rounds: int, enough: Enough
+) -> dict[str, list[Block]]:
+    """The blocks of each trainer's steps, whose loader has so many workers."""
+    most = ROUNDS[size][1]
+    prepared = {name: (trainer, iter(trainer.epoch(0))) for name, trainer in trainers.items()}
+    times: dict[str, list[Block]] = {name: [] for name in trainers}
     steps = most
     for turn in range(rounds + 1):
-        for name in list(loops)[:: 1 if turn % 2 else -1]:
+        for name in list(trainers)[:: 1 if turn % 2 else -1]:
             if turn:
-                times[name].append(_block(*prepared[name], steps, 2 * at_once[name]))
+                times[name].append(_block(*prepared[name], steps, 2 * workers[name]))
             else:  # to warm up, and to capture
-                _block(*prepared[name], min(most, WARM_UP + 1), 2 * at_once[name])
+                _block(*prepared[name], min(most, WARM_UP + 1), 2 * workers[name])
         if not turn and size in ("gpu", "full"):
             slowest_ms = max(_block(*of, 1, 0).ms for of in prepared.values())
-            steps = block_steps(slowest_ms, max(at_once.values()), most)
+            steps = block_steps(slowest_ms, max(workers.values()), most)
         if turn and enough(times):
             break
     return times

@@ -30,6 +30,7 @@ GROWS = 16 * 2**20  # bytes that a process may grow by
 PAGE, FAULT_S = 4096, 1e-6  # bytes of a page, and what the kernel takes to clear and map one
 ENDS_S = 3600.0  # memory that is full so soon ends the training
 LONG_S = 20.0  # seconds in which a single iteration shows enough
+MOST_BREAKS = 3  # of a graph, that are named
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY = "costly line"
 # Findings whose cause is another one's, where that brings half as much
@@ -131,8 +132,8 @@ class Observed:
         for activity, fault in _ACTIVITIES.items():
             if share := self.activities[activity]:
                 evidence = f"{share:.0%} of the time of {len(self.iterations)} iterations"
-                if activity == stacks.COMPILING and self.data["recompiles"]:
-                    evidence += f"; compiled again because {self.data['recompiles'][-1]}"
+                if activity == stacks.COMPILING and (again := self.data.get("compiled", {}).get("again")):
+                    evidence += f"; compiled again because {again[-1]}"
                 sure = BOUND if activity == stacks.EVALUATING and self.data["evaluations"] < 2 else MEASURED
                 yield self._finding(fault, share, self._dearest(activity), evidence, sure)
 
@@ -238,6 +239,12 @@ class Observed:
         if (others := self.data.get("others") or 0.0) >= BUSY:
             text = f"other processes took {others:.1f} cores: operators of several threads wait for each other then"
             warnings.append(Note("busy machine", f"{text}, and all shares may be wrong; profile again alone"))
+        compiled = self.data.get("compiled", {})
+        if breaks := compiled.get("breaks"):
+            at = "; ".join(f"{quoted(file, line)} ({why})" for file, line, why in breaks[:MOST_BREAKS])
+            more = f"; and {len(breaks) - MOST_BREAKS} more" if len(breaks) > MOST_BREAKS else ""
+            text = f"torch.compile returns to Python at {at}{more}: what is between is neither fused nor captured"
+            warnings.append(Note("graph breaks", text))
         if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
             warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
         return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
@@ -246,6 +253,10 @@ class Observed:
         if not self.enough:
             return []
         clock = list(own_clock(self.data, self.step_ms * (1 - self.activities[stacks.EVALUATING])))
+        if compiled := self.data.get("compiled"):
+            again = f", of them {len(compiled['again'])} again for other shapes or values" if compiled["again"] else ""
+            text = f"torch.compile took {compiled['seconds']:.1f} s for {compiled['graphs']} graphs{again}"
+            clock.append(Note("compilation", text))
         if self.data["epochs"] or self.data["evaluations"]:
             return clock
         text = "no epoch ended while the loop was observed, so what follows one isn't in these shares"

@@ -53,6 +53,10 @@ def test_an_epoch_of_batches_is_timed():
     assert rows.loc["BRAIN", "padding_share"] > 0.8 > rows.loc["k = 5", "padding_share"]
     real = rows["real_tokens_per_s"] * rows["epoch_s"]
     assert real.to_numpy() == pytest.approx(real.iloc[0])  # all see the same tokens
+    turns = rows["us_per_token"].str.split()
+    assert turns.map(len).nunique() == 1  # any two have pairs
+    mean_us = turns.map(lambda of: sum(map(float, of)) / len(of))
+    assert (mean_us * rows["real_tokens_per_s"] / 1e6).between(0.3, 3).all()
 
 
 def test_the_time_of_a_batch_begins_when_others_lie_on_the_device_already(monkeypatch):
