@@ -10,8 +10,12 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 .PHONY: report test test-all notebooks measure doctor clean
 
-report: $(VENV)/installed
+report: $(VENV)/installed fit.html
 	$(RUN) -m helpers report
+
+# Some two minutes: made only where it is missing; a test compares the one that is there with what `fit` says.
+fit.html: | $(VENV)/installed
+	$(RUN) -m helpers fit --page $@
 
 test: $(VENV)/installed-tests
 	$(RUN) -m ruff check .

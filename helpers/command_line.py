@@ -144,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="of such a GPU's memory")
     added.add_argument("--price", type=_positive, metavar="P", help="of a GPU and hour: the cost of 10⁹ tokens")
+    added.add_argument("--page", type=Path, metavar="FILE", help="only write a page to play with, of many settings")
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     added = command("grade", "Run a student's solutions against the checks of their chapters, each on its own.")

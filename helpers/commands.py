@@ -155,6 +155,11 @@ def fit(options: argparse.Namespace) -> int:
 
     from . import fit as fits
 
+    if options.page:
+        from .fit.page import page
+
+        options.page.write_text(page(), encoding="utf-8")
+        return 0
     plan, result, faults = fits.Plan(**_chosen(fits.Plan, options)), {}, []
     try:
         gpu = _card(options)

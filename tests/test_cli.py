@@ -148,7 +148,7 @@ def test_every_experiment_says_what_it_measures_and_has_sizes_for_each_class():
             absent = {
                 "cpu",
                 "gpu",
-                *(["big-gpu"] if e.table in ("allocator", "nulls", "slowdowns") else []),  # of CPUs
+                *(["big-gpu"] if e.table in ("allocator", "nulls", "slowdowns", "stage_steps") else []),  # of CPUs
                 *(["small"] if e.table == "loops" else []),
             }  # whole trials, of which none is small
             assert configs or preset in absent  # what needs a GPU, or a big one
