@@ -55,8 +55,12 @@ class Grid:
 
 def page(grid: Grid = Grid(), processes: int | None = None) -> str:
     """The page as one HTML file. It takes two minutes on two cores."""
-    settings = table(grid, processes)
-    data = {"axes": grid.axes | {"card": grid.card}, "parts": PARTS, "settings": settings}
+    return render(grid, table(grid, processes))
+
+
+def render(grid: Grid, settings: list[dict[str, Any] | None]) -> str:
+    memory = [cards()[name].memory_gib for name in grid.card]
+    data = {"axes": grid.axes | {"card": grid.card}, "memory": memory, "parts": PARTS, "settings": settings}
     count = len(grid.card) * sum(each is not None for each in settings)
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace("{{count}}", f"{count:,}").replace("{{data}}", text)

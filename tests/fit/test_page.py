@@ -11,7 +11,7 @@ import pytest
 
 from helpers.fit import fit, plan_run, speed
 from helpers.fit.cards import cards
-from helpers.fit.page import Grid, page, setting
+from helpers.fit.page import Grid, page, render, setting
 
 COMMITTED = Path(__file__).parents[2] / "fit.html"
 SMALL = Grid(("tiny",), (64,), (1, 2), ("none",), ("amp-bf16", "bf16"), ("1", "8, ZeRO-3"), ("t4", "h200"))
@@ -49,6 +49,7 @@ def test_the_committed_page_is_what_would_be_written_now():
     html, grid = COMMITTED.read_text(), Grid()
     data, plans = data_of(html), list(grid.plans())
     assert len(html) < 300_000 and data["axes"] == {name: list(of) for name, of in vars(grid).items()}
+    assert html == render(grid, data["settings"]), "run `dlspeed fit --page fit.html`"
     for place in random.Random(0).sample([at for at, plan in enumerate(plans) if plan], 4):
         assert data["settings"][place] == setting(plans[place], grid.card), "run `dlspeed fit --page fit.html`"
 
@@ -66,3 +67,4 @@ def test_the_script_looks_up_the_setting_of_the_chosen_values(small, tmp_path):
     plan = next(each for each in SMALL.plans() if each and (each.batch, each.ranks) == (16, 8))
     expected = setting(plan, SMALL.card)
     assert told["peak"] == expected["peak"] and told["card"] == expected["cards"][1]
+    assert told["memory"] == cards()["h200"].memory_gib
