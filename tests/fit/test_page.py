@@ -14,6 +14,7 @@ from helpers.fit.cards import cards
 from helpers.fit.page import Grid, page, render, setting
 
 COMMITTED = Path(__file__).parents[2] / "fit.html"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SMALL = Grid(("tiny",), (64,), (1, 2), ("none",), ("amp-bf16", "bf16"), ("1", "8, ZeRO-3"), ("t4", "h200"))
 
 
@@ -52,6 +53,17 @@ def test_the_committed_page_is_what_would_be_written_now():
     assert html == render(grid, data["settings"]), "run `dlspeed fit --page fit.html`"
     for place in random.Random(0).sample([at for at, plan in enumerate(plans) if plan], 4):
         assert data["settings"][place] == setting(plans[place], grid.card), "run `dlspeed fit --page fit.html`"
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium")
+def test_a_browser_shows_the_setting_of_its_address(small, tmp_path):
+    file = tmp_path / "fit.html"
+    file.write_text(small, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    address = f"{file.as_uri()}#model=tiny&sequence=64&batch=2&gpus=8%2C+ZeRO-3&card=h200"
+    shown = subprocess.check_output([BROWSER, *options, address], text=True, timeout=60)
+    plan = next(each for each in SMALL.plans() if each and (each.batch, each.ranks) == (16, 8))
+    assert f"It fits: {setting(plan, SMALL.card)['peak']:.2f} of 141 GiB" in shown
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no node")
