@@ -144,6 +144,8 @@ def test_losses_of_ranks_need_the_one_of_a_single_process():
 def test_predictions_of_published_runs_are_as_exact_as_the_report_says():
     named = rush.published_speed()
     assert len(named.table) == len(planned.GPUS) * len(planned.TRAININGS) and float(named.count) == len(named.runs)
+    small = named.table[(named.table["GPU"] == "t4") & (named.table["model"] == "Llama-3.1-8B on 8")]
+    assert small["fits"].str.startswith("no: ").all() and (named.table["fits"] == "yes").any()
     assert 0.05 < float(named.median) < 0.15 < float(named.p90) < 0.6
 
 

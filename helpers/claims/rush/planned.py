@@ -153,6 +153,11 @@ def scaling() -> SimpleNamespace:
     return SimpleNamespace(efficiency=pd.DataFrame(lines))
 
 
+def _fits(plan: fit.Plan, card: fit.Card) -> str:
+    gib = fit.peak(plan).bytes / GIB
+    return "yes" if gib <= card.memory_gib else f"no: {gib:.0f} of {card.memory_gib:.0f} GiB"
+
+
 def published_speed() -> SimpleNamespace:
     """Tokens/s of well-known models by GPU, as predicted, and the predictions of published runs: no rows are needed."""
     rows = []
@@ -166,6 +171,7 @@ def published_speed() -> SimpleNamespace:
                     "GPU": gpu,
                     "tokens/s a GPU": f"{row['tokens_per_s_gpu']:,.0f}",
                     "band": f"{row['low']:,.0f} to {row['high']:,.0f}",
+                    "fits": _fits(plan, cards.card(gpu)) if isinstance(plan, fit.Plan) else "",
                     "bound by": row["bound"],
                     "nearest published run": f"{near['model']} on {near['gpu']}: {near['tok_s_gpu']:,.0f}",
                 }
