@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class Runs:
 
 
 @contextlib.contextmanager
-def _workspace():
+def workspace() -> Iterator[Callable[[], Path]]:
+    """A function that names new folders, which are gone in the end."""
     with tempfile.TemporaryDirectory(prefix="dlspeed-referee-") as folder:
         names = iter(range(1000))
         yield lambda: Path(folder, str(next(names)))
@@ -50,7 +51,7 @@ def _workspace():
 @functools.cache
 def runs(case: Case) -> Runs:
     """Whole runs of what a case's submissions are compared with."""
-    with _workspace() as new:
+    with workspace() as new:
         fixed = case.patched(case.folder / FIX, new())
         base, twin = (audit(case, case.prepare(case.script, new()), seed) for seed in (0, 1))
         return Runs(base, twin, audit(case, case.prepare(fixed, new())), fixed)
@@ -109,14 +110,13 @@ def _percent(share: float) -> str:
 
 def judge(case: Case, script: str, seconds: float) -> Row:
     """The row of an edited script: its speedup with an interval, memory, and why it is another training, if it is."""
-    row: Row = {"case": case.name, "changed": script != case.script, "speedup": 1.0, "low": 1.0, "high": 1.0}
-    row |= {"broken": [], "losses": "", "verdict": "", "note": ""}
+    row = _unchanged(case) | {"changed": script != case.script}
     if not row["changed"]:
         return row
     known = runs(case)
     if known.base.error or known.reference.error:
         raise WrongCase(f"{case.name} itself fails: {known.base.error or known.reference.error}")
-    with _workspace() as new:
+    with workspace() as new:
         before, after = case.prepare(case.script, new()), case.prepare(script, new())
         other = known.reference if script == known.fixed else audit(case, after)
         row |= {"whole_s": [known.base.seconds, other.seconds], "evaluation": [known.base.numbers, other.numbers]}
@@ -141,6 +141,11 @@ def judge(case: Case, script: str, seconds: float) -> Row:
     return row
 
 
+def _unchanged(case: Case) -> Row:
+    row = {"case": case.name, "changed": False, "speedup": 1.0, "low": 1.0, "high": 1.0}
+    return row | {"broken": [], "losses": "", "verdict": "", "note": ""}
+
+
 def judge_all(cases: Sequence[Case], submission: Path, seconds: float, tell: Tell) -> list[Row]:
     """The rows of a submission, each with its reference's. What is in SUBMISSION.referee.json isn't judged again."""
     path = Path(f"{submission.resolve()}.referee.json")
@@ -155,12 +160,12 @@ def judge_all(cases: Sequence[Case], submission: Path, seconds: float, tell: Tel
 
     rows = []
     for case in cases:
-        with _workspace() as new:
+        with workspace() as new:
             fixed = case.patched(case.folder / FIX, new())
             try:
                 row = once(case, submitted(case, submission, new))
             except Refused as error:
-                row = judge(case, case.script, seconds) | {"broken": [str(error)]}
+                row = _unchanged(case) | {"changed": True, "broken": [str(error)]}
         row |= {"reference": once(case, fixed)} if row["changed"] and not row["broken"] else {}
         outcome = "; ".join(row["broken"]) or f"{row['speedup']:.2f}x"
         tell(f"{case.name}: {outcome}")
@@ -170,7 +175,7 @@ def judge_all(cases: Sequence[Case], submission: Path, seconds: float, tell: Tel
 
 def check(case: Case, seconds: float, tell: Tell) -> list[str]:
     """What is wrong with a case: its fix isn't the same training, or isn't faster beyond doubt."""
-    with _workspace() as new:
+    with workspace() as new:
         try:
             row = judge(case, case.patched(case.folder / FIX, new()), seconds)
         except Refused as error:

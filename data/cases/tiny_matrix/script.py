@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 steps = int(sys.argv[1])
+torch.set_num_threads(1)
 torch.manual_seed(0)
 data, labels = torch.randn(1024, 32), torch.randint(0, 4, (1024,))
 held_out, their_labels = torch.randn(128, 32), torch.randint(0, 4, (128,))
