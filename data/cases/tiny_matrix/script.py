@@ -13,7 +13,7 @@ model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 matrix = torch.zeros(4, 4, dtype=torch.long)
 for step in range(steps):
-    pick = torch.randint(0, 1024, (128,))
+    pick = torch.randint(0, 1024, (512,))
     x, y = data[pick], labels[pick]
     logits = model(x)
     loss = nn.functional.cross_entropy(logits, y)
