@@ -129,7 +129,9 @@ def parser() -> argparse.ArgumentParser:
         "submission", type=Path, nargs="?", metavar="SUBMISSION", help="a folder of CASE.py or CASE.patch files"
     )
     added.add_argument("--check", action="store_true", help="prove that each case's own fix is the same and faster")
-    added.add_argument("--seconds", type=_positive, default=30.0, metavar="S", help="for a paired trial (default: 30)")
+    added.add_argument(
+        "--seconds", type=_positive, default=60.0, metavar="S", help="for a paired trial at most (default: 60)"
+    )
     added.add_argument("--json", action="store_true", help="print JSON instead of text")
     added.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page as well")
 

@@ -20,7 +20,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -96,43 +96,22 @@ class Work:
 
 
 def audit(case: Case, script: Path, seed: int = 0) -> Audit:
-    """Run a prepared script to its end, in a process of its own, beside which nothing else is timed."""
-    began, mark = time.monotonic(), uuid.uuid4().hex
-    before = contents(script.parent)
-    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as words:
-        command = [str(script), *case.arguments]
-        order = {"command": command, "root": root, "seed": seed, "report": report.fileno()}
-        process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(order)],
-            env=os.environ | QUIET | {trees.MARK: mark},
-            cwd=script.parent,
-            pass_fds=[report.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=words,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        tree, result = trees.Tree(mark, process.pid), Audit()
-        try:
-            process.wait(case.seconds)
-            result.seconds = time.monotonic() - began
-            while tree.members() and time.monotonic() < began + result.seconds + GRACE_S:
-                time.sleep(0.02)
-            result.broke += ["work left in the background"] if tree.members() else []
-        except subprocess.TimeoutExpired:
-            result.error = f"takes more than {case.seconds:.0f} s"
-        finally:
-            tree.end()
-            process.wait()
+    """Run a prepared script to its end in a process of its own."""
+    before, result = contents(script.parent), Audit()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as words:
+        order = {"command": [str(script), *case.arguments], "root": folder, "seed": seed, "report": report.fileno()}
+        result.error = _run(order, script.parent, words, case.seconds, result)
         for file in (report, words):
             file.seek(0)
+        for line in report.read().decode().splitlines():
+            for name, value in json.loads(line).items():
+                known = getattr(result, name)
+                setattr(result, name, value if name == "parameters" else known + value)
         said = words.read().decode(errors="replace")
-        _read(result, report.read().decode())
-        if process.returncode and not result.error:
-            result.error = (said.strip().splitlines() or [f"ended with code {process.returncode}"])[-1][:200]
-        numbers = re.findall(case.evaluation, said) if case.evaluation else []
-        result.numbers = [float(number) for number in numbers]
-        root = os.path.realpath(root)
+        if result.error.startswith("ended") and said.strip():
+            result.error = said.strip().splitlines()[-1][:200]
+        result.numbers = [float(number) for number in re.findall(case.evaluation, said)] if case.evaluation else []
+        root = os.path.realpath(folder)
         home = Path(root + str(script.parent.resolve()))
         paths = [path for pattern in case.outputs for path in home.glob(pattern)]
         result.files = {str(path.relative_to(home)): contents(path.parent)[path.name] for path in paths}
@@ -141,17 +120,37 @@ def audit(case: Case, script: Path, seed: int = 0) -> Audit:
     return result
 
 
-def _read(result: Audit, report: str) -> None:
-    for line in report.splitlines():
-        for name, value in json.loads(line).items():
-            known = getattr(result, name)
-            setattr(result, name, value if name == "parameters" else known + value)
+def _run(order: dict[str, Any], folder: Path, words: IO[bytes], limit: float, result: Audit) -> str:
+    """Let a process do what `main` is ordered, and end all that it started; why it failed, if it did."""
+    began, mark = time.monotonic(), uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", BOOT, json.dumps(order)],
+        env=os.environ | QUIET | {trees.MARK: mark},
+        cwd=folder,
+        pass_fds=[order["report"]],
+        stdin=subprocess.DEVNULL,
+        stdout=words,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    tree = trees.Tree(mark, process.pid)
+    try:
+        process.wait(limit)
+        result.seconds = time.monotonic() - began
+        while tree.members() and time.monotonic() < began + result.seconds + GRACE_S:
+            time.sleep(0.02)
+        result.broke += ["work left in the background"] if tree.members() else []
+    except subprocess.TimeoutExpired:
+        return f"takes more than {limit:.0f} s"
+    finally:
+        tree.end()
+        process.wait()
+    return f"ended with code {process.returncode}" if process.returncode else ""
 
 
 def main(order_text: str) -> None:
     order = SimpleNamespace(**json.loads(order_text))
-    report = os.fdopen(order.report, "w", buffering=1)
-    home = os.getcwd()
+    report, home = os.fdopen(order.report, "w", buffering=1), os.getcwd()
 
     def tell(**line: Any) -> None:
         line.pop("facts", None)
