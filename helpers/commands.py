@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended = {
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
-            "referee": "stopped; cases that were judged are kept, and the same command goes on there",
+            "referee": "stopped; cases of a submission that were judged are kept, and the same command goes on there",
         }
         return fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
