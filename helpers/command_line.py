@@ -123,6 +123,18 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--update", action="store_true", help="write down anew what it does, and print the difference")
     of_script(added)
 
+    added = command("referee", "Judge edited training scripts: the same training still, and how much faster?")
+    added.add_argument("cases", type=Path, metavar="CASES", help="a case's folder, or one of many such folders")
+    added.add_argument(
+        "submission", type=Path, nargs="?", metavar="SUBMISSION", help="a folder of CASE.py or CASE.patch files"
+    )
+    added.add_argument("--check", action="store_true", help="prove that each case's own fix is the same and faster")
+    added.add_argument(
+        "--seconds", type=_positive, default=60.0, metavar="S", help="for a paired trial at most (default: 60)"
+    )
+    added.add_argument("--json", action="store_true", help="print JSON instead of text")
+    added.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page as well")
+
     added = command("fit", "Where a training step's memory goes, whether it fits, and what would make it fit.")
     added.add_argument(
         "--model",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .command_line import parser, terminable
-from .own_loop import WrongScript, diagnose, fail, guard, profile, try_
+from .own_loop import WrongScript, diagnose, fail, guard, profile, referee, try_
 
 if TYPE_CHECKING:
     from .fit import Card
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended = {
             "measure": "stopped; finished rows are kept, and the same command goes on there",
             "report": "stopped; nothing was written",
+            "referee": "stopped; cases of a submission that were judged are kept, and the same command goes on there",
         }
         return fail(ended.get(command, "stopped"), 128 + (*stopped.args, signal.SIGINT)[0])
 
@@ -254,6 +255,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "profile": profile,
     "try": try_,
     "guard": guard,
+    "referee": referee,
     "fit": fit,
     "grade": grade,
     "report": report,

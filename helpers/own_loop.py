@@ -1,4 +1,4 @@
-"""The commands for a training loop of one's own: `dlspeed profile | try | guard SCRIPT …` and `diagnose TRACE`."""
+"""The commands for training loops: `dlspeed profile | try | guard SCRIPT …`, `diagnose TRACE` and `referee CASES`."""
 
 import argparse
 import functools
@@ -124,6 +124,29 @@ def guard(options: argparse.Namespace) -> int:
         return fail(error, 1)
     except Exception as error:  # the script's own
         return _script_failed(error, options)
+
+
+def referee(options: argparse.Namespace) -> int:
+    from .lab import files
+    from .refereeing import cases, judging, score
+
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    if bool(options.submission) == options.check:
+        return fail("referee what? CASES SUBMISSION, or --check CASES", 2)
+    if options.submission and not options.submission.is_dir():
+        return fail(f"{options.submission} is no folder", 2)
+    try:
+        of = cases.read_cases(options.cases)
+        if options.check:
+            faults = [fault for case in of for fault in judging.check(case, options.seconds, tell)]
+            return fail("; ".join(faults), 1) if faults else 0
+        results = score.Results(judging.judge_all(of, options.submission, options.seconds, tell))
+    except cases.WrongCase as error:
+        return fail(error, 1)
+    print(results.json() if options.json else results.text())
+    if options.page:
+        files.write(options.page, results.page(options.submission.name))
+    return 0
 
 
 def _script_failed(error: Exception, options: argparse.Namespace) -> int:

@@ -12,9 +12,9 @@ import random
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
+from time import perf_counter  # bound before the script runs, which may patch `time`
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +41,7 @@ class Steps(Turns):
 
     def run_ended(self) -> None:
         """This turn has the fewest steps that it may have: each new run takes long beside them."""
-        self._ended = time.perf_counter()
+        self._ended = perf_counter()
         self._order = {**self._order, "seconds": 0.0}
         self._left_out = SETTLING
 
@@ -51,7 +51,7 @@ class Steps(Turns):
         elif self._left_out:
             self._left_out -= 1
         else:
-            self._began += time.perf_counter() - self._ended
+            self._began += perf_counter() - self._ended
             self._ended = 0.0
 
 
@@ -84,8 +84,8 @@ def main(order_text: str) -> None:
             tell(peak=peak, redirected=list(folder.redirected)[:20])
         turns.step_done()
 
-    _fix_seeds(order.seed)
-    _shift_port()
+    fix_seeds(order.seed)
+    shift_port()
     script = order.command[0]
     try:
         if order.profile_s:
@@ -96,7 +96,7 @@ def main(order_text: str) -> None:
             changes.ALL[name].apply(order.facts)
         while True:
             program = script if order.module else run_script.compiled(script)
-            for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `_fix_seeds` adds the order's seed
+            for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # `fix_seeds` adds the order's seed
                 set_seed(0)
             before = iterations
             with counted_steps(stepped):
@@ -133,7 +133,7 @@ def _end(reason: str) -> None:
     os._exit(1)
 
 
-def _fix_seeds(seed: int) -> None:
+def fix_seeds(seed: int) -> None:
     """Let every seed that the script sets be another one for another `seed`, and none come from the clock."""
 
     def reseeded(function: Callable) -> Callable:
@@ -150,7 +150,7 @@ def _fix_seeds(seed: int) -> None:
         setattr(holder, name, reseeded(getattr(holder, name)))
 
 
-def _shift_port() -> None:
+def shift_port() -> None:
     """Let each process rendezvous at a free port: those that live side by side can't listen on one."""
     start = torch.distributed.init_process_group
 

@@ -28,7 +28,8 @@ FACTS_FROM = 5  # iterations after which the facts are told, and again whenever 
 
 
 class Sight:
-    def __init__(self) -> None:
+    def __init__(self, most: int = LOSSES) -> None:
+        self._most = most
         self._losses: list[Tensor] = []
         self._waiting: list[list[Tensor]] = []
         self.iterations = 0
@@ -49,13 +50,11 @@ class Sight:
 
     def iteration_ended(self, tell: Callable[..., None]) -> None:
         self.iterations += 1
-        if self._told_losses < LOSSES:
+        if self._told_losses < self._most:
             self._waiting.append(self._losses)
             on_gpu = any(loss.device.type != "cpu" for losses in self._waiting for loss in losses)
             if len(self._waiting) >= 4 or self.iterations <= 4 or not on_gpu:
-                tell(losses=[sum(x.double().sum().item() for x in each) if each else None for each in self._waiting])
-                self._told_losses += len(self._waiting)
-                self._waiting = []
+                self.tell_losses(tell)
         self._losses = []
         if self.iterations == self._facts_next:
             self._facts_next *= 2
@@ -71,6 +70,11 @@ class Sight:
             }
             tell(facts=self.facts)
 
+    def tell_losses(self, tell: Callable[..., None]) -> None:
+        tell(losses=[sum(x.double().sum().item() for x in each) if each else None for each in self._waiting])
+        self._told_losses += len(self._waiting)
+        self._waiting = []
+
     def place(self, call: str, site: tuple[str, int] | None) -> None:
         """Note that there is such a call, and where."""
         sites = self.facts["calls"].setdefault(call, [])
@@ -82,7 +86,7 @@ class Sight:
 
         @functools.wraps(backward)
         def seen(tensors: Any, *arguments: Any, **options: Any) -> None:
-            if self._told_losses < LOSSES:
+            if self._told_losses < self._most:
                 for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
                     self._losses.append(getattr(tensor, "unscaled", tensor).detach().clone())
             backward(tensors, *arguments, **options)
