@@ -12,9 +12,9 @@ import random
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from time import perf_counter  # bound before the script runs, which may patch `time`
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +41,7 @@ class Steps(Turns):
 
     def run_ended(self) -> None:
         """This turn has the fewest steps that it may have: each new run takes long beside them."""
-        self._ended = perf_counter()
+        self._ended = time.perf_counter()
         self._order = {**self._order, "seconds": 0.0}
         self._left_out = SETTLING
 
@@ -51,7 +51,7 @@ class Steps(Turns):
         elif self._left_out:
             self._left_out -= 1
         else:
-            self._began += perf_counter() - self._ended
+            self._began += time.perf_counter() - self._ended
             self._ended = 0.0
 
 

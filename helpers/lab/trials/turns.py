@@ -11,8 +11,8 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
-from time import perf_counter  # bound before the script runs, which may patch `time`
 
 PIPES = "HELPERS_TURNS"  # in the environment: the file descriptors to read from and to write to
 
@@ -29,7 +29,7 @@ class Turns:
         self._orders = os.fdopen(reading, "r")
         self._answers = os.fdopen(writing, "w")
         self._order = {"drop": 0, "seconds": 0.0, "steps": 1}
-        self._steps, self._began = 0, perf_counter()
+        self._steps, self._began = 0, time.perf_counter()
 
     def step_done(self) -> None:
         """To be called at the end of each step. It returns at once, or when the next turn has come."""
@@ -37,16 +37,16 @@ class Turns:
         order, counted = self._order, self._steps - self._order["drop"]
         if counted == 0:  # what is queued on a GPU belongs to the steps that are left out
             _synchronize()
-            self._began = perf_counter()
-        if counted < order["steps"] or perf_counter() - self._began < order["seconds"]:
+            self._began = time.perf_counter()
+        if counted < order["steps"] or time.perf_counter() - self._began < order["seconds"]:
             return
         _synchronize()
-        self._answers.write(json.dumps([counted, perf_counter() - self._began]) + "\n")
+        self._answers.write(json.dumps([counted, time.perf_counter() - self._began]) + "\n")
         self._answers.flush()
         line = self._orders.readline()
         if not line:  # the other end is gone
             os._exit(0)
-        self._order, self._steps, self._began = json.loads(line), 0, perf_counter()
+        self._order, self._steps, self._began = json.loads(line), 0, time.perf_counter()
 
 
 def _synchronize() -> None:
