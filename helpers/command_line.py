@@ -99,7 +99,9 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("--continue", dest="go_on", action="store_true", help="let the script go on to its end")
     added.add_argument("--until-epoch", action="store_true", help="watch until an epoch has ended, or an evaluation")
-    added.add_argument("--limit", type=_positive, default=120.0, metavar="S", help="for all of it (default: 120)")
+    about = "watch so long, for steps that get slower and what grows with them"
+    added.add_argument("--watch", type=_positive, default=0.0, metavar="MINUTES", help=about)
+    added.add_argument("--limit", type=_positive, default=120.0, metavar="S", help="for the rest (default: 120)")
     added.add_argument("--output", type=Path, metavar="DIR", help="where to save (default: profile-SCRIPT)")
     formats(added)
     of_script(added)

@@ -94,6 +94,7 @@ def profile(options: argparse.Namespace) -> int:
             after=options.warm_up,
             go_on=options.go_on,
             until_epoch=options.until_epoch,
+            minutes=options.watch,
             limit=options.limit,
             output=options.output,
             tell=lambda line: print(line, file=sys.stderr, flush=True) if sys.stderr.isatty() else None,

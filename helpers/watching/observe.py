@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from ..lab.memory import AVAILABLE, RESIDENT, system_bytes
 from .clock import Clock, State
+from .pace import Pace
 from .settings import Settings, variables
 from .stacks import EVALUATING, OURS, Line, read_stack, user_line
 from .stacks import is_library as is_library
@@ -61,7 +62,8 @@ def looks(thread: int, ended: threading.Event) -> Iterator[tuple[float, float, F
 class Observer:
     """Told of each iteration's end by the thread that trains, which it looks at between `start` and `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace  # of minutes, if they are watched
         self.seconds: Any = Counter()  # (function, line, activity) -> charged
         self.iterations: deque[float] = deque(maxlen=5000)  # seconds of each
         self.memory: list[tuple[int, int, int]] = []  # iteration, bytes of the process, of the device
@@ -84,6 +86,7 @@ class Observer:
         self._last = 0.0  # when the iteration began
         self._turned = self._away_s = 0.0  # when it last turned away or back, and the seconds away until then
         self._evaluating = False
+        self._rare = (0, 0)  # evaluations and epochs until the last iteration
         self._no_grad = 0
         self._collecting = 0.0
         self._thread = 0
@@ -135,16 +138,22 @@ class Observer:
             self.start()
             return
         self._evaluating = False
+        plain, self._rare = self._rare == (rare := (self.evaluations, self.epochs)), rare
         if self.away:
             return
         now = time.perf_counter()
         self.count += 1
         self.observed_s += now - self._last
         self.iterations.append(now - self._last)
+        if self.pace and plain:
+            self.pace.add(now, now - self._last)
         self._last = now
         if self.count % max(1, self.count // 100) == 0:
             on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
             self.memory.append((self.count, system_bytes(RESIDENT), on_device))
+        if self.pace and self.pace.is_due(self.count):
+            with self.looking_away():
+                self.pace.look(self.count, self.seconds)
 
     def _look(self) -> None:
         away = 0.0
@@ -238,6 +247,7 @@ class Observer:
             "loaders": [[*line, count / max(self._all, 1)] for line, count in self.loaders.most_common(1)],
             "growing": self.growing.data(),
             "clock": self.clock.data(),
+            "pace": self.pace.data() if self.pace else {},
             "settings": self.settings.data(),
             "variables": variables(),
         } | {name: getattr(self, name) for name in COUNTED}

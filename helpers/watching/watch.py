@@ -86,6 +86,7 @@ def watch(
     after: int | None = None,
     go_on: bool = False,
     until_epoch: bool = False,
+    minutes: float = 0.0,
     limit: float = 120.0,
     output: str | Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -94,7 +95,7 @@ def watch(
 
     `after` is 10: fewer where these take more than 30 s, more where DataLoader's workers prefetch many batches, as a
     loop that waits for them doesn't until these are used up. Unprofiled, it is observed (`observe`) for at least 20
-    iterations and 8 s, or `until_epoch` ended. Then the script is stopped, unless it may `go_on` to its end; after
+    iterations and 8 s, `minutes` or `until_epoch` ended. Then the script is stopped, unless it may `go_on` to its end; after
     `limit` seconds what is known by then is kept. `tell` gets lines of progress. `output` is the folder of the
     profiles, by default profile-NAME in the current one. The script's own errors are raised as they are
     (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0 too unless something was recorded;
@@ -112,7 +113,10 @@ def watch(
         for file in folder.glob("*.json*"):
             if OURS.fullmatch(file.name):
                 file.unlink()
-    windows = Windows(costs, places, steps, after, rank, ranks, until_epoch)
+    if minutes and ranks > 1:
+        raise NothingRecorded("--watch is for one process: the ranks of a job all end at the same iteration")
+    limit += 60 * minutes
+    windows = Windows(costs, places, steps, after, rank, ranks, until_epoch, minutes)
     variables = {name: os.environ.get(name) for name in READ_EARLY}
 
     def stepped(optimizer: Optimizer | None) -> None:

@@ -33,6 +33,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ..lab import files
 from .call_sites import CALLED_FROM, call_sites, runners
 from .observe import Observer
+from .pace import Pace
 from .rates import speedups
 from .stacks import is_part
 from .tensors import unclaimed
@@ -120,15 +121,23 @@ class Windows:
     """
 
     def __init__(
-        self, costs: Path, places: Path, steps: int, after: int | None, rank: int, ranks: int, until_epoch: bool
+        self,
+        costs: Path,
+        places: Path,
+        steps: int,
+        after: int | None,
+        rank: int,
+        ranks: int,
+        until_epoch: bool,
+        minutes: float = 0.0,
     ) -> None:
         self.first, self.costs, self.places = Window(costs), Window(costs), Window(places)
         self.steps, self.rank, self.ranks = steps, rank, ranks
         self.warm, self._given = 10 if after is None else max(after, 3), after is not None
         self.disturbed = False  # by a profiler of the script's
         self.iterations = 0  # that have ended
-        self.observer = Observer()
-        self._until_epoch = until_epoch
+        self.observer = Observer(Pace() if minutes else None)
+        self._until_epoch, self._watched_s = until_epoch, max(60 * minutes, OBSERVED_S)
         self._over = False
         self._calls = 0  # of Python in an iteration
         self._plain: list[float] = []  # seconds of iterations that no profiler slowed
@@ -203,7 +212,7 @@ class Windows:
     def _is_observed(self) -> bool:
         observer = self.observer
         ended = not self._until_epoch or bool(observer.epochs or observer.evaluations)
-        return ended and self.ranks == 1 and observer.count >= OBSERVED and observer.observed_s >= OBSERVED_S
+        return ended and self.ranks == 1 and observer.count >= OBSERVED and observer.observed_s >= self._watched_s
 
     def _python_calls(self) -> Generator[None, None, int]:
         """The number of Python calls, of builtin functions too, of the next iteration, which that slows.

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ...faults import remedy
-from ...watching import settings, stacks
+from ...watching import pace, settings, stacks
 from ...watching.stacks import place, quoted, source
 from ..diagnosis import BOUND, ESTIMATE, MEASURED, Finding, Line, milliseconds
 from ..trace import Note
@@ -33,6 +33,8 @@ LONG_S = 20.0  # seconds in which a single iteration shows enough
 MOST_BREAKS = 3  # of a graph, that are named
 ANEW = 0.5  # of iterations in which a loader begins anew
 COSTLY = "costly line"
+LEAST_SLOWER = 0.03  # growth of an iteration's time over all that was watched
+MOST_GROWN, THROTTLED = 3, 0.95  # kinds of things that are named; a GPU's clock beside the one at first
 # Findings whose cause is another one's, where that brings half as much
 EXPLAINED = {
     "small operators": {"Python loop", "small batches"},
@@ -116,7 +118,7 @@ class Observed:
         if not self.enough:
             return []
         rules = [self._doing, self._loader, self._loops, self._padding, self._garbage, self._backwards, self._unclaimed]
-        rules += [self._memory, self._anomaly]
+        rules += [self._memory, self._anomaly, self._slower]
         return [finding for rule in rules for finding in rule() if finding.gain_share >= least or finding.urgent]
 
     def _finding(
@@ -233,6 +235,26 @@ class Observed:
             where = self.data["settings"].get(settings.ANOMALY, "")
             yield self._finding("anomaly detection", share, where, evidence, BOUND)
 
+    def _slower(self) -> Iterator[Finding]:
+        """Iterations that take longer and longer, with the line that does and what there is more and more of."""
+        watched = self.data.get("pace") or {"blocks": [], "looks": []}
+        found, looks = pace.trend(watched["blocks"]), watched["looks"]
+        if not found or found.low * found.minutes < LEAST_SLOWER:
+            return
+        times = f"{milliseconds(found.first_ms)} at first and {milliseconds(found.last_ms)} {found.minutes:.3g} minutes"
+        evidence = f"a step took {times} later; {found.growth:.0%} ({found.low:.0%} to {found.high:.0%}) more a minute"
+        more = pace.grown(looks)
+        if more:
+            evidence += f"; an iteration adds {', '.join(f'{each:.2g} {name}' for name, each in more[:MOST_GROWN])}"
+        clocks = [look["counted"][pace.CLOCK] for look in looks if pace.CLOCK in look["counted"]]
+        if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
+            hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
+            evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
+        line = pace.later_line(looks)
+        where = quoted(*line[0]) if line else "all lines alike"
+        share = 1 - found.first_ms / found.last_ms
+        yield self._finding("slower and slower", share, where, evidence, case="" if more else "hot" if falls else "else")
+
     def warnings(self) -> list[Note]:
         grown, _, _ = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
         warnings = [Note("growing memory", grown)] if grown and not any(self._memory()) else []
@@ -257,6 +279,9 @@ class Observed:
             again = f", of them {len(compiled['again'])} again for other shapes or values" if compiled["again"] else ""
             text = f"torch.compile took {compiled['seconds']:.1f} s for {compiled['graphs']} graphs{again}"
             clock.append(Note("compilation", text))
+        if (found := pace.trend(self.data.get("pace", {}).get("blocks", []))) and not any(self._slower()):
+            text = f"steps got no slower in {found.minutes:.3g} minutes: a growth above {found.most:.1%} is excluded"
+            clock.append(Note("pace", text))
         if self.data["epochs"] or self.data["evaluations"]:
             return clock
         text = "no epoch ended while the loop was observed, so what follows one isn't in these shares"
