@@ -1,7 +1,9 @@
 """The commands for training loops: `dlspeed profile | try | guard SCRIPT …`, `diagnose TRACE` and `referee CASES`."""
 
 import argparse
+import dataclasses
 import functools
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -104,8 +106,18 @@ def profile(options: argparse.Namespace) -> int:
         print(*seen, sep="\n", end="\n" if seen else "")
         return fail(error, 1)
     except Exception as error:  # the script's own
+        if type(error).__name__ == "OutOfMemoryError":
+            _tell_what_filled(error, options)
         return _script_failed(error, options)
     return (_print_diagnosis(options, recording) if recording.rank == 0 else 0) or recording.code or 0
+
+
+def _tell_what_filled(error: Exception, options: argparse.Namespace) -> None:
+    from .watching.filled import filled
+
+    full = filled(error)
+    told = {"out_of_memory": dataclasses.asdict(full) | {"advice": list(full.advice)}}
+    print(json.dumps(told, indent=1) if options.json else "\n".join(full.text()))
 
 
 def guard(options: argparse.Namespace) -> int:
