@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ..lab.memory import AVAILABLE, RESIDENT, system_bytes
@@ -41,7 +42,7 @@ PERIOD_S = 0.01
 SWITCH_S = 1e-5
 _SET_TIMER_SLACK = 29
 BATCHES, LOOKS = 8, 32  # whose padding is counted; inputs of embeddings that are looked at, each a wait on a GPU
-COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed")
+COUNTED = ("memory", "epochs", "evaluations", "garbage_s", "backwards", "retained", "anomaly", "unclaimed", "averaged")
 
 DEEPER = {"__enter__": 1, "__exit__": -1}  # by how many blocks without gradients
 
@@ -72,6 +73,8 @@ class Observer:
         self.evaluations = 0
         self.garbage_s = 0.0
         self.backwards = self.retained = 0  # backward passes, and those that kept their graph
+        self.averaged = 0  # forward passes after which gradients are averaged over the ranks
+        self.searched = False  # for parameters that got none, in each of them
         self.anomaly = False
         self.unclaimed: tuple[str, int, float, bool] | None = None  # what `unclaimed` returns
         self.padding: list[tuple[int, int, int]] = []  # positions, padded ones, those beyond a batch's longest sample
@@ -170,7 +173,7 @@ class Observer:
     def watching(self) -> Iterator[None]:
         """See evaluations, epochs, padding and garbage collections."""
         train, iterate, embed = nn.Module.train, DataLoader.__iter__, nn.Embedding.forward
-        backward = torch.autograd.backward
+        backward, replica = torch.autograd.backward, DistributedDataParallel.forward
 
         @functools.wraps(train)
         def trained(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -202,6 +205,13 @@ class Observer:
                 self.retained += bool(options.get("retain_graph", len(arguments) > 2 and arguments[2]))
             backward(*arguments, **options)
 
+        @functools.wraps(replica)
+        def replicated(module: DistributedDataParallel, *arguments: Any, **options: Any) -> Any:
+            if not self.away and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                self.averaged += module.require_backward_grad_sync
+                self.searched |= module.find_unused_parameters
+            return replica(module, *arguments, **options)
+
         def deepening(method: Any, by: int) -> Any:
             @functools.wraps(method)
             def passed(mode: Any, *error: Any) -> Any:
@@ -218,6 +228,7 @@ class Observer:
 
         replaced: list[tuple[Any, str, Any]] = [(nn.Module, "train", trained), (DataLoader, "__iter__", iterated)]
         replaced += [(nn.Embedding, "forward", embedded), (torch.autograd, "backward", gone_back)]
+        replaced += [(DistributedDataParallel, "forward", replicated)]
         for mode in (torch.no_grad, torch.inference_mode):
             replaced += [(mode, name, deepening(getattr(mode, name), by)) for name, by in DEEPER.items()]
         with contextlib.ExitStack() as undo:
@@ -248,6 +259,7 @@ class Observer:
             "growing": self.growing.data(),
             "clock": self.clock.data(),
             "pace": self.pace.data() if self.pace else {},
+            "searched": self.searched,
             "settings": self.settings.data(),
             "variables": variables(),
         } | {name: getattr(self, name) for name in COUNTED}

@@ -90,6 +90,31 @@ def test_what_a_loop_does_beside_training_is_named_by_its_line(watched, monkeypa
     assert waits.share > 0.05 and "time.sleep(took / 10)" in f"{diagnosis}"
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_that_ranks_average_for_each_micro_batch_are_found(watched, tmp_path, apart):
+    diagnosis = watched(
+        f"""
+        import contextlib
+        store = "file://{tmp_path}/store"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        replica = nn.parallel.DistributedDataParallel(model, find_unused_parameters={not apart})
+        try:
+            while True:
+                optimizer.zero_grad()
+                for part in range(4):
+                    with replica.no_sync() if {apart} and part < 3 else contextlib.nullcontext():
+                        replica(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+        finally:
+            torch.distributed.destroy_process_group()
+        """
+    )
+    found = [f for f in diagnosis.findings if f.finding == "gradients averaged too often"]
+    assert bool(found) is not apart
+    assert all("backward()" in each.where and each.evidence.startswith("4 times an iteration") for each in found)
+    assert ("unused parameters" in [warning.kind for warning in diagnosis.warnings]) is not apart
+
+
 def test_a_pause_that_no_look_fell_into_is_not_charged():
     observer = Observer()
     observer.start()

@@ -118,7 +118,7 @@ class Observed:
         if not self.enough:
             return []
         rules = [self._doing, self._loader, self._loops, self._padding, self._garbage, self._backwards, self._unclaimed]
-        rules += [self._memory, self._anomaly, self._slower]
+        rules += [self._memory, self._anomaly, self._slower, self._averaging]
         return [finding for rule in rules for finding in rule() if finding.gain_share >= least or finding.urgent]
 
     def _finding(
@@ -209,6 +209,14 @@ class Observed:
             return
         yield self._finding(fault, repeated * (1 - 1 / each), self._dearest(stacks.BACKWARD), evidence, BOUND)
 
+    def _averaging(self) -> Iterator[Finding]:
+        """Gradients that the ranks average more than once before a step."""
+        each = self.data.get("averaged", 0) / len(self.iterations)
+        if each >= 1.5 and self.activities[stacks.BACKWARD]:
+            evidence = f"{each:.3g} times an iteration DistributedDataParallel averages all gradients over the ranks"
+            share = (1 - 1 / each) * self.activities[stacks.BACKWARD]
+            yield self._finding("gradients averaged too often", share, self._dearest(stacks.BACKWARD), evidence, BOUND)
+
     def _unclaimed(self) -> Iterator[Finding]:
         """Backward passes through what nothing trains."""
         if not self.data.get("unclaimed"):
@@ -269,6 +277,9 @@ class Observed:
             warnings.append(Note("graph breaks", text))
         if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
             warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
+        if self.data.get("searched"):
+            text = "find_unused_parameters=True searches the graph after each forward pass: leave it out where all are used"
+            warnings.append(Note("unused parameters", text))
         return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
 
     def notes(self) -> list[Note]:
