@@ -57,6 +57,7 @@ DETAILED_RULES: tuple[Callable[[Scene], Iterable[Finding]], ...] = (  # only sha
     products.unbenchmarked_convolutions,
     on_cpu.handmade_attention,
     on_cpu.fp32_products,
+    on_cpu.slow_half,
     on_cpu.fp64_products,
     on_cpu.one_thread,
     on_cpu.unfused_chains,

@@ -68,6 +68,17 @@ def test_products_in_bf16_and_narrow_ones_gain_nothing(fast_bf16):
     assert "fp32 products" not in gains(training(nn.Linear(128, 3), torch.randn(64, 128)))
 
 
+def test_products_that_are_slower_in_bf16_gain_what_fp32_is_faster_by(monkeypatch):
+    monkeypatch.setattr("helpers.profiling.read_trace.speedups", lambda: {"384": 0.25})
+    linear, x = nn.Linear(128, 128, bias=False), torch.randn(512, 128)
+    trace = read_trace(record(training(linear, x, torch.bfloat16)))
+    [finding] = [f for f in diagnose(trace, least=0.0).findings if f.finding == "slow 16-bit products"]
+    products = sum(op.us for op in trace.ops if op.name == "aten::mm")
+    assert finding.gain_ms == pytest.approx(0.75 * products / 3 / 1e3, rel=1e-3)
+    assert "4× as long as in fp32" in finding.evidence
+    assert "slow 16-bit products" not in gains(training(linear, x))
+
+
 def test_a_narrow_product_gains_less_than_a_cube_of_as_many_operations(monkeypatch):
     rates = {"16": 1.0, "64": 2.0, "256": 4.0}
     monkeypatch.setattr("helpers.profiling.read_trace.speedups", lambda: rates)

@@ -53,7 +53,7 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
     rates = scene.trace.about.get("bf16_speedup")
     if scene.account is not None or not rates:
         return
-    ops = [op for op in scene.trace.ops if _is_fp32_product(op)]
+    ops = [op for op in scene.trace.ops if _multiplies(op, "float")]
     total_us = sum(op.us for op in ops)
     saved_us = sum(op.us * (1 - 1 / _bf16_speedup(op, rates)) for op in ops)
     if saved_us <= 0:
@@ -64,6 +64,24 @@ def fp32_products(scene: Scene) -> Iterator[Finding]:
         f"their sizes are {speedup:.2g}× as fast under autocast on this CPU"
     )
     yield scene.finding("fp32 products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / speedup)
+
+
+def slow_half(scene: Scene) -> Iterator[Finding]:
+    """Products in 16 bits where the CPU is slower at them than in fp32: it has no units for them, or they are small."""
+    rates = scene.trace.about.get("bf16_speedup")
+    if scene.account is not None or not rates:
+        return
+    ops = [op for op in scene.trace.ops if _multiplies(op, "c10::BFloat16", "c10::Half")]
+    total_us = sum(op.us for op in ops)
+    fp32_us = sum(op.us * _bf16_speedup(op, rates) for op in ops)
+    if fp32_us >= total_us:
+        return
+    spans, slower = intersect(of(ops), scene.parts[OPERATORS]), total_us / fp32_us
+    evidence = (
+        f"{scene.each(len(ops), 'product')} in 16 bits, {scene.time(spans)}, {scene.share(spans):.0%} of the time; "
+        f"layers of their sizes take {slower:.2g}× as long as in fp32 on this CPU"
+    )
+    yield scene.finding("slow 16-bit products", (OPERATORS, spans), scene.where(ops), evidence, ESTIMATE, 1 - 1 / slower)
 
 
 def fp64_products(scene: Scene) -> Iterator[Finding]:
@@ -101,12 +119,12 @@ def _between(rates: dict[str, float], size: float, prefix: str = "") -> float:
     return float(np.interp(np.log(size), [np.log(each) for each, _ in sizes], [speedup for _, speedup in sizes]))
 
 
-def _is_fp32_product(op: Event) -> bool:
-    """Whether an op multiplies fp32 matrices, none of them so narrow that the product is bound by memory."""
+def _multiplies(op: Event, *dtypes: str) -> bool:
+    """Whether an op multiplies matrices of a type, none of them so narrow that the product is bound by memory."""
     if op.name in _CONVOLUTIONS:
-        return "float" in op.types[:3]
+        return any(dtype in op.types[:3] for dtype in dtypes)
     product = products.product(op) if op.name in products.MATRICES else None
-    return product is not None and product.dtype == "float" and min(product.m, product.k, product.n) > products.SMALL
+    return product is not None and product.dtype in dtypes and min(product.m, product.k, product.n) > products.SMALL
 
 
 def small_operators(scene: Scene, explained: list[Finding]) -> Iterator[Finding]:
