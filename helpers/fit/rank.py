@@ -92,11 +92,8 @@ def count_rank(job: Job, ranks: int) -> Ledger:
     with weightless(job, ranks, ledger) as (model, optimizer, batches):
         plain = getattr(model, "module", model)
         ledger.name_flat("gradients")  # before the first step only DDP has flat tensors, its buckets
-        train_step(job, plain, optimizer, batches)
-        ledger.learn(plain, optimizer, [tensor for batch in batches for tensor in batch])
-        optimizer.zero_grad()
         split_step(ledger, plain, optimizer)
-        ledger.begin_phase(first=True)
+        ledger.begin_step(plain, optimizer, [tensor for batch in batches for tensor in batch])
         train_step(job, model, optimizer, batches)
     return ledger
 
