@@ -56,6 +56,7 @@ def stages(rows: pd.DataFrame, steps: pd.DataFrame | None = None) -> SimpleNames
         else gains,
         largest=ranked[0],
         smallest=ranked[-1],
+        reached=bool(len(apart.dropna())) and bool((apart.dropna() <= 0).all()),  # the first's last loss, by the last
         loss_apart=SimpleNamespace(mean=Number(apart.mean(), decimals=3), std=Number(apart.std(), decimals=3)),
         guess=Number(guess, PERCENT),
         over_guess=Number(last.validation_accuracy.value / guess, decimals=1),

@@ -44,9 +44,12 @@ def test_stages_are_compared_seed_by_seed():
         for seed, time in enumerate(of_seeds)
         if time
     ]
+    third = {"seed": 2, "train_s": 9.0}
+    worse = [rows[0] | third, rows[0] | third | {"stage": "mixed precision", "validation_loss": 5.1}]
     named = summary.stages(pd.DataFrame(rows))
     assert named.largest.stage == "mixed precision" and f"{named.all}" == "1.98× (1.79 to 2.2, 2 pairs)"
     assert named.compiled.compiling_s.value == -2.0
+    assert named.reached and not summary.stages(pd.DataFrame(rows + worse)).reached
     assert f"{named.proven['mixed precision']}" == f"{named.gains['mixed precision']}"
     steps = pd.DataFrame([{"stage": "mixed precision", "ratio": 0.5, "low": 0.4, "high": 0.625, "pairs": 8}])
     assert f"{summary.stages(pd.DataFrame(rows), steps).proven['mixed precision']}" == "2.0× (1.60 to 2.5, 8 pairs)"
