@@ -113,8 +113,12 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _tell_what_filled(error: Exception, options: argparse.Namespace) -> None:
+    import torch
+
     from .watching.filled import filled
 
+    if not torch.cuda.is_initialized():
+        return
     full = filled(error)
     told = {"out_of_memory": dataclasses.asdict(full) | {"advice": list(full.advice)}}
     print(json.dumps(told, indent=1) if options.json else "\n".join(full.text()))

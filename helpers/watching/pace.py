@@ -13,7 +13,7 @@ import os
 import statistics
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ def _counted() -> dict[str, float]:
     return numbers
 
 
-def blocks(ended: array, took: array) -> list[list[float]]:
+def blocks(ended: Sequence[float], took: Sequence[float]) -> list[list[float]]:
     """Minutes since the first iteration ended and the median in ms, for each of some equal parts of the time."""
     whole = ended[-1] - ended[0] if len(ended) > LEAST_BLOCKS else 0.0
     parts: list[list[float]] = [[] for _ in range(BLOCKS)]
