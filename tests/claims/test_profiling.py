@@ -80,9 +80,10 @@ def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
     rows = pd.DataFrame(
         {"pipeline": ["vit", "vit"], "variant": ["slow", "fixed"], "seed": [0, 0], "epochs": [3, 3]}
         | {"epoch_s": [8.0, 2.0], "train_loss": [1.0, 1.1], "validation_accuracy": [0.4, 0.5]}
-        | {"constant_accuracy": [0.25, 0.25]}
+        | {"constant_accuracy": [0.25, 0.25], "source": ["some photos", "some photos"]}
     )
     runs = profiling.whole_runs(rows)
+    assert runs.sources == "some photos"
     assert runs.vit.speedup.at_least(3).outcome == "holds"
     assert runs.gpt.speedup.at_least(3).outcome == "not measured"
 
