@@ -183,7 +183,7 @@ def main(order_text: str) -> None:
         code = run_script.run_script(run_script.compiled(order.command[0]), order.command)
         patched = [name for holder, name, before in kept if getattr(holder, name) is not before]
     patched += [] if hook.id in nn.modules.module._global_forward_pre_hooks else ["hooks"]
-    tell(steps=0, **work.take())
+    tell(steps=int(bool(origins)), **work.take())  # the first, whose beginning nothing showed
     seeing.tell_losses(tell)
     tell(broke=[f"patched: {', '.join(patched)}"] if patched else [])
     tell(broke=["a thread left running"] if _threads() else [])
