@@ -45,7 +45,7 @@ class Filled:
             yield "PYTORCH_ALLOC_CONF=expandable_segments:True joins the unused pieces, which would be enough"
         elif samples > short:
             share = 1 - short / samples
-            yield f"a batch of at most {share:.0%} of the samples gets past this line; accumulate gradients for the rest"
+            yield f"a batch of at most {share:.0%} of the samples gets past this line; accumulate the rest"
         if self.parts[SAVED] > self.parts[WEIGHTS]:
             yield "bf16 autocast halves most of what is kept for the backward pass, checkpointing keeps a block's input"
         if self.parts[GRADIENTS] and not self.parts[STATE]:

@@ -31,7 +31,7 @@ LINES = 50  # that a look keeps, the dearest so far
 
 @dataclass(frozen=True)
 class Trend:
-    """The time of an iteration at both ends of a line through all of them, and the growth a minute with its interval."""
+    """The time of an iteration at both ends of a line through all, and the interval of the growth a minute."""
 
     first_ms: float
     last_ms: float

@@ -95,8 +95,8 @@ def watch(
 
     `after` is 10: fewer where these take more than 30 s, more where DataLoader's workers prefetch many batches, as a
     loop that waits for them doesn't until these are used up. Unprofiled, it is observed (`observe`) for at least 20
-    iterations and 8 s, `minutes` or `until_epoch` ended. Then the script is stopped, unless it may `go_on` to its end; after
-    `limit` seconds what is known by then is kept. `tell` gets lines of progress. `output` is the folder of the
+    iterations and 8 s, `minutes` or `until_epoch` ended. Then the script is stopped, unless it may `go_on` to its end;
+    after `limit` seconds what is known by then is kept. `tell` gets lines of progress. `output` is the folder of the
     profiles, by default profile-NAME in the current one. The script's own errors are raised as they are
     (`script_frames` takes ours out of their tracebacks), a sys.exit other than 0 too unless something was recorded;
     NothingRecorded if it ended before an iteration was recorded whole.

@@ -258,10 +258,10 @@ class Observed:
         if falls := bool(clocks) and clocks[-1] < THROTTLED * clocks[0]:
             hot = looks[-1]["counted"].get(pace.CELSIUS, 0)
             evidence += f"; the GPU's clock fell from {clocks[0]:,.0f} to {clocks[-1]:,.0f} MHz at {hot:.0f} °C"
-        line = pace.later_line(looks)
+        line, case = pace.later_line(looks), "" if more else "hot" if falls else "else"
         where = quoted(*line[0]) if line else "all lines alike"
         share = 1 - found.first_ms / found.last_ms
-        yield self._finding("slower and slower", share, where, evidence, case="" if more else "hot" if falls else "else")
+        yield self._finding("slower and slower", share, where, evidence, case=case)
 
     def warnings(self) -> list[Note]:
         grown, _, _ = growth(self.data["memory"], self.data["device_bytes"], self.data.get("available", 0))
@@ -278,7 +278,7 @@ class Observed:
         if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
             warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
         if self.data.get("searched"):
-            text = "find_unused_parameters=True searches the graph after each forward pass: leave it out where all are used"
+            text = "find_unused_parameters=True searches the graph after each forward pass: leave it out if all are used"
             warnings.append(Note("unused parameters", text))
         return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
 
