@@ -107,8 +107,8 @@ def trend(medians: list[list[float]]) -> Trend | None:
     slope, start = statistics.linear_regression(at, logs)
     left = sum((y - start - slope * x) ** 2 for x, y in zip(at, logs, strict=True)) / (len(at) - 2)
     error = math.sqrt(left / sum((x - statistics.fmean(at)) ** 2 for x in at)) * students(DECIDED, len(at) - 2)
-    ends = (math.exp(start + slope * x) for x in (at[0], at[-1]))
-    return Trend(*ends, at[-1] - at[0], slope - error, slope + error)
+    first_ms, last_ms = (math.exp(start + slope * x) for x in (at[0], at[-1]))
+    return Trend(first_ms, last_ms, at[-1] - at[0], slope - error, slope + error)
 
 
 def grown(looks: list[dict[str, Any]]) -> list[tuple[str, float]]:

@@ -83,7 +83,7 @@ def test_a_loop_that_is_not_measured_is_a_number_that_says_so():
         | {"constant_accuracy": [0.25, 0.25], "source": ["some photos", "some photos"]}
     )
     runs = profiling.whole_runs(rows)
-    assert runs.sources == "some photos"
+    assert runs.data == "some photos"
     assert runs.vit.speedup.at_least(3).outcome == "holds"
     assert runs.gpt.speedup.at_least(3).outcome == "not measured"
 

@@ -29,10 +29,11 @@ while True:
 
 def simulated(growth, minutes, seed, noise=0.1, step_s=0.1):
     """The trend of iterations whose time grows by this share a minute and scatters."""
-    random = np.random.default_rng(seed)
-    ideal = step_s * np.exp(growth / 60 * step_s * np.arange(round(60 * minutes / step_s)))
-    took = ideal * np.exp(random.normal(0, noise, len(ideal)))
-    return trend(blocks(array("d", took.cumsum()), array("d", took)))
+    random, began, took = np.random.default_rng(seed), 0.0, []
+    while began < 60 * minutes:
+        took.append(step_s * np.exp(growth * began / 60 + random.normal(0, noise)))
+        began += took[-1]
+    return trend(blocks(array("d", np.cumsum(took)), array("d", took)))
 
 
 def test_the_interval_of_a_trend_holds_the_true_one():

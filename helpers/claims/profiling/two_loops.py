@@ -214,7 +214,7 @@ def whole_runs(rows: pd.DataFrame) -> SimpleNamespace:
     names = {"pipeline": "model", "variant": "loop", "deviation": "accuracy, std", "guess": "constant guess"}
     return SimpleNamespace(
         table=table.replace({"pipeline": NAMES}).rename(columns=names),
-        sources="; ".join(rows["source"].drop_duplicates()),
+        data="; ".join(rows["source"].drop_duplicates()),
         vit=_training(rows, table, "vit"),
         gpt=_training(rows, table, "gpt"),
     )

@@ -37,14 +37,14 @@ BY_HAND = {
     "vit": ("bf16", "fused_optimizer", "set_to_none", "workers"),
     "gpt": ("bf16", "fused_optimizer", "set_to_none"),
 }
-TRAINING = Path(training.__file__).parent
+PACKAGE = Path(training.__file__).parents[1]
 SECONDS = {"loop": 8.0, "pipeline": 150.0, "by hand": 24.0}
 # Chapter 3's loops as a user has them: the package that holds them lies beside the script.
 SLOW_LOOP = """
 import sys
-from ...pictures import local_photos
-from ...text import local_wikitext
-from pipelines.switched import CLOTHES, LANGUAGE
+from package.pictures import local_photos
+from package.text import local_wikitext
+from package.training.switched import CLOTHES, LANGUAGE
 pipeline, *fixes = sys.argv[1:]
 switched, path = {"vit": (CLOTHES, local_photos()), "gpt": (LANGUAGE, local_wikitext())}[pipeline]
 switched.run(frozenset(fixes), preset="cpu", path=path, epochs=1000)
@@ -72,7 +72,7 @@ def tried(script: str) -> Row:
             return _row(CHANGES[script], outside, hand)
         path = Path(folder) / "slow.py"
         path.write_text(SLOW_LOOP)
-        shutil.copytree(TRAINING, path.with_name("pipelines"), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGE, path.with_name("package"), ignore=shutil.ignore_patterns("__pycache__"))
         result = try_script(path, [script], seconds=SECONDS["pipeline"])
         (hand,) = try_edited(path, [script], path, [script, *BY_HAND[script]], seconds=SECONDS["by hand"]).tried
     outside = result.together or Tried("", "change", gain_share=0.0, verdict="nothing helped")

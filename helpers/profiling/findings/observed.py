@@ -278,7 +278,9 @@ class Observed:
         if where := self.data.get("settings", {}).get(name := settings.DETERMINISTIC):
             warnings.append(Note(name, f"{name} are on, which are slower for some operators ({where}): {remedy(name)}"))
         if self.data.get("searched"):
-            text = "find_unused_parameters=True searches the graph after each forward pass: leave it out if all are used"
+            text = (
+                "find_unused_parameters=True searches the graph after each forward pass: leave it out if all are used"
+            )
             warnings.append(Note("unused parameters", text))
         return warnings + [Note("environment", text) for text in self.data.get("variables", [])]
 
