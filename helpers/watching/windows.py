@@ -95,7 +95,8 @@ class Window:
                 profiler.add_metadata_json("slowed_by", f"{slowed_by:.4f}")
             if on_cpu:
                 profiler.add_metadata_json("bf16_speedup", json.dumps(bf16_speedup))
-            profiler.add_metadata_json("settings", json.dumps(settings))
+            # Its export makes / of each backslash, so no quotation mark may be escaped.
+            profiler.add_metadata_json("settings", json.dumps(settings, ensure_ascii=False).replace('\\"', "'"))
             profiler.stop()
             if seconds and threading.get_ident() == thread:  # stopped in another one, a profile is empty
                 self.iterations = len(seconds)

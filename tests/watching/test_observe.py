@@ -354,7 +354,7 @@ def test_others_at_work_are_a_warning():
 def test_switches_are_named_by_the_line_that_set_them(watched, monkeypatch):
     monkeypatch.setenv("PYTORCH_JIT", "0")
     body = """
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms("a" != "b")
         while True:
             {context}: train()
         """
@@ -367,7 +367,7 @@ def test_switches_are_named_by_the_line_that_set_them(watched, monkeypatch):
     assert "train.py:14  with torch.autograd.detect_anomaly" in where["anomaly detection"]
     assert "anomaly detection" not in {finding.finding for finding in plain.findings}
     warned = {warning.kind: warning.text for warning in plain.warnings}
-    assert "train.py:12  torch.use_deterministic_algorithms(True)" in warned["deterministic algorithms"]
+    assert 'train.py:12  torch.use_deterministic_algorithms("a" != "b")' in warned["deterministic algorithms"]
     assert "PYTORCH_JIT=0: scripted functions run in Python" in warned["environment"]
 
 
