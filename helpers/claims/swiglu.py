@@ -156,7 +156,7 @@ def _by_dtype(rows: pd.DataFrame) -> pd.DataFrame:
             for low, middle, high in of_dtype[["p20_ms", "median_ms", "p80_ms"]].to_numpy()
         ]
         numbers = {"ms (p20–p80)": spread, "bound, ms": of_dtype["bound_ms"]}
-        numbers |= {"saved, %": 100 * of_dtype["saved_ratio"]}
+        numbers |= {"saved, %": 100 * of_dtype["saved_ratio"], "peak, MiB": of_dtype["peak_added_mib"]}
         part = pd.DataFrame(numbers).assign(**{name: of_dtype[name] for name in ("hidden_dim", "variant")})
         parts.append(part.set_index(["hidden_dim", "variant"]).add_prefix(f"{NAMES[dtype]} "))
     table = pd.concat(parts, axis=1).reset_index().rename(columns={"hidden_dim": "d"})

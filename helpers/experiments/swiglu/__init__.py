@@ -87,9 +87,10 @@ LAYER = "batch seq_len hidden_dim intermediate_size dtype"
         (4, 2048, 4096, 14336, "bfloat16"),  # Llama-3.1-8B
     ),
     columns=(
-        *("variant", "error", "saved_mib", "saved_ratio", *TIMES),
+        *("variant", "error", "saved_mib", "saved_ratio", "peak_added_mib", *TIMES),
         *(f"{ratio}{spread}?" for ratio in BASELINES for spread in ("", "_p20", "_p80")),
     ),
+    version=2,
     worth=Worth(40, "the levels beside torch.compile, checkpoint and Liger", cpu=60.1, gpu=8, big_gpu=24),
 )
 def peers(batch: int, seq_len: int, hidden_dim: int, intermediate_size: int, dtype: str) -> list[Row]:

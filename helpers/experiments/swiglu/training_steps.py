@@ -54,4 +54,5 @@ def check_variant(
     owner.zero_grad(set_to_none=True)
     # What forward leaves behind is its output and what it saves but for x, which is as large as the output.
     saved = peak_memory(lambda: forward(x)).kept_bytes
-    return {"error": errors[name], "saved_mib": saved / MIB}
+    peak = peak_memory(step).added_bytes
+    return {"error": errors[name], "saved_mib": saved / MIB, "peak_added_mib": peak / MIB}

@@ -175,18 +175,20 @@ def _spread(row: store.Row) -> float:
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error as one line. The traceback of an error that isn't the library's own goes to stderr.
+    """An error as one line, in which the project's files have no folder. The traceback of an error that isn't the
+    library's own goes to stderr.
 
     Raises it again if it has left the device unusable.
     """
+    text = str(error).replace(f"{machine.project_root()}{os.sep}", "")
     if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return str(error)
+        return text
     try:
         synchronize()  # fails after an error inside a CUDA kernel
     except RuntimeError:
         raise error from None
     tqdm.write("".join(traceback.format_exception(error)), file=sys.stderr, end="")
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:LONGEST]
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"[:LONGEST]
 
 
 def provenance(e: Experiment, preset: str) -> store.Row:
