@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.lab import Disagreement, machine, measure, records
-from helpers.lab.machine import OthersLoad, device_name, slug
+from helpers.lab.machine import OthersLoad, device_name, project_root, slug
 from helpers.lab.records import runner, store
 from helpers.lab.records.experiment import PRESETS, Experiment, experiment, is_out_of_memory
 
@@ -92,6 +92,7 @@ def test_every_row_says_where_it_comes_from_and_presets_do_not_replace_each_othe
     [
         (Disagreement("'b' differs from 'a'"), "failed: 'b' differs from 'a'"),
         (RuntimeError("no kernel for this\nat line 1"), "failed: RuntimeError: no kernel for this"),
+        (RuntimeError(f"{project_root()}/data/a.py is broken"), "failed: RuntimeError: data/a.py is broken"),
     ],
 )
 def test_an_error_is_a_failed_row_which_is_tried_again_and_the_others_go_on(error, status, tmp_path, capsys):
